@@ -1,0 +1,62 @@
+//! Time as the cores see it.
+//!
+//! Owns: the two clocks of the agent, read together. In: tokio's clock (which tests pause) and the
+//! system's wall clock. Out: [`Now`]. Decisions use the monotonic part only; the wall part is for
+//! people and for records that outlive the process.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// One reading of both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Now {
+    /// Since the agent's clock was made; never steps.
+    pub mono: Duration,
+    /// Milliseconds since the Unix epoch; may step.
+    pub unix_ms: i64,
+}
+
+impl Now {
+    /// The wall time, in Unix milliseconds, of another monotonic moment, by this reading.
+    #[must_use]
+    pub fn unix_ms_at(&self, mono: Duration) -> i64 {
+        let now = i64::try_from(self.mono.as_millis()).unwrap_or(i64::MAX);
+        let then = i64::try_from(mono.as_millis()).unwrap_or(i64::MAX);
+        self.unix_ms.saturating_add(then.saturating_sub(now))
+    }
+}
+
+/// Makes [`Now`]s. Copies share one origin.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    /// A clock whose monotonic part starts at zero.
+    #[must_use]
+    pub fn start() -> Self {
+        Self { origin: Instant::now() }
+    }
+
+    /// Reads both clocks.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        Now { mono: self.origin.elapsed(), unix_ms: unix_ms() }
+    }
+
+    /// The instant at which the monotonic part reads `mono`, for timers.
+    #[must_use]
+    pub fn instant(&self, mono: Duration) -> Instant {
+        self.origin + mono
+    }
+}
+
+/// The wall clock in milliseconds since the Unix epoch; 0 on a machine set before it.
+#[must_use]
+pub fn unix_ms() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}

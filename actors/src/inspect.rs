@@ -1,0 +1,360 @@
+//! Looking into an actor: what every actor can say of itself.
+//!
+//! Owns: [`Recorder`], the shared note-book of one actor (mailbox depth, messages by type with
+//! latency, restarts, errors, events), and [`Mailbox`], the only way to send to an actor: it counts
+//! what goes in and turns a full mailbox into a clear answer.
+//! In: what senders and handlers tell it. Out: [`keelson_proto::debug::Actor`].
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use actix::{
+    Actor, Addr, Context, Handler, Message,
+    dev::{SendError, ToEnvelope},
+};
+use hdrhistogram::Histogram;
+use keelson_proto::debug as pb;
+
+use crate::clock::unix_ms;
+
+/// How many events an actor remembers.
+const EVENTS: usize = 50;
+/// Longer handling is recorded as this, so that the histogram stays small: ten minutes.
+const MAX_MICROS: u64 = 600_000_000;
+
+/// A message with the name that people see.
+pub trait Verb: Message {
+    /// As in the design: `RequestPull`, `PullFinished`...
+    const NAME: &'static str;
+}
+
+#[derive(Debug)]
+struct Traffic {
+    handled: u64,
+    busy: u64,
+    micros: Histogram<u64>,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        // Two digits of precision; the range grows with what is recorded. The library refuses no
+        // precision from 0 to 5.
+        #[allow(clippy::expect_used)]
+        let micros = Histogram::new(2).expect("two digits are within 0..=5");
+        Self { handled: 0, busy: 0, micros }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    status: Status,
+    summary: String,
+    started_unix_ms: i64,
+    last_error: Option<(i64, String)>,
+    traffic: BTreeMap<&'static str, Traffic>,
+    events: VecDeque<(i64, String)>,
+}
+
+/// What an actor is doing, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Status {
+    /// Started, not yet ready.
+    #[default]
+    Starting,
+    /// At work.
+    Running,
+    /// It stopped and waits for its back-off.
+    Restarting,
+    /// It ended.
+    Stopped,
+}
+
+impl Status {
+    /// As the debug API names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Restarting => "restarting",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// The note-book of one actor, shared with those who look at it; it can be read while the actor is
+/// stuck.
+pub struct Recorder {
+    name: &'static str,
+    capacity: usize,
+    depth: AtomicI64,
+    restarts: AtomicU64,
+    notes: Mutex<Notes>,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// A note-book for the actor `name`, whose mailbox holds `capacity` messages.
+    #[must_use]
+    pub fn new(name: &'static str, capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            capacity,
+            depth: AtomicI64::new(0),
+            restarts: AtomicU64::new(0),
+            notes: Mutex::new(Notes::default()),
+        })
+    }
+
+    /// The actor's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The mailbox bound.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        // A panic ends the process; until it has, the notes are still worth reading.
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what the actor does now.
+    pub fn status(&self, status: Status, summary: impl Into<String>) {
+        let mut notes = self.notes();
+        notes.status = status;
+        notes.summary = summary.into();
+        if status == Status::Running && notes.started_unix_ms == 0 {
+            notes.started_unix_ms = unix_ms();
+        }
+    }
+
+    /// Adds an event; the oldest of more than 50 goes.
+    pub fn event(&self, text: impl Into<String>) {
+        let mut notes = self.notes();
+        notes.events.push_back((unix_ms(), text.into()));
+        if notes.events.len() > EVENTS {
+            notes.events.pop_front();
+        }
+    }
+
+    /// Adds an error, which is also an event.
+    pub fn error(&self, text: impl Into<String>) {
+        let text = text.into();
+        self.notes().last_error = Some((unix_ms(), text.clone()));
+        self.event(text);
+    }
+
+    /// Counts a restart.
+    pub fn restarted(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+        let mut notes = self.notes();
+        notes.started_unix_ms = 0;
+        notes.status = Status::Restarting;
+    }
+
+    /// How often the actor was restarted.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    /// Messages sent and not handled yet.
+    #[must_use]
+    pub fn depth(&self) -> u64 {
+        self.depth.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+
+    /// To be held while a message of type `M` is handled.
+    pub fn handling<M: Verb>(self: &Arc<Self>) -> Handling {
+        self.depth.fetch_sub(1, Ordering::Relaxed);
+        Handling { recorder: self.clone(), message: M::NAME, since: Instant::now() }
+    }
+
+    fn handled(&self, message: &'static str, since: Instant) {
+        let micros = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
+        let mut notes = self.notes();
+        let traffic = notes.traffic.entry(message).or_default();
+        traffic.handled += 1;
+        traffic.micros.saturating_record(micros.min(MAX_MICROS));
+    }
+
+    fn busy(&self, message: &'static str) {
+        self.notes().traffic.entry(message).or_default().busy += 1;
+    }
+
+    /// Everything but the state and the events.
+    #[must_use]
+    pub fn overview(&self) -> pb::Actor {
+        let notes = self.notes();
+        let (last_error_unix_ms, last_error) = notes.last_error.clone().unwrap_or_default();
+        pb::Actor {
+            name: self.name.into(),
+            status: notes.status.name().into(),
+            summary: notes.summary.clone(),
+            mailbox_depth: self.depth(),
+            mailbox_capacity: self.capacity as u64,
+            restarts: self.restarts(),
+            started_unix_ms: notes.started_unix_ms,
+            last_error,
+            last_error_unix_ms,
+            messages: notes.traffic.iter().map(|(name, traffic)| show_traffic(name, traffic)).collect(),
+            events: Vec::new(),
+            state_json: String::new(),
+        }
+    }
+
+    /// The overview and the events.
+    #[must_use]
+    pub fn detail(&self) -> pb::Actor {
+        let overview = self.overview();
+        let event = |(unix_ms, text): &(i64, String)| pb::ActorEvent { unix_ms: *unix_ms, text: text.clone() };
+        let events = self.notes().events.iter().map(event).collect();
+        pb::Actor { events, ..overview }
+    }
+}
+
+fn show_traffic(name: &str, traffic: &Traffic) -> pb::MessageStats {
+    let quantile = |q| if traffic.handled == 0 { 0 } else { traffic.micros.value_at_quantile(q) };
+    pb::MessageStats {
+        message: name.into(),
+        handled: traffic.handled,
+        rejected_busy: traffic.busy,
+        p50_us: quantile(0.5),
+        p90_us: quantile(0.9),
+        p99_us: quantile(0.99),
+        max_us: if traffic.handled == 0 { 0 } else { traffic.micros.max() },
+    }
+}
+
+/// Times the handling of one message; ends when dropped.
+#[derive(Debug)]
+pub struct Handling {
+    recorder: Arc<Recorder>,
+    message: &'static str,
+    since: Instant,
+}
+
+impl Drop for Handling {
+    fn drop(&mut self) {
+        self.recorder.handled(self.message, self.since);
+    }
+}
+
+/// Why a message was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MailboxError {
+    /// The bound is reached.
+    #[error("the mailbox of {0} is full")]
+    Full(&'static str),
+    /// The actor is gone.
+    #[error("{0} is not running")]
+    Closed(&'static str),
+}
+
+/// An actor's address together with its note-book.
+pub struct Mailbox<A: Actor> {
+    addr: Addr<A>,
+    recorder: Arc<Recorder>,
+}
+
+impl<A: Actor> Clone for Mailbox<A> {
+    fn clone(&self) -> Self {
+        Self { addr: self.addr.clone(), recorder: self.recorder.clone() }
+    }
+}
+
+impl<A: Actor> fmt::Debug for Mailbox<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mailbox").field(&self.recorder.name).finish()
+    }
+}
+
+impl<A: Actor<Context = Context<A>>> Mailbox<A> {
+    /// Joins the two.
+    #[must_use]
+    pub fn new(addr: Addr<A>, recorder: Arc<Recorder>) -> Self {
+        Self { addr, recorder }
+    }
+
+    /// The note-book.
+    #[must_use]
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// Sends if there is room.
+    ///
+    /// # Errors
+    /// The mailbox is full or closed; the message was not taken.
+    pub fn offer<M>(&self, message: M) -> Result<(), MailboxError>
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        self.recorder.depth.fetch_add(1, Ordering::Relaxed);
+        self.addr.try_send(message).map_err(|error| self.not_taken::<M, _>(&error))
+    }
+
+    /// Sends past the bound. Only for messages of which there is at most one for each message that
+    /// [`Mailbox::offer`] took (an end for a beginning), so that the bound holds up to a factor, and
+    /// that must not be lost while the actor lives.
+    pub fn deliver<M>(&self, message: M)
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        self.recorder.depth.fetch_add(1, Ordering::Relaxed);
+        self.addr.do_send(message);
+    }
+
+    /// Sends if there is room, and waits for the result.
+    ///
+    /// # Errors
+    /// The mailbox is full or closed, or the actor stopped before it answered.
+    pub async fn ask<M>(&self, message: M) -> Result<M::Result, MailboxError>
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        if self.recorder.depth() >= self.recorder.capacity as u64 {
+            self.recorder.busy(M::NAME);
+            return Err(MailboxError::Full(self.recorder.name));
+        }
+        self.recorder.depth.fetch_add(1, Ordering::Relaxed);
+        self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
+    }
+
+    fn not_taken<M: Verb, T>(&self, error: &SendError<T>) -> MailboxError {
+        self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
+        match error {
+            SendError::Full(_) => {
+                self.recorder.busy(M::NAME);
+                MailboxError::Full(self.recorder.name)
+            }
+            SendError::Closed(_) => MailboxError::Closed(self.recorder.name),
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! The PullCoordinator: performs what the core of pulls decides.
+//!
+//! Owns: the core, the callers' reply channels, the one timer, the journal's pipeline. In: verbs from
+//! the CRI front, the RuntimeClient and people. Out: calls on the RuntimeClient, answers, journal
+//! writes. When the store fails it goes on in memory and says so: pods must start even on a full
+//! disk (decision 0003).
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use actix::{
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised, fut::wrap_future,
+};
+use keelson_proto::debug as pb;
+use keelson_storage::{StateStore, StoreError};
+use tokio::sync::{oneshot, watch};
+
+use super::{
+    core::{Answer, CallerId, Core, Effect, End, Event, Policy, Refusal},
+    journal::{JournalIo, Pipeline, Restored},
+    record::Write,
+    request::PullCall,
+};
+use crate::{
+    clock::Clock,
+    inspect::{Mailbox, Recorder, Status, Verb},
+    metrics::{Metrics, PullResult},
+    runtime::{
+        CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress, ReapLeases,
+        RuntimeChanged, RuntimeClient, RuntimePull, Subscribe,
+    },
+    supervise::{Fatal, Supervision},
+};
+
+/// How long after a failed write the whole journal is written again.
+const REWRITE_AFTER: Duration = Duration::from_secs(5);
+
+pub use super::core::FinishedPull;
+
+/// Where a caller's answer goes. Dropped without an answer: the coordinator is gone.
+pub type AnswerTo = oneshot::Sender<Answer>;
+
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
+            impl Message for $name { type Result = $result; }
+            impl Verb for $name { const NAME: &'static str = stringify!($name); }
+        )+
+    };
+}
+
+verbs! {
+    /// A caller wants an image.
+    RequestPull => () {
+        /// Unique in this process.
+        caller: CallerId,
+        /// What it wants.
+        call: Arc<PullCall>,
+        /// Its gRPC deadline.
+        patience: Option<Duration>,
+        /// Where the answer goes.
+        answer: AnswerTo,
+    }
+    /// A caller is gone.
+    CallerLeft => () {
+        /// Which.
+        caller: CallerId,
+    }
+    /// Sets the limit by hand; `None` puts it back to the settings.
+    SetLimit => pb::Limit {
+        /// 0: no limit.
+        limit: Option<u32>,
+    }
+    /// The limit in force.
+    LimitView => pb::Limit {}
+    /// Takes over new settings.
+    Configure => () {
+        /// All of them.
+        policy: Policy,
+    }
+    /// Starts nothing more; tells `done` when nothing runs and the journal is written.
+    Drain => () {
+        /// Told once.
+        done: oneshot::Sender<()>,
+    }
+    /// Running pulls, queue and history.
+    ListPulls => pb::PullList {
+        /// At most so many queued ones.
+        max_queued: usize,
+    }
+    /// The actor's state as JSON, for people.
+    Inspected => String {}
+    /// Stops the actor with this error, so that its supervisor starts it again from the journal.
+    Restart => () {
+        /// Why.
+        reason: String,
+    }
+    Tick => () {}
+}
+
+/// What the PullCoordinator needs.
+pub struct PullCoordinatorParts {
+    /// The settings it decides by.
+    pub policy: Policy,
+    /// The state folder's random id: lease names begin with it.
+    pub owner: String,
+    /// Where the journal is.
+    pub store: Arc<dyn StateStore>,
+    /// Time.
+    pub clock: Clock,
+    /// Who asks the runtime.
+    pub runtime: Mailbox<RuntimeClient>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Raised by one with each change that people could see.
+    pub changes: watch::Sender<u64>,
+    /// The note-book.
+    pub recorder: Arc<Recorder>,
+    /// What to do when it keeps failing.
+    pub fatal: Fatal,
+}
+
+/// The actor.
+pub struct PullCoordinator {
+    core: Core,
+    policy: Policy,
+    owner: String,
+    journal: JournalIo,
+    pipeline: Pipeline,
+    /// A write failed: the journal lags behind until it is rewritten.
+    behind: bool,
+    answers: HashMap<CallerId, AnswerTo>,
+    clock: Clock,
+    runtime: Mailbox<RuntimeClient>,
+    metrics: Metrics,
+    changes: watch::Sender<u64>,
+    supervision: Supervision,
+    timer: Option<(Duration, SpawnHandle)>,
+    draining: Option<oneshot::Sender<()>>,
+    newest_finished: u64,
+}
+
+impl fmt::Debug for PullCoordinator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullCoordinator").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl PullCoordinator {
+    /// An actor that has not started yet.
+    #[must_use]
+    pub fn new(parts: PullCoordinatorParts) -> Self {
+        Self {
+            core: Core::new(parts.policy.clone(), &parts.owner),
+            policy: parts.policy,
+            owner: parts.owner,
+            journal: JournalIo::new(parts.store),
+            pipeline: Pipeline::default(),
+            behind: false,
+            answers: HashMap::new(),
+            clock: parts.clock,
+            runtime: parts.runtime,
+            metrics: parts.metrics,
+            changes: parts.changes,
+            supervision: Supervision::new(parts.recorder, parts.fatal),
+            timer: None,
+            draining: None,
+            newest_finished: 0,
+        }
+    }
+
+    fn recorder(&self) -> &Arc<Recorder> {
+        self.supervision.recorder()
+    }
+
+    /// One event through the core, and everything that follows from it.
+    fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
+        let effects = self.core.handle(event, self.clock.now());
+        self.perform(effects, ctx);
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
+        for effect in effects {
+            if let Some(effect) = self.pipeline.admit(effect) {
+                self.act(effect);
+            }
+        }
+        self.write(ctx);
+        self.arm(ctx);
+        self.count();
+        self.finish_drain();
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn act(&mut self, effect: Effect) {
+        match effect {
+            // The pipeline keeps these.
+            Effect::Persist(_) => {}
+            Effect::CheckPresent { pull, call } => self.runtime.deliver(CheckPresent { pull, call }),
+            Effect::Start { pull, attempt, call, lease, option } => {
+                let waited = self.core.waited(pull, self.clock.now());
+                if attempt == 1 {
+                    self.metrics.wait.observe(waited.as_secs_f64());
+                }
+                let request = RuntimePull { call, lease, option };
+                self.runtime.deliver(Pull { pull, attempt, request, waited });
+            }
+            Effect::Cancel { pull, attempt } => self.runtime.deliver(CancelPull { pull, attempt }),
+            Effect::Reply { caller, answer } => {
+                if matches!(answer, Answer::Refused(Refusal::TooManyCallers(_))) {
+                    self.metrics.refused_busy.inc();
+                }
+                if let Some(to) = self.answers.remove(&caller) {
+                    // A caller that has just left does not read it.
+                    let _ = to.send(answer);
+                }
+            }
+            Effect::DropLease(lease) => self.runtime.deliver(DropLease { lease }),
+            Effect::ReapLeases(keep) => self.runtime.deliver(ReapLeases { keep: keep.into_iter().collect() }),
+            Effect::Note(note) if note.warn => {
+                tracing::warn!(actor = "PullCoordinator", "{}", note.text);
+                self.recorder().error(note.text);
+            }
+            Effect::Note(note) => {
+                tracing::info!(actor = "PullCoordinator", "{}", note.text);
+                self.recorder().event(note.text);
+            }
+        }
+    }
+
+    /// Starts the next write, if there is one and none is under way.
+    fn write(&mut self, ctx: &mut Context<Self>) {
+        let Some(writes) = self.pipeline.next_write() else { return };
+        let journal = self.journal.clone();
+        let truth = self.behind.then(|| self.core.truth(self.clock.now()));
+        let write = tokio::task::spawn_blocking(move || match truth {
+            Some(truth) => journal.rewrite(&truth),
+            None => journal.write(&writes),
+        });
+        ctx.spawn(wrap_future::<_, Self>(write).map(|result, actor, ctx| match result {
+            Ok(result) => actor.written(result, ctx),
+            // Only a panic of the store ends here, and the hook has ended the process by then.
+            Err(error) => actor.fail(&error.to_string(), ctx),
+        }));
+    }
+
+    fn written(&mut self, result: Result<(), StoreError>, ctx: &mut Context<Self>) {
+        match result {
+            Ok(()) if self.behind => {
+                self.behind = false;
+                self.metrics.store_durable.set(1);
+                tracing::info!("the journal is durable again");
+                self.recorder().event("the journal is durable again");
+            }
+            Ok(()) => {}
+            Err(error) => self.write_failed(&error, ctx),
+        }
+        for effect in self.pipeline.written() {
+            self.act(effect);
+        }
+        self.write(ctx);
+        self.finish_drain();
+    }
+
+    fn write_failed(&mut self, error: &StoreError, ctx: &mut Context<Self>) {
+        let text = format!("the journal could not be written, pulls go on in memory only: {}", chain(error));
+        tracing::error!(actor = "PullCoordinator", "{text}");
+        self.recorder().error(text);
+        self.metrics.store_errors.inc();
+        self.metrics.store_durable.set(0);
+        self.behind = true;
+        ctx.run_later(REWRITE_AFTER, |actor, ctx| {
+            if actor.behind {
+                // Any write will do: it becomes a rewrite of everything.
+                actor.perform(vec![Effect::Persist(Write::DeletePull(0))], ctx);
+            }
+        });
+    }
+
+    fn fail(&mut self, reason: &str, ctx: &mut Context<Self>) {
+        tracing::error!(actor = "PullCoordinator", reason, "stops, and starts again from the journal");
+        self.recorder().error(reason.to_owned());
+        actix::ActorContext::stop(ctx);
+    }
+
+    fn arm(&mut self, ctx: &mut Context<Self>) {
+        let next = self.core.next_tick();
+        if self.timer.as_ref().map(|(at, _)| *at) == next {
+            return;
+        }
+        if let Some((_, handle)) = self.timer.take() {
+            ctx.cancel_future(handle);
+        }
+        if let Some(at) = next {
+            let pause = at.saturating_sub(self.clock.now().mono);
+            self.timer = Some((at, ctx.notify_later(Tick {}, pause)));
+        }
+    }
+
+    fn count(&mut self) {
+        let counts = self.core.counts();
+        let metrics = &self.metrics;
+        metrics.in_flight.set(counts.running.into());
+        metrics.in_flight_present.set(counts.present.into());
+        metrics.queue_depth.set(counts.queued.into());
+        metrics.held.set(counts.held.into());
+        metrics.callers.set(counts.callers.into());
+        metrics.limit.set(counts.limit.into());
+        let oldest = self.core.oldest_wait(self.clock.now()).unwrap_or_default();
+        metrics.oldest_wait.set(oldest.as_secs_f64());
+        let ended = self.core.ended();
+        for finished in self.core.finished_since(self.newest_finished) {
+            let result = match finished.end {
+                End::Succeeded => "succeeded",
+                End::Failed(_) => "failed",
+                End::Cancelled => "cancelled",
+            };
+            metrics.pulls.get_or_create(&PullResult { result }).inc();
+            let image = &*finished.image;
+            tracing::info!(image, attempts = finished.attempts, result, "image pull ended");
+        }
+        self.newest_finished = ended;
+    }
+
+    fn finish_drain(&mut self) {
+        if self.draining.is_some()
+            && self.core.is_idle()
+            && self.pipeline.is_idle()
+            && let Some(done) = self.draining.take()
+        {
+            let _ = done.send(());
+        }
+    }
+
+    /// Reads the journal, off this thread and before any message is handled.
+    fn reload(&mut self, ctx: &mut Context<Self>) {
+        let journal = self.journal.clone();
+        let load = tokio::task::spawn_blocking(move || journal.load());
+        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| match loaded {
+            Ok(Ok(restored)) => actor.restored(restored, ctx),
+            Ok(Err(error)) => actor.fail(&format!("the journal cannot be read: {}", chain(&error)), ctx),
+            Err(error) => actor.fail(&error.to_string(), ctx),
+        }));
+    }
+
+    fn restored(&mut self, restored: Restored, ctx: &mut Context<Self>) {
+        for text in restored.unreadable {
+            tracing::error!(actor = "PullCoordinator", "{text}");
+            self.recorder().error(text);
+        }
+        self.metrics.resumed.inc_by(restored.pulls.len() as u64);
+        let now = self.clock.now();
+        let effects = self.core.restore(restored.pulls, restored.leases, restored.limit, now);
+        let me = Mailbox::new(ctx.address(), self.recorder().clone());
+        // Attempts of a former self mean nothing any more.
+        self.runtime.deliver(CancelAll {});
+        self.runtime.deliver(Subscribe { to: me });
+        self.perform(effects, ctx);
+        self.recorder().status(Status::Running, "");
+    }
+}
+
+/// An error with its causes, for texts that stand alone.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+impl Actor for PullCoordinator {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.supervision.resume(ctx, Self::reload);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        self.recorder().status(Status::Stopped, "");
+    }
+}
+
+impl Supervised for PullCoordinator {
+    fn restarting(&mut self, _: &mut Context<Self>) {
+        self.supervision.restarting();
+        self.core = Core::new(self.policy.clone(), &self.owner);
+        self.pipeline = Pipeline::default();
+        self.timer = None;
+        self.newest_finished = 0;
+        for (_, to) in self.answers.drain() {
+            let _ = to.send(Answer::Refused(Refusal::Restarting));
+        }
+    }
+}
+
+impl Handler<RequestPull> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: RequestPull, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<RequestPull>();
+        let RequestPull { caller, call, patience, answer } = message;
+        self.answers.insert(caller, answer);
+        let before = self.core.pulls_ever();
+        self.step(Event::Request { caller, call, patience }, ctx);
+        if self.core.pulls_ever() == before && self.answers.contains_key(&caller) {
+            self.metrics.deduplicated.inc();
+        }
+    }
+}
+
+impl Handler<CallerLeft> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: CallerLeft, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CallerLeft>();
+        if self.answers.remove(&message.caller).is_some() {
+            self.step(Event::CallerLeft(message.caller), ctx);
+        }
+    }
+}
+
+impl Handler<PullFinished> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: PullFinished, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<PullFinished>();
+        let PullFinished { pull, attempt, outcome } = message;
+        self.step(Event::Finished { pull, attempt, outcome }, ctx);
+    }
+}
+
+impl Handler<PullPresence> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: PullPresence, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<PullPresence>();
+        self.step(Event::Presence { pull: message.pull, present: message.present }, ctx);
+    }
+}
+
+impl Handler<PullProgress> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: PullProgress, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<PullProgress>();
+        self.step(Event::Progress { pull: message.pull, progress: message.progress }, ctx);
+    }
+}
+
+impl Handler<RuntimeChanged> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: RuntimeChanged, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<RuntimeChanged>();
+        let event = match message.state {
+            Ok(capabilities) => Event::RuntimeUp(capabilities),
+            Err(reason) => Event::RuntimeDown(reason),
+        };
+        self.step(event, ctx);
+    }
+}
+
+impl Handler<SetLimit> for PullCoordinator {
+    type Result = actix::MessageResult<SetLimit>;
+
+    fn handle(&mut self, message: SetLimit, ctx: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling::<SetLimit>();
+        self.step(Event::SetLimit(message.limit), ctx);
+        actix::MessageResult(self.core.limit_view())
+    }
+}
+
+impl Handler<LimitView> for PullCoordinator {
+    type Result = actix::MessageResult<LimitView>;
+
+    fn handle(&mut self, _: LimitView, _: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling::<LimitView>();
+        actix::MessageResult(self.core.limit_view())
+    }
+}
+
+impl Handler<Configure> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: Configure, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Configure>();
+        self.policy = message.policy.clone();
+        self.step(Event::Configure(Box::new(message.policy)), ctx);
+    }
+}
+
+impl Handler<Drain> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: Drain, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Drain>();
+        self.draining = Some(message.done);
+        self.step(Event::Drain, ctx);
+    }
+}
+
+impl Handler<ListPulls> for PullCoordinator {
+    type Result = actix::MessageResult<ListPulls>;
+
+    fn handle(&mut self, message: ListPulls, _: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling::<ListPulls>();
+        actix::MessageResult(self.core.list(message.max_queued, self.clock.now()))
+    }
+}
+
+impl Handler<Inspected> for PullCoordinator {
+    type Result = String;
+
+    fn handle(&mut self, _: Inspected, _: &mut Context<Self>) -> String {
+        let _handling = self.recorder().handling::<Inspected>();
+        let counts = self.core.counts();
+        serde_json::json!({
+            "limit": counts.limit,
+            "running": counts.running,
+            "running_present": counts.present,
+            "queued": counts.queued,
+            "held": counts.held,
+            "callers": counts.callers,
+            "oldest_wait_ms": self.core.oldest_wait(self.clock.now()).map(|wait| wait.as_millis() as u64),
+            "kept_leases": self.core.kept_leases(),
+            "journal_behind": self.behind,
+            "draining": self.draining.is_some(),
+        })
+        .to_string()
+    }
+}
+
+impl Handler<Restart> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Restart>();
+        self.fail(&message.reason, ctx);
+    }
+}
+
+impl Handler<Tick> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, _: Tick, ctx: &mut Context<Self>) {
+        self.timer = None;
+        self.step(Event::Tick, ctx);
+    }
+}

@@ -1,0 +1,374 @@
+//! Every decision about pulls, without I/O and without a clock.
+//!
+//! Owns: [`Core`], the state of all pulls. In: [`Event`]s with the time they happen at. Out:
+//! [`Effect`]s in the order to perform them, and [`Core::next_tick`], the time to come back at.
+//!
+//! A pull is *queued* until a slot is free, then *running* until the runtime answers. Running pulls
+//! hold a slot of a *lane*: counted (the limit) or present (beside it, for images that are there).
+//! A running pull whose runtime died waits with its slot; one that nobody wants any more keeps its
+//! slot for the grace period. A pull from the journal whose credentials are gone is *held*: it has a
+//! place, and cannot start before a caller brings some.
+
+mod finish;
+mod requests;
+mod restore;
+mod schedule;
+mod types;
+mod view;
+
+mod queue;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod table_tests;
+#[cfg(test)]
+mod testing;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use queue::{Place, Queue};
+pub use types::{
+    Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal,
+};
+
+use super::{
+    record::Write,
+    request::{Pod, PullCall, PullKey},
+};
+use crate::{
+    clock::Now,
+    runtime::{Capabilities, Progress, PullReply},
+};
+
+/// How many finished pulls the debug view remembers.
+const HISTORY: usize = 20;
+/// A pull of a present image that takes longer than this is a download after all.
+const PRESENT_LANE_MAX: Duration = Duration::from_secs(10);
+/// How long a pull pauses that the runtime refused for its own limit (`enforce = "runtime"`): the
+/// runtime itself has waited 30 s by then.
+const RUNTIME_FULL_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    Counted,
+    Present,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Unasked,
+    Asked,
+    Present,
+    Absent,
+}
+
+#[derive(Debug, Clone)]
+enum Stage {
+    Queued { presence: Presence },
+    Running,
+    /// Lost with its runtime; keeps its slot, and the reply in case the runtime stays away.
+    Lost { reply: Arc<PullReply>, until: Duration },
+    /// Refused by the runtime's own limit; keeps its (uncounted) slot.
+    Pausing { until: Duration },
+    Held { until: Duration },
+}
+
+#[derive(Debug)]
+struct Pull {
+    id: PullId,
+    order: u64,
+    call: Arc<PullCall>,
+    callers: BTreeSet<CallerId>,
+    stage: Stage,
+    /// The slot it holds.
+    lane: Option<Lane>,
+    attempts: u32,
+    /// How often it was lost with its runtime since it last got an answer.
+    losses: u32,
+    requested: Now,
+    started: Option<Now>,
+    /// The loosest pull option among its callers; `None`: one of them has none.
+    cap: Option<u32>,
+    lease: Option<String>,
+    with_credentials: bool,
+    resumed: bool,
+    /// Nobody wants it since: it is cancelled then.
+    cancel_at: Option<Duration>,
+    progress: Option<Progress>,
+    progressed: Duration,
+    rate: view::Rate,
+}
+
+impl Pull {
+    fn place(&self) -> Place {
+        (self.order, self.id)
+    }
+
+    fn is_queued(&self) -> bool {
+        matches!(self.stage, Stage::Queued { .. })
+    }
+}
+
+#[derive(Debug)]
+struct Caller {
+    pull: PullId,
+    since: Duration,
+    pod: Option<Pod>,
+    deadline: Option<Duration>,
+    /// In reject mode, or with `max_queue_time`: until when it waits in the queue.
+    give_up: Option<(Duration, GiveUp)>,
+    /// The runtime was away when it came: until when it is held.
+    hold: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GiveUp {
+    Rejected,
+    QueueTime,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Deadline(CallerId),
+    GiveUp(CallerId),
+    Hold(CallerId),
+    Grace(PullId),
+    Held(PullId),
+    Lost(PullId),
+    Pause(PullId),
+    Stall(PullId),
+    PresentLane(PullId, u32),
+    LeaseExpiry(String),
+}
+
+/// What the core knows of the runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Health {
+    /// Not asked yet.
+    Unknown,
+    Up(Capabilities),
+    Down(String),
+}
+
+/// The state of all pulls.
+#[derive(Debug)]
+pub struct Core {
+    policy: Policy,
+    /// Set by hand, over the policy's.
+    limit_override: Option<u32>,
+    health: Health,
+    draining: bool,
+    pulls: HashMap<PullId, Pull>,
+    callers: HashMap<CallerId, Caller>,
+    /// Pulls that a new caller with this key joins.
+    by_key: HashMap<PullKey, PullId>,
+    /// All pulls of an image.
+    by_image: HashMap<Arc<str>, Vec<PullId>>,
+    queue: Queue,
+    /// Queued pulls whose image is there, waiting for a slot beside the limit.
+    present: BTreeSet<Place>,
+    counted: u32,
+    present_running: u32,
+    by_registry: HashMap<Arc<str>, u32>,
+    timers: BTreeSet<(Duration, Timer)>,
+    /// Places of failed pulls, by pod UID and image, and until when they are kept.
+    reentry: HashMap<(String, Arc<str>), (u64, Duration)>,
+    /// Leases of pulls that ended without success, and when they expire.
+    kept: BTreeMap<String, Duration>,
+    finished: VecDeque<FinishedPull>,
+    /// How many pulls ended.
+    ended: u64,
+    next_id: u64,
+    /// Prefix of lease names; one for each state folder.
+    owner: String,
+}
+
+impl Core {
+    /// An empty core. `owner` is the state folder's random id; lease names begin with it.
+    #[must_use]
+    pub fn new(policy: Policy, owner: &str) -> Self {
+        Self {
+            policy,
+            limit_override: None,
+            health: Health::Unknown,
+            draining: false,
+            pulls: HashMap::new(),
+            callers: HashMap::new(),
+            by_key: HashMap::new(),
+            by_image: HashMap::new(),
+            queue: Queue::default(),
+            present: BTreeSet::new(),
+            counted: 0,
+            present_running: 0,
+            by_registry: HashMap::new(),
+            timers: BTreeSet::new(),
+            reentry: HashMap::new(),
+            kept: BTreeMap::new(),
+            finished: VecDeque::new(),
+            ended: 0,
+            next_id: 1,
+            owner: owner.to_owned(),
+        }
+    }
+
+    /// The one way in: what happens, and when. Returns what to do about it.
+    pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
+        let mut fx = Vec::new();
+        match event {
+            Event::Request { caller, call, patience } => self.request(caller, call, patience, now, &mut fx),
+            Event::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
+            Event::Presence { pull, present } => self.presence(pull, present, &mut fx),
+            Event::Finished { pull, attempt, outcome } => self.attempt_ended(pull, attempt, outcome, now, &mut fx),
+            Event::Progress { pull, progress } => self.progressed(pull, progress, now, &mut fx),
+            Event::RuntimeUp(capabilities) => self.runtime_up(capabilities, now, &mut fx),
+            Event::RuntimeDown(reason) => self.runtime_down(reason, now, &mut fx),
+            Event::Configure(policy) => self.configure(*policy, &mut fx),
+            Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
+            Event::Tick => self.tick(now, &mut fx),
+            Event::Drain => self.drain(now, &mut fx),
+        }
+        self.schedule(now, &mut fx);
+        fx
+    }
+
+    /// When [`Event::Tick`] is due next, on the monotonic clock.
+    #[must_use]
+    pub fn next_tick(&self) -> Option<Duration> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Pulls that hold a slot under the limit.
+    #[must_use]
+    pub fn running(&self) -> u32 {
+        self.counted
+    }
+
+    /// Whether anything runs that a stopping agent should wait for.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pulls.values().all(|pull| pull.lane.is_none())
+    }
+
+    fn tick(&mut self, now: Now, fx: &mut Vec<Effect>) {
+        while let Some((at, _)) = self.timers.first()
+            && *at <= now.mono
+        {
+            let Some((_, timer)) = self.timers.pop_first() else { return };
+            match timer {
+                Timer::Deadline(caller) => self.deadline_passed(caller, now, fx),
+                Timer::GiveUp(caller) => self.give_up(caller, now, fx),
+                Timer::Hold(caller) => self.hold_over(caller, now, fx),
+                Timer::Grace(pull) => self.grace_over(pull, now, fx),
+                Timer::Held(pull) => self.held_over(pull, now, fx),
+                Timer::Lost(pull) => self.lost_over(pull, now, fx),
+                Timer::Pause(pull) => self.pause_over(pull, now, fx),
+                Timer::Stall(pull) => self.stall_due(pull, now, fx),
+                Timer::PresentLane(pull, attempt) => self.present_lane_over(pull, attempt, fx),
+                Timer::LeaseExpiry(lease) => self.lease_expired(lease, fx),
+            }
+        }
+    }
+
+    fn configure(&mut self, policy: Policy, fx: &mut Vec<Effect>) {
+        if policy.limit != self.policy.limit && self.limit_override.take().is_some() {
+            // The newest word counts, whoever spoke it.
+            fx.push(Effect::Persist(Write::Limit(None)));
+        }
+        let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);
+        self.policy = policy;
+        if reclass {
+            let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
+            for id in queued {
+                self.enqueue(id);
+            }
+        }
+    }
+
+    fn set_limit(&mut self, limit: Option<u32>, fx: &mut Vec<Effect>) {
+        self.limit_override = limit;
+        fx.push(Effect::Persist(Write::Limit(limit)));
+        let text = match limit {
+            Some(limit) => format!("limit set to {limit} by hand"),
+            None => format!("limit back to the settings: {}", self.policy.limit),
+        };
+        fx.push(Effect::Note(Note { warn: false, text }));
+    }
+
+    fn drain(&mut self, now: Now, fx: &mut Vec<Effect>) {
+        self.draining = true;
+        let waiting: Vec<CallerId> = self
+            .callers
+            .iter()
+            .filter(|(_, caller)| self.pulls.get(&caller.pull).is_none_or(|pull| pull.lane.is_none()))
+            .map(|(id, _)| *id)
+            .collect();
+        for caller in waiting {
+            self.refuse(caller, Refusal::Stopping, fx);
+        }
+        let text = format!("stopping: {} pulls go on, {} keep their place", self.counted, self.queue.len());
+        fx.push(Effect::Note(Note { warn: false, text }));
+        let _ = now;
+    }
+
+    fn limit(&self) -> u32 {
+        self.limit_override.unwrap_or(self.policy.limit)
+    }
+
+    /// Whether the runtime itself keeps the limit.
+    fn runtime_enforces(&self) -> bool {
+        self.policy.enforce_by_runtime
+            && matches!(self.health, Health::Up(Capabilities { pull_option: true, .. }))
+    }
+
+    /// The limit that the agent's own list keeps; 0: none.
+    fn own_limit(&self) -> u32 {
+        if self.runtime_enforces() { 0 } else { self.limit() }
+    }
+
+    fn arm(&mut self, at: Duration, timer: Timer) {
+        self.timers.insert((at, timer));
+    }
+
+    fn disarm(&mut self, at: Duration, timer: Timer) {
+        self.timers.remove(&(at, timer));
+    }
+
+    /// Ids in `by_image` for an image, without the borrow.
+    fn of_image(&self, image: &Arc<str>) -> Vec<PullId> {
+        self.by_image.get(image).cloned().unwrap_or_default()
+    }
+
+    /// Whether any live pull needs this lease.
+    fn lease_in_use(&self, image: &Arc<str>, lease: &str) -> bool {
+        self.by_image
+            .get(image)
+            .is_some_and(|ids| ids.iter().any(|id| self.pulls.get(id).is_some_and(|p| p.lease.as_deref() == Some(lease))))
+    }
+
+    /// Everything that must hold between two events; for tests.
+    #[cfg(test)]
+    fn check(&self) {
+        let lane = |lane| self.pulls.values().filter(|pull| pull.lane == Some(lane)).count();
+        assert_eq!(self.counted as usize, lane(Lane::Counted), "counted slots");
+        assert_eq!(self.present_running as usize, lane(Lane::Present), "present slots");
+        let by_registry: u32 = self.by_registry.values().sum();
+        assert_eq!(by_registry, self.counted, "slots by registry");
+        let queued: std::collections::HashSet<PullId> = self.pulls.values().filter(|p| p.is_queued()).map(|p| p.id).collect();
+        assert_eq!(queued, self.queue.places().map(|(_, id)| id).collect(), "queue");
+        for (id, caller) in &self.callers {
+            let pull = self.pulls.get(&caller.pull).expect("a caller's pull exists");
+            assert!(pull.callers.contains(id), "a pull knows its callers");
+        }
+        let callers: usize = self.pulls.values().map(|pull| pull.callers.len()).sum();
+        assert_eq!(callers, self.callers.len(), "callers");
+        let by_image: usize = self.by_image.values().map(Vec::len).sum();
+        assert_eq!(by_image, self.pulls.len(), "index by image");
+        assert!(self.by_key.values().all(|id| self.pulls.contains_key(id)), "index by key");
+        assert!(self.present.iter().all(|(_, id)| queued.contains(id)), "present are queued");
+    }
+}

@@ -1,0 +1,109 @@
+//! After a restart: the journal becomes pulls again.
+//!
+//! Owns: what a record means to an agent that has just started. Running pulls come first, then the
+//! queue, each in its old order. An anonymous pull goes on by itself; one with credentials is held
+//! for a caller who brings them. Leases of neither are left to the first reaping.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use super::{Core, Effect, Health, Note, Presence, Pull, PullId, Stage, Timer, view::Rate};
+use crate::{
+    clock::Now,
+    pulls::{
+        record::{KeptLease, PullRecord, RecordState, Write},
+        request::PullCall,
+    },
+};
+
+impl Core {
+    /// Takes over what an earlier agent left. To be called once, on an empty core.
+    pub fn restore(
+        &mut self,
+        mut records: Vec<PullRecord>,
+        leases: Vec<KeptLease>,
+        limit_override: Option<u32>,
+        now: Now,
+    ) -> Vec<Effect> {
+        let mut fx = Vec::new();
+        self.limit_override = limit_override;
+        for kept in leases {
+            let left = kept.expires_unix_ms.saturating_sub(now.unix_ms).max(0);
+            // A wall clock that stepped back must not keep bytes longer than a fresh failure would.
+            let left = Duration::from_millis(left.unsigned_abs()).min(self.policy.progress_retention);
+            self.keep_lease(kept.lease, now.mono + left);
+        }
+        records.sort_by_key(|record| {
+            (record.state != RecordState::Running, record.order.unwrap_or(record.id), record.id)
+        });
+        // Above every id, so that ids given from now on never collide with an old one's record.
+        self.next_id = records.iter().map(|record| record.id.saturating_add(1)).max().unwrap_or(1).max(self.next_id);
+        let (mut goes_on, mut held) = (0_u32, 0_u32);
+        for record in records {
+            match self.restore_one(&record, now) {
+                Some(true) => goes_on += 1,
+                Some(false) => held += 1,
+                None => {
+                    fx.push(Effect::Persist(Write::DeletePull(record.id)));
+                    let text = format!("pull {} of the journal is not taken up", record.id);
+                    fx.push(Effect::Note(Note { warn: true, text }));
+                }
+            }
+        }
+        if goes_on + held > 0 {
+            let text = format!("taken over from the journal: {goes_on} pulls go on, {held} wait for credentials");
+            fx.push(Effect::Note(Note { warn: false, text }));
+        }
+        fx
+    }
+
+    /// `None`: refused; else whether it goes on without a caller.
+    fn restore_one(&mut self, record: &PullRecord, now: Now) -> Option<bool> {
+        if !self.policy.resume {
+            return None;
+        }
+        let call = PullCall::rebuild(&record.image, &record.runtime_handler, record.pod.clone()).ok()?;
+        let id = PullId(record.id);
+        if self.pulls.contains_key(&id) {
+            return None;
+        }
+        let stage = if record.with_credentials {
+            let until = now.mono + self.policy.resume_window;
+            self.arm(until, Timer::Held(id));
+            Stage::Held { until }
+        } else {
+            Stage::Queued { presence: Presence::Unasked }
+        };
+        // Orders are given anew, in sequence, below the first id that a new pull will get: all that
+        // the journal knew stays before all that comes.
+        let order = self.pulls.len() as u64;
+        self.insert(Pull {
+            id,
+            order,
+            callers: BTreeSet::new(),
+            stage,
+            lane: None,
+            attempts: record.attempts,
+            losses: 0,
+            requested: Now { mono: now.mono, unix_ms: record.requested_unix_ms },
+            started: None,
+            cap: None,
+            lease: record.lease.clone(),
+            with_credentials: record.with_credentials,
+            resumed: true,
+            cancel_at: None,
+            progress: None,
+            progressed: now.mono,
+            rate: Rate::default(),
+            call: Arc::new(call),
+        });
+        if !record.with_credentials {
+            self.enqueue(id);
+        }
+        Some(!record.with_credentials)
+    }
+
+    /// The runtime's state is not known any more (its actor restarted).
+    pub fn forget_runtime(&mut self) {
+        self.health = Health::Unknown;
+    }
+}

@@ -1,0 +1,234 @@
+//! Slots: who starts when.
+//!
+//! Owns: the two lanes, starting and re-starting pulls, and turning a pull of a present image that
+//! proves to be a download back into a counted one.
+
+use std::{sync::Arc, time::Duration};
+
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Core, Effect, End, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, PullId, Refusal, Stage, Timer,
+    queue::Class,
+};
+use crate::{
+    clock::Now,
+    pulls::record::{PullRecord, RecordState, Write},
+    runtime::{Phase, Progress},
+};
+
+impl Core {
+    /// Starts every queued pull that may start.
+    pub(super) fn schedule(&mut self, now: Now, fx: &mut Vec<Effect>) {
+        if self.draining || !matches!(self.health, Health::Up(_)) {
+            return;
+        }
+        while let Some((_, id)) = self.queue.next(|class| self.slot_free(class)) {
+            self.start(id, Lane::Counted, now, fx);
+        }
+        while self.present_running < self.policy.present_slots
+            && let Some((_, id)) = self.present.first().copied()
+        {
+            self.start(id, Lane::Present, now, fx);
+        }
+    }
+
+    fn slot_free(&self, class: &Class) -> bool {
+        let limit = self.own_limit();
+        let of_registry = || self.by_registry.get(&class.registry).copied().unwrap_or(0);
+        (limit == 0 || self.counted < limit)
+            && class.cap.is_none_or(|cap| self.counted < cap)
+            && (self.policy.per_registry == 0 || of_registry() < self.policy.per_registry)
+    }
+
+    /// Puts a pull into the queue at its own place, in the class that the policy gives it.
+    pub(super) fn enqueue(&mut self, id: PullId) {
+        let Some(pull) = self.pulls.get(&id) else { return };
+        let registry = if self.policy.per_registry > 0 { pull.call.name.registry().clone() } else { Arc::from("") };
+        let class = Class { registry, cap: pull.cap };
+        self.queue.insert(pull.place(), class);
+    }
+
+    fn start(&mut self, id: PullId, lane: Lane, now: Now, fx: &mut Vec<Effect>) {
+        let lease = self.lease_name(id);
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        self.queue.remove(pull.place());
+        self.present.remove(&pull.place());
+        pull.stage = Stage::Running;
+        pull.lane = Some(lane);
+        pull.lease = lease;
+        pull.started.get_or_insert(now);
+        if let Some(kept) = &pull.lease
+            && let Some(at) = self.kept.remove(kept)
+        {
+            self.timers.remove(&(at, Timer::LeaseExpiry(kept.clone())));
+            fx.push(Effect::Persist(Write::DeleteLease(kept.clone())));
+        }
+        match lane {
+            Lane::Counted => {
+                self.counted += 1;
+                *self.by_registry.entry(pull.call.name.registry().clone()).or_default() += 1;
+            }
+            Lane::Present => self.present_running += 1,
+        }
+        self.ask_runtime(id, now, fx);
+    }
+
+    /// Asks the runtime for a pull that holds a slot, for the first time or again.
+    pub(super) fn ask_runtime(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        let option = self.option_to_pass(id);
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        pull.stage = Stage::Running;
+        pull.attempts += 1;
+        pull.progressed = now.mono;
+        let (attempt, call, lease, lane) = (pull.attempts, pull.call.clone(), pull.lease.clone(), pull.lane);
+        self.persist(id, fx);
+        fx.push(Effect::Start { pull: id, attempt, call, lease, option });
+        if let Some(stall) = self.policy.stall_timeout {
+            self.arm(now.mono + stall, Timer::Stall(id));
+        }
+        if lane == Some(Lane::Present) {
+            self.arm(now.mono + PRESENT_LANE_MAX, Timer::PresentLane(id, attempt));
+        }
+    }
+
+    /// The limit for a runtime that keeps it, no looser than what the callers themselves asked for.
+    fn option_to_pass(&self, id: PullId) -> Option<u32> {
+        if !self.runtime_enforces() {
+            return None;
+        }
+        let cap = self.pulls.get(&id).and_then(|pull| pull.cap);
+        match (self.limit(), cap) {
+            (0, cap) => cap,
+            (limit, Some(cap)) => Some(limit.min(cap)),
+            (limit, None) => Some(limit),
+        }
+    }
+
+    /// One lease for an image and handler: whoever pulls it next finds the bytes there.
+    fn lease_name(&self, id: PullId) -> Option<String> {
+        let Health::Up(capabilities) = &self.health else { return None };
+        if !self.policy.keep_progress || !capabilities.leases {
+            return None;
+        }
+        let key = &self.pulls.get(&id)?.call.key;
+        let mut hash = Sha256::new();
+        hash.update((key.image.len() as u64).to_be_bytes());
+        hash.update(key.image.as_bytes());
+        hash.update(key.handler.as_bytes());
+        let hex: String = hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        Some(format!("keelson-{}-{hex}", self.owner))
+    }
+
+    /// Gives back the slot that a pull holds.
+    pub(super) fn release_slot(&mut self, id: PullId) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        match pull.lane.take() {
+            Some(Lane::Counted) => {
+                self.counted = self.counted.saturating_sub(1);
+                let registry = pull.call.name.registry().clone();
+                if let Some(count) = self.by_registry.get_mut(&registry) {
+                    *count = count.saturating_sub(1);
+                    if *count == 0 {
+                        self.by_registry.remove(&registry);
+                    }
+                }
+            }
+            Some(Lane::Present) => self.present_running = self.present_running.saturating_sub(1),
+            None => {}
+        }
+    }
+
+    pub(super) fn progressed(&mut self, id: PullId, progress: Progress, now: Now, fx: &mut Vec<Effect>) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        if !matches!(pull.stage, Stage::Running) {
+            return;
+        }
+        if pull.progress.is_none_or(|last| last != progress) {
+            pull.progressed = now.mono;
+        }
+        pull.rate.add(now.mono, progress.bytes_done);
+        pull.progress = Some(progress);
+        if pull.lane == Some(Lane::Present) && progress.phase == Phase::Downloading {
+            self.leave_present_lane(id, fx);
+        }
+    }
+
+    pub(super) fn present_lane_over(&mut self, id: PullId, attempt: u32, fx: &mut Vec<Effect>) {
+        let still = |pull: &Pull| {
+            pull.lane == Some(Lane::Present) && pull.attempts == attempt && matches!(pull.stage, Stage::Running)
+        };
+        if self.pulls.get(&id).is_some_and(still) {
+            self.leave_present_lane(id, fx);
+        }
+    }
+
+    /// The image was there, but its tag has moved on and layers are being fetched: it needs a slot
+    /// like any other. None free: it goes back to its place; the lease keeps what it has.
+    fn leave_present_lane(&mut self, id: PullId, fx: &mut Vec<Effect>) {
+        let class = {
+            let Some(pull) = self.pulls.get(&id) else { return };
+            let registry = pull.call.name.registry().clone();
+            Class { registry, cap: pull.cap }
+        };
+        let free = self.slot_free(&class);
+        self.release_slot(id);
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        if free {
+            pull.lane = Some(Lane::Counted);
+            self.counted += 1;
+            *self.by_registry.entry(class.registry).or_default() += 1;
+            return;
+        }
+        fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
+        // Not asked again: the answer would be the same and would bring it back here.
+        pull.stage = Stage::Queued { presence: Presence::Absent };
+        if let Some(at) = pull.cancel_at.take() {
+            self.timers.remove(&(at, Timer::Grace(id)));
+        }
+        let text = format!("{} was present but is being fetched again; it waits for a slot", pull.call.name.full());
+        fx.push(Effect::Note(Note { warn: false, text }));
+        self.persist(id, fx);
+        self.enqueue(id);
+    }
+
+    pub(super) fn stall_due(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.stall_timeout) else { return };
+        if !matches!(pull.stage, Stage::Running) {
+            return;
+        }
+        // Without readings nothing is known; while it unpacks no byte is expected.
+        let quiet = pull.progress.is_some_and(|progress| progress.phase != Phase::Unpacking);
+        let idle = now.mono.saturating_sub(pull.progressed);
+        if !quiet || idle < limit {
+            let next = if quiet { pull.progressed + limit } else { now.mono + limit };
+            self.arm(next.max(now.mono + Duration::from_millis(100)), Timer::Stall(id));
+            return;
+        }
+        let kept = if pull.lease.is_some() { "; what has arrived is kept for the next try" } else { "" };
+        let refusal = Refusal::Stalled { registry: pull.call.name.registry().to_string(), idle, kept };
+        fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
+        fx.push(Effect::Note(Note { warn: true, text: format!("{}: {refusal}", pull.call.name.full()) }));
+        for caller in pull.callers.clone() {
+            self.refuse(caller, refusal.clone(), fx);
+        }
+        self.end(id, End::Failed(refusal.to_string()), now, fx);
+    }
+}
+
+impl Pull {
+    pub(super) fn record(&self) -> PullRecord {
+        PullRecord {
+            id: self.id.0,
+            order: Some(self.order),
+            image: self.call.image.to_string(),
+            runtime_handler: self.call.key.handler.to_string(),
+            requested_unix_ms: self.requested.unix_ms,
+            attempts: self.attempts,
+            with_credentials: self.with_credentials,
+            state: if self.lane.is_some() { RecordState::Running } else { RecordState::Queued },
+            pod: self.call.pod.clone(),
+            lease: self.lease.clone(),
+        }
+    }
+}

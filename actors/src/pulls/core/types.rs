@@ -1,0 +1,342 @@
+//! What goes into the core of pulls and what comes out of it.
+//!
+//! Owns: [`Policy`], [`Event`], [`Effect`] and the answers that callers get. No logic but texts.
+
+use std::{sync::Arc, time::Duration};
+
+use keelson_proto::Code;
+
+use super::super::{
+    record::Write,
+    request::{Pod, PullCall},
+};
+use crate::runtime::{Capabilities, Progress, PullReply};
+
+/// Names a pull for as long as the agent's state lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PullId(pub u64);
+
+/// Names one waiting caller for as long as the process lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallerId(pub u64);
+
+/// The settings that decisions depend on (section `[pulls]`, and `cri.hold_timeout`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// Most pulls in flight; 0: no limit; 1 is `serialize_image_pulls`.
+    pub limit: u32,
+    /// `when_full = "reject"`.
+    pub reject: bool,
+    /// `enforce = "runtime"`: hand the limit to a runtime that obeys it.
+    pub enforce_by_runtime: bool,
+    /// Most pulls in flight from one registry; 0: no such limit.
+    pub per_registry: u32,
+    /// Most pulls of present images beside the limit.
+    pub present_slots: u32,
+    /// Longest wait in the queue.
+    pub max_queue_time: Option<Duration>,
+    /// Most callers that wait at once.
+    pub max_callers: usize,
+    /// How long a running pull goes on without callers.
+    pub cancel_grace: Duration,
+    /// How long a place is kept, after a restart, for a caller who brings credentials.
+    pub resume_window: Duration,
+    /// Keep what a cancelled or failed pull has fetched.
+    pub keep_progress: bool,
+    /// For how long.
+    pub progress_retention: Duration,
+    /// A pull without a new byte for so long is given up.
+    pub stall_timeout: Option<Duration>,
+    /// How often a rejected caller's pull is tried again.
+    pub reject_retries: u32,
+    /// And how far apart.
+    pub reject_interval: Duration,
+    /// How often a pull is tried again that was lost with its runtime.
+    pub runtime_retries: u32,
+    /// How long a failed pull's place is kept for the same pod (credential retries).
+    pub reentry_window: Duration,
+    /// How long callers wait for a runtime that is away.
+    pub hold: Duration,
+    /// Gate `PullDeduplication`.
+    pub deduplicate: bool,
+    /// Gate `PresentImageFastLane`.
+    pub fast_lane: bool,
+    /// Gate `ResumePulls`.
+    pub resume: bool,
+    /// Gate `PullOption`.
+    pub obey_option: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        let second = Duration::from_secs(1);
+        Self {
+            limit: 0,
+            reject: false,
+            enforce_by_runtime: false,
+            per_registry: 0,
+            present_slots: 10,
+            max_queue_time: None,
+            max_callers: 20_000,
+            cancel_grace: 10 * second,
+            resume_window: 120 * second,
+            keep_progress: true,
+            progress_retention: 3 * 3600 * second,
+            stall_timeout: Some(600 * second),
+            reject_retries: 3,
+            reject_interval: 10 * second,
+            runtime_retries: 2,
+            reentry_window: 30 * second,
+            hold: 100 * second,
+            deduplicate: true,
+            fast_lane: true,
+            resume: true,
+            obey_option: true,
+        }
+    }
+}
+
+/// How the runtime's part of a pull ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// The runtime answered, success or error.
+    Answered(Arc<PullReply>),
+    /// The connection broke, or the runtime was not ready to serve: nothing is known about the image.
+    Lost(Arc<PullReply>),
+}
+
+/// What happens to the core.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A caller asks.
+    Request {
+        /// Who.
+        caller: CallerId,
+        /// For what.
+        call: Arc<PullCall>,
+        /// How long the caller waits at most (its gRPC deadline).
+        patience: Option<Duration>,
+    },
+    /// A caller cancelled, or its connection is gone.
+    CallerLeft(CallerId),
+    /// The runtime said whether it has the image; `None`: it could not say.
+    Presence {
+        /// Asked for this pull.
+        pull: PullId,
+        /// The answer.
+        present: Option<bool>,
+    },
+    /// The runtime's part ended.
+    Finished {
+        /// Which pull.
+        pull: PullId,
+        /// Which of its attempts; an older one's end means nothing any more.
+        attempt: u32,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A new reading of how far a running pull is.
+    Progress {
+        /// Which pull.
+        pull: PullId,
+        /// The reading.
+        progress: Progress,
+    },
+    /// The runtime answers.
+    RuntimeUp(Capabilities),
+    /// The runtime does not answer; the text says why and names the socket.
+    RuntimeDown(String),
+    /// Settings changed.
+    Configure(Box<Policy>),
+    /// A person sets the limit, or (`None`) puts it back to the settings.
+    SetLimit(Option<u32>),
+    /// A timer is due.
+    Tick,
+    /// The agent is stopping.
+    Drain,
+}
+
+/// What the actor has to do, in this order.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    /// Write to the journal; what follows in the list waits until it is durable.
+    Persist(Write),
+    /// Ask the runtime whether it has the image.
+    CheckPresent {
+        /// For this pull.
+        pull: PullId,
+        /// What it asks for.
+        call: Arc<PullCall>,
+    },
+    /// Ask the runtime for the image.
+    Start {
+        /// For this pull.
+        pull: PullId,
+        /// Counts from 1.
+        attempt: u32,
+        /// What it asks for.
+        call: Arc<PullCall>,
+        /// The lease to pull in.
+        lease: Option<String>,
+        /// The pull option to pass on.
+        option: Option<u32>,
+    },
+    /// Stop a running attempt.
+    Cancel {
+        /// Which pull.
+        pull: PullId,
+        /// Which attempt.
+        attempt: u32,
+    },
+    /// Answer a caller. Needs no durability before it: a record that outlives its pull costs one
+    /// question for an image that is there.
+    Reply {
+        /// Whom.
+        caller: CallerId,
+        /// With what.
+        answer: Answer,
+    },
+    /// Give up a lease and what only it keeps.
+    DropLease(String),
+    /// Remove every lease of ours but these, and those in use since the process began.
+    ReapLeases(Vec<String>),
+    /// Something worth an event in the debug view and a line in the log.
+    Note(Note),
+}
+
+/// An entry for the log and the actor's list of events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// Whether somebody should look.
+    pub warn: bool,
+    /// Without secrets.
+    pub text: String,
+}
+
+/// What a caller gets.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// The runtime's own words, success or error, shared by all callers of the pull.
+    Runtime(Arc<PullReply>),
+    /// The agent's.
+    Refused(Refusal),
+}
+
+/// Why the agent itself answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// KEP-3673: the limit was reached at every try.
+    #[error(
+        "TooManyPullingInParallel: {running} image pulls are in flight and the limit is {limit}; {queued} more wait; tried {tries} times in {waited:?}"
+    )]
+    TooMany {
+        /// Pulls in flight.
+        running: u32,
+        /// The limit that this pull is held to.
+        limit: u32,
+        /// Pulls in the queue.
+        queued: usize,
+        /// First try included.
+        tries: u32,
+        /// Since the caller asked.
+        waited: Duration,
+    },
+    /// `pulls.max_queued_callers` wait already.
+    #[error("keelson is busy: {0} callers wait for image pulls already (pulls.max_queued_callers)")]
+    TooManyCallers(usize),
+    /// The actor's mailbox is full.
+    #[error("keelson is busy: the mailbox of {0} is full; ask again in a moment")]
+    Busy(&'static str),
+    /// `pulls.max_queue_time` is over.
+    #[error("the pull waited {0:?} in the queue, as long as pulls.max_queue_time allows; {1} pulls are before it")]
+    QueueTime(Duration, usize),
+    /// The caller's own deadline.
+    #[error("the caller's deadline passed after {0:?}, while the pull was {1}")]
+    Deadline(Duration, &'static str),
+    /// The runtime is away.
+    #[error("the container runtime is away and did not come back within {held:?} (cri.hold_timeout): {reason}")]
+    RuntimeAway {
+        /// For how long the caller was held.
+        held: Duration,
+        /// Names the socket.
+        reason: String,
+    },
+    /// No byte came.
+    #[error(
+        "no new byte from registry {registry} for {idle:?} (pulls.stall_timeout); the pull was cancelled{kept}"
+    )]
+    Stalled {
+        /// Whose fault it seems to be.
+        registry: String,
+        /// Since the last byte.
+        idle: Duration,
+        /// Says whether the bytes are kept.
+        kept: &'static str,
+    },
+    /// The agent is on its way out.
+    #[error("keelson is stopping; the pull keeps its place for the next start, ask again")]
+    Stopping,
+    /// The coordinator starts again.
+    #[error("the pull coordinator is restarting; ask again, the pull goes on")]
+    Restarting,
+    /// The request itself is wrong.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl Refusal {
+    /// The gRPC code that goes with it.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::TooMany { .. } | Self::TooManyCallers(_) | Self::Busy(_) | Self::QueueTime(..) => {
+                Code::ResourceExhausted
+            }
+            Self::Deadline(..) | Self::Stalled { .. } => Code::DeadlineExceeded,
+            Self::RuntimeAway { .. } | Self::Stopping | Self::Restarting => Code::Unavailable,
+            Self::Invalid(_) => Code::InvalidArgument,
+        }
+    }
+}
+
+/// A pull that ended, for the debug view.
+#[derive(Debug, Clone)]
+pub struct FinishedPull {
+    /// Which.
+    pub id: PullId,
+    /// As the caller wrote it.
+    pub image: Arc<str>,
+    /// `host[:port]`.
+    pub registry: Arc<str>,
+    /// Empty: the default.
+    pub handler: Arc<str>,
+    /// Who asked first.
+    pub pod: Option<Pod>,
+    /// Whether it had credentials.
+    pub with_credentials: bool,
+    /// How often the runtime was asked.
+    pub attempts: u32,
+    /// Carried over a restart.
+    pub resumed: bool,
+    /// Unix milliseconds.
+    pub requested_unix_ms: i64,
+    /// Unix milliseconds; `None`: it never started.
+    pub started_unix_ms: Option<i64>,
+    /// Unix milliseconds.
+    pub finished_unix_ms: i64,
+    /// The last reading.
+    pub progress: Option<Progress>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a pull ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The image is there.
+    Succeeded,
+    /// The runtime's or the agent's words, without secrets.
+    Failed(String),
+    /// Nobody wanted it any more.
+    Cancelled,
+}

@@ -1,0 +1,193 @@
+//! Persist first, then act, many at a time.
+//!
+//! Owns: [`Pipeline`], the order of journal writes and of the effects that wait for them (pure), and
+//! [`JournalIo`], which performs the writes and reads the journal back.
+//! In: the core's effects. Out: effects that may be performed now, and batches to write. While one
+//! batch is being written the next one gathers, so that a burst of pulls costs few disk flushes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use keelson_storage::{Batch, StateStore, StateStoreExt as _, StoreError, Table};
+
+use super::{
+    core::Effect,
+    record::{KeptLease, PullRecord, Write},
+};
+
+/// Key of the limit that was set by hand, in table `settings`.
+const LIMIT_KEY: &[u8] = b"pulls.max_parallel_image_pulls";
+
+/// The order of writes and effects.
+#[derive(Debug, Default)]
+pub(super) struct Pipeline {
+    /// Effects that wait for the write that is under way.
+    writing: Option<Vec<Effect>>,
+    /// What is to be written next, and what waits for that.
+    next: Vec<Write>,
+    after: Vec<Effect>,
+}
+
+impl Pipeline {
+    /// Takes an effect: gives it back if it may be performed now.
+    pub(super) fn admit(&mut self, effect: Effect) -> Option<Effect> {
+        match effect {
+            Effect::Persist(write) => {
+                self.next.push(write);
+                None
+            }
+            // Answers and notes promise nothing that has to be on disk.
+            Effect::Reply { .. } | Effect::Note(_) => Some(effect),
+            effect if !self.next.is_empty() => {
+                self.after.push(effect);
+                None
+            }
+            effect => match &mut self.writing {
+                Some(waiting) => {
+                    waiting.push(effect);
+                    None
+                }
+                None => Some(effect),
+            },
+        }
+    }
+
+    /// What to write now, if anything, and if nothing is being written.
+    pub(super) fn next_write(&mut self) -> Option<Vec<Write>> {
+        if self.writing.is_some() || self.next.is_empty() {
+            return None;
+        }
+        self.writing = Some(std::mem::take(&mut self.after));
+        Some(std::mem::take(&mut self.next))
+    }
+
+    /// The write ended: the effects that waited for it.
+    pub(super) fn written(&mut self) -> Vec<Effect> {
+        self.writing.take().unwrap_or_default()
+    }
+
+    /// Nothing is being written or waits to be.
+    pub(super) fn is_idle(&self) -> bool {
+        self.writing.is_none() && self.next.is_empty()
+    }
+}
+
+/// What the journal held.
+#[derive(Debug, Default)]
+pub(super) struct Restored {
+    pub(super) pulls: Vec<PullRecord>,
+    pub(super) leases: Vec<KeptLease>,
+    pub(super) limit: Option<u32>,
+    /// One sentence each.
+    pub(super) unreadable: Vec<String>,
+}
+
+/// The journal on disk. Calls block.
+#[derive(Clone)]
+pub(super) struct JournalIo {
+    store: Arc<dyn StateStore>,
+    /// A restarted coordinator must not read between the writes of its former self.
+    turn: Arc<Mutex<()>>,
+}
+
+impl JournalIo {
+    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
+        Self { store, turn: Arc::default() }
+    }
+
+    pub(super) fn load(&self) -> Result<Restored, StoreError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pulls, bad_pulls) = self.store.scan_json::<PullRecord>(Table::Pulls)?;
+        let (leases, bad_leases) = self.store.scan_json::<KeptLease>(Table::Leases)?;
+        let mut unreadable: Vec<String> = bad_pulls.iter().chain(&bad_leases).map(ToString::to_string).collect();
+        let limit = match self.store.get_json::<u32>(Table::Settings, LIMIT_KEY) {
+            Ok(limit) => limit,
+            Err(StoreError::Decode(bad)) => {
+                unreadable.push(bad.to_string());
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Restored {
+            pulls: pulls.into_iter().map(|(_, record)| record).collect(),
+            leases: leases.into_iter().map(|(_, record)| record).collect(),
+            limit,
+            unreadable,
+        })
+    }
+
+    pub(super) fn write(&self, writes: &[Write]) -> Result<(), StoreError> {
+        let mut batch = Batch::new();
+        for write in writes {
+            add(&mut batch, write)?;
+        }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.store.apply(&batch)
+    }
+
+    /// Makes the journal say exactly this, after writes were lost (a full disk).
+    pub(super) fn rewrite(&self, truth: &[Write]) -> Result<(), StoreError> {
+        let mut batch = Batch::new();
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        for table in [Table::Pulls, Table::Leases] {
+            for (key, _) in self.store.scan(table)? {
+                batch.delete(table, key);
+            }
+        }
+        for write in truth {
+            add(&mut batch, write)?;
+        }
+        self.store.apply(&batch)
+    }
+}
+
+fn add(batch: &mut Batch, write: &Write) -> Result<(), StoreError> {
+    match write {
+        Write::PutPull(record) => batch.put_json(Table::Pulls, record.id.to_be_bytes(), record)?,
+        Write::DeletePull(id) => batch.delete(Table::Pulls, id.to_be_bytes()),
+        Write::PutLease(lease) => batch.put_json(Table::Leases, lease.lease.as_bytes(), lease)?,
+        Write::DeleteLease(lease) => batch.delete(Table::Leases, lease.as_bytes()),
+        Write::Limit(Some(limit)) => batch.put_json(Table::Settings, LIMIT_KEY, limit)?,
+        Write::Limit(None) => batch.delete(Table::Settings, LIMIT_KEY),
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pulls::core::{Note, PullId};
+
+    fn cancel(id: u64) -> Effect {
+        Effect::Cancel { pull: PullId(id), attempt: 1 }
+    }
+
+    fn ids(effects: &[Effect]) -> Vec<u64> {
+        effects.iter().map(|effect| if let Effect::Cancel { pull, .. } = effect { pull.0 } else { 0 }).collect()
+    }
+
+    #[test]
+    fn nothing_to_write_means_now() {
+        let mut pipeline = Pipeline::default();
+        assert!(pipeline.admit(cancel(1)).is_some());
+        assert!(pipeline.next_write().is_none());
+    }
+
+    #[test]
+    fn effects_wait_for_the_write_before_them_and_keep_their_order() {
+        let mut pipeline = Pipeline::default();
+        assert!(pipeline.admit(Effect::Persist(Write::DeletePull(1))).is_none());
+        assert!(pipeline.admit(cancel(1)).is_none());
+        assert_eq!(pipeline.next_write().expect("one write").len(), 1);
+        // While the first is being written: one without a write of its own, one with, and a note.
+        assert!(pipeline.admit(cancel(2)).is_none());
+        assert!(pipeline.admit(Effect::Persist(Write::DeletePull(3))).is_none());
+        assert!(pipeline.admit(cancel(3)).is_none());
+        assert!(pipeline.admit(Effect::Note(Note { warn: false, text: String::new() })).is_some());
+        assert!(pipeline.next_write().is_none(), "one at a time");
+        assert_eq!(ids(&pipeline.written()), [1, 2]);
+        assert!(!pipeline.is_idle());
+        assert_eq!(pipeline.next_write().expect("the second").len(), 1);
+        assert_eq!(ids(&pipeline.written()), [3]);
+        assert!(pipeline.is_idle());
+    }
+}

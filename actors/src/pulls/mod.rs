@@ -1,0 +1,30 @@
+//! Image pulls: the queue, the pulls in flight, the limit.
+//!
+//! Owns: [`core`] (every decision, pure), the journal on disk, and [`PullCoordinator`], the actor
+//! that performs the core's effects.
+//! In: `RequestPull` and `CallerLeft` from the CRI front; `PullFinished`, `Presence`, `PullProgress`
+//! and `RuntimeChanged` from the RuntimeClient; `SetLimit` and `Configure` from people.
+//! Out: pulls and presence checks for the RuntimeClient, answers for callers, journal writes.
+//!
+//! ```text
+//!  caller ── RequestPull ──► queue ──(slot free)──► running ──► answer to every caller
+//!                              │                      │
+//!                              ├─(image is there)─► running beside the limit
+//!                              └─(caller gone)──► forgotten     └─(all callers gone)─► grace ─► cancelled
+//! ```
+
+mod actor;
+pub mod core;
+mod image;
+mod journal;
+mod record;
+mod request;
+
+pub use actor::{
+    AnswerTo, CallerLeft, Configure, Drain, FinishedPull, Inspected, LimitView, ListPulls, PullCoordinator,
+    PullCoordinatorParts, RequestPull, SetLimit,
+};
+pub use core::{Answer, CallerId, PullId, Refusal};
+pub use image::{ImageName, ImageNameError, MAX_NAME, MAX_TAG};
+pub use record::{KeptLease, PullRecord, RecordState};
+pub use request::{CredentialsId, CredentialsSalt, HANDLER_ANNOTATION, Pod, PullCall, PullKey, RequestError};

@@ -1,0 +1,525 @@
+//! The RuntimeClient: makes the calls and watches the runtime's health.
+//!
+//! Owns: the tasks of running pulls, the probe timer, the progress readings. In: verbs from the
+//! PullCoordinator. Out: what the runtime said, to the coordinator that subscribed.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use actix::{
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised,
+    fut::wrap_future,
+};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::AbortHandle,
+    time::Instant,
+};
+
+use super::{
+    core::{Core, Effect, Event, Health},
+    types::{Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull},
+};
+use crate::{
+    clock::Clock,
+    inspect::{Mailbox, Recorder, Verb},
+    metrics::Metrics,
+    pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
+    supervise::{Fatal, Supervision},
+};
+
+/// Presence checks that run at once; the others wait their turn, so that a burst of ten thousand
+/// callers does not become a burst of ten thousand calls.
+const PRESENCE_CHECKS: usize = 16;
+/// A pull is not looked at before it is this old: most small images are done by then.
+const PROGRESS_AFTER: Duration = Duration::from_millis(800);
+
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
+            impl Message for $name { type Result = $result; }
+            impl Verb for $name { const NAME: &'static str = stringify!($name); }
+        )+
+    };
+}
+
+verbs! {
+    /// Ask the runtime for an image.
+    Pull => () {
+        /// For which pull.
+        pull: PullId,
+        /// Which attempt, from 1.
+        attempt: u32,
+        /// What to ask.
+        request: RuntimePull,
+        /// How long its first caller has waited already, for the kubelet's metric.
+        waited: Duration,
+    }
+    /// Stop an attempt; nothing comes back.
+    CancelPull => () {
+        /// Which pull.
+        pull: PullId,
+        /// Which attempt.
+        attempt: u32,
+    }
+    /// Stop every attempt; nothing comes back. A restarted coordinator begins with this.
+    CancelAll => () {}
+    /// Ask whether the image is there.
+    CheckPresent => () {
+        /// For which pull.
+        pull: PullId,
+        /// What it asks for.
+        call: Arc<PullCall>,
+    }
+    /// Delete a lease.
+    DropLease => () {
+        /// Its id.
+        lease: String,
+    }
+    /// Delete all leases of this agent but these and those in use.
+    ReapLeases => () {
+        /// What stays.
+        keep: BTreeSet<String>,
+    }
+    /// Probe now.
+    Probe => () {}
+    /// Tell this coordinator what happens.
+    Subscribe => () {
+        /// Whom.
+        to: Mailbox<PullCoordinator>,
+    }
+    /// What is known of the runtime, for people.
+    RuntimeState => String {}
+    /// To the coordinator: an attempt ended.
+    PullFinished => () {
+        /// Which pull.
+        pull: PullId,
+        /// Which attempt.
+        attempt: u32,
+        /// How.
+        outcome: Outcome,
+    }
+    /// To the coordinator: whether the image is there.
+    PullPresence => () {
+        /// For which pull.
+        pull: PullId,
+        /// `None`: the runtime could not say.
+        present: Option<bool>,
+    }
+    /// To the coordinator: how far a pull is.
+    PullProgress => () {
+        /// Which pull.
+        pull: PullId,
+        /// The reading.
+        progress: Progress,
+    }
+    /// To the coordinator: the runtime came or went.
+    RuntimeChanged => () {
+        /// What it can do, or why it is away.
+        state: Result<Capabilities, String>,
+    }
+    CallEnded => () {
+        pull: PullId,
+        attempt: u32,
+        lost: bool,
+    }
+}
+
+/// What the RuntimeClient needs.
+pub struct RuntimeClientParts {
+    /// The runtime.
+    pub runtime: Arc<dyn Runtime>,
+    /// Time.
+    pub clock: Clock,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// How often the progress of running pulls is read (`pulls.progress_interval`).
+    pub progress_interval: watch::Receiver<Duration>,
+    /// What the last probe said, for readiness and the page.
+    pub health: watch::Sender<Health>,
+    /// The note-book.
+    pub recorder: Arc<Recorder>,
+    /// What to do when it keeps failing.
+    pub fatal: Fatal,
+}
+
+/// The actor.
+pub struct RuntimeClient {
+    core: Core,
+    runtime: Arc<dyn Runtime>,
+    clock: Clock,
+    metrics: Metrics,
+    interval: watch::Receiver<Duration>,
+    health: watch::Sender<Health>,
+    supervision: Supervision,
+    coordinator: Option<Mailbox<PullCoordinator>>,
+    running: HashMap<(PullId, u32), Running>,
+    presence: Arc<Semaphore>,
+    probe: Option<SpawnHandle>,
+}
+
+struct Running {
+    task: AbortHandle,
+    lease: Option<String>,
+    since: Instant,
+}
+
+impl fmt::Debug for RuntimeClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuntimeClient").field("endpoint", &self.runtime.endpoint()).finish_non_exhaustive()
+    }
+}
+
+impl RuntimeClient {
+    /// An actor that has not started yet.
+    #[must_use]
+    pub fn new(parts: RuntimeClientParts) -> Self {
+        Self {
+            core: Core::default(),
+            runtime: parts.runtime,
+            clock: parts.clock,
+            metrics: parts.metrics,
+            interval: parts.progress_interval,
+            health: parts.health,
+            supervision: Supervision::new(parts.recorder, parts.fatal),
+            coordinator: None,
+            running: HashMap::new(),
+            presence: Arc::new(Semaphore::new(PRESENCE_CHECKS)),
+            probe: None,
+        }
+    }
+
+    fn recorder(&self) -> &Arc<Recorder> {
+        self.supervision.recorder()
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
+        for effect in effects {
+            match effect {
+                Effect::ProbeAfter(pause) => self.probe_after(pause, ctx),
+                Effect::Announce => self.announce(),
+            }
+        }
+    }
+
+    fn probe_after(&mut self, pause: Duration, ctx: &mut Context<Self>) {
+        if let Some(planned) = self.probe.take() {
+            ctx.cancel_future(planned);
+        }
+        let runtime = self.runtime.clone();
+        let probe = async move {
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+            runtime.probe().await
+        };
+        let then = |result: Result<RuntimeInfo, RuntimeError>, actor: &mut Self, ctx: &mut Context<Self>| {
+            actor.probe = None;
+            let result = result.map_err(|error| error.to_string());
+            let effects = actor.core.handle(Event::Probed(result), actor.clock.now());
+            actor.perform(effects, ctx);
+        };
+        self.probe = Some(ctx.spawn(wrap_future::<_, Self>(probe).map(then)));
+    }
+
+    fn announce(&mut self) {
+        let health = self.core.health().clone();
+        match &health {
+            Health::Up { info, .. } => {
+                self.metrics.runtime_up.set(1);
+                let text = format!("{} {} serves at {}", info.name, info.version, self.runtime.endpoint());
+                tracing::info!(runtime = info.name, version = info.version, "the container runtime serves");
+                self.recorder().status(crate::inspect::Status::Running, text.clone());
+                self.recorder().event(text);
+            }
+            Health::Down { reason, .. } => {
+                self.metrics.runtime_up.set(0);
+                tracing::warn!(reason, "the container runtime does not serve");
+                self.recorder().status(crate::inspect::Status::Running, format!("no runtime: {reason}"));
+                self.recorder().error(reason.clone());
+            }
+            Health::Unknown => {}
+        }
+        self.health.send_replace(health);
+        self.tell_state();
+    }
+
+    fn tell_state(&self) {
+        let state = match self.core.health() {
+            Health::Unknown => return,
+            Health::Up { info, .. } => Ok(info.capabilities),
+            Health::Down { reason, .. } => Err(reason.clone()),
+        };
+        if let Some(coordinator) = &self.coordinator {
+            coordinator.deliver(RuntimeChanged { state });
+        }
+    }
+
+    fn read_progress(&mut self, ctx: &mut Context<Self>) {
+        let pause = *self.interval.borrow();
+        let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
+        let due: Vec<(PullId, String)> = self
+            .running
+            .iter()
+            .filter(|(_, running)| content && running.since.elapsed() >= PROGRESS_AFTER)
+            .filter_map(|((pull, _), running)| Some((*pull, running.lease.clone()?)))
+            .collect();
+        let runtime = self.runtime.clone();
+        let read = async move {
+            let read = if due.is_empty() {
+                Ok(Vec::new())
+            } else {
+                let leases = due.iter().map(|(_, lease)| lease.clone()).collect();
+                runtime.progress(leases).await
+            };
+            tokio::time::sleep(pause).await;
+            (due, read)
+        };
+        ctx.spawn(wrap_future::<_, Self>(read).map(|(due, read), actor, ctx| {
+            match read {
+                Ok(read) => actor.tell_progress(&due, &read),
+                Err(error) => tracing::debug!(%error, "no progress reading"),
+            }
+            actor.read_progress(ctx);
+        }));
+    }
+
+    fn tell_progress(&self, due: &[(PullId, String)], read: &[(String, Progress)]) {
+        let Some(coordinator) = &self.coordinator else { return };
+        for (pull, lease) in due {
+            if let Some((_, progress)) = read.iter().find(|(of, _)| of == lease) {
+                coordinator.deliver(PullProgress { pull: *pull, progress: *progress });
+            }
+        }
+    }
+
+    fn reload(&mut self, ctx: &mut Context<Self>) {
+        self.probe_after(Duration::ZERO, ctx);
+        self.read_progress(ctx);
+    }
+
+    fn forget(&mut self, pull: PullId, attempt: u32) {
+        if let Some(running) = self.running.remove(&(pull, attempt)) {
+            running.task.abort();
+        }
+    }
+}
+
+impl Actor for RuntimeClient {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.supervision.resume(ctx, Self::reload);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        self.recorder().status(crate::inspect::Status::Stopped, "");
+    }
+}
+
+impl Supervised for RuntimeClient {
+    fn restarting(&mut self, _: &mut Context<Self>) {
+        self.supervision.restarting();
+        self.core = Core::default();
+        self.probe = None;
+        // Each task's guard tells the coordinator that its pull is lost.
+        for (_, running) in self.running.drain() {
+            running.task.abort();
+        }
+    }
+}
+
+/// Sees to it that an attempt ends exactly once, even if its task is dropped.
+struct EndOnce {
+    coordinator: Option<Mailbox<PullCoordinator>>,
+    pull: PullId,
+    attempt: u32,
+}
+
+impl EndOnce {
+    fn end(mut self, outcome: Outcome) {
+        self.tell(outcome);
+    }
+
+    fn tell(&mut self, outcome: Outcome) {
+        if let Some(coordinator) = self.coordinator.take() {
+            coordinator.deliver(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
+        }
+    }
+}
+
+impl Drop for EndOnce {
+    fn drop(&mut self) {
+        let reply = PullReply::status(keelson_proto::Code::Unavailable, "the runtime client restarted during the pull");
+        self.tell(Outcome::Lost(Arc::new(reply)));
+    }
+}
+
+impl Handler<Pull> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: Pull, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Pull>();
+        let Pull { pull, attempt, request, waited } = message;
+        let lease = request.lease.clone();
+        let call = request.call.clone();
+        let runtime = self.runtime.clone();
+        let metrics = self.metrics.clone();
+        let me = Mailbox::new(ctx.address(), self.recorder().clone());
+        let end = EndOnce { coordinator: self.coordinator.clone(), pull, attempt };
+        let since = Instant::now();
+        let task = actix::spawn(async move {
+            let (reply, lost) = runtime.pull(request).await;
+            let failed = reply.result.is_err();
+            metrics.operation("pull_image", since.elapsed(), failed);
+            let reply = Arc::new(reply);
+            end.end(if lost { Outcome::Lost(reply) } else { Outcome::Answered(reply) });
+            me.deliver(CallEnded { pull, attempt, lost });
+            if !failed {
+                let took = waited + since.elapsed();
+                let size = runtime.image_size(call).await.ok().flatten();
+                metrics.pulled(took, size);
+            }
+        });
+        self.running.insert((pull, attempt), Running { task: task.abort_handle(), lease, since });
+    }
+}
+
+impl Handler<CallEnded> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: CallEnded, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CallEnded>();
+        self.running.remove(&(message.pull, message.attempt));
+        if message.lost {
+            self.metrics.lost.inc();
+            let effects = self.core.handle(Event::CallLost, self.clock.now());
+            self.perform(effects, ctx);
+        }
+    }
+}
+
+impl Handler<CancelPull> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: CancelPull, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CancelPull>();
+        self.forget(message.pull, message.attempt);
+    }
+}
+
+impl Handler<CancelAll> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CancelAll>();
+        let all: Vec<(PullId, u32)> = self.running.keys().copied().collect();
+        for (pull, attempt) in all {
+            self.forget(pull, attempt);
+        }
+    }
+}
+
+impl Handler<CheckPresent> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: CheckPresent, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CheckPresent>();
+        let Some(coordinator) = self.coordinator.clone() else { return };
+        let (runtime, turns) = (self.runtime.clone(), self.presence.clone());
+        actix::spawn(async move {
+            let _turn = turns.acquire_owned().await;
+            let present = runtime.image_size(message.call).await.ok().map(|size| size.is_some());
+            coordinator.deliver(PullPresence { pull: message.pull, present });
+        });
+    }
+}
+
+impl Handler<DropLease> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: DropLease, _: &mut Context<Self>) {
+        let recorder = self.recorder().clone();
+        let _handling = recorder.handling::<DropLease>();
+        let dropping = self.runtime.drop_lease(message.lease.clone());
+        actix::spawn(async move {
+            if let Err(error) = dropping.await {
+                // It is reaped when the runtime is back, or expires.
+                recorder.error(format!("lease {} could not be deleted: {error}", message.lease));
+            }
+        });
+    }
+}
+
+impl Handler<ReapLeases> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: ReapLeases, _: &mut Context<Self>) {
+        let recorder = self.recorder().clone();
+        let _handling = recorder.handling::<ReapLeases>();
+        let reaping = self.runtime.reap_leases(message.keep);
+        actix::spawn(async move {
+            match reaping.await {
+                Ok(reaped) if reaped.is_empty() => {}
+                Ok(reaped) => {
+                    tracing::info!(leases = ?reaped, "orphan leases deleted");
+                    recorder.event(format!("orphan leases deleted: {}", reaped.join(", ")));
+                }
+                Err(error) => recorder.error(format!("orphan leases could not be looked for: {error}")),
+            }
+        });
+    }
+}
+
+impl Handler<Probe> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, _: Probe, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Probe>();
+        self.probe_after(Duration::ZERO, ctx);
+    }
+}
+
+impl Handler<Subscribe> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: Subscribe, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Subscribe>();
+        self.coordinator = Some(message.to);
+        self.tell_state();
+    }
+}
+
+/// Answer to [`RuntimeState`]: what the actor holds, as JSON for people.
+impl Handler<RuntimeState> for RuntimeClient {
+    type Result = String;
+
+    fn handle(&mut self, _: RuntimeState, _: &mut Context<Self>) -> String {
+        let _handling = self.recorder().handling::<RuntimeState>();
+        let (health, runtime, reason, since) = match self.core.health() {
+            Health::Unknown => ("unknown", None, None, None),
+            Health::Up { info, since_unix_ms } => ("up", Some(info), None, Some(*since_unix_ms)),
+            Health::Down { reason, since_unix_ms } => ("down", None, Some(reason), Some(*since_unix_ms)),
+        };
+        serde_json::json!({
+            "endpoint": self.runtime.endpoint(),
+            "health": health,
+            "since_unix_ms": since,
+            "reason": reason,
+            "runtime_name": runtime.map(|info| &info.name),
+            "runtime_version": runtime.map(|info| &info.version),
+            "pull_option": runtime.map(|info| info.capabilities.pull_option),
+            "leases": runtime.map(|info| info.capabilities.leases),
+            "content": runtime.map(|info| info.capabilities.content),
+            "calls_in_flight": self.running.len(),
+        })
+        .to_string()
+    }
+}

@@ -1,0 +1,155 @@
+//! What the runtime says, in types that need no socket.
+//!
+//! Owns: the trait [`Runtime`] that a service implements, and what passes through it.
+//! In: calls from the RuntimeClient actor. Out: answers; an error always names the socket.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use keelson_proto::Code;
+
+use crate::pulls::PullCall;
+
+/// One pull, for the runtime.
+#[derive(Debug, Clone)]
+pub struct RuntimePull {
+    /// The request.
+    pub call: Arc<PullCall>,
+    /// The lease to pull in, made first if it is not there.
+    pub lease: Option<String>,
+    /// The pull option to pass on.
+    pub option: Option<u32>,
+}
+
+/// A gRPC answer as it came, to be passed on unchanged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullReply {
+    /// The message, or the status.
+    pub result: Result<Bytes, WireStatus>,
+    /// Custom metadata, headers and trailers alike; binary values as on the wire.
+    pub metadata: Vec<(String, Bytes)>,
+}
+
+impl PullReply {
+    /// A status of the agent's own making, without metadata.
+    #[must_use]
+    pub fn status(code: Code, message: impl Into<String>) -> Self {
+        let status = WireStatus { code, message: message.into(), details: Bytes::new() };
+        Self { result: Err(status), metadata: Vec::new() }
+    }
+}
+
+/// A gRPC status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WireStatus {
+    /// `grpc-status`.
+    pub code: Code,
+    /// `grpc-message`, decoded.
+    pub message: String,
+    /// `grpc-status-details-bin`, decoded.
+    pub details: Bytes,
+}
+
+/// Why the runtime could not be asked, or did not answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{endpoint}: {reason}")]
+pub struct RuntimeError {
+    /// The socket, as in the settings.
+    pub endpoint: String,
+    /// What went wrong there.
+    pub reason: String,
+}
+
+/// What a probe learned: the runtime serves.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeInfo {
+    /// For example `containerd`.
+    pub name: String,
+    /// For example `v2.4.2`.
+    pub version: String,
+    /// What it can do.
+    pub capabilities: Capabilities,
+}
+
+/// What the agent may use of a runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capabilities {
+    /// It obeys the pull option (it said so in a response header).
+    pub pull_option: bool,
+    /// It has containerd's lease API, so progress can be kept.
+    pub leases: bool,
+    /// It has containerd's content API, so progress can be shown.
+    pub content: bool,
+}
+
+/// How far a pull is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// What it does just now.
+    pub phase: Phase,
+    /// Of blobs that are complete or being written.
+    pub bytes_done: u64,
+    /// Of all blobs; 0 until the manifest is known.
+    pub bytes_total: u64,
+    /// Complete layers.
+    pub layers_done: u32,
+    /// 0 until the manifest is known.
+    pub layers_total: u32,
+}
+
+/// What a running pull does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Asking the registry what the reference means.
+    #[default]
+    Resolving,
+    /// Fetching layers.
+    Downloading,
+    /// Every byte is here; the layers are being extracted.
+    Unpacking,
+}
+
+impl Phase {
+    /// As the debug API names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resolving => "resolving",
+            Self::Downloading => "downloading",
+            Self::Unpacking => "unpacking",
+        }
+    }
+}
+
+/// The container runtime, as the actors need it. Dropping a returned future cancels the call.
+pub trait Runtime: Send + Sync + 'static {
+    /// The socket, as in the settings.
+    fn endpoint(&self) -> &str;
+
+    /// Asks whether the runtime serves (CRI `Version` and `ImageFsInfo`, the kubelet's own start-up
+    /// probes) and what it can do.
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, RuntimeError>>;
+
+    /// CRI `PullImage`. Never fails: what went wrong is in the reply, and the flag tells whether the
+    /// call was lost (no answer, or one that only says that the runtime is not ready).
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)>;
+
+    /// CRI `ImageStatus`: the size in bytes if the runtime has the image.
+    fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>>;
+
+    /// Reads how far the pulls in these leases are. A lease of which nothing is known is left out.
+    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>>;
+
+    /// Deletes a lease; one that is not there is no error.
+    fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>>;
+
+    /// Deletes every lease that this agent's state folder ever made, but `keep` and those used since
+    /// the process began. Returns what it deleted.
+    fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>>;
+}
+
+/// How long the first probe after an error waits, and the longest pause (kubelet: 100 ms to 3 s).
+pub const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+/// How often a runtime that answers is probed.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(10);

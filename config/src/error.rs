@@ -1,0 +1,251 @@
+//! Everything that can be wrong with settings, each problem with its place, its key and what would be right.
+
+use std::fmt;
+
+use crate::origin::Origin;
+
+/// What is wrong with one value, key or source, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The file is not there, not readable, not text or too large.
+    #[error("cannot read the settings file: {reason}")]
+    Unreadable {
+        /// What the operating system or the check said.
+        reason: String,
+    },
+    /// The file is not TOML.
+    #[error("not valid TOML: {message}")]
+    Syntax {
+        /// What the parser said.
+        message: String,
+    },
+    /// A section that does not exist.
+    #[error("unknown section {section}; {}", hint(nearest, "the sections are", known))]
+    UnknownSection {
+        /// The section as written, quoted.
+        section: String,
+        /// The known section that is most like it.
+        nearest: Option<String>,
+        /// All known sections.
+        known: Vec<String>,
+    },
+    /// A key that does not exist.
+    #[error("unknown key {key}; {}", hint(nearest, "the known keys there are", known))]
+    UnknownKey {
+        /// The key as written, quoted.
+        key: String,
+        /// The known key that is most like it, spelt as its source spells keys.
+        nearest: Option<String>,
+        /// All keys that the place takes.
+        known: Vec<String>,
+    },
+    /// A feature gate that does not exist.
+    #[error("unknown feature gate {name}; {}", gate_hint(nearest, known))]
+    UnknownGate {
+        /// The gate as written, quoted.
+        name: String,
+        /// The known gate that is most like it.
+        nearest: Option<String>,
+        /// All known gates.
+        known: Vec<String>,
+    },
+    /// A gate that has become a fixed part of the program was switched off.
+    #[error("feature gate {name} is GA since {since} and cannot be switched off; remove it")]
+    LockedGate {
+        /// The gate.
+        name: &'static str,
+        /// The version that locked it.
+        since: &'static str,
+    },
+    /// `--feature-gates` or `KEELSON_FEATURE_GATES` holds something that is not `Name=true` or `Name=false`.
+    #[error("{text} is not a feature gate setting; write Name=true or Name=false, separated by commas")]
+    MalformedGate {
+        /// The item as written, quoted.
+        text: String,
+    },
+    /// `--set` without a section, a key or a value.
+    #[error("{text} is not a setting; write --set section.key=value, such as --set pulls.when_full=reject")]
+    MalformedSet {
+        /// The flag's argument, quoted.
+        text: String,
+    },
+    /// An environment variable with one underscore where two belong.
+    #[error("one underscore between section and key; write {right}")]
+    OneUnderscore {
+        /// The variable that was meant.
+        right: String,
+    },
+    /// Two environment variables that differ only in case name the same key and disagree.
+    #[error("set twice with different values, also as environment {other}; keep one of them")]
+    SetTwice {
+        /// The other variable.
+        other: String,
+    },
+    /// A value of another type.
+    #[error("expected {expected}, found {found}")]
+    WrongType {
+        /// The type that would be right.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A number or duration outside its bounds.
+    #[error("{value} is out of range; allowed: {allowed}")]
+    OutOfRange {
+        /// The value.
+        value: String,
+        /// The bounds in words.
+        allowed: String,
+    },
+    /// A duration given as a bare number.
+    #[error("{number} has no unit; write \"{number}s\" if seconds are meant (units: ms, s, m, h)")]
+    DurationWithoutUnit {
+        /// The number.
+        number: String,
+    },
+    /// A word that is not one of the choices.
+    #[error("{value} is not one of {}{}", allowed.join(", "), did_you_mean(nearest))]
+    NotAChoice {
+        /// The word, quoted.
+        value: String,
+        /// The choices, quoted.
+        allowed: Vec<String>,
+        /// The choice that is most like it, quoted.
+        nearest: Option<String>,
+    },
+    /// A duration, address, path, mode, name or log filter that cannot be understood.
+    #[error("{value} is not {what}: {reason}; {right}")]
+    Malformed {
+        /// What the value should be, with its article.
+        what: &'static str,
+        /// The value, quoted.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+        /// What would be right.
+        right: String,
+    },
+    /// An address with a user name or password. The value is not repeated.
+    #[error("an address with \"@\" is refused: no setting may hold a user name or a password; write {right}")]
+    UserInfo {
+        /// An address of the right form.
+        right: &'static str,
+    },
+    /// Values that are right each by itself but not together.
+    #[error("{message}{}", also_involved(others))]
+    Relation {
+        /// What does not go together and what would be right.
+        message: String,
+        /// The other settings involved, with their origins.
+        others: Vec<(String, Origin)>,
+    },
+    /// The layers could not be put together; a defect in Keelson.
+    #[error("the layers of settings could not be merged: {reason}; please report this")]
+    Merge {
+        /// What the merging library said.
+        reason: String,
+    },
+}
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|n| format!("; did you mean {n}?")).unwrap_or_default()
+}
+
+fn hint(nearest: &Option<String>, lead: &str, known: &[String]) -> String {
+    match nearest {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => format!("{lead} {}", known.join(", ")),
+    }
+}
+
+fn gate_hint(nearest: &Option<String>, known: &[String]) -> String {
+    let known = format!("known gates: {}", known.join(", "));
+    match nearest {
+        Some(nearest) => format!("did you mean {nearest}? {known}"),
+        None => known,
+    }
+}
+
+fn also_involved(others: &[(String, Origin)]) -> String {
+    if others.is_empty() {
+        return String::new();
+    }
+    let list: Vec<String> = others.iter().map(|(key, origin)| format!("{key}: {origin}")).collect();
+    format!(" ({})", list.join("; "))
+}
+
+/// The longest piece of a value that an error repeats.
+const QUOTED_CHARS: usize = 80;
+
+/// A value as it is repeated in an error: quoted, on one line, cut if long, and without what stands before an
+/// `@`, which may be a password in the wrong place.
+pub(crate) fn quote(text: &str) -> String {
+    let shown = match text.rsplit_once('@') {
+        Some((_, tail)) => format!("...@{tail}"),
+        None => text.to_owned(),
+    };
+    if shown.chars().count() <= QUOTED_CHARS {
+        return format!("{shown:?}");
+    }
+    let head: String = shown.chars().take(QUOTED_CHARS).collect();
+    format!("{:?}", head + "...")
+}
+
+/// One problem: where, which key, what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where it is.
+    pub place: Origin,
+    /// The setting, as `section.key`; absent when no known setting is meant.
+    pub key: Option<String>,
+    /// What is wrong and what would be right.
+    pub fault: Fault,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#}: ", self.place)?;
+        // A flag's place names the key already.
+        let named = |key: &&String| matches!(&self.place, Origin::Flag(text) if text.ends_with(*key));
+        if let Some(key) = self.key.as_ref().filter(|key| !named(key)) {
+            write!(f, "{key}: ")?;
+        }
+        self.fault.fmt(f)
+    }
+}
+
+/// Every problem of a set of sources, in the order of their places. Never empty.
+///
+/// `Display` gives one line a problem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errors {
+    problems: Vec<Problem>,
+}
+
+impl Errors {
+    /// Sorts the problems by place.
+    pub(crate) fn sorted(mut problems: Vec<Problem>) -> Self {
+        problems.sort_by(|a, b| a.place.sort_key().cmp(&b.place.sort_key()));
+        Self { problems }
+    }
+
+    /// The problems, sorted by place.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+}
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.problems.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            problem.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Errors {}

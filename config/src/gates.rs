@@ -1,0 +1,243 @@
+//! Feature gates: a closed list, each gate with its stage, and what a set of `Name=true` makes of them.
+//!
+//! Alpha gates are off and beta gates on unless set; GA gates are on for good. `AllAlpha` and `AllBeta` set
+//! every gate of their stage, and a gate set by its own name wins over them, whichever layer either stands in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::error::{Fault, quote};
+use crate::suggest::nearest;
+
+/// Sets every alpha gate.
+pub(crate) const ALL_ALPHA: &str = "AllAlpha";
+/// Sets every beta gate.
+pub(crate) const ALL_BETA: &str = "AllBeta";
+
+/// How ripe a feature is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// May be wrong or go away; off unless asked for.
+    Alpha,
+    /// Tested and kept; on unless switched off.
+    Beta,
+    /// Part of the program; on, and cannot be switched off.
+    Ga,
+}
+
+impl Stage {
+    /// Whether a gate of this stage is on when nobody sets it.
+    pub fn default_on(self) -> bool {
+        self != Self::Alpha
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alpha => "ALPHA",
+            Self::Beta => "BETA",
+            Self::Ga => "GA",
+        })
+    }
+}
+
+/// One feature gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateSpec {
+    /// Its name, as in `--feature-gates Name=true`.
+    pub name: &'static str,
+    /// Its stage.
+    pub stage: Stage,
+    /// The version in which it took that stage.
+    pub since: &'static str,
+    /// What it switches.
+    pub description: &'static str,
+}
+
+macro_rules! gates {
+    ($($name:ident: $stage:ident, $since:literal, $description:literal;)+) => {
+        /// The feature gates that exist.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Gate { $(#[doc = $description] $name),+ }
+
+        impl Gate {
+            /// All gates, in the order of the reference.
+            pub const ALL: [Gate; SPECS.len()] = [$(Gate::$name),+];
+        }
+
+        const SPECS: &[GateSpec] = &[$(GateSpec {
+            name: stringify!($name),
+            stage: Stage::$stage,
+            since: $since,
+            description: $description,
+        }),+];
+    };
+}
+
+gates! {
+    PullDeduplication: Beta, "0.1", "Pulls of the same image with the same credentials and handler share one pull.";
+    PresentImageFastLane: Beta, "0.1", "A pull of an image that is there already does not wait for a slot.";
+    KeepPullProgress: Beta, "0.1", "Layers fetched so far outlive a cancelled pull and a dead agent or runtime.";
+    ResumePulls: Beta, "0.1", "After a restart the agent takes up the pulls that it had queued or running.";
+    PullOption: Beta, "0.1", "The limit as a pull option: obeyed in requests, handed to runtimes that support it.";
+    PerRegistryPullLimit: Alpha, "0.1", "Limits the pulls from one registry, so that a slow one cannot hold every slot.";
+}
+
+impl Gate {
+    /// The gate's name.
+    pub fn name(self) -> &'static str {
+        SPECS[self as usize].name
+    }
+
+    /// What the gate is.
+    pub fn spec(self) -> &'static GateSpec {
+        &SPECS[self as usize]
+    }
+}
+
+/// Every gate there is, for `--help` and the reference.
+pub(crate) fn specs() -> &'static [GateSpec] {
+    SPECS
+}
+
+/// A line for each gate, as the help of `--feature-gates` shows it.
+pub fn list_gates() -> String {
+    let mut lines = vec![
+        format!("{ALL_ALPHA}=true|false (ALPHA - default=false): every alpha gate not set by name"),
+        format!("{ALL_BETA}=true|false (BETA - default=true): every beta gate not set by name"),
+    ];
+    lines.extend(SPECS.iter().map(|gate| {
+        let GateSpec { name, stage, since, description } = gate;
+        let default = stage.default_on();
+        format!("{name}=true|false ({stage} since {since} - default={default}): {description}")
+    }));
+    lines.join("\n")
+}
+
+/// Which features are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeatureGates {
+    on: [bool; SPECS.len()],
+}
+
+impl FeatureGates {
+    /// What the gates are when `set` (checked names) is all that was said.
+    pub(crate) fn resolve(set: &BTreeMap<String, bool>) -> Self {
+        Self { on: std::array::from_fn(|i| resolve_one(&SPECS[i], set).0) }
+    }
+
+    /// Whether a feature is on.
+    pub fn enabled(&self, gate: Gate) -> bool {
+        self.on[gate as usize]
+    }
+
+    /// The same with one gate set otherwise.
+    #[must_use]
+    pub fn with(mut self, gate: Gate, on: bool) -> Self {
+        self.on[gate as usize] = on;
+        self
+    }
+}
+
+impl Default for FeatureGates {
+    fn default() -> Self {
+        Self::resolve(&BTreeMap::new())
+    }
+}
+
+/// The value of a gate, and the name in `set` that decided it.
+pub(crate) fn resolve_one(gate: &GateSpec, set: &BTreeMap<String, bool>) -> (bool, Option<&'static str>) {
+    let group = match gate.stage {
+        Stage::Alpha => Some(ALL_ALPHA),
+        Stage::Beta => Some(ALL_BETA),
+        Stage::Ga => None,
+    };
+    [Some(gate.name), group]
+        .into_iter()
+        .flatten()
+        .find_map(|name| set.get(name).map(|on| (*on, Some(name))))
+        .unwrap_or((gate.stage.default_on(), None))
+}
+
+/// The canonical name of a gate that may be set to `on`.
+pub(crate) fn check(specs: &[GateSpec], name: &str, on: bool) -> Result<&'static str, Fault> {
+    if let Some(group) = [ALL_ALPHA, ALL_BETA].into_iter().find(|group| *group == name) {
+        return Ok(group);
+    }
+    let Some(gate) = specs.iter().find(|gate| gate.name == name) else {
+        return Err(unknown(specs, name));
+    };
+    if gate.stage == Stage::Ga && !on {
+        return Err(Fault::LockedGate { name: gate.name, since: gate.since });
+    }
+    Ok(gate.name)
+}
+
+/// The error for a name that is not a gate's.
+pub(crate) fn unknown(specs: &[GateSpec], name: &str) -> Fault {
+    let known = || specs.iter().map(|gate| gate.name).chain([ALL_ALPHA, ALL_BETA]);
+    Fault::UnknownGate {
+        name: quote(name),
+        nearest: nearest(name, known()).map(Into::into),
+        known: known().map(Into::into).collect(),
+    }
+}
+
+/// The canonical spelling of a gate's name whose case and underscores were lost in an environment variable.
+pub(crate) fn spelt(name: &str) -> Option<&'static str> {
+    let fold = |s: &str| s.replace('_', "").to_ascii_lowercase();
+    SPECS.iter().map(|gate| gate.name).chain([ALL_ALPHA, ALL_BETA]).find(|known| fold(known) == fold(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(pairs: &[(&str, bool)]) -> BTreeMap<String, bool> {
+        pairs.iter().map(|(name, on)| ((*name).to_owned(), *on)).collect()
+    }
+
+    const GA: GateSpec = GateSpec { name: "OldHat", stage: Stage::Ga, since: "0.0", description: "" };
+    const ALPHA: GateSpec = GateSpec { name: "NewHat", stage: Stage::Alpha, since: "0.1", description: "" };
+    const BETA: GateSpec = GateSpec { name: "Hat", stage: Stage::Beta, since: "0.1", description: "" };
+
+    #[test]
+    fn stage_decides_until_somebody_speaks() {
+        let value = |gate: &GateSpec, pairs: &[(&str, bool)]| resolve_one(gate, &set(pairs)).0;
+        assert!(!value(&ALPHA, &[]) && value(&BETA, &[]) && value(&GA, &[]));
+        assert!(value(&ALPHA, &[(ALL_ALPHA, true)]));
+        assert!(!value(&ALPHA, &[(ALL_BETA, true)]));
+        assert!(!value(&BETA, &[(ALL_BETA, false)]));
+        assert!(value(&GA, &[(ALL_BETA, false), (ALL_ALPHA, false)]));
+        assert!(!value(&ALPHA, &[(ALL_ALPHA, true), ("NewHat", false)]));
+        assert!(value(&BETA, &[(ALL_BETA, false), ("Hat", true)]));
+    }
+
+    #[test]
+    fn a_ga_gate_is_locked_on() {
+        let specs = [GA, ALPHA, BETA];
+        assert_eq!(check(&specs, "OldHat", true), Ok("OldHat"));
+        let fault = check(&specs, "OldHat", false).unwrap_err();
+        assert_eq!(fault, Fault::LockedGate { name: "OldHat", since: "0.0" });
+        assert!(fault.to_string().contains("OldHat"));
+        let fault = check(&specs, "OldHut", true).unwrap_err();
+        assert_eq!(
+            fault.to_string(),
+            "unknown feature gate \"OldHut\"; did you mean OldHat? \
+             known gates: OldHat, NewHat, Hat, AllAlpha, AllBeta"
+        );
+    }
+
+    #[test]
+    fn the_list_names_every_gate() {
+        let list = list_gates();
+        for gate in Gate::ALL {
+            assert!(list.contains(gate.name()), "{list}");
+            assert_eq!(gate.name(), gate.spec().name);
+            assert_eq!(spelt(&gate.name().to_uppercase()), Some(gate.name()));
+            assert_eq!(FeatureGates::default().enabled(gate), gate.spec().stage != Stage::Alpha);
+        }
+        assert_eq!(spelt("PULL_DEDUPLICATION"), Some("PullDeduplication"));
+    }
+}

@@ -1,0 +1,115 @@
+//! What settings demand of each other.
+
+use std::collections::BTreeSet;
+
+use crate::error::{Fault, Problem};
+use crate::gates::Gate;
+use crate::origin::Origin;
+use crate::settings::{GATES_SECTION, Settings};
+use crate::values::Enforce;
+
+/// A demand that is not met: the settings it is about, and the sentence for people.
+struct Violation {
+    keys: &'static [&'static str],
+    message: String,
+}
+
+/// The sentence of the first demand that is not met.
+pub(crate) fn first_violation(settings: &Settings) -> Option<String> {
+    violations(settings).into_iter().next().map(|v| v.message)
+}
+
+/// Each unmet demand as a problem at the place that ranks highest among the settings it is about. Demands on
+/// settings in `wrong` are passed over: their value is not known, and that has been reported.
+pub(crate) fn check(
+    settings: &Settings,
+    origin: &dyn Fn(&str) -> Origin,
+    wrong: &BTreeSet<String>,
+) -> Vec<Problem> {
+    // A group of gates may decide any gate, so one wrong gate leaves all of them unknown.
+    let gate = |key: &str| key.starts_with(GATES_SECTION);
+    let wrong_gate = wrong.iter().any(|key| gate(key));
+    let unknown = |key: &str| wrong.contains(key) || (wrong_gate && gate(key));
+    let sound = |v: &Violation| !v.keys.iter().any(|key| unknown(key));
+    violations(settings).into_iter().filter(sound).map(|v| problem(v, origin)).collect()
+}
+
+fn problem(violation: Violation, origin: &dyn Fn(&str) -> Origin) -> Problem {
+    let mut keys: Vec<(String, Origin)> =
+        violation.keys.iter().map(|key| ((*key).to_owned(), origin(key))).collect();
+    keys.sort_by(|(_, a), (_, b)| b.sort_key().cmp(&a.sort_key()));
+    let (key, place) = keys.remove(0);
+    Problem { place, key: Some(key), fault: Fault::Relation { message: violation.message, others: keys } }
+}
+
+fn violations(settings: &Settings) -> Vec<Violation> {
+    let mut found = pulls(settings);
+    found.extend(http(settings));
+    found.extend(sockets(settings));
+    found
+}
+
+fn pulls(settings: &Settings) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let pulls = &settings.pulls;
+    let gates = &settings.feature_gates;
+    let max = pulls.max_parallel_image_pulls;
+    if pulls.serialize_image_pulls && max > 1 {
+        found.push(Violation {
+            keys: &["pulls.serialize_image_pulls", "pulls.max_parallel_image_pulls"],
+            message: format!(
+                "serialize_image_pulls = true allows one pull at a time and max_parallel_image_pulls = {max} \
+                 allows {max}; set serialize_image_pulls = false, or max_parallel_image_pulls to 0 or 1"
+            ),
+        });
+    }
+    if pulls.per_registry_max_parallel_image_pulls > 0 && !gates.enabled(Gate::PerRegistryPullLimit) {
+        found.push(Violation {
+            keys: &["pulls.per_registry_max_parallel_image_pulls", "feature_gates.PerRegistryPullLimit"],
+            message:
+                "per_registry_max_parallel_image_pulls needs the feature gate PerRegistryPullLimit; set \
+                      the gate to true, or the limit to 0"
+                    .into(),
+        });
+    }
+    if pulls.enforce == Enforce::Runtime && !gates.enabled(Gate::PullOption) {
+        found.push(Violation {
+            keys: &["pulls.enforce", "feature_gates.PullOption"],
+            message: "enforce = \"runtime\" needs the feature gate PullOption; set the gate to true, or \
+                      enforce = \"agent\""
+                .into(),
+        });
+    }
+    found
+}
+
+fn http(settings: &Settings) -> Option<Violation> {
+    let addr = settings.debug.http?;
+    let loopback = addr.ip().to_canonical().is_loopback();
+    (!loopback && !settings.debug.http_allow_remote).then(|| Violation {
+        keys: &["debug.http", "debug.http_allow_remote"],
+        message: format!(
+            "{addr} is not a loopback address, and anybody who can reach it could read the agent's state; use \
+             127.0.0.1 or [::1], or set http_allow_remote = true"
+        ),
+    })
+}
+
+/// Two sockets at one path would replace each other, and a front whose runtime is itself would call itself.
+fn sockets(settings: &Settings) -> Vec<Violation> {
+    let (listen, runtime, debug) =
+        (&settings.cri.listen, &settings.cri.runtime_endpoint, &settings.debug.listen);
+    let pairs: [(_, _, &'static [&'static str]); 3] = [
+        (listen, runtime, &["cri.listen", "cri.runtime_endpoint"]),
+        (listen, debug, &["cri.listen", "debug.listen"]),
+        (runtime, debug, &["cri.runtime_endpoint", "debug.listen"]),
+    ];
+    pairs
+        .into_iter()
+        .filter(|(a, b, _)| a == b)
+        .map(|(socket, _, keys)| Violation {
+            keys,
+            message: format!("{} are both {socket}; give each a socket of its own", keys.join(" and ")),
+        })
+        .collect()
+}

@@ -1,0 +1,439 @@
+//! How each type of setting is read from a layer, bounded, described and shown.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use tracing_subscriber::EnvFilter;
+
+use crate::error::{Fault, quote};
+use crate::suggest::nearest;
+use crate::values::{Choice, Enforce, LogFormat, SocketMode, SocketSpec, WhenFull, path_fault};
+
+/// A value as a layer gives it, before it is known to be right.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Raw {
+    Bool(bool),
+    Int(i64),
+    /// Text that the source marked as text.
+    Text(String),
+    /// Text of a source without types (environment, flags): the setting decides what it is.
+    Untyped(String),
+    /// Something that no setting takes; the words name it for an error.
+    Other(&'static str),
+}
+
+impl Raw {
+    fn wrong(&self, expected: impl Into<String>) -> Fault {
+        let found = match self {
+            Self::Bool(b) => format!("{b}"),
+            Self::Int(i) => format!("the number {i}"),
+            Self::Text(t) => format!("the text {}", quote(t)),
+            Self::Untyped(t) => quote(t),
+            Self::Other(what) => (*what).into(),
+        };
+        Fault::WrongType { expected: expected.into(), found }
+    }
+
+    fn text(&self, expected: &str) -> Result<&str, Fault> {
+        match self {
+            Self::Text(t) | Self::Untyped(t) => Ok(t),
+            _ => Err(self.wrong(expected)),
+        }
+    }
+}
+
+/// A type that settings may have.
+pub(crate) trait Setting: Sized {
+    /// What narrows the type for one key.
+    type Rule;
+
+    /// Checks and converts.
+    fn read(raw: &Raw, rule: &Self::Rule) -> Result<Self, Fault>;
+
+    /// The canonical form: what [`Setting::read`] takes back, as a bool, an integer or a text.
+    fn show(&self) -> Json;
+
+    /// Type and bounds in words, for the reference.
+    fn describe(rule: &Self::Rule) -> String;
+}
+
+/// A setting without bounds of its own.
+pub(crate) struct Any;
+
+/// Least and greatest value, and what zero means where it stands for something else.
+pub(crate) struct Within<T> {
+    min: T,
+    max: T,
+    zero: Option<&'static str>,
+}
+
+pub(crate) const fn within<T>(min: T, max: T) -> Within<T> {
+    Within { min, max, zero: None }
+}
+
+/// Zero, with a meaning of its own, or a value within the bounds.
+pub(crate) const fn zero_or<T>(zero: &'static str, min: T, max: T) -> Within<T> {
+    Within { min, max, zero: Some(zero) }
+}
+
+impl<T: PartialOrd + Default> Within<T> {
+    fn admits(&self, value: &T) -> bool {
+        (self.min <= *value && *value <= self.max) || (self.zero.is_some() && *value == T::default())
+    }
+
+    fn words<D: Display>(&self, show: impl Fn(&T) -> D) -> String {
+        let range = format!("{} to {}", show(&self.min), show(&self.max));
+        match self.zero {
+            Some(meaning) => format!("{range}, or {} for {meaning}", show(&T::default())),
+            None => range,
+        }
+    }
+}
+
+impl Setting for bool {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        match raw {
+            Raw::Bool(b) => Ok(*b),
+            Raw::Untyped(t) if t == "true" => Ok(true),
+            Raw::Untyped(t) if t == "false" => Ok(false),
+            Raw::Text(t) if t == "true" || t == "false" => Err(raw.wrong("true or false, without quotes")),
+            _ => Err(raw.wrong("true or false")),
+        }
+    }
+
+    fn show(&self) -> Json {
+        Json::Bool(*self)
+    }
+
+    fn describe(_: &Any) -> String {
+        "true or false".into()
+    }
+}
+
+impl Setting for u32 {
+    type Rule = Within<u32>;
+
+    fn read(raw: &Raw, rule: &Self::Rule) -> Result<Self, Fault> {
+        let out_of_range =
+            |value: &dyn Display| Fault::OutOfRange { value: value.to_string(), allowed: rule.words(|n| *n) };
+        let number = match raw {
+            Raw::Int(i) => *i,
+            Raw::Untyped(t) => match t.parse::<i64>() {
+                Ok(i) => i,
+                Err(_) if is_number(t) => return Err(out_of_range(&quote(t))),
+                Err(_) => return Err(raw.wrong("a whole number")),
+            },
+            Raw::Text(t) if is_number(t) => return Err(raw.wrong("a whole number, without quotes")),
+            _ => return Err(raw.wrong("a whole number")),
+        };
+        u32::try_from(number).ok().filter(|n| rule.admits(n)).ok_or_else(|| out_of_range(&number))
+    }
+
+    fn show(&self) -> Json {
+        Json::from(*self)
+    }
+
+    fn describe(rule: &Self::Rule) -> String {
+        format!("number, {}", rule.words(|n| *n))
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// A duration in the units that settings are written in, the largest hours: `1m30s`.
+pub(crate) fn show_duration(duration: &Duration) -> String {
+    let (secs, nanos) = (duration.as_secs(), u64::from(duration.subsec_nanos()));
+    let parts = [
+        (secs / 3600, "h"),
+        (secs / 60 % 60, "m"),
+        (secs % 60, "s"),
+        (nanos / 1_000_000, "ms"),
+        (nanos / 1000 % 1000, "us"),
+        (nanos % 1000, "ns"),
+    ];
+    let text: String = parts.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{n}{unit}")).collect();
+    if text.is_empty() { "0s".into() } else { text }
+}
+
+impl Setting for Duration {
+    type Rule = Within<Duration>;
+
+    fn read(raw: &Raw, rule: &Self::Rule) -> Result<Self, Fault> {
+        let text = match raw {
+            Raw::Int(i) => return Err(Fault::DurationWithoutUnit { number: i.to_string() }),
+            Raw::Text(t) | Raw::Untyped(t) => t.trim(),
+            _ => return Err(raw.wrong("a duration such as \"10s\"")),
+        };
+        if is_number(text) && text.len() <= 20 {
+            return Err(Fault::DurationWithoutUnit { number: text.into() });
+        }
+        let duration = humantime::parse_duration(text).map_err(|e| Fault::Malformed {
+            what: "a duration",
+            value: quote(text),
+            reason: e.to_string(),
+            right: "write numbers with units, such as \"500ms\", \"10s\" or \"1m30s\"".into(),
+        })?;
+        if rule.admits(&duration) {
+            return Ok(duration);
+        }
+        Err(Fault::OutOfRange { value: quote(text), allowed: rule.words(show_duration) })
+    }
+
+    fn show(&self) -> Json {
+        show_duration(self).into()
+    }
+
+    fn describe(rule: &Self::Rule) -> String {
+        format!("duration, {}", rule.words(show_duration))
+    }
+}
+
+/// What a text must be.
+pub(crate) enum TextRule {
+    /// A node's name; empty for the host's name.
+    NodeName,
+    /// Directives of a `tracing` filter.
+    LogFilter,
+}
+
+impl Setting for String {
+    type Rule = TextRule;
+
+    fn read(raw: &Raw, rule: &TextRule) -> Result<Self, Fault> {
+        let text = raw.text("a text")?.trim();
+        match rule {
+            TextRule::NodeName if text.is_empty() => {}
+            TextRule::NodeName => check_node_name(text)?,
+            TextRule::LogFilter => check_log_filter(text)?,
+        }
+        Ok(text.into())
+    }
+
+    fn show(&self) -> Json {
+        self.as_str().into()
+    }
+
+    fn describe(rule: &TextRule) -> String {
+        match rule {
+            TextRule::NodeName => "node name (DNS subdomain), or \"\" for the host's name".into(),
+            TextRule::LogFilter => "log filter".into(),
+        }
+    }
+}
+
+/// Kubernetes takes RFC 1123 subdomains as node names.
+pub(crate) fn check_node_name(name: &str) -> Result<(), Fault> {
+    let malformed = |reason: &str, right: String| Fault::Malformed {
+        what: "a node name",
+        value: quote(name),
+        reason: reason.into(),
+        right,
+    };
+    let rule = || "use lower case letters, digits, \"-\" and \".\", at most 253".to_owned();
+    if name.len() > 253 {
+        return Err(malformed("it is too long", rule()));
+    }
+    let label_ok = |label: &str| {
+        !label.is_empty()
+            && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    if name.split('.').all(label_ok) {
+        return Ok(());
+    }
+    let lower = name.to_ascii_lowercase();
+    if lower.split('.').all(label_ok) {
+        return Err(malformed("node names are lower case", format!("write {}", quote(&lower))));
+    }
+    Err(malformed("it is not a DNS subdomain (RFC 1123)", rule()))
+}
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// The filter's own parser takes a misspelt level for the name of a target, and would then log everything of
+/// a target that is not there and nothing else; so words that look like a level are refused.
+fn check_log_filter(text: &str) -> Result<(), Fault> {
+    let malformed = |reason: String, right: &str| Fault::Malformed {
+        what: "a log filter",
+        value: quote(text),
+        reason,
+        right: right.into(),
+    };
+    let example = "write a level (off, error, warn, info, debug, trace) or directives such as \
+                   \"info,keelson_cri=debug\"";
+    if text.is_empty() {
+        return Err(malformed("it is empty".into(), example));
+    }
+    for word in text.split(',').map(str::trim) {
+        let known = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+        if let Some(level) = nearest(word, LEVELS).filter(|_| !known) {
+            return Err(malformed(format!("{} is no level", quote(word)), &format!("did you mean {level}?")));
+        }
+    }
+    match EnvFilter::builder().parse(text) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(malformed(e.to_string(), example)),
+    }
+}
+
+impl Setting for PathBuf {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        let text = raw.text("an absolute path")?;
+        match path_fault(text) {
+            None => Ok(text.into()),
+            Some(reason) => Err(Fault::Malformed {
+                what: "an absolute path",
+                value: quote(text),
+                reason,
+                right: "write a path that begins with \"/\" and has no \"..\"".into(),
+            }),
+        }
+    }
+
+    fn show(&self) -> Json {
+        self.to_string_lossy().into_owned().into()
+    }
+
+    fn describe(_: &Any) -> String {
+        "absolute path".into()
+    }
+}
+
+impl Setting for SocketSpec {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        Self::parse(
+            raw.text("a unix socket address as text, such as \"unix:///run/keelson/name.sock\"")?.trim(),
+        )
+    }
+
+    fn show(&self) -> Json {
+        self.to_string().into()
+    }
+
+    fn describe(_: &Any) -> String {
+        "unix socket, `unix:///path`".into()
+    }
+}
+
+impl Setting for SocketMode {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        Self::parse(raw.text("an octal mode as text, such as \"0660\"")?.trim())
+    }
+
+    fn show(&self) -> Json {
+        self.to_string().into()
+    }
+
+    fn describe(_: &Any) -> String {
+        "octal mode as text; not for everybody".into()
+    }
+}
+
+impl Setting for Option<SocketAddr> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        let text = raw.text("an address as text, such as \"127.0.0.1:9440\", or \"\" for off")?.trim();
+        if text.is_empty() {
+            return Ok(None);
+        }
+        if text.contains('@') {
+            return Err(Fault::UserInfo { right: "127.0.0.1:9440" });
+        }
+        text.parse().map(Some).map_err(|_| Fault::Malformed {
+            what: "an address",
+            value: quote(text),
+            reason: "an IP address and a port are needed".into(),
+            right: "write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off".into(),
+        })
+    }
+
+    fn show(&self) -> Json {
+        self.map(|addr| addr.to_string()).unwrap_or_default().into()
+    }
+
+    fn describe(_: &Any) -> String {
+        "IP address and port, or \"\" for off".into()
+    }
+}
+
+fn read_choice<C: Choice>(raw: &Raw) -> Result<C, Fault> {
+    let words = || C::WORDS.iter().map(|(word, _)| *word);
+    let text = raw.text(&describe_choice::<C>())?.trim();
+    C::WORDS.iter().find(|(word, _)| *word == text).map(|(_, choice)| *choice).ok_or_else(|| {
+        Fault::NotAChoice {
+            value: quote(text),
+            allowed: words().map(quote).collect(),
+            nearest: nearest(text, words()).map(quote),
+        }
+    })
+}
+
+fn describe_choice<C: Choice>() -> String {
+    C::WORDS.iter().map(|(word, _)| quote(word)).collect::<Vec<_>>().join(" or ")
+}
+
+macro_rules! choices {
+    ($($ty:ty),+) => {$(
+        impl Setting for $ty {
+            type Rule = Any;
+
+            fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+                read_choice(raw)
+            }
+
+            fn show(&self) -> Json {
+                self.as_str().into()
+            }
+
+            fn describe(_: &Any) -> String {
+                describe_choice::<Self>()
+            }
+        }
+    )+};
+}
+choices!(WhenFull, Enforce, LogFormat);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_duration_shown_is_the_duration_read(secs in 0u64..86_400, nanos in 0u32..1_000_000_000) {
+            let duration = Duration::new(secs, nanos);
+            let text = show_duration(&duration);
+            prop_assert_eq!(humantime::parse_duration(&text), Ok(duration), "{}", text);
+        }
+    }
+
+    #[test]
+    fn durations_are_shown_in_the_units_of_settings() {
+        for (duration, text) in [
+            (Duration::ZERO, "0s"),
+            (Duration::from_secs(86_400), "24h"),
+            (Duration::from_secs(90), "1m30s"),
+            (Duration::from_millis(500), "500ms"),
+        ] {
+            assert_eq!(show_duration(&duration), text);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The table of all settings: types, bounds, defaults, whether a change takes effect live, and what each is for.
+//!
+//! The macro makes of it the structs that the rest of Keelson reads, and the list of keys that checks,
+//! reference and example file are made of.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
+use crate::error::Fault;
+use crate::gates::{self, FeatureGates, Gate};
+use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
+use crate::values::{Enforce, LogFormat, SocketMode, SocketSpec, WhenFull};
+
+/// The section of the gates, whose keys are the gates' names.
+pub(crate) const GATES_SECTION: &str = "feature_gates";
+
+/// A section of the settings.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Its name, as in `[pulls]`.
+    pub name: &'static str,
+    /// What it is about.
+    pub doc: String,
+}
+
+/// What there is to know about one setting.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// `section.key`.
+    pub path: &'static str,
+    /// The section.
+    pub section: &'static str,
+    /// The key within the section.
+    pub name: &'static str,
+    /// Type and bounds in words.
+    pub kind: String,
+    /// The default.
+    pub default: Json,
+    /// Whether a running agent takes over a change (SIGHUP).
+    pub live: bool,
+    /// What the setting does.
+    pub doc: String,
+    check: fn(&Raw) -> Result<Json, Fault>,
+}
+
+impl Key {
+    /// The environment variable that sets it.
+    pub fn env(&self) -> String {
+        env_name(self.section, self.name)
+    }
+
+    /// The canonical form of a value, or what is wrong with it.
+    pub(crate) fn check(&self, raw: &Raw) -> Result<Json, Fault> {
+        (self.check)(raw)
+    }
+}
+
+/// The environment variable that sets `section.key`.
+pub(crate) fn env_name(section: &str, name: &str) -> String {
+    // The names of gates are not folded: their case tells their words apart.
+    let name = if section == GATES_SECTION { name.to_owned() } else { name.to_uppercase() };
+    format!("KEELSON_{}__{name}", section.to_uppercase())
+}
+
+/// One setting of a [`Settings`] in canonical form.
+pub(crate) struct Flat {
+    pub(crate) key: String,
+    pub(crate) live: bool,
+    pub(crate) value: Json,
+}
+
+/// Doc comments as one line.
+fn join(lines: &[&str]) -> String {
+    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+}
+
+macro_rules! is_live {
+    (live) => {
+        true
+    };
+    (restart) => {
+        false
+    };
+}
+
+macro_rules! settings {
+    ($(
+        $(#[doc = $section_doc:literal])+
+        $section:ident: $Section:ident {
+            $( $(#[doc = $doc:literal])+ $field:ident: $ty:ty = $default:expr, $rule:expr, $live:ident; )+
+        }
+    )+) => {
+        $(
+            $(#[doc = $section_doc])+
+            #[derive(Clone, Debug, PartialEq, Eq)]
+            pub struct $Section { $( $(#[doc = $doc])+ pub $field: $ty, )+ }
+
+            impl Default for $Section {
+                fn default() -> Self {
+                    Self { $($field: $default,)+ }
+                }
+            }
+        )+
+
+        /// All settings, checked.
+        ///
+        /// `Settings::default()` holds the defaults; its node's name is empty until [`load`](crate::load)
+        /// puts the host's there.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Settings {
+            $( $(#[doc = $section_doc])+ pub $section: $Section, )+
+            /// Which features are on.
+            pub feature_gates: FeatureGates,
+        }
+
+        static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| vec![
+            $( Section { name: stringify!($section), doc: join(&[$($section_doc),+]) }, )+
+            Section { name: GATES_SECTION, doc: GATES_DOC.into() },
+        ]);
+
+        static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| vec![$($(
+            Key {
+                path: concat!(stringify!($section), ".", stringify!($field)),
+                section: stringify!($section),
+                name: stringify!($field),
+                kind: <$ty as Setting>::describe(&$rule),
+                default: <$ty as Setting>::show(&$default),
+                live: is_live!($live),
+                doc: join(&[$($doc),+]),
+                check: |raw| <$ty as Setting>::read(raw, &$rule).map(|value| value.show()),
+            },
+        )+)+]);
+
+        impl Settings {
+            /// Reads every key but the gates; `get` gives the merged value of a path.
+            pub(crate) fn build(
+                get: &dyn Fn(&'static str) -> Raw,
+                feature_gates: FeatureGates,
+            ) -> Result<Self, (&'static str, Fault)> {
+                $( let $section = $Section { $(
+                    $field: {
+                        let path = concat!(stringify!($section), ".", stringify!($field));
+                        <$ty as Setting>::read(&get(path), &$rule).map_err(|fault| (path, fault))?
+                    },
+                )+ }; )+
+                Ok(Self { $($section,)+ feature_gates })
+            }
+
+            /// Every setting in canonical form, in the order of the table, the gates last.
+            pub(crate) fn flatten(&self) -> Vec<Flat> {
+                let mut all = vec![$($( Flat {
+                    key: concat!(stringify!($section), ".", stringify!($field)).into(),
+                    live: is_live!($live),
+                    value: Setting::show(&self.$section.$field),
+                }, )+)+];
+                all.extend(Gate::ALL.map(|gate| Flat {
+                    key: format!("{GATES_SECTION}.{}", gate.name()),
+                    live: false,
+                    value: Json::Bool(self.feature_gates.enabled(gate)),
+                }));
+                all
+            }
+
+            /// `self` with the live settings of `new`.
+            pub(crate) fn replace_live(&self, new: &Self) -> Self {
+                let mut merged = self.clone();
+                $($( if is_live!($live) {
+                    merged.$section.$field.clone_from(&new.$section.$field);
+                } )+)+
+                merged
+            }
+        }
+    };
+}
+
+const GATES_DOC: &str = "Features that can be switched on or off, one Name = true or false a line. AllAlpha and \
+                         AllBeta set every gate of their stage; a gate set by its own name wins over them.";
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+const fn mins(n: u64) -> Duration {
+    Duration::from_secs(60 * n)
+}
+
+const fn hours(n: u64) -> Duration {
+    Duration::from_secs(3600 * n)
+}
+
+settings! {
+    /// The agent's process.
+    agent: Agent {
+        /// The node's name as Kubernetes knows it. Empty: the host's name in lower case, as the kubelet has it.
+        node_name: String = String::new(), TextRule::NodeName, restart;
+        /// The folder of the durable state. One agent a folder.
+        state_dir: PathBuf = "/var/lib/keelson".into(), Any, restart;
+        /// How long SIGTERM waits for running pulls before the agent ends; 0s does not wait. Keep it under the
+        /// unit's `TimeoutStopSec`.
+        drain_timeout: Duration = secs(20), within(secs(0), mins(10)), restart;
+        /// What is logged: a level, or directives by target such as `info,keelson_cri=debug`.
+        log: String = "info".into(), TextRule::LogFilter, live;
+        /// How log lines are written: `text` for people, `json` for collectors.
+        log_format: LogFormat = LogFormat::Text, Any, restart;
+    }
+
+    /// The CRI socket towards the kubelet and the connection to the runtime.
+    cri: Cri {
+        /// The socket that the kubelet and `crictl` use as runtime and image endpoint.
+        listen: SocketSpec = SocketSpec::built_in("/run/keelson/cri.sock"), Any, restart;
+        /// The container runtime's CRI socket.
+        runtime_endpoint: SocketSpec = SocketSpec::built_in("/run/containerd/containerd.sock"), Any, restart;
+        /// How long a call is held while the runtime is away, before it gets UNAVAILABLE. Under the 2m that the
+        /// kubelet waits (`runtimeRequestTimeout`), so that it sees the reason and not its own deadline.
+        hold_timeout: Duration = secs(100), within(secs(0), secs(119)), live;
+        /// Permissions of the CRI socket. Who can connect is root on the node.
+        socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
+    }
+
+    /// Image pulls: the limit, the queue, what outlives a cancel or a crash.
+    pulls: Pulls {
+        /// One pull at a time, as the kubelet's `serializeImagePulls`.
+        serialize_image_pulls: bool = false, Any, live;
+        /// How many pulls may run at once, as the kubelet's `maxParallelImagePulls`; 0 for no limit.
+        max_parallel_image_pulls: u32 = 0, zero_or("no limit", 1, 10_000), live;
+        /// What happens to a pull beyond the limit: `wait` queues it, first come first served; `reject` retries a
+        /// few times and then refuses it with RESOURCE_EXHAUSTED.
+        when_full: WhenFull = WhenFull::Wait, Any, live;
+        /// Who keeps to the limit: the `agent`, or the `runtime` by the pull option if it says that it can.
+        enforce: Enforce = Enforce::Agent, Any, live;
+        /// How many pulls from one registry may run at once, so that a slow one cannot hold every slot; 0 for off.
+        /// Needs the feature gate PerRegistryPullLimit.
+        per_registry_max_parallel_image_pulls: u32 = 0, zero_or("off", 1, 10_000), live;
+        /// How many pulls of images that are there already may run at once, outside the limit.
+        max_parallel_present_images: u32 = 10, within(1, 10_000), live;
+        /// The longest that a pull may wait for a slot; 0s for no bound. The kubelet sets no deadline on pulls.
+        max_queue_time: Duration = secs(0), zero_or("no bound", secs(1), hours(24)), live;
+        /// How many callers may wait or be served at once, before further ones are told that the agent is busy.
+        max_queued_callers: u32 = 20_000, within(1, 1_000_000), live;
+        /// How long a running pull goes on after its last caller left, in case one returns; then it is cancelled.
+        cancel_grace: Duration = secs(10), within(secs(0), mins(10)), live;
+        /// How long after a restart the place of an interrupted pull that needs credentials is held for its caller.
+        resume_window: Duration = mins(2), within(secs(0), hours(1)), live;
+        /// Keep the layers fetched so far when a pull is cancelled or the agent or runtime dies.
+        keep_progress: bool = true, Any, live;
+        /// How long layers of an unfinished pull are kept from the runtime's garbage collection.
+        progress_retention: Duration = hours(3), within(mins(1), hours(24)), live;
+        /// A running pull without any progress for this long is cancelled and its slot freed; 0s for off.
+        stall_timeout: Duration = mins(10), zero_or("off", secs(1), hours(24)), live;
+        /// With `when_full = "reject"`: how often a pull is tried again before it is refused.
+        reject_retries: u32 = 3, within(0, 100), live;
+        /// With `when_full = "reject"`: the time between two tries.
+        reject_retry_interval: Duration = secs(10), within(ms(1), mins(10)), live;
+        /// How often a pull is tried again when the runtime went away in the middle of it.
+        runtime_retries: u32 = 2, within(0, 100), live;
+        /// How long a caller that left the queue may take to return to its old place.
+        reentry_window: Duration = secs(30), within(secs(0), mins(10)), live;
+        /// How often the progress of running pulls is asked for.
+        progress_interval: Duration = ms(500), within(ms(50), mins(1)), live;
+    }
+
+    /// The debug socket (gRPC) and the debug page, metrics and probes (HTTP).
+    debug: Debug {
+        /// The socket of the debug API, which `keelson pulls`, `keelson actors` and the like use.
+        listen: SocketSpec = SocketSpec::built_in("/run/keelson/debug.sock"), Any, restart;
+        /// The address of page, metrics and probes; empty for off. A loopback address unless `http_allow_remote`;
+        /// port 0 takes a free one.
+        http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9440))), Any, restart;
+        /// Allow an `http` address that other machines can reach. There is no authentication on it.
+        http_allow_remote: bool = false, Any, restart;
+        /// Permissions of the debug socket.
+        socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
+    }
+}
+
+/// Every setting but the feature gates (those are [`Gate::ALL`]), in the order of the
+/// reference.
+pub fn schema() -> &'static [Key] {
+    &KEYS
+}
+
+/// Every section, in the order of the reference.
+pub fn sections() -> &'static [Section] {
+    &SECTIONS
+}
+
+/// What a gate does, for the list of entries.
+pub(crate) fn gate_doc(gate: Gate) -> &'static str {
+    gates::specs()[gate as usize].description
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(json: &Json) -> Raw {
+        match json {
+            Json::Bool(b) => Raw::Bool(*b),
+            Json::Number(n) => Raw::Int(n.as_i64().unwrap()),
+            Json::String(s) => Raw::Text(s.clone()),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn every_default_passes_its_own_check_typed_and_untyped() {
+        for key in schema() {
+            assert_eq!(key.check(&raw(&key.default)).as_ref(), Ok(&key.default), "{}", key.path);
+            let text = match &key.default {
+                Json::String(s) => s.clone(),
+                other => other.to_string(),
+            };
+            assert_eq!(key.check(&Raw::Untyped(text)).as_ref(), Ok(&key.default), "{}", key.path);
+            assert!(key.doc.ends_with('.'), "{}", key.path);
+        }
+        assert_eq!(crate::relations::first_violation(&Settings::default()), None);
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let flat: Vec<String> =
+            Settings::default().flatten().iter().map(|f| format!("{}={}", f.key, f.value)).collect();
+        for expected in [
+            r#"agent.state_dir="/var/lib/keelson""#,
+            r#"agent.drain_timeout="20s""#,
+            r#"cri.listen="unix:///run/keelson/cri.sock""#,
+            r#"cri.hold_timeout="1m40s""#,
+            r#"cri.socket_mode="0660""#,
+            r#"pulls.when_full="wait""#,
+            "pulls.max_parallel_image_pulls=0",
+            r#"pulls.progress_interval="500ms""#,
+            r#"debug.http="127.0.0.1:9440""#,
+            "feature_gates.PullDeduplication=true",
+            "feature_gates.PerRegistryPullLimit=false",
+        ] {
+            assert!(flat.iter().any(|line| line == expected), "{expected} not in {flat:#?}");
+        }
+        assert_eq!(flat.len(), schema().len() + Gate::ALL.len());
+    }
+}

@@ -1,0 +1,104 @@
+//! The settings file that is shipped, and the reference in the documentation: both made from the table of
+//! settings, both held to it by tests.
+
+use crate::gates::{ALL_ALPHA, ALL_BETA, Gate};
+use crate::settings::{GATES_SECTION, schema, sections};
+use crate::show::toml_value;
+
+/// The shipped example: every setting with what it does, commented out at its default.
+pub const EXAMPLE: &str = include_str!("../keelson.toml");
+
+const WIDTH: usize = 100;
+
+/// What [`EXAMPLE`] must be for the settings as they are.
+pub fn example() -> String {
+    let mut text = String::from(
+        "# Settings of the Keelson agent.\n\
+         #\n\
+         # Every setting is here, commented out at its default. Precedence, rising: default, this file, environment\n\
+         # (KEELSON_PULLS__WHEN_FULL=reject), flag (--set pulls.when_full=reject). `keelson config check` reports every\n\
+         # mistake at once; `keelson config show` says which values are in force and where each came from.\n\
+         # Settings marked \"live\" change on SIGHUP; the others wait for the next start.\n",
+    );
+    for section in sections() {
+        text.push('\n');
+        text.push_str(&comment(&section.doc));
+        text.push_str(&format!("[{}]\n", section.name));
+        for key in schema().iter().filter(|key| key.section == section.name) {
+            let live = if key.live { "; live" } else { "" };
+            text.push_str(&format!("\n{}", comment(&key.doc)));
+            text.push_str(&comment(&format!("({}{live})", key.kind)));
+            text.push_str(&format!("#{} = {}\n", key.name, toml_value(&key.default)));
+        }
+        if section.name == GATES_SECTION {
+            text.push_str(&gates());
+        }
+    }
+    text
+}
+
+fn gates() -> String {
+    let mut text = String::new();
+    for gate in Gate::ALL {
+        let spec = gate.spec();
+        let doc = format!("{} ({} since {})", spec.description, spec.stage, spec.since);
+        text.push_str(&format!("\n{}#{} = {}\n", comment(&doc), spec.name, spec.stage.default_on()));
+    }
+    text
+}
+
+/// Text as comment lines of a bounded width.
+fn comment(text: &str) -> String {
+    let mut lines = vec![String::from("#")];
+    for word in text.split_whitespace() {
+        let full = lines.last().is_some_and(|line| line.len() > 1 && line.len() + 1 + word.len() > WIDTH);
+        if full {
+            lines.push(String::from("#"));
+        }
+        if let Some(line) = lines.last_mut() {
+            line.push(' ');
+            line.push_str(word);
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The reference of all settings and feature gates as Markdown, for `docs/configuration.md`.
+pub fn reference() -> String {
+    let mut text = String::new();
+    for section in sections().iter().filter(|section| section.name != GATES_SECTION) {
+        text.push_str(&format!("### [{}]\n\n{}\n\n", section.name, section.doc));
+        text.push_str("| key | type | default | changes | what it does |\n|---|---|---|---|---|\n");
+        for key in schema().iter().filter(|key| key.section == section.name) {
+            text.push_str(&format!(
+                "| `{}` | {} | `{}` | {} | {} |\n",
+                key.name,
+                cell(&key.kind),
+                cell(&toml_value(&key.default)),
+                if key.live { "live" } else { "on restart" },
+                cell(&key.doc),
+            ));
+        }
+        text.push('\n');
+    }
+    text.push_str(&format!("### [{GATES_SECTION}]\n\n"));
+    text.push_str("| gate | stage | since | default | what it switches |\n|---|---|---|---|---|\n");
+    for gate in Gate::ALL {
+        let spec = gate.spec();
+        text.push_str(&format!(
+            "| `{}` | {} | {} | `{}` | {} |\n",
+            spec.name,
+            spec.stage,
+            spec.since,
+            spec.stage.default_on(),
+            cell(spec.description),
+        ));
+    }
+    text.push_str(&format!("| `{ALL_ALPHA}` | ALPHA | | `false` | Every alpha gate not set by name. |\n"));
+    text.push_str(&format!("| `{ALL_BETA}` | BETA | | `true` | Every beta gate not set by name. |\n"));
+    text
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}

@@ -1,0 +1,272 @@
+//! The types that settings take where a plain number, text or duration would say too little.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::error::{Fault, quote};
+
+/// The longest path that `sockaddr_un` holds on Linux, without its closing zero.
+const SOCKET_PATH_BYTES: usize = 107;
+const SOCKET_EXAMPLE: &str = "unix:///run/keelson/name.sock";
+
+/// A unix socket, written `unix:///absolute/path`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SocketSpec {
+    path: PathBuf,
+}
+
+impl SocketSpec {
+    /// For defaults only, which a test holds to the same rules as any other value.
+    pub(crate) fn built_in(path: &str) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Reads `unix:///absolute/path`.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] that says what is wrong and what would be right.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        let malformed = |reason: String, right: String| Fault::Malformed {
+            what: "a unix socket address",
+            value: quote(text),
+            reason,
+            right,
+        };
+        let write = |example: &str| format!("write {example}");
+        let Some((scheme, rest)) = text.split_once("://") else {
+            if text.starts_with('/') {
+                let right = write(&quote(&format!("unix://{text}")));
+                return Err(malformed("the scheme is missing".into(), right));
+            }
+            return Err(match text.contains('@') {
+                true => Fault::UserInfo { right: SOCKET_EXAMPLE },
+                false => malformed("no scheme and no absolute path".into(), write(SOCKET_EXAMPLE)),
+            });
+        };
+        let authority = rest.split('/').next().unwrap_or_default();
+        if authority.contains('@') || scheme.contains('@') {
+            return Err(Fault::UserInfo { right: SOCKET_EXAMPLE });
+        }
+        if scheme != "unix" {
+            let reason = format!("the scheme is {}, and only unix sockets are served", quote(scheme));
+            return Err(malformed(reason, write(SOCKET_EXAMPLE)));
+        }
+        if !authority.is_empty() {
+            return Err(malformed(
+                "two slashes make the first word a host; an absolute path needs three".into(),
+                write(&quote(&format!("unix:///{rest}"))),
+            ));
+        }
+        match socket_path_fault(rest) {
+            Some(reason) => Err(malformed(reason, write(SOCKET_EXAMPLE))),
+            None => Ok(Self { path: rest.into() }),
+        }
+    }
+
+    /// The socket's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// What is wrong with the path of a socket, if anything.
+fn socket_path_fault(path: &str) -> Option<String> {
+    if path.trim_matches('/').is_empty() || path.ends_with('/') {
+        return Some("it names no file".into());
+    }
+    if path.len() > SOCKET_PATH_BYTES {
+        let len = path.len();
+        return Some(format!("the path has {len} bytes, and a socket's may have {SOCKET_PATH_BYTES}"));
+    }
+    path_fault(path)
+}
+
+/// What is wrong with an absolute path, if anything.
+pub(crate) fn path_fault(path: &str) -> Option<String> {
+    if !path.starts_with('/') {
+        return Some("the path is not absolute".into());
+    }
+    if path.chars().any(char::is_control) {
+        return Some("the path holds a control character".into());
+    }
+    if Path::new(path).components().any(|c| c == Component::ParentDir) {
+        return Some("the path holds \"..\"".into());
+    }
+    None
+}
+
+impl fmt::Display for SocketSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.path.display())
+    }
+}
+
+/// The permission bits of a socket file, written in octal as text: `"0660"`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    /// Owner and group may connect.
+    pub(crate) const OWNER_AND_GROUP: Self = Self(0o660);
+
+    /// Reads three or four octal digits.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when it is not octal, when the owner could not connect, or when everybody could: who can
+    /// reach the CRI socket is root on the node.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        let malformed = |reason: &str| Fault::Malformed {
+            what: "a socket mode",
+            value: quote(text),
+            reason: reason.into(),
+            right: "write \"0600\" (owner) or \"0660\" (owner and group)".into(),
+        };
+        let octal = matches!(text.len(), 3 | 4) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
+        let mode = u32::from_str_radix(text, 8).ok().filter(|_| octal);
+        match mode {
+            None => Err(malformed("three or four octal digits are needed")),
+            Some(mode) if mode > 0o777 => Err(malformed("special bits have no meaning on a socket")),
+            Some(mode) if mode & 0o600 != 0o600 => Err(malformed("the owner could not connect")),
+            Some(mode) if mode & 0o007 != 0 => Err(malformed("everybody on the node could connect")),
+            Some(mode) => Ok(Self(mode)),
+        }
+    }
+
+    /// The bits, for `chmod`.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl fmt::Debug for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SocketMode({self})")
+    }
+}
+
+/// A setting that takes one of a few words.
+pub(crate) trait Choice: Copy + PartialEq + 'static {
+    /// Every choice with its word.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant),+ }
+
+        impl $name {
+            /// The word used in settings.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+
+        impl Choice for $name {
+            const WORDS: &'static [(&'static str, Self)] = &[$(($word, Self::$variant)),+];
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+choice! {
+    /// What happens to a pull that arrives when the limit is reached.
+    WhenFull {
+        /// It waits its turn, first come first served.
+        Wait = "wait",
+        /// It is retried a few times and then refused with `RESOURCE_EXHAUSTED`.
+        Reject = "reject",
+    }
+}
+
+choice! {
+    /// Who keeps to the limit.
+    Enforce {
+        /// The agent's own list.
+        Agent = "agent",
+        /// The runtime, by the pull option, if it says that it can; the agent otherwise.
+        Runtime = "runtime",
+    }
+}
+
+choice! {
+    /// How log lines are written.
+    LogFormat {
+        /// For people.
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets() {
+        let ok = SocketSpec::parse("unix:///run/keelson/cri.sock").unwrap();
+        assert_eq!(ok.path(), Path::new("/run/keelson/cri.sock"));
+        assert_eq!(ok.to_string(), "unix:///run/keelson/cri.sock");
+        for (text, part) in [
+            ("/run/x.sock", r#"write "unix:///run/x.sock""#),
+            ("unix://run/x.sock", r#"write "unix:///run/x.sock""#),
+            ("tcp://127.0.0.1:80", r#"scheme is "tcp""#),
+            ("x.sock", "no scheme"),
+            ("", "no scheme"),
+            ("unix:///", "names no file"),
+            ("unix://", "names no file"),
+            ("unix:///run/", "names no file"),
+            ("unix:///run/../etc/x", "\"..\""),
+            ("unix:///run/a\u{0}b", "control character"),
+        ] {
+            let message = SocketSpec::parse(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text:?}: {message}");
+        }
+        let long = format!("unix:///{}", "x".repeat(106));
+        assert!(SocketSpec::parse(&long).is_ok());
+        let message = SocketSpec::parse(&format!("{long}x")).unwrap_err().to_string();
+        assert!(message.contains("108 bytes"), "{message}");
+    }
+
+    #[test]
+    fn userinfo_is_refused_and_not_repeated() {
+        for text in ["unix://joe:hunter2@/run/x", "https://joe:hunter2@host/x", "joe:hunter2@host"] {
+            let fault = SocketSpec::parse(text).unwrap_err();
+            assert_eq!(fault, Fault::UserInfo { right: SOCKET_EXAMPLE });
+            assert!(!fault.to_string().contains("hunter2"));
+        }
+    }
+
+    #[test]
+    fn modes() {
+        assert_eq!(SocketMode::parse("0660").unwrap().bits(), 0o660);
+        assert_eq!(SocketMode::parse("600").unwrap().to_string(), "0600");
+        for (text, part) in [
+            ("0666", "everybody"),
+            ("0460", "owner"),
+            ("2660", "special"),
+            ("0680", "octal"),
+            ("60", "octal"),
+            ("+660", "octal"),
+            ("", "octal"),
+        ] {
+            let message = SocketMode::parse(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text:?}: {message}");
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Every kind of mistake is reported, at its exact place, with what would be right, together with all others.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests, which clippy.toml does not see
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use keelson_config::{Fault, Origin, Sources, load};
+
+struct Case {
+    dir: tempfile::TempDir,
+    sources: Sources,
+}
+
+impl Case {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = Sources { default_file: dir.path().join("keelson.toml"), ..Sources::new("node-1") };
+        Self { dir, sources }
+    }
+
+    fn file(self, text: impl AsRef<[u8]>) -> Self {
+        std::fs::write(&self.sources.default_file, text).unwrap();
+        self
+    }
+
+    fn env(mut self, name: &str, value: &str) -> Self {
+        self.sources.env.insert(name.into(), value.into());
+        self
+    }
+
+    fn set(mut self, text: &str) -> Self {
+        self.sources.sets.push(text.into());
+        self
+    }
+
+    fn gates(mut self, text: &str) -> Self {
+        self.sources.feature_gates.push(text.into());
+        self
+    }
+
+    /// All problems, one a line, with the folder's name taken out.
+    fn errors(&self) -> String {
+        let errors = load(&self.sources).expect_err("accepted");
+        errors.to_string().replace(&format!("{}/", self.dir.path().display()), "")
+    }
+}
+
+#[track_caller]
+fn file_fault(text: &str, expected: &str) {
+    assert_eq!(Case::new().file(text).errors(), expected);
+}
+
+#[track_caller]
+fn set_fault(text: &str, expected: &str) {
+    assert_eq!(Case::new().set(text).errors(), expected);
+}
+
+#[test]
+fn wrong_types_in_the_file() {
+    file_fault(
+        "[pulls]\nserialize_image_pulls = \"true\"\n",
+        "keelson.toml:2:25: pulls.serialize_image_pulls: expected true or false, without quotes, \
+         found the text \"true\"",
+    );
+    file_fault(
+        "[pulls]\nmax_parallel_image_pulls = \"3\"\n",
+        "keelson.toml:2:28: pulls.max_parallel_image_pulls: expected a whole number, without quotes, \
+         found the text \"3\"",
+    );
+    file_fault(
+        "[pulls]\nmax_parallel_image_pulls = 1.5\n",
+        "keelson.toml:2:28: pulls.max_parallel_image_pulls: expected a whole number, \
+         found a number with a fraction",
+    );
+    file_fault(
+        "cri = {listen = [\"unix:///x\"]}\n",
+        "keelson.toml:1:17: cri.listen: expected a unix socket address as text, such as \
+         \"unix:///run/keelson/name.sock\", found a list",
+    );
+    file_fault(
+        "[agent]\nlog_format = true\n",
+        "keelson.toml:2:14: agent.log_format: expected \"text\" or \"json\", found true",
+    );
+    file_fault(
+        "[cri]\nsocket_mode = 0o660\n",
+        "keelson.toml:2:15: cri.socket_mode: expected an octal mode as text, such as \"0660\", \
+         found the number 432",
+    );
+    file_fault("pulls = 3\n", "keelson.toml:1:9: expected a table [pulls], found a number");
+    file_fault("[[pulls]]\n", "keelson.toml:1:1: expected a table [pulls], found a list of tables");
+    file_fault(
+        "[feature_gates]\nPullOption = \"no\"\n",
+        "keelson.toml:2:14: feature_gates.PullOption: expected true or false, found the text \"no\"",
+    );
+}
+
+#[test]
+fn bounds() {
+    file_fault(
+        "[pulls]\nmax_parallel_image_pulls = -1\n",
+        "keelson.toml:2:28: pulls.max_parallel_image_pulls: -1 is out of range; allowed: 1 to 10000, \
+         or 0 for no limit",
+    );
+    set_fault(
+        "pulls.max_queued_callers=99999999999999999999",
+        "flag --set pulls.max_queued_callers: \"99999999999999999999\" is out of \
+         range; allowed: 1 to 1000000",
+    );
+    set_fault(
+        "cri.hold_timeout=2m",
+        "flag --set cri.hold_timeout: \"2m\" is out of range; allowed: 0s to 1m59s",
+    );
+    set_fault(
+        "pulls.stall_timeout=1ms",
+        "flag --set pulls.stall_timeout: \"1ms\" is out of range; allowed: 1s to 24h, \
+         or 0s for off",
+    );
+    set_fault(
+        "pulls.progress_retention=59s",
+        "flag --set pulls.progress_retention: \"59s\" is out of range; \
+         allowed: 1m to 24h",
+    );
+}
+
+#[test]
+fn durations() {
+    file_fault(
+        "[pulls]\nstall_timeout = 10\n",
+        "keelson.toml:2:17: pulls.stall_timeout: 10 has no unit; write \"10s\" if seconds are meant \
+         (units: ms, s, m, h)",
+    );
+    set_fault(
+        "pulls.stall_timeout=0",
+        "flag --set pulls.stall_timeout: 0 has no unit; write \"0s\" if seconds are \
+         meant (units: ms, s, m, h)",
+    );
+    let error = Case::new().env("KEELSON_PULLS__STALL_TIMEOUT", "ten minutes").errors();
+    let lead =
+        "environment KEELSON_PULLS__STALL_TIMEOUT: pulls.stall_timeout: \"ten minutes\" is not a duration: ";
+    assert!(error.starts_with(lead), "{error}");
+    assert!(error.ends_with("such as \"500ms\", \"10s\" or \"1m30s\""), "{error}");
+}
+
+#[test]
+fn addresses_paths_and_names() {
+    set_fault(
+        "cri.runtime_endpoint=/run/crio/crio.sock",
+        "flag --set cri.runtime_endpoint: \"/run/crio/crio.sock\" is not a unix socket \
+         address: the scheme is missing; write \"unix:///run/crio/crio.sock\"",
+    );
+    set_fault(
+        "debug.http=localhost:9440",
+        "flag --set debug.http: \"localhost:9440\" is not an address: an IP address and a port are \
+         needed; write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off",
+    );
+    set_fault(
+        "agent.state_dir=keelson",
+        "flag --set agent.state_dir: \"keelson\" is not an absolute path: the path is not \
+         absolute; write a path that begins with \"/\" and has no \"..\"",
+    );
+    set_fault(
+        "agent.node_name=Node-1",
+        "flag --set agent.node_name: \"Node-1\" is not a node name: node names are lower \
+         case; write \"node-1\"",
+    );
+    set_fault(
+        "cri.socket_mode=0666",
+        "flag --set cri.socket_mode: \"0666\" is not a socket mode: everybody on the node \
+         could connect; write \"0600\" (owner) or \"0660\" (owner and group)",
+    );
+    let error = Case::new().set("agent.log=keelson=loud").errors();
+    assert!(error.starts_with("flag --set agent.log: \"keelson=loud\" is not a log filter: "));
+}
+
+#[test]
+fn a_password_in_an_address_is_refused_and_not_repeated() {
+    for text in ["cri.listen=unix://joe:hunter2@/run/x", "debug.http=joe:hunter2@127.0.0.1:9440"] {
+        let errors = load(&Case::new().set(text).sources).unwrap_err();
+        assert!(matches!(errors.problems()[0].fault, Fault::UserInfo { .. }), "{errors}");
+        assert!(!format!("{errors} {errors:?}").contains("hunter2"), "{errors}");
+    }
+    for text in ["cri.listen unix://joe:hunter2@/x", "pulls.when_full=https://joe:hunter2@host"] {
+        let errors = load(&Case::new().set(text).sources).unwrap_err();
+        assert!(!format!("{errors} {errors:?}").contains("hunter2"), "{errors}");
+        assert!(errors.to_string().contains("...@"), "{errors}");
+    }
+}
+
+#[test]
+fn a_host_name_that_is_no_node_name() {
+    let mut case = Case::new();
+    case.sources.hostname = "my_host".into();
+    assert_eq!(
+        case.errors(),
+        "default: agent.node_name: \"my_host\" is not a node name (the host's name was taken): it is not a \
+         DNS subdomain (RFC 1123); set agent.node_name to the node's name"
+    );
+    let loaded = load(&case.set("agent.node_name=worker-7").sources).unwrap();
+    assert_eq!(loaded.settings.agent.node_name, "worker-7");
+}
+
+#[test]
+fn environment_names() {
+    for (name, value, expected) in [
+        (
+            "KEELSON_FOO__BAR",
+            "1",
+            "unknown section \"foo\"; the sections are agent, cri, pulls, debug, feature_gates",
+        ),
+        (
+            "KEELSON_PULL__WHEN_FUL",
+            "wait",
+            "unknown section \"pull\"; did you mean KEELSON_PULLS__WHEN_FULL?",
+        ),
+        (
+            "KEELSON_PULLS__WHEN_FUL",
+            "wait",
+            "unknown key \"when_ful\"; did you mean KEELSON_PULLS__WHEN_FULL?",
+        ),
+        (
+            "KEELSON_AGENT__WHEN_FULL",
+            "wait",
+            "unknown key \"when_full\"; did you mean KEELSON_PULLS__WHEN_FULL?",
+        ),
+        (
+            "KEELSON_PULLS_WHEN_FULL",
+            "wait",
+            "one underscore between section and key; write KEELSON_PULLS__WHEN_FULL",
+        ),
+        ("KEELSON_PULLS__WHEN_FULL", "", "pulls.when_full: \"\" is not one of \"wait\", \"reject\""),
+        (
+            "KEELSON_FEATURE_GATES",
+            "PullOption",
+            "\"PullOption\" is not a feature gate setting; write Name=true or Name=false, separated by commas",
+        ),
+        (
+            "KEELSON_FEATURE_GATES__PULL_OPTION",
+            "yes",
+            "feature_gates.PullOption: expected true or false, found \"yes\"",
+        ),
+    ] {
+        assert_eq!(Case::new().env(name, value).errors(), format!("environment {name}: {expected}"));
+    }
+}
+
+#[test]
+fn environment_names_that_are_no_settings_are_left_alone() {
+    let case = Case::new()
+        .env("KEELSON_CONFIG", "")
+        .env("KEELSON_DEBUG_SOCKET", "unix:///elsewhere")
+        .env("KEELSON_PORT", "tcp://10.0.0.1:80")
+        .env("KEELSON_SERVICE_HOST", "10.0.0.1")
+        .env("OTHER_PULLS__WHEN_FUL", "wait");
+    assert!(load(&case.sources).is_ok());
+}
+
+#[test]
+fn two_variables_for_one_setting() {
+    let case = Case::new().env("KEELSON_PULLS__WHEN_FULL", "wait").env("KEELSON_pulls__when_full", "reject");
+    assert_eq!(
+        case.errors(),
+        "environment KEELSON_pulls__when_full: pulls.when_full: set twice with different values, also as \
+         environment KEELSON_PULLS__WHEN_FULL; keep one of them"
+    );
+    let case = Case::new()
+        .env("KEELSON_FEATURE_GATES", "PullOption=true")
+        .env("KEELSON_FEATURE_GATES__PullOption", "false");
+    assert!(
+        case.errors().starts_with("environment KEELSON_FEATURE_GATES__PullOption: "),
+        "{}",
+        case.errors()
+    );
+    let same = Case::new().env("KEELSON_PULLS__WHEN_FULL", "wait").env("KEELSON_pulls__when_full", "wait");
+    assert!(load(&same.sources).is_ok());
+}
+
+#[test]
+fn flags() {
+    let lead = "is not a setting; write --set section.key=value, such as --set pulls.when_full=reject";
+    set_fault("pulls.when_full", &format!("flag --set: \"pulls.when_full\" {lead}"));
+    set_fault("=3", &format!("flag --set: \"=3\" {lead}"));
+    set_fault(
+        "when_full=wait",
+        "flag --set when_full: unknown key \"when_full\"; did you mean pulls.when_full?",
+    );
+    set_fault(
+        "puls.when_full=wait",
+        "flag --set puls.when_full: unknown section \"puls\"; did you mean pulls.when_full?",
+    );
+    let error = Case::new().gates("Xyzzy=true,PullOption=maybe").errors();
+    assert_eq!(
+        error,
+        "flag --feature-gates Xyzzy: unknown feature gate \"Xyzzy\"; known gates: PullDeduplication, \
+         PresentImageFastLane, KeepPullProgress, ResumePulls, PullOption, PerRegistryPullLimit, AllAlpha, \
+         AllBeta\n\
+         flag --feature-gates PullOption: feature_gates.PullOption: expected true or false, found \"maybe\""
+    );
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let mut case = Case::new();
+    case.sources.file = Some(case.dir.path().join("missing.toml"));
+    let error = case.errors();
+    assert!(error.starts_with("missing.toml: cannot read the settings file: "), "{error}");
+    case.sources.file = None;
+    assert!(load(&case.sources).is_ok(), "the default file may be missing");
+    let named = case.dir.path().join("named.toml");
+    let case = case.env("KEELSON_CONFIG", named.to_str().unwrap());
+    assert!(case.errors().starts_with("named.toml: cannot read"), "{}", case.errors());
+    std::fs::create_dir(&case.sources.default_file).unwrap();
+    let mut case = case;
+    case.sources.env.clear();
+    assert!(case.errors().starts_with("keelson.toml: cannot read"), "{}", case.errors());
+
+    let bad = Case::new().file(b"[pulls]\nx = \"\xff\"\n");
+    assert!(bad.errors().starts_with("keelson.toml:2:6: cannot read"), "{}", bad.errors());
+    let large = Case::new().file(vec![b'\n'; (1 << 20) + 1]);
+    assert!(large.errors().contains("larger than 1048576 bytes"), "{}", large.errors());
+}
+
+#[test]
+fn syntax_errors_have_line_and_column_and_do_not_hide_other_layers() {
+    let case = Case::new().file("[pulls]\n\nwhen_full = wait\n").set("pulls.when_ful=wait");
+    let error = case.errors();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines.len(), 2, "{error}");
+    assert!(lines[0].starts_with("keelson.toml:3:13: not valid TOML: "), "{error}");
+    assert!(lines[1].starts_with("flag --set pulls.when_ful: unknown key"), "{error}");
+    let twice = Case::new().file("[pulls]\nwhen_full = \"wait\"\nwhen_full = \"wait\"\n").errors();
+    assert!(twice.starts_with("keelson.toml:3:1: not valid TOML: duplicate key"), "{twice}");
+}
+
+#[test]
+fn relations() {
+    let case = Case::new()
+        .file("[pulls]\nserialize_image_pulls = true\n")
+        .env("KEELSON_PULLS__MAX_PARALLEL_IMAGE_PULLS", "3");
+    assert_eq!(
+        case.errors(),
+        "environment KEELSON_PULLS__MAX_PARALLEL_IMAGE_PULLS: pulls.max_parallel_image_pulls: \
+         serialize_image_pulls = true allows one pull at a time and max_parallel_image_pulls = 3 allows 3; set \
+         serialize_image_pulls = false, or max_parallel_image_pulls to 0 or 1 (pulls.serialize_image_pulls: \
+         keelson.toml:2)"
+    );
+    for (set, key, word) in [
+        ("pulls.per_registry_max_parallel_image_pulls=2", None, "gate PerRegistryPullLimit"),
+        ("pulls.enforce=runtime", Some("PullOption=false"), "gate PullOption"),
+        ("pulls.enforce=runtime", Some("AllBeta=false"), "gate PullOption"),
+        ("debug.http=0.0.0.0:9440", None, "not a loopback address"),
+        ("debug.http=[::ffff:10.0.0.1]:1", None, "not a loopback address"),
+        ("debug.listen=unix:///run/keelson/cri.sock", None, "cri.listen and debug.listen are both"),
+        (
+            "cri.listen=unix:///run/containerd//containerd.sock",
+            None,
+            "cri.listen and cri.runtime_endpoint are",
+        ),
+    ] {
+        let case = key.into_iter().fold(Case::new().set(set), Case::gates);
+        let errors = load(&case.sources).unwrap_err();
+        let [problem] = errors.problems() else { panic!("{errors}") };
+        assert!(matches!(problem.fault, Fault::Relation { .. }), "{errors}");
+        assert!(matches!(problem.place, Origin::Flag(_)), "{errors}");
+        assert!(problem.to_string().contains(word), "{errors}");
+    }
+    for sound in [
+        vec!["pulls.serialize_image_pulls=true", "pulls.max_parallel_image_pulls=1"],
+        vec!["debug.http=0.0.0.0:9440", "debug.http_allow_remote=true"],
+        vec!["debug.http=[::1]:0"],
+        vec!["debug.http="],
+        vec!["pulls.per_registry_max_parallel_image_pulls=2", "feature_gates.AllAlpha=true"],
+    ] {
+        let case = sound.iter().fold(Case::new(), |case, text| case.set(text));
+        assert!(load(&case.sources).is_ok(), "{sound:?}");
+    }
+}
+
+#[test]
+fn relations_are_not_judged_on_values_that_are_not_known() {
+    let case = Case::new().set("pulls.serialize_image_pulls=yes").set("pulls.max_parallel_image_pulls=3");
+    assert_eq!(case.errors().lines().count(), 1, "{}", case.errors());
+    let case =
+        Case::new().set("pulls.per_registry_max_parallel_image_pulls=3").gates("PerRegistryPullLimit=yes");
+    assert_eq!(case.errors().lines().count(), 1, "{}", case.errors());
+}
+
+#[test]
+fn all_problems_at_once_sorted_by_place() {
+    let case = Case::new()
+        .file("[cri]\nlisten = \"tcp://x\"\n[pulls]\nwhen_ful = \"wait\"\nstall_timeout = 10\ncancel_grace = 5\n")
+        .env("KEELSON_PULLS__STALL_TIMEOUT", "10")
+        .env("KEELSON_BAR__X", "1")
+        .set("debug.http=0.0.0.0:80")
+        .set("pulls.when_full=never")
+        .set("pulls.cancel_grace=1s");
+    let error = case.errors();
+    let places: Vec<&str> = error.lines().map(|line| line.split(": ").next().unwrap()).collect();
+    assert_eq!(
+        places,
+        [
+            "keelson.toml:2:10",
+            "keelson.toml:4:1",
+            "keelson.toml:5:17",
+            "keelson.toml:6:16", // overridden by a flag, and wrong all the same
+            "environment KEELSON_BAR__X",
+            "environment KEELSON_PULLS__STALL_TIMEOUT",
+            "flag --set pulls.when_full",
+            "flag --set debug.http",
+        ],
+        "{error}"
+    );
+}
+
+#[test]
+fn columns_count_characters() {
+    file_fault(
+        "pulls = {\"when_full\" = \"wäit\", enforce = \"nobody\"}\n",
+        "keelson.toml:1:24: pulls.when_full: \"wäit\" is not one of \"wait\", \"reject\"; did you mean \"wait\"?\n\
+         keelson.toml:1:42: pulls.enforce: \"nobody\" is not one of \"agent\", \"runtime\"",
+    );
+}
+
+/// Each fixture says on its first lines, `# expect PLACE: ...`, what must be reported, and nothing else may be.
+#[test]
+fn misspelt_fixtures() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/misspelt");
+    let files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.len() >= 13, "fixtures are missing: {files:?}");
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let expected: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# expect ")).collect();
+        assert!(!expected.is_empty(), "{}", file.display());
+        let sources = Sources { file: Some(file.clone()), env: BTreeMap::new(), ..Sources::new("node-1") };
+        let errors = load(&sources).unwrap_err().to_string();
+        let got: Vec<String> =
+            errors.lines().map(|l| l.replace(&format!("{}:", file.display()), "")).collect();
+        assert_eq!(got, expected, "{}", file.display());
+    }
+}

@@ -1,0 +1,46 @@
+//! The wire types of Keelson, generated from the files in `proto/proto/`.
+//!
+//! Owns: message and service types of the CRI part that the agent reads, of the two containerd
+//! services that keep and show a pull's progress, and of the agent's own APIs.
+//! In: nothing. Out: types, clients, servers, and the descriptor set for gRPC reflection. No I/O.
+
+/// The part of the CRI (package `runtime.v1`) that the agent reads or asks for itself.
+pub mod cri {
+    #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+    tonic::include_proto!("runtime.v1");
+}
+
+/// The parts of containerd's own API that pulls use.
+pub mod containerd {
+    /// Leases pin content and ingests against garbage collection.
+    pub mod leases {
+        #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+        tonic::include_proto!("containerd.services.leases.v1");
+    }
+    /// Content shows blobs and the ingests that are being written.
+    pub mod content {
+        #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+        tonic::include_proto!("containerd.services.content.v1");
+    }
+}
+
+/// The agent's debug API.
+pub mod debug {
+    #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+    tonic::include_proto!("keelson.debug.v1");
+}
+
+/// The encoded `FileDescriptorSet` of every file in `proto/proto/`, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The annotation by which the limit travels as a pull option: a whole number, 0 for no limit.
+pub const PULL_OPTION_ANNOTATION: &str = "keelson.dev/max-parallel-image-pulls";
+
+/// The response header by which a CRI server says which pull options it obeys.
+pub const PULL_OPTIONS_HEADER: &str = "keelson-pull-options";
+
+/// The value of [`PULL_OPTIONS_HEADER`] that stands for [`PULL_OPTION_ANNOTATION`].
+pub const PULL_OPTION_MAX_PARALLEL: &str = "max-parallel-image-pulls";
+
+/// The gRPC status codes, named once for crates that do not speak gRPC themselves.
+pub use tonic::Code;

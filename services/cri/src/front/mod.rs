@@ -1,0 +1,181 @@
+//! The CRI front: the socket that kubelets use as image and runtime endpoint.
+//!
+//! Owns: the connections of CRI clients. In: HTTP/2 connections. Out: for each, one connection of its
+//! own to the runtime, on which its calls go on unchanged ([`pass`]); `ImageService/PullImage` goes to
+//! the PullCoordinator instead ([`pull`]).
+//!
+//! Everything here is meant to run on one thread with a current-thread tokio runtime: a call then
+//! crosses the agent without waking another thread, which is most of what it costs.
+
+pub mod grpc;
+mod pass;
+mod pull;
+mod upstream;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use h2::{RecvStream, server::SendResponse};
+use http::Request;
+use keelson_actors::{
+    inspect::Mailbox,
+    metrics::Metrics,
+    pulls::{CallerId, CredentialsSalt, PullCoordinator},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::UnixListener,
+    sync::watch,
+};
+
+use upstream::Upstream;
+
+/// The call that is not passed through.
+const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
+/// Flow-control window of a stream: large enough that lists of many megabytes do not wait for it.
+const STREAM_WINDOW: u32 = 1024 * 1024;
+/// Flow-control window of a connection.
+const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// The largest block of headers, as in grpc-go.
+const MAX_HEADERS: u32 = 16 * 1024 * 1024;
+
+/// What can change while the front runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrontSettings {
+    /// How long a call is held while the runtime is away (`cri.hold_timeout`).
+    pub hold: Duration,
+    /// Say in `Version` responses that the pull option is obeyed (gate `PullOption`).
+    pub offer_pull_option: bool,
+}
+
+/// What the front needs.
+#[derive(Clone)]
+pub struct FrontParts {
+    /// Path of the runtime's socket.
+    pub runtime_socket: std::path::PathBuf,
+    /// Who decides about pulls.
+    pub pulls: Mailbox<PullCoordinator>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Settings, live.
+    pub settings: watch::Receiver<FrontSettings>,
+}
+
+/// Shared by all connections.
+struct Front {
+    parts: FrontParts,
+    salt: CredentialsSalt,
+    callers: AtomicU64,
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front").field("runtime_socket", &self.parts.runtime_socket).finish_non_exhaustive()
+    }
+}
+
+impl Front {
+    fn next_caller(&self) -> CallerId {
+        CallerId(self.callers.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn hold(&self) -> Duration {
+        self.parts.settings.borrow().hold
+    }
+}
+
+/// Serves until `stop` is told, then lets calls that run end; returns when the last connection is gone.
+pub async fn serve(listener: UnixListener, parts: FrontParts, mut stop: watch::Receiver<bool>) {
+    let front = Arc::new(Front { parts, salt: CredentialsSalt::random(), callers: AtomicU64::new(1) });
+    // Dropped by each connection at its end; the last one wakes the receiver.
+    let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stopped(&mut stop) => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection = connection(stream, front.clone(), stop.clone());
+                let alive = alive.clone();
+                tokio::spawn(async move {
+                    connection.await;
+                    drop(alive);
+                });
+            }
+            // Out of file descriptors, most likely: those in use come back.
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a CRI connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    drop((listener, alive));
+    gone.recv().await;
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which also means stop.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// One client's connection, to its end.
+async fn connection<T>(io: T, front: Arc<Front>, mut stop: watch::Receiver<bool>)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(MAX_HEADERS)
+        .max_concurrent_reset_streams(1024);
+    let handshake = tokio::time::timeout(Duration::from_secs(10), builder.handshake::<_, Bytes>(io));
+    let mut connection = match handshake.await {
+        Ok(Ok(connection)) => connection,
+        // Garbage, HTTP/1 or silence: not worth more than a line for who looks for it.
+        Ok(Err(error)) => return tracing::debug!(%error, "a CRI client did not speak HTTP/2"),
+        Err(_) => return tracing::debug!("a CRI client said nothing for 10 s"),
+    };
+    let upstream = Arc::new(Upstream::new(front.parts.runtime_socket.clone()));
+    let mut draining = false;
+    loop {
+        let accepted = tokio::select! {
+            accepted = poll_fn(|cx| connection.poll_accept(cx)) => accepted,
+            () = stopped(&mut stop), if !draining => {
+                connection.graceful_shutdown();
+                draining = true;
+                continue;
+            }
+        };
+        match accepted {
+            Some(Ok((request, respond))) => {
+                tokio::spawn(call(request, respond, front.clone(), upstream.clone()));
+            }
+            Some(Err(error)) => return tracing::debug!(%error, "a CRI connection broke"),
+            None => return,
+        }
+    }
+}
+
+async fn call(
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    front: Arc<Front>,
+    upstream: Arc<Upstream>,
+) {
+    if request.uri().path() == PULL_IMAGE {
+        pull::handle(request, respond, &front).await;
+    } else {
+        pass::handle(request, respond, &front, &upstream).await;
+    }
+}
+

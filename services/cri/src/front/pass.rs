@@ -1,0 +1,354 @@
+//! Passing a call through, undecoded.
+//!
+//! Owns: the two pumps of a call, one each way. In: a client's stream. Out: a stream to the runtime
+//! with the same headers, bytes and trailers, back-pressure and cancellation included. Three things
+//! are not passed as they are: `containerd-*` metadata on CRI calls (a client must not choose leases
+//! or namespaces for the runtime), connection-level headers, and an early UNAVAILABLE to the two
+//! calls that a starting kubelet exits on, which is tried again within the hold time.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
+use http::{HeaderName, HeaderValue, Request, Response, Uri, Version};
+use keelson_proto::{Code, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER};
+use tokio::time::Instant;
+
+use super::{
+    Front,
+    grpc::{self, MAX_MESSAGE},
+    upstream::Upstream,
+};
+
+/// What a starting kubelet calls first, and exits if it fails.
+const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageFsInfo"];
+/// Bodies of start-up calls are a few bytes; a larger one is passed through without the retry.
+const START_UP_BODY: usize = 64 * 1024;
+
+/// How a call ended, when it did not end well.
+enum Broken {
+    /// The client is gone: nothing to answer.
+    Client,
+    /// The runtime reset the stream.
+    Reset(Reason),
+    /// The runtime, or the way to it.
+    Runtime(String),
+}
+
+pub(super) async fn handle(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    front: &Front,
+    upstream: &Upstream,
+) {
+    let operation = grpc::operation(request.uri().path());
+    let since = Instant::now();
+    let failed = match exchange(request, &mut respond, front, upstream).await {
+        Ok(code) => code != Some(0),
+        Err(Broken::Client) => true,
+        Err(Broken::Reset(reason)) => {
+            respond.send_reset(reason);
+            true
+        }
+        Err(Broken::Runtime(text)) => {
+            let trailers = grpc::status(Code::Unavailable, &text, &[]);
+            let _ = respond.send_response(grpc::trailers_only(trailers), true);
+            true
+        }
+    };
+    front.parts.metrics.operation(operation, since.elapsed(), failed);
+}
+
+/// The whole call; says which status the runtime gave.
+async fn exchange(
+    request: Request<RecvStream>,
+    respond: &mut SendResponse<Bytes>,
+    front: &Front,
+    upstream: &Upstream,
+) -> Result<Option<i32>, Broken> {
+    let path = request.uri().path();
+    let start_up = START_UP.contains(&path);
+    let offer = path == START_UP[0] && front.parts.settings.borrow().offer_pull_option;
+    let (head, body) = forward_head(request);
+    let opening = async {
+        match start_up {
+            true => open_start_up(head, body, upstream, front.hold()).await,
+            false => open(head, body, upstream, front.hold()).await,
+        }
+    };
+    let (response, rest) = tokio::select! {
+        biased;
+        opened = opening => opened?,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return Err(Broken::Client),
+    };
+    // One future for the whole of the request's body: bytes that it holds must not be dropped when
+    // the answer begins.
+    let upload = upload(rest);
+    tokio::pin!(upload);
+    let response = match response {
+        Begun::Answered(response) => response,
+        Begun::Asked(response) => tokio::select! {
+            biased;
+            response = response => response.map_err(|error| broke(&error, upstream))?,
+            () = &mut upload => return Err(Broken::Client),
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return Err(Broken::Client),
+        },
+    };
+    let answer = answer(response, respond, offer, upstream);
+    tokio::select! {
+        biased;
+        ended = answer => ended,
+        () = upload => Err(Broken::Client),
+    }
+}
+
+/// Pumps the request's body, if there is one left. Ends only if the client breaks it off.
+async fn upload(rest: Option<(RecvStream, SendStream<Bytes>)>) {
+    if let Some((mut body, mut send)) = rest {
+        if let Err(Side::From(reason)) = pump(&mut body, &mut send).await {
+            send.send_reset(reason);
+            return;
+        }
+        // A runtime that stopped reading still has the last word. The handle stays: without it the
+        // stream would be cancelled.
+        std::future::pending::<()>().await;
+    }
+    std::future::pending().await
+}
+
+/// The head for the runtime: the client's, less what is not for it.
+fn forward_head(request: Request<RecvStream>) -> (Request<()>, RecvStream) {
+    let (mut parts, body) = request.into_parts();
+    if parts.uri.path().starts_with("/runtime.") {
+        let strip: Vec<HeaderName> =
+            parts.headers.keys().filter(|name| name.as_str().starts_with("containerd-")).cloned().collect();
+        for name in strip {
+            parts.headers.remove(name);
+        }
+    }
+    if parts.uri.authority().is_none() || parts.uri.scheme().is_none() {
+        // Both are required of a request; gRPC over unix sockets says localhost.
+        let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+        parts.uri = Uri::builder()
+            .scheme("http")
+            .authority("localhost")
+            .path_and_query(path)
+            .build()
+            .unwrap_or_else(|_| Uri::from_static("http://localhost/"));
+    }
+    parts.version = Version::HTTP_2;
+    (Request::from_parts(parts, ()), body)
+}
+
+/// A call that has reached the runtime.
+enum Begun {
+    Asked(ResponseFuture),
+    Answered(Response<RecvStream>),
+}
+
+/// The call, and what is left of the request's body with the way it goes.
+type Opened = (Begun, Option<(RecvStream, SendStream<Bytes>)>);
+
+/// Sends the call's head to the runtime.
+async fn open(head: Request<()>, body: RecvStream, upstream: &Upstream, hold: Duration) -> Result<Opened, Broken> {
+    let mut sender = upstream.get(hold).await.map_err(|error| Broken::Runtime(error.to_string()))?;
+    let ended = body.is_end_stream();
+    let (response, send) = sender.send_request(head, ended).map_err(|error| broke(&error, upstream))?;
+    Ok((Begun::Asked(response), (!ended).then_some((body, send))))
+}
+
+/// The two calls that a starting kubelet exits on: tried again while the runtime says UNAVAILABLE,
+/// which containerd does between listening and being ready.
+async fn open_start_up(
+    head: Request<()>,
+    mut body: RecvStream,
+    upstream: &Upstream,
+    hold: Duration,
+) -> Result<Opened, Broken> {
+    let since = Instant::now();
+    let collected = collect(&mut body, START_UP_BODY).await.map_err(|error| match error {
+        Collect::Client => Broken::Client,
+        Collect::TooLarge => Broken::Reset(Reason::REFUSED_STREAM),
+    })?;
+    let mut pause = Duration::from_millis(100);
+    loop {
+        let left = hold.saturating_sub(since.elapsed());
+        let mut sender = upstream.get(left).await.map_err(|error| Broken::Runtime(error.to_string()))?;
+        let again = left > pause;
+        match attempt(&mut sender, &head, &collected).await {
+            Ok(response) if again && is_unavailable(&response) => {}
+            Ok(response) => return Ok((Begun::Answered(response), None)),
+            // The runtime went away in between; these calls change nothing, so ask again.
+            Err(error) if again && !error.is_reset() => {}
+            Err(error) => return Err(broke(&error, upstream)),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+async fn attempt(
+    sender: &mut h2::client::SendRequest<Bytes>,
+    head: &Request<()>,
+    body: &Bytes,
+) -> Result<Response<RecvStream>, h2::Error> {
+    let (response, mut send) = sender.send_request(head.clone(), false)?;
+    send.send_data(body.clone(), true)?;
+    response.await
+}
+
+fn is_unavailable(response: &Response<RecvStream>) -> bool {
+    response.body().is_end_stream() && grpc::code_of(response.headers()) == Some(Code::Unavailable as i32)
+}
+
+/// Passes the runtime's answer on to the client.
+async fn answer(
+    response: Response<RecvStream>,
+    respond: &mut SendResponse<Bytes>,
+    offer: bool,
+    upstream: &Upstream,
+) -> Result<Option<i32>, Broken> {
+    let (mut parts, mut from) = response.into_parts();
+    if offer {
+        let name = HeaderName::from_static(PULL_OPTIONS_HEADER);
+        parts.headers.insert(name, HeaderValue::from_static(PULL_OPTION_MAX_PARALLEL));
+    }
+    let code = grpc::code_of(&parts.headers);
+    let ended = from.is_end_stream();
+    let gone = |_| Broken::Client;
+    let mut to = respond.send_response(Response::from_parts(parts, ()), ended).map_err(gone)?;
+    if ended {
+        return Ok(code);
+    }
+    match pump(&mut from, &mut to).await {
+        Ok(trailers) => Ok(trailers.or(code)),
+        Err(Side::To) => Err(Broken::Client),
+        Err(Side::From(reason)) if reason != Reason::INTERNAL_ERROR => {
+            to.send_reset(reason);
+            Err(Broken::Client)
+        }
+        Err(Side::From(_)) => {
+            // The headers are out already; a status can still follow them.
+            let socket = upstream.socket().display();
+            let text = format!("the container runtime at unix://{socket} broke the connection off");
+            let _ = to.send_trailers(grpc::status(Code::Unavailable, &text, &[]));
+            Ok(Some(Code::Unavailable as i32))
+        }
+    }
+}
+
+/// Which side of a pump broke.
+enum Side {
+    From(Reason),
+    To,
+}
+
+/// Moves bytes and trailers, never faster than the receiver takes them. Returns the trailers' status.
+async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<Option<i32>, Side> {
+    let reason = |error: &h2::Error| error.reason().unwrap_or(Reason::INTERNAL_ERROR);
+    while let Some(data) = next_data(from, to).await? {
+        let length = data.len();
+        send_all(to, data, from.is_end_stream()).await?;
+        // The sender may send as much again.
+        from.flow_control().release_capacity(length).map_err(|error| Side::From(reason(&error)))?;
+        if from.is_end_stream() {
+            return Ok(None);
+        }
+    }
+    let trailers = poll_fn(|cx| from.poll_trailers(cx)).await.map_err(|error| Side::From(reason(&error)))?;
+    match trailers {
+        Some(trailers) => {
+            let code = grpc::code_of(&trailers);
+            to.send_trailers(trailers).map_err(|_| Side::To)?;
+            Ok(code)
+        }
+        None => {
+            to.send_data(Bytes::new(), true).map_err(|_| Side::To)?;
+            Ok(None)
+        }
+    }
+}
+
+/// The next piece, unless the receiver resets the stream first.
+async fn next_data(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<Option<Bytes>, Side> {
+    tokio::select! {
+        biased;
+        data = poll_fn(|cx| from.poll_data(cx)) => match data {
+            None => Ok(None),
+            Some(Ok(data)) => Ok(Some(data)),
+            Some(Err(error)) => Err(Side::From(error.reason().unwrap_or(Reason::INTERNAL_ERROR))),
+        },
+        _ = poll_fn(|cx| to.poll_reset(cx)) => Err(Side::To),
+    }
+}
+
+async fn send_all(to: &mut SendStream<Bytes>, mut data: Bytes, end: bool) -> Result<(), Side> {
+    while !data.is_empty() {
+        to.reserve_capacity(data.len());
+        let mut room = to.capacity();
+        if room == 0 {
+            room = match poll_fn(|cx| to.poll_capacity(cx)).await {
+                Some(Ok(room)) => room,
+                Some(Err(_)) => return Err(Side::To),
+                None => return Err(Side::To),
+            };
+        }
+        let piece = data.split_to(room.min(data.len()));
+        let last = end && data.is_empty();
+        to.send_data(piece, last).map_err(|_| Side::To)?;
+        if last {
+            return Ok(());
+        }
+    }
+    if end {
+        to.send_data(Bytes::new(), true).map_err(|_| Side::To)?;
+    }
+    Ok(())
+}
+
+fn broke(error: &h2::Error, upstream: &Upstream) -> Broken {
+    match error.reason() {
+        Some(reason) if error.is_reset() => Broken::Reset(reason),
+        _ => {
+            let socket = upstream.socket().display();
+            Broken::Runtime(format!("the container runtime at unix://{socket} broke the connection off: {error}"))
+        }
+    }
+}
+
+/// Why a body could not be collected.
+pub(super) enum Collect {
+    Client,
+    TooLarge,
+}
+
+/// The whole body, if it is no larger than `most`.
+pub(super) async fn collect(body: &mut RecvStream, most: usize) -> Result<Bytes, Collect> {
+    let client = |_: h2::Error| Collect::Client;
+    let mut whole: Option<bytes::BytesMut> = None;
+    let mut first: Option<Bytes> = None;
+    let mut length = 0;
+    while let Some(data) = poll_fn(|cx| body.poll_data(cx)).await {
+        let data = data.map_err(client)?;
+        length += data.len();
+        if length > most {
+            return Err(Collect::TooLarge);
+        }
+        body.flow_control().release_capacity(data.len()).map_err(client)?;
+        // Nearly every body comes in one piece, which needs no copy.
+        match (&mut whole, first.take()) {
+            (None, None) => first = Some(data),
+            (None, Some(before)) => {
+                let mut joined = bytes::BytesMut::with_capacity(before.len() + data.len());
+                joined.extend_from_slice(&before);
+                joined.extend_from_slice(&data);
+                whole = Some(joined);
+            }
+            (Some(joined), _) => joined.extend_from_slice(&data),
+        }
+    }
+    Ok(first.or_else(|| whole.map(bytes::BytesMut::freeze)).unwrap_or_default())
+}
+
+const _: () = assert!(START_UP_BODY < MAX_MESSAGE);

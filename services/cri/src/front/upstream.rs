@@ -1,0 +1,107 @@
+//! One client's connection to the runtime.
+//!
+//! Owns: the HTTP/2 connection that a client's calls go on to; made when the first call needs it, and
+//! again after the runtime came back. In: a wish for a connection, and for how long it may be waited
+//! for. Out: a handle to send on, or a sentence that says what is wrong with the socket.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use tokio::{net::UnixStream, sync::Mutex, time::Instant};
+
+use super::{CONNECTION_WINDOW, MAX_HEADERS, STREAM_WINDOW};
+
+/// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// The runtime could not be reached in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the container runtime does not answer at unix://{socket} and was waited for {waited:?} (cri.hold_timeout): {reason}", socket = .socket.display())]
+pub(super) struct Away {
+    pub(super) socket: PathBuf,
+    pub(super) waited: Duration,
+    pub(super) reason: String,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    sender: Option<SendRequest<Bytes>>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    socket: PathBuf,
+    slot: Arc<Mutex<Slot>>,
+}
+
+impl Upstream {
+    pub(super) fn new(socket: PathBuf) -> Self {
+        Self { socket, slot: Arc::default() }
+    }
+
+    pub(super) fn socket(&self) -> &std::path::Path {
+        &self.socket
+    }
+
+    /// A connection that was alive a moment ago; tries until `hold` is over.
+    pub(super) async fn get(&self, hold: Duration) -> Result<SendRequest<Bytes>, Away> {
+        let since = Instant::now();
+        let mut pause = BACKOFF.0;
+        loop {
+            let reason = match self.try_get().await {
+                Ok(sender) => return Ok(sender),
+                Err(reason) => reason,
+            };
+            let waited = since.elapsed();
+            if waited + pause > hold {
+                // A missed second try may matter more than a late answer: use up the time.
+                let left = hold.saturating_sub(waited);
+                tokio::time::sleep(left).await;
+                return match self.try_get().await {
+                    Ok(sender) => Ok(sender),
+                    Err(_) => Err(Away { socket: self.socket.clone(), waited: hold, reason }),
+                };
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+    }
+
+    async fn try_get(&self) -> Result<SendRequest<Bytes>, String> {
+        let mut slot = self.slot.lock().await;
+        if let Some(sender) = slot.sender.clone() {
+            match sender.ready().await {
+                Ok(sender) => return Ok(sender),
+                Err(_) => slot.sender = None,
+            }
+        }
+        let sender = self.connect().await.map_err(|error| error.to_string())?;
+        slot.sender = Some(sender.clone());
+        drop(slot);
+        sender.ready().await.map_err(|error| error.to_string())
+    }
+
+    async fn connect(&self) -> io::Result<SendRequest<Bytes>> {
+        let stream = UnixStream::connect(&self.socket).await?;
+        let mut builder = h2::client::Builder::new();
+        builder
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_HEADERS)
+            .enable_push(false);
+        let (sender, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to the container runtime ended");
+            }
+        });
+        Ok(sender)
+    }
+}

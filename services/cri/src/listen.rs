@@ -1,0 +1,167 @@
+//! Unix sockets: making them, and telling a stale file from a living peer.
+//!
+//! Owns: the socket file of a listener. In: a path. Out: [`Bound`], which removes its file when it is
+//! dropped, if it is still its own. A socket is bound under a temporary name and renamed into place,
+//! so that a client never meets a file that nobody listens on yet.
+
+use std::{
+    fs, io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use tokio::net::{UnixListener, UnixStream};
+
+/// Why a socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody answers there.
+    #[error("{path}: a process is listening on this socket already; stop it or choose another path", path = .0.display())]
+    InUse(PathBuf),
+    /// Not ours to remove.
+    #[error("{path}: exists and is no socket; remove it or choose another path", path = .0.display())]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("{path}: cannot {doing}", path = path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// A listening socket and the file it is reached by.
+#[derive(Debug)]
+pub struct Bound {
+    listener: UnixListener,
+    file: Option<OwnFile>,
+}
+
+#[derive(Debug)]
+struct OwnFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        // A successor may have put its own socket there.
+        if fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Bound {
+    /// Listens at `path` with file mode `mode`; must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Somebody listens there, something else is there, or the system refuses.
+    pub async fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
+        let io = |doing| move |source| ListenError::Io { path: path.to_owned(), doing, source };
+        match fs::symlink_metadata(path) {
+            Ok(meta) if !meta.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
+            Ok(_) => match UnixStream::connect(path).await {
+                Ok(_) => return Err(ListenError::InUse(path.to_owned())),
+                // Nobody behind it: left over from a process that was killed.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    tracing::info!(socket = %path.display(), "replacing a stale socket");
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(io("tell whether somebody listens")(error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io("look at the path")(error)),
+        }
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(io("make the folder of the socket"))?;
+        }
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{}", std::process::id()));
+        let temporary = PathBuf::from(temporary);
+        let _ = fs::remove_file(&temporary);
+        let listener = UnixListener::bind(&temporary).map_err(io("listen"))?;
+        let placed = fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))
+            .map_err(io("set the mode of the socket"))
+            .and_then(|()| fs::rename(&temporary, path).map_err(io("rename the socket into place")));
+        if let Err(error) = placed {
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
+        let meta = fs::symlink_metadata(path).map_err(io("look at the new socket"))?;
+        let file = OwnFile { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
+        Ok(Self { listener, file: Some(file) })
+    }
+
+    /// A listener that somebody else made (socket activation): its file is left alone.
+    ///
+    /// # Errors
+    /// The system refuses to make it non-blocking.
+    pub fn inherited(listener: std::os::unix::net::UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, file: None })
+    }
+
+    /// The listener, and what removes its file when dropped.
+    #[must_use]
+    pub fn into_parts(self) -> (UnixListener, SocketFile) {
+        (self.listener, SocketFile(self.file))
+    }
+}
+
+/// Removes a listener's file when dropped, if it is still its own.
+#[derive(Debug)]
+pub struct SocketFile(#[allow(dead_code)] Option<OwnFile>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a folder")
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let folder = folder();
+        let path = folder.path().join("a/b/cri.sock");
+        let first = Bound::bind(&path, 0o600).await.expect("binds");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        assert!(matches!(Bound::bind(&path, 0o600).await, Err(ListenError::InUse(_))));
+        UnixStream::connect(&path).await.expect("the first still listens");
+        // A killed process leaves its file behind.
+        let (listener, file) = first.into_parts();
+        std::mem::forget(file);
+        drop(listener);
+        assert!(path.exists());
+        let second = Bound::bind(&path, 0o660).await.expect("replaces it");
+        UnixStream::connect(&path).await.expect("the second listens");
+        drop(second);
+        assert!(!path.exists(), "removed on drop");
+    }
+
+    #[tokio::test]
+    async fn anything_else_at_the_path_is_left_alone() {
+        let folder = folder();
+        let path = folder.path().join("cri.sock");
+        fs::write(&path, "precious").expect("writes");
+        assert!(matches!(Bound::bind(&path, 0o600).await, Err(ListenError::NotASocket(_))));
+        assert_eq!(fs::read_to_string(&path).expect("reads"), "precious");
+        let below = path.join("cri.sock");
+        assert!(matches!(Bound::bind(&below, 0o600).await, Err(ListenError::Io { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_successors_socket_survives() {
+        let folder = folder();
+        let path = folder.path().join("cri.sock");
+        let first = Bound::bind(&path, 0o600).await.expect("binds");
+        fs::remove_file(&path).expect("removes");
+        let _second = Bound::bind(&path, 0o600).await.expect("binds");
+        drop(first);
+        UnixStream::connect(&path).await.expect("the second is still reached");
+    }
+}

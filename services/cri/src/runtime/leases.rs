@@ -1,0 +1,206 @@
+//! Leases of our own on containerd, so that what a pull has fetched survives it.
+//!
+//! Owns: which leases are in use, and their making, renewal and deletion. In: lease ids from the core
+//! of pulls. Out: calls on containerd's lease API, in the namespace of the CRI.
+//!
+//! containerd pins what a call fetches to the lease named in its metadata and deletes only leases that
+//! it made itself. Ours carry the owner's label, by which orphans are found, and an expiry that is
+//! containerd's own default for a pull: should the agent never come back, nothing stays for ever.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use keelson_proto::containerd::leases::{
+    AddResourceRequest, CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, Resource,
+    leases_client::LeasesClient,
+};
+use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
+
+/// The namespace that the CRI uses in containerd.
+pub(super) const NAMESPACE: &str = "k8s.io";
+const OWNER_LABEL: &str = "keelson.dev/owner";
+const EXPIRE_LABEL: &str = "containerd.io/gc.expire";
+/// As containerd's own leases for pulls.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// A lease with less left than this is renewed before it is used again.
+const RENEW_BELOW: Duration = Duration::from_secs(12 * 3600);
+
+#[derive(Debug, Default)]
+struct Use {
+    running: u32,
+    /// Its expiry was seen or set by this process, at this time.
+    verified: Option<SystemTime>,
+}
+
+type Uses = Arc<Mutex<HashMap<String, Use>>>;
+
+pub(super) struct LeaseBook {
+    client: LeasesClient<Channel>,
+    owner: String,
+    uses: Uses,
+    /// Making, renewing and deleting happen one at a time.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// Keeps a lease from being deleted while a pull runs in it.
+pub(super) struct Using {
+    lease: String,
+    uses: Uses,
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of) = uses.get_mut(&self.lease) {
+            of.running = of.running.saturating_sub(1);
+        }
+    }
+}
+
+/// A request in the CRI's namespace.
+pub(super) fn in_namespace<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+    request
+}
+
+impl LeaseBook {
+    pub(super) fn new(channel: Channel, owner: &str) -> Self {
+        Self {
+            client: LeasesClient::new(channel),
+            owner: owner.to_owned(),
+            uses: Uses::default(),
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Use>> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the runtime has a lease API at all.
+    pub(super) async fn supported(&self) -> Result<bool, Status> {
+        let none = ListRequest { filters: vec!["id==keelson-probe".into()] };
+        match self.client.clone().list(in_namespace(none)).await {
+            Ok(_) => Ok(true),
+            Err(status) if status.code() == Code::Unimplemented => Ok(false),
+            Err(status) => Err(status),
+        }
+    }
+
+    pub(super) fn using(&self, lease: &str) -> Using {
+        self.lock().entry(lease.to_owned()).or_default().running += 1;
+        Using { lease: lease.to_owned(), uses: self.uses.clone() }
+    }
+
+    /// Makes the lease, or sees to it that it lives long enough.
+    pub(super) async fn ensure(&self, lease: &str) -> Result<(), Status> {
+        let _turn = self.turn.lock().await;
+        let fresh = |of: &Use| {
+            of.verified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < LIFETIME - RENEW_BELOW)
+        };
+        if self.lock().get(lease).is_some_and(fresh) {
+            return Ok(());
+        }
+        match self.create(lease).await {
+            Err(status) if status.code() == Code::AlreadyExists => self.prolong(lease).await?,
+            made => made?,
+        }
+        self.verified(lease, Some(SystemTime::now()));
+        Ok(())
+    }
+
+    /// Makes a lease that has vanished although it was seen.
+    pub(super) async fn renew(&self, lease: &str) -> Result<(), Status> {
+        self.verified(lease, None);
+        self.ensure(lease).await
+    }
+
+    fn verified(&self, lease: &str, at: Option<SystemTime>) {
+        self.lock().entry(lease.to_owned()).or_default().verified = at;
+    }
+
+    async fn create(&self, lease: &str) -> Result<(), Status> {
+        let expires = humantime::format_rfc3339_seconds(SystemTime::now() + LIFETIME).to_string();
+        let labels = [(OWNER_LABEL.to_owned(), self.owner.clone()), (EXPIRE_LABEL.to_owned(), expires)].into();
+        let request = CreateRequest { id: lease.to_owned(), labels };
+        self.client.clone().create(in_namespace(request)).await.map(drop)
+    }
+
+    /// A lease's expiry cannot be changed. So what it pins is pinned by a second one while the first
+    /// is made anew; at no moment is anything unpinned.
+    async fn prolong(&self, lease: &str) -> Result<(), Status> {
+        let filter = ListRequest { filters: vec![format!("id=={lease}")] };
+        let found = self.client.clone().list(in_namespace(filter)).await?.into_inner().leases;
+        let left = found
+            .first()
+            .and_then(|lease| lease.labels.get(EXPIRE_LABEL))
+            .and_then(|text| humantime::parse_rfc3339(text).ok())
+            .map(|at| at.duration_since(SystemTime::now()).unwrap_or_default());
+        let in_use = self.lock().get(lease).is_some_and(|of| of.running > 1);
+        if in_use || left.is_some_and(|left| left >= RENEW_BELOW) {
+            return Ok(());
+        }
+        let spare = format!("{lease}-renewing");
+        self.copy(lease, &spare).await?;
+        self.remove(lease).await?;
+        self.copy(&spare, lease).await?;
+        self.remove(&spare).await
+    }
+
+    async fn copy(&self, from: &str, to: &str) -> Result<(), Status> {
+        match self.create(to).await {
+            Err(status) if status.code() == Code::AlreadyExists => {}
+            made => made?,
+        }
+        let mut client = self.client.clone();
+        let list = ListResourcesRequest { id: from.to_owned() };
+        for resource in client.list_resources(in_namespace(list)).await?.into_inner().resources {
+            let Resource { id, r#type } = resource;
+            let add = AddResourceRequest { id: to.to_owned(), resource: Some(Resource { id, r#type }) };
+            client.add_resource(in_namespace(add)).await?;
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, lease: &str) -> Result<(), Status> {
+        let request = DeleteRequest { id: lease.to_owned(), sync: false };
+        match self.client.clone().delete(in_namespace(request)).await {
+            Err(status) if status.code() != Code::NotFound => Err(status),
+            _ => Ok(()),
+        }
+    }
+
+    /// Deletes a lease, unless a pull has taken it up again.
+    pub(super) async fn delete(&self, lease: &str) -> Result<(), Status> {
+        let _turn = self.turn.lock().await;
+        {
+            let mut uses = self.lock();
+            if uses.get(lease).is_some_and(|of| of.running > 0) {
+                return Ok(());
+            }
+            uses.remove(lease);
+        }
+        self.remove(lease).await
+    }
+
+    /// Deletes every lease of this owner but `keep` and those known to this process.
+    pub(super) async fn reap(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, Status> {
+        let _turn = self.turn.lock().await;
+        let filter = format!("labels.\"{OWNER_LABEL}\"=={}", self.owner);
+        let found = self.client.clone().list(in_namespace(ListRequest { filters: vec![filter] })).await?;
+        let mut reaped = Vec::new();
+        for lease in found.into_inner().leases {
+            let ours = lease.labels.get(OWNER_LABEL) == Some(&self.owner);
+            let known = keep.contains(&lease.id) || self.lock().contains_key(&lease.id);
+            if ours && !known {
+                self.remove(&lease.id).await?;
+                reaped.push(lease.id);
+            }
+        }
+        Ok(reaped)
+    }
+}

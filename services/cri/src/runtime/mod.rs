@@ -1,0 +1,300 @@
+//! The agent's own connection to the container runtime.
+//!
+//! Owns: one gRPC channel, for pulls, presence checks, probes, leases and progress. In: calls of the
+//! trait [`Runtime`] that the actors declare. Out: CRI and containerd calls on the runtime's socket.
+//! No keep-alive pings are sent: containerd answers frequent ones with GOAWAY, and a unix socket
+//! tells when its peer is gone.
+
+mod leases;
+mod progress;
+mod raw;
+
+use std::{
+    collections::BTreeSet,
+    error::Error as _,
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use hyper_util::rt::TokioIo;
+use keelson_actors::{
+    pulls::PullCall,
+    runtime::{Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull, WireStatus},
+};
+use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
+use tokio::{net::UnixStream, sync::Mutex};
+use tonic::{
+    Code, Request, Status,
+    metadata::{Ascii, Binary, KeyAndValueRef, MetadataKey, MetadataMap, MetadataValue},
+    transport::{Channel, Endpoint, Uri},
+};
+
+use crate::front::grpc::MAX_MESSAGE;
+use leases::LeaseBook;
+use progress::ProgressReader;
+
+/// A probe that takes longer has failed; so has any other short call.
+const SHORT_CALL: Duration = Duration::from_secs(10);
+/// Metadata by which containerd runs a call within a lease.
+const LEASE_HEADER: &str = "containerd-lease";
+
+/// The runtime behind a unix socket.
+#[derive(Clone)]
+pub struct ContainerRuntime {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    endpoint: String,
+    channel: Channel,
+    leases: LeaseBook,
+    progress: Mutex<ProgressReader>,
+    /// What the runtime can do, asked once for each of its lives.
+    known: Mutex<Option<Capabilities>>,
+}
+
+impl fmt::Debug for ContainerRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContainerRuntime").field("endpoint", &self.inner.endpoint).finish_non_exhaustive()
+    }
+}
+
+impl ContainerRuntime {
+    /// A connection to the runtime at `socket`, made when it is first needed. `owner` is the state
+    /// folder's random id, by which the agent knows its leases.
+    ///
+    /// # Errors
+    /// Never for a valid build: the placeholder address is a constant.
+    pub fn new(socket: PathBuf, owner: &str) -> Result<Self, RuntimeError> {
+        let endpoint = format!("unix://{}", socket.display());
+        let failed = |error: tonic::transport::Error| RuntimeError { endpoint: endpoint.clone(), reason: error.to_string() };
+        let channel = Endpoint::from_shared("http://localhost").map_err(failed)?.connect_with_connector_lazy(
+            tower::service_fn(move |_: Uri| {
+                let socket = socket.clone();
+                async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+            }),
+        );
+        let inner = Inner {
+            leases: LeaseBook::new(channel.clone(), owner),
+            progress: Mutex::new(ProgressReader::new(channel.clone())),
+            known: Mutex::new(None),
+            endpoint,
+            channel,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+impl Inner {
+    fn error(&self, status: &Status) -> RuntimeError {
+        RuntimeError { endpoint: self.endpoint.clone(), reason: describe(status) }
+    }
+
+    async fn probe(&self) -> Result<RuntimeInfo, RuntimeError> {
+        let asked = tokio::time::timeout(SHORT_CALL, self.ask()).await;
+        let outcome = match asked {
+            Ok(Ok(info)) => return Ok(info),
+            Ok(Err(status)) => self.error(&status),
+            Err(_) => {
+                let reason = format!("did not answer the probe within {SHORT_CALL:?}");
+                RuntimeError { endpoint: self.endpoint.clone(), reason }
+            }
+        };
+        *self.known.lock().await = None;
+        Err(outcome)
+    }
+
+    /// The kubelet's own start-up probes: the runtime serves when both succeed.
+    async fn ask(&self) -> Result<RuntimeInfo, Status> {
+        let mut runtime = cri::runtime_service_client::RuntimeServiceClient::new(self.channel.clone());
+        let version = runtime.version(cri::VersionRequest { version: "v1".into() }).await?;
+        let pull_option = version
+            .metadata()
+            .get_all(PULL_OPTIONS_HEADER)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .any(|list| list.split(',').any(|option| option.trim() == PULL_OPTION_MAX_PARALLEL));
+        let version = version.into_inner();
+        let mut images = cri::image_service_client::ImageServiceClient::new(self.channel.clone());
+        images.image_fs_info(cri::ImageFsInfoRequest {}).await?;
+        let mut known = self.known.lock().await;
+        let containerd = match *known {
+            Some(known) => known,
+            None => Capabilities {
+                pull_option: false,
+                leases: self.leases.supported().await?,
+                content: self.progress.lock().await.supported().await?,
+            },
+        };
+        let capabilities = Capabilities { pull_option, ..containerd };
+        *known = Some(capabilities);
+        Ok(RuntimeInfo { name: version.runtime_name, version: version.runtime_version, capabilities })
+    }
+
+    async fn pull(&self, pull: RuntimePull) -> (PullReply, bool) {
+        if let Some(lease) = &pull.lease
+            && let Err(status) = self.leases.ensure(lease).await
+        {
+            return self.reply_of(&status);
+        }
+        match self.pull_once(&pull).await {
+            Err(status) if is_lost_lease(&status, &pull) => {
+                // Deleted behind our back, or expired: make it again and ask once more.
+                if let Some(lease) = &pull.lease
+                    && let Err(status) = self.leases.renew(lease).await
+                {
+                    return self.reply_of(&status);
+                }
+                match self.pull_once(&pull).await {
+                    Ok(reply) => (reply, false),
+                    Err(status) => self.reply_of(&status),
+                }
+            }
+            Ok(reply) => (reply, false),
+            Err(status) => self.reply_of(&status),
+        }
+    }
+
+    async fn pull_once(&self, pull: &RuntimePull) -> Result<PullReply, Status> {
+        let mut request = Request::new(pull.call.wire(pull.option));
+        add_metadata(request.metadata_mut(), &pull.call);
+        if let Some(lease) = pull.lease.as_deref().and_then(|lease| MetadataValue::try_from(lease).ok()) {
+            request.metadata_mut().insert(LEASE_HEADER, lease);
+        }
+        let response = raw::unary(&self.channel, "/runtime.v1.ImageService/PullImage", request).await?;
+        let (metadata, message, _) = response.into_parts();
+        Ok(PullReply { result: Ok(message), metadata: custom(&metadata) })
+    }
+
+    /// A status as it came, and whether it only says that nothing came.
+    fn reply_of(&self, status: &Status) -> (PullReply, bool) {
+        // A status that the runtime sent has no source; one made for a broken connection has.
+        if status.source().is_some() {
+            let text = format!("the container runtime at {} broke the pull off: {}", self.endpoint, describe(status));
+            return (PullReply::status(Code::Unavailable, text), true);
+        }
+        let not_ready = status.code() == Code::Unavailable && status.message().contains("not initialized");
+        let wire = WireStatus {
+            code: status.code(),
+            message: status.message().to_owned(),
+            details: status.details().to_vec().into(),
+        };
+        (PullReply { result: Err(wire), metadata: custom(status.metadata()) }, not_ready)
+    }
+
+    async fn image_size(&self, call: &PullCall) -> Result<Option<u64>, RuntimeError> {
+        let image = cri::ImageSpec {
+            image: call.image.to_string(),
+            runtime_handler: call.key.handler.to_string(),
+            ..Default::default()
+        };
+        let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
+        let mut images = cri::image_service_client::ImageServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_MESSAGE);
+        let answer = short(images.image_status(request)).await.map_err(|status| self.error(&status))?;
+        Ok(answer.into_inner().image.filter(|image| !image.id.is_empty()).map(|image| image.size))
+    }
+}
+
+/// Bounds a call that has no business taking long.
+async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    tokio::time::timeout(SHORT_CALL, call)
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {SHORT_CALL:?}"))))
+}
+
+/// A status in words, with the causes that tonic keeps in its sources.
+fn describe(status: &Status) -> String {
+    let mut text = if status.message().is_empty() { format!("{:?}", status.code()) } else { status.message().to_owned() };
+    let mut source = status.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
+    status.code() == Code::NotFound && pull.lease.as_deref().is_some_and(|lease| status.message().contains(lease))
+}
+
+/// A caller's metadata, for the runtime.
+fn add_metadata(metadata: &mut MetadataMap, call: &PullCall) {
+    for (name, value) in &call.metadata {
+        if name.ends_with("-bin") {
+            if let Ok(name) = MetadataKey::<Binary>::from_bytes(name.as_bytes())
+                && let Ok(value) = MetadataValue::<Binary>::try_from(value.clone())
+            {
+                metadata.append_bin(name, value);
+            }
+        } else if let Ok(name) = MetadataKey::<Ascii>::from_bytes(name.as_bytes())
+            && let Ok(value) = MetadataValue::<Ascii>::try_from(value.clone())
+        {
+            metadata.append(name, value);
+        }
+    }
+}
+
+/// The runtime's metadata, for the callers: all but what belongs to the transport.
+fn custom(metadata: &MetadataMap) -> Vec<(String, bytes::Bytes)> {
+    let own = |name: &str| name.starts_with("grpc-") || matches!(name, "content-type" | "date" | "trailer");
+    let entry = |entry| match entry {
+        KeyAndValueRef::Ascii(name, value) => (name.as_str().to_owned(), value.as_encoded_bytes().to_vec().into()),
+        KeyAndValueRef::Binary(name, value) => (name.as_str().to_owned(), value.as_encoded_bytes().to_vec().into()),
+    };
+    metadata.iter().map(entry).filter(|(name, _): &(String, bytes::Bytes)| !own(name)).collect()
+}
+
+impl Runtime for ContainerRuntime {
+    fn endpoint(&self) -> &str {
+        &self.inner.endpoint
+    }
+
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { inner.probe().await }.boxed()
+    }
+
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)> {
+        let inner = self.inner.clone();
+        // Taken now, not when the future is first polled: a deletion of the same lease that was asked
+        // for before must not hit it.
+        let using = pull.lease.as_deref().map(|lease| inner.leases.using(lease));
+        async move {
+            let reply = inner.pull(pull).await;
+            drop(using);
+            reply
+        }
+        .boxed()
+    }
+
+    fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { inner.image_size(&call).await }.boxed()
+    }
+
+    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move {
+            let mut reader = inner.progress.lock().await;
+            short(reader.read(leases)).await.map_err(|status| inner.error(&status))
+        }
+        .boxed()
+    }
+
+    fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { short(inner.leases.delete(&lease)).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+
+    fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { short(inner.leases.reap(&keep)).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+}

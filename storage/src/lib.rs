@@ -1,0 +1,51 @@
+//! Durable state of the Keelson agent.
+//!
+//! Owns everything below the agent's state folder (`/var/lib/keelson` unless configured otherwise). In come
+//! [`Batch`]es of records, out goes "it is on the disk" or a typed error, and at start the records that were
+//! acknowledged before. What the records mean is the business of the actors: to this crate a value is bytes.
+//!
+//! * [`StateStore`] is what actors are given, [`SledStore`] is what the agent runs on, [`MemoryStore`] is for
+//!   tests and for an agent that shall leave nothing behind. Both pass one contract suite.
+//! * [`open`] takes the folder's lock, refuses a store of a newer schema without touching it, migrates an older
+//!   one, and moves a damaged one aside. It says which of these happened in [`Outcome`].
+//!
+//! Every call blocks: run it on a thread that may wait for a disk.
+//!
+//! # Folder layout
+//!
+//! ```text
+//! <state_dir>/lock                    held while a store is open; contains the pid of its holder
+//! <state_dir>/state/manifest          schema version and the generation that counts (plain text)
+//! <state_dir>/state/g<N>/             one generation: a sled database
+//! <state_dir>/state/g<N>/acked        number of the last batch that was acknowledged
+//! <state_dir>/state.damaged-<UTC>/    a store that could not be read, as it was found
+//! ```
+//!
+//! # Panics inside sled
+//!
+//! sled 0.34 panics on some damaged files, at times on threads of its own. This crate runs every call into sled
+//! on a thread that catches panics and turns them into errors. A process-wide panic hook that ends the process
+//! has to leave those alone: ask [`panic_is_guarded`] first.
+
+mod engine;
+mod error;
+mod generation;
+mod guard;
+mod manifest;
+mod memory;
+mod migrate;
+mod open;
+mod seal;
+mod sled_store;
+mod store;
+mod table;
+
+pub use error::{OpenError, StoreError};
+pub use guard::panic_is_guarded;
+pub use manifest::{Manifest, ManifestError};
+pub use memory::MemoryStore;
+pub use migrate::SCHEMA_VERSION;
+pub use open::{Opened, Outcome, open};
+pub use sled_store::SledStore;
+pub use store::{BadRecord, Keyed, StateStore, StateStoreExt, StoreStats};
+pub use table::{Batch, MAX_KEY_LEN, MAX_VALUE_LEN, Op, Table};

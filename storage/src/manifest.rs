@@ -1,0 +1,153 @@
+//! Owns the plain file that is read before anything else: the schema version of the store and the generation (the
+//! sled folder) that counts. Replaced by renaming, so that a switch to another generation is atomic; with a
+//! checksum, so that a damaged one is not taken for a newer one.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use crate::seal::checksum;
+
+const FILE: &str = "manifest";
+const NEW_FILE: &str = "manifest.new";
+const FIRST_LINE: &str = "keelson-state";
+
+/// What the manifest of a store says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// Version of the records' form.
+    pub schema: u32,
+    /// Number of the generation that counts.
+    pub generation: u64,
+}
+
+/// A manifest that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// The file system refused.
+    #[error("cannot read {path}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is not there, or not what was written.
+    #[error("{path}: {reason}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Manifest {
+    /// Reads the manifest of the store in `<state_dir>/state`. Changes nothing.
+    pub fn read(state_dir: &Path) -> Result<Manifest, ManifestError> {
+        Self::read_from(&crate::open::store_dir(state_dir))
+    }
+
+    /// Replaces the manifest of the store in `<state_dir>/state`, durably. No store may be open there.
+    pub fn write(&self, state_dir: &Path) -> io::Result<()> {
+        self.write_to(&crate::open::store_dir(state_dir))
+    }
+
+    pub(crate) fn read_from(store: &Path) -> Result<Manifest, ManifestError> {
+        let path = store.join(FILE);
+        match fs::read(&path) {
+            Ok(bytes) => parse(&bytes).map_err(|reason| ManifestError::Damaged { path, reason }),
+            Err(source) => match source.kind() {
+                io::ErrorKind::NotFound => {
+                    Err(ManifestError::Damaged { path, reason: "it is missing".to_owned() })
+                }
+                io::ErrorKind::IsADirectory => {
+                    Err(ManifestError::Damaged { path, reason: "it is a folder".to_owned() })
+                }
+                _ => Err(ManifestError::Io { path, source }),
+            },
+        }
+    }
+
+    pub(crate) fn write_to(&self, store: &Path) -> io::Result<()> {
+        let new = store.join(NEW_FILE);
+        let mut file = File::create(&new)?;
+        file.write_all(self.text().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, store.join(FILE))?;
+        sync_dir(store)
+    }
+
+    /// The folder of the generation that counts.
+    pub(crate) fn generation_dir(&self, store: &Path) -> PathBuf {
+        store.join(format!("g{}", self.generation))
+    }
+
+    fn text(&self) -> String {
+        let body = self.body();
+        format!("{body}check {:016x}\n", checksum(&[body.as_bytes()]))
+    }
+
+    fn body(&self) -> String {
+        format!("{FIRST_LINE}\nschema {}\ngeneration {}\n", self.schema, self.generation)
+    }
+}
+
+/// The generation that a folder name stands for.
+pub(crate) fn generation_of(name: &str) -> Option<u64> {
+    name.strip_prefix('g')?.parse().ok()
+}
+
+/// Makes renames and new files in a folder durable.
+pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Lines a newer version adds between the known ones and the checksum are allowed.
+fn parse(bytes: &[u8]) -> Result<Manifest, String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_owned())?;
+    let (body, check) = text.rsplit_once("check ").ok_or("it has no checksum")?;
+    if check.trim_end() != format!("{:016x}", checksum(&[body.as_bytes()])) {
+        return Err("its checksum does not match its content".to_owned());
+    }
+    let value = |name: &str| {
+        let line = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<u64>().ok()).ok_or(format!("it has no number for {name}"))
+    };
+    if body.lines().next() != Some(FIRST_LINE) {
+        return Err(format!("its first line is not {FIRST_LINE:?}"));
+    }
+    let schema = u32::try_from(value("schema")?).map_err(|_| "its schema version is out of range")?;
+    Ok(Manifest { schema, generation: value("generation")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        for manifest in [Manifest { schema: 2, generation: 1 }, Manifest { schema: 99, generation: u64::MAX }]
+        {
+            manifest.write_to(dir.path()).unwrap();
+            assert_eq!(Manifest::read_from(dir.path()).unwrap(), manifest);
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_found() {
+        let good = Manifest { schema: 2, generation: 17 }.text().into_bytes();
+        assert!(parse(&good).is_ok());
+        for position in 0..good.len() - 1 {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[position] ^= 1 << bit;
+                assert!(parse(&bad).is_err(), "byte {position} bit {bit}");
+            }
+            assert!(parse(&good[..position]).is_err(), "cut at {position}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Owns the opening of the state folder: the lock, the choice between new, current, older, newer and damaged, and
+//! the moving aside of the last. In comes the folder, out goes a store that is whole, or an error that says what
+//! to do; whatever is in the folder, this neither hangs nor panics nor deletes a record.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::engine::{Engine, EngineError, Totals};
+use crate::error::OpenError;
+use crate::generation::{self, make_private_dir};
+use crate::guard::{Unfinished, Worker};
+use crate::manifest::{Manifest, ManifestError, sync_dir};
+use crate::migrate::{OLDEST_VERSION, Records, SCHEMA_VERSION, migrate};
+use crate::sled_store::{OPEN_LIMIT, SledStore};
+
+/// So many processes in a row may end while they open a store before it counts as the cause: what sled reads
+/// may make it abort the process, which no thread can catch.
+const OPENING_ATTEMPTS: u32 = 5;
+const OPENING_FILE: &str = "opening";
+const LOCK_FILE: &str = "lock";
+
+/// A store and how it came about.
+#[derive(Debug)]
+pub struct Opened {
+    /// The store. It holds the folder's lock until it is dropped.
+    pub store: Arc<SledStore>,
+    /// What was found.
+    pub outcome: Outcome,
+}
+
+/// What opening a state folder found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Nothing: the store is new.
+    Created,
+    /// A whole store of the current schema version.
+    Opened,
+    /// A whole store of an older schema version, which has been migrated.
+    Migrated {
+        /// The version it had.
+        from: u32,
+        /// The version it has now.
+        to: u32,
+    },
+    /// A damaged store, which has been moved aside. The store is new.
+    Recovered {
+        /// Where the damaged one is now.
+        moved_to: PathBuf,
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+/// Opens the store in `state_dir`, which is made if it is missing.
+pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
+    let io_error = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::io(action, path, source)
+    };
+    make_private_dir(state_dir).map_err(io_error("make the state folder", state_dir))?;
+    let lock = take_lock(state_dir)?;
+    let store = store_dir(state_dir);
+    if is_absent(&store).map_err(io_error("look at", &store))? {
+        let (worker, manifest, totals) = create(state_dir, 1)?;
+        let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
+        return Ok(Opened { store, outcome: Outcome::Created });
+    }
+    let manifest = match Manifest::read_from(&store) {
+        Ok(manifest) if manifest.schema > SCHEMA_VERSION => {
+            let (found, known) = (manifest.schema, SCHEMA_VERSION);
+            return Err(OpenError::NewerSchema { found, known, path: store });
+        }
+        Ok(manifest) if manifest.schema < OLDEST_VERSION => {
+            let reason = format!("its schema version {} has never been in use", manifest.schema);
+            return recover(state_dir, lock, reason);
+        }
+        Ok(manifest) => manifest,
+        Err(ManifestError::Damaged { path, reason }) => {
+            return recover(state_dir, lock, format!("{}: {reason}", path.display()));
+        }
+        Err(ManifestError::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => {
+            return recover(state_dir, lock, "it is not a folder".to_owned());
+        }
+        Err(ManifestError::Io { path, source }) => return Err(OpenError::io("read", path, source)),
+    };
+    let Some(attempt) = Attempt::begin(&store) else {
+        let reason = format!("{OPENING_ATTEMPTS} processes in a row ended while they opened it");
+        return recover(state_dir, lock, reason);
+    };
+    let opened = open_store(&store, manifest);
+    drop(attempt);
+    match opened? {
+        Found::Whole { worker, manifest, totals, outcome } => {
+            generation::remove_others(&store, &manifest);
+            let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
+            Ok(Opened { store, outcome })
+        }
+        Found::Damaged(reason) => recover(state_dir, lock, reason),
+    }
+}
+
+/// The folder of the store in a state folder.
+pub(crate) fn store_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("state")
+}
+
+fn take_lock(state_dir: &Path) -> Result<File, OpenError> {
+    let path = state_dir.join(LOCK_FILE);
+    let io_error = |action| {
+        let path = path.clone();
+        move |source| OpenError::io(action, path, source)
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(io_error("open the lock file"))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let pid = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+            return Err(OpenError::InUse { path: state_dir.to_owned(), pid });
+        }
+        Err(TryLockError::Error(source)) => return Err(io_error("lock")(source)),
+    }
+    // Only the message of a second agent needs the pid, and it does without: a full disk must not stop us here.
+    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    if let Err(error) = written {
+        tracing::warn!(%error, path = %path.display(), "cannot write the pid into the lock file");
+    }
+    Ok(file)
+}
+
+/// Whether there is no store; an empty folder is none.
+fn is_absent(store: &Path) -> io::Result<bool> {
+    match fs::read_dir(store) {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // A symbolic link that leads nowhere is in the way.
+            Ok(fs::symlink_metadata(store).is_err())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a new store beside its place and moves it there, so that a half-made one is never found.
+fn create(state_dir: &Path, generation: u64) -> Result<(Worker<Engine>, Manifest, Totals), OpenError> {
+    let (store, new) = (store_dir(state_dir), state_dir.join("state.new"));
+    let io_error = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::io(action, path, source)
+    };
+    match fs::remove_dir_all(&new) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(OpenError::io("remove the half-made store", new, source));
+        }
+        _ => {}
+    }
+    make_private_dir(&new).map_err(io_error("make", &new))?;
+    let manifest = Manifest { schema: SCHEMA_VERSION, generation };
+    let mut worker = Worker::start().map_err(io_error("start the storage thread for", &store))?;
+    let dir = manifest.generation_dir(&new);
+    let made = worker.call(OPEN_LIMIT, move |_: &mut Option<Engine>| {
+        Engine::create(&dir, &Records::new(), SCHEMA_VERSION, 0)
+    });
+    fresh(&store, made)?;
+    manifest.write_to(&new).map_err(io_error("write the manifest in", &new))?;
+    fs::rename(&new, &store).map_err(io_error("move the new store to", &store))?;
+    sync_dir(state_dir).map_err(io_error("sync", state_dir))?;
+    let dir = manifest.generation_dir(&store);
+    let totals = fresh(&store, worker.call(OPEN_LIMIT, move |slot| open_engine(slot, &dir, SCHEMA_VERSION)))?;
+    Ok((worker, manifest, totals))
+}
+
+/// The result of a job on a store that was just made: nothing that goes wrong here is damage.
+fn fresh<R>(store: &Path, result: Result<Result<R, EngineError>, Unfinished>) -> Result<R, OpenError> {
+    let reason = match result {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(EngineError::Io { path, source, .. })) => return Err(OpenError::io("write", path, source)),
+        Ok(Err(EngineError::Sled { source: sled::Error::Io(source), .. })) => {
+            return Err(OpenError::io("write", store, source));
+        }
+        Ok(Err(EngineError::Sled { source, .. })) => source.to_string(),
+        Ok(Err(EngineError::Damaged(reason))) | Err(Unfinished::Panicked(reason)) => reason,
+        Err(Unfinished::TimedOut(limit)) => format!("the disk did not answer within {} s", limit.as_secs()),
+    };
+    Err(OpenError::Unusable { path: store.to_owned(), reason })
+}
+
+fn open_engine(slot: &mut Option<Engine>, dir: &Path, schema: u32) -> Result<Totals, EngineError> {
+    let engine = Engine::open(dir, schema)?;
+    let totals = engine.totals().clone();
+    *slot = Some(engine);
+    Ok(totals)
+}
+
+enum Found {
+    Whole { worker: Worker<Engine>, manifest: Manifest, totals: Totals, outcome: Outcome },
+    Damaged(String),
+}
+
+fn open_store(store: &Path, manifest: Manifest) -> Result<Found, OpenError> {
+    let mut worker =
+        Worker::start().map_err(|source| OpenError::io("start the storage thread for", store, source))?;
+    let (dir, schema) = (manifest.generation_dir(store), manifest.schema);
+    if !dir.is_dir() {
+        return Ok(Found::Damaged(format!("{} is missing", dir.display())));
+    }
+    let totals = match worker.call(OPEN_LIMIT, move |slot| open_engine(slot, &dir, schema)) {
+        Ok(Ok(totals)) => totals,
+        Ok(Err(EngineError::Damaged(reason))) => return Ok(Found::Damaged(reason)),
+        Ok(Err(EngineError::Io { path, source, .. })) => return Err(OpenError::io("open", path, source)),
+        Ok(Err(EngineError::Sled { source, .. })) => {
+            return Err(OpenError::Unusable { path: store.to_owned(), reason: source.to_string() });
+        }
+        Err(Unfinished::Panicked(message)) => {
+            return Ok(Found::Damaged(format!("reading it made sled panic: {message}")));
+        }
+        Err(Unfinished::TimedOut(limit)) => {
+            return Ok(Found::Damaged(format!("reading it did not end within {} s", limit.as_secs())));
+        }
+    };
+    if schema == SCHEMA_VERSION {
+        return Ok(Found::Whole { worker, manifest, totals, outcome: Outcome::Opened });
+    }
+    migrate_store(store, worker, &manifest)
+}
+
+fn migrate_store(store: &Path, mut worker: Worker<Engine>, old: &Manifest) -> Result<Found, OpenError> {
+    let from = old.schema;
+    let (dir, manifest) = (store.to_owned(), old.clone());
+    let migrated = worker.call(OPEN_LIMIT, move |slot| {
+        generation::rewrite(slot, &dir, &manifest, |records| migrate(records, from))
+    });
+    let reason = match migrated {
+        Ok(Ok((manifest, totals))) => {
+            let outcome = Outcome::Migrated { from, to: manifest.schema };
+            return Ok(Found::Whole { worker, manifest, totals, outcome });
+        }
+        Ok(Err(EngineError::Io { path, source, .. })) => {
+            return Err(OpenError::io("write the migrated store to", path, source));
+        }
+        Ok(Err(EngineError::Sled { source, .. })) => source.to_string(),
+        Ok(Err(EngineError::Damaged(reason))) | Err(Unfinished::Panicked(reason)) => reason,
+        Err(Unfinished::TimedOut(limit)) => format!("it did not end within {} s", limit.as_secs()),
+    };
+    Err(OpenError::Migration { path: store.to_owned(), from, to: SCHEMA_VERSION, reason })
+}
+
+/// Moves the damaged store aside, loudly, and begins anew.
+fn recover(state_dir: &Path, lock: File, reason: String) -> Result<Opened, OpenError> {
+    let store = store_dir(state_dir);
+    let generation = generation::next_generation(&store, Manifest::read_from(&store).ok().as_ref());
+    let moved_to = move_aside(state_dir, &store)?;
+    tracing::error!(
+        path = %store.display(),
+        moved_to = %moved_to.display(),
+        reason,
+        "THE STATE STORE IS DAMAGED. It has been moved aside and the agent starts with an empty one"
+    );
+    let (worker, manifest, totals) = create(state_dir, generation)?;
+    let moved = Some(moved_to.clone());
+    let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, moved));
+    Ok(Opened { store, outcome: Outcome::Recovered { moved_to, reason } })
+}
+
+fn move_aside(state_dir: &Path, store: &Path) -> Result<PathBuf, OpenError> {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(['-', ':'], "");
+    let name = format!("state.damaged-{now}");
+    let names = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
+    let free = names.map(|name| state_dir.join(name)).find(|path| fs::symlink_metadata(path).is_err());
+    let target = free.unwrap_or_else(|| state_dir.join(name));
+    fs::rename(store, &target)
+        .and_then(|()| sync_dir(state_dir))
+        .map_err(|source| OpenError::io("move the damaged store aside, from", store, source))?;
+    Ok(target)
+}
+
+/// Counts the openings that never came to an end.
+struct Attempt {
+    path: PathBuf,
+}
+
+impl Attempt {
+    /// `None` when there were too many.
+    fn begin(store: &Path) -> Option<Attempt> {
+        let path = store.join(OPENING_FILE);
+        let before = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok());
+        let attempts = before.unwrap_or(0);
+        if attempts >= OPENING_ATTEMPTS {
+            return None;
+        }
+        // On a full disk there is no count; that is no reason not to open.
+        if let Err(error) = fs::write(&path, format!("{}\n", attempts + 1)) {
+            tracing::debug!(%error, path = %path.display(), "cannot count this opening");
+        }
+        Some(Attempt { path })
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,373 @@
+//! Owns the store that the agent runs on: one open generation on the guarded thread, and the way back after a
+//! failure. In come calls from any thread, one at a time goes to the guarded thread.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::engine::{Engine, EngineError, Totals, size_of_tree};
+use crate::error::StoreError;
+use crate::generation;
+use crate::guard::{Unfinished, Worker};
+use crate::manifest::Manifest;
+use crate::migrate::SCHEMA_VERSION;
+use crate::store::{Keyed, StateStore, StoreStats};
+use crate::table::{Batch, Table};
+
+/// How long opening may take before it counts as hung.
+pub(crate) const OPEN_LIMIT: Duration = Duration::from_secs(60);
+/// How long any other call may take. A disk that is slow for longer than this is no place for a lease or a queue.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// How long closing may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes written between two looks at the size on disk.
+const SIZE_CHECK_EVERY: u64 = 4 * 1024 * 1024;
+/// What a batch takes on disk beside its keys and values, roughly.
+const BATCH_OVERHEAD: u64 = 1024;
+
+/// The store on disk. Made by [`crate::open`]; closes, and gives up the folder, when dropped.
+#[derive(Debug)]
+pub struct SledStore {
+    dir: PathBuf,
+    /// Held for as long as anything may write to the folder.
+    lock: Option<File>,
+    inner: Mutex<Inner>,
+    facts: Mutex<Facts>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    worker: Worker<Engine>,
+    manifest: Manifest,
+    /// A call failed: what sled has in memory is not to be trusted any more.
+    broken: bool,
+    /// Bytes written since the size on disk was last looked at.
+    written: u64,
+}
+
+/// What is told about the store, apart from `inner` so that nobody waits for a write to see it.
+#[derive(Debug, Default)]
+struct Facts {
+    by_tag: BTreeMap<u8, u64>,
+    generation: PathBuf,
+    last_error: Option<String>,
+    errors: u64,
+    damaged_moved_to: Option<PathBuf>,
+}
+
+impl SledStore {
+    pub(crate) fn new(
+        dir: PathBuf,
+        lock: File,
+        worker: Worker<Engine>,
+        manifest: Manifest,
+        totals: &Totals,
+        damaged_moved_to: Option<PathBuf>,
+    ) -> Self {
+        let generation = manifest.generation_dir(&dir);
+        let facts = Facts { by_tag: totals.by_tag.clone(), generation, damaged_moved_to, ..Facts::default() };
+        let store = SledStore {
+            dir,
+            lock: Some(lock),
+            inner: Mutex::new(Inner { worker, manifest, broken: false, written: 0 }),
+            facts: Mutex::new(facts),
+        };
+        store.compact_if_bloated(&mut store.inner(), totals);
+        store
+    }
+
+    /// The folder of the store, `<state_dir>/state`.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Closes the database and opens it again from what is on the disk, checking every record.
+    ///
+    /// Not needed after an error: the next call does it by itself.
+    pub fn reopen(&self) -> Result<(), StoreError> {
+        let result = self.reopen_locked(&mut self.inner());
+        self.note(result)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers an error for [`StateStore::stats`].
+    fn note<R>(&self, result: Result<R, StoreError>) -> Result<R, StoreError> {
+        if let Err(error) = &result {
+            let mut facts = self.facts();
+            let text = with_sources(error);
+            tracing::error!(error = text, "the state store failed");
+            facts.last_error = Some(text);
+            facts.errors += 1;
+        }
+        result
+    }
+
+    /// Runs `job` on the engine, after bringing the store back if a call before this one broke it.
+    fn run<R: Send + 'static>(
+        &self,
+        inner: &mut Inner,
+        operation: &'static str,
+        job: impl FnOnce(&mut Engine) -> Result<R, EngineError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        if inner.broken {
+            self.reopen_locked(inner)?;
+        }
+        let result = inner.worker.call(CALL_LIMIT, move |slot| slot.as_mut().map(job));
+        match result {
+            Ok(Some(Ok(value))) => Ok(value),
+            Ok(Some(Err(error))) => {
+                inner.broken = true;
+                Err(self.engine_error(error))
+            }
+            Ok(None) => {
+                inner.broken = true;
+                Err(self.engine_error(EngineError::Damaged("it is not open".to_owned())))
+            }
+            Err(unfinished) => {
+                inner.broken = true;
+                Err(self.unfinished(operation, unfinished))
+            }
+        }
+    }
+
+    fn reopen_locked(&self, inner: &mut Inner) -> Result<(), StoreError> {
+        let operation = "reopening";
+        inner.broken = true;
+        if !inner.worker.is_stuck() {
+            // A panic while closing leaves nothing open either.
+            let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
+            if let Err(unfinished @ Unfinished::TimedOut(_)) = closed {
+                return Err(self.unfinished("closing", unfinished));
+            }
+        }
+        let io_error = |source| StoreError::Io { operation, path: self.dir.clone(), source };
+        let mut manifest = inner.manifest.clone();
+        if inner.worker.is_stuck() {
+            // The stuck thread holds sled's lock on the old files. Nobody reads its copy of them any more.
+            inner.worker = Worker::start().map_err(io_error)?;
+            manifest = generation::copy(&self.dir, &inner.manifest).map_err(io_error)?;
+        }
+        let (dir, schema) = (manifest.generation_dir(&self.dir), manifest.schema);
+        let opened = inner.worker.call(OPEN_LIMIT, move |slot| {
+            let engine = Engine::open(&dir, schema)?;
+            let totals = engine.totals().clone();
+            *slot = Some(engine);
+            Ok(totals)
+        });
+        let totals = match opened {
+            Ok(Ok(totals)) => totals,
+            Ok(Err(error)) => return Err(self.engine_error(error)),
+            Err(unfinished) => return Err(self.unfinished(operation, unfinished)),
+        };
+        if manifest != inner.manifest {
+            manifest.write_to(&self.dir).map_err(io_error)?;
+        }
+        self.switched(inner, manifest, &totals);
+        inner.broken = false;
+        tracing::info!(path = %self.dir.display(), "the state store has been reopened");
+        Ok(())
+    }
+
+    fn switched(&self, inner: &mut Inner, manifest: Manifest, totals: &Totals) {
+        let mut facts = self.facts();
+        facts.generation = manifest.generation_dir(&self.dir);
+        facts.by_tag.clone_from(&totals.by_tag);
+        inner.manifest = manifest;
+    }
+
+    /// sled keeps its file within a few times of what it holds, but nothing makes it give room back in time.
+    fn compact_if_bloated(&self, inner: &mut Inner, totals: &Totals) {
+        let generation = inner.manifest.generation_dir(&self.dir);
+        if !generation::is_bloated(&generation, totals) {
+            return;
+        }
+        let before = size_of_tree(&generation);
+        let (store, old) = (self.dir.clone(), inner.manifest.clone());
+        let rewritten =
+            inner.worker.call(OPEN_LIMIT, move |slot| generation::rewrite(slot, &store, &old, |_| ()));
+        match rewritten {
+            Ok(Ok((manifest, totals))) => {
+                let after = size_of_tree(&manifest.generation_dir(&self.dir));
+                self.switched(inner, manifest, &totals);
+                tracing::info!(before, after, "the state store has been compacted");
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(?error, before, "the state store cannot be compacted now; trying again later");
+            }
+            Err(unfinished) => {
+                inner.broken = true;
+                tracing::error!(?unfinished, "compacting the state store failed; it is reopened");
+            }
+        }
+    }
+
+    fn engine_error(&self, error: EngineError) -> StoreError {
+        let path = self.dir.clone();
+        match error {
+            EngineError::Damaged(reason) => StoreError::Damaged { path, reason },
+            EngineError::Sled { operation, source } => StoreError::Backend { operation, path, source },
+            EngineError::Io { operation, path, source } => StoreError::Io { operation, path, source },
+        }
+    }
+
+    fn unfinished(&self, operation: &'static str, unfinished: Unfinished) -> StoreError {
+        let path = self.dir.clone();
+        match unfinished {
+            Unfinished::Panicked(message) => StoreError::Panicked { operation, path, message },
+            Unfinished::TimedOut(limit) => StoreError::TimedOut { operation, path, seconds: limit.as_secs() },
+        }
+    }
+}
+
+impl StateStore for SledStore {
+    fn apply(&self, batch: &Batch) -> Result<(), StoreError> {
+        batch.check()?;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut inner = self.inner();
+        let (batch, bytes) = (batch.clone(), batch.bytes());
+        let applied = self.run(&mut inner, "applying a batch", move |engine| {
+            engine.apply(&batch)?;
+            Ok(engine.totals().clone())
+        });
+        let totals = self.note(applied)?;
+        let mut facts = self.facts();
+        facts.by_tag.clone_from(&totals.by_tag);
+        facts.last_error = None;
+        drop(facts);
+        inner.written += bytes + BATCH_OVERHEAD;
+        if inner.written >= SIZE_CHECK_EVERY {
+            inner.written = 0;
+            self.compact_if_bloated(&mut inner, &totals);
+        }
+        Ok(())
+    }
+
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let key = table.raw_key(key);
+        let value = self.run(&mut self.inner(), "reading", move |engine| engine.get(&key));
+        self.note(value)
+    }
+
+    fn scan(&self, table: Table) -> Result<Keyed<Vec<u8>>, StoreError> {
+        let records = self.run(&mut self.inner(), "scanning", move |engine| engine.scan(table));
+        self.note(records)
+    }
+
+    fn stats(&self) -> StoreStats {
+        let facts = self.facts();
+        let count = |table: &Table| {
+            (table.name().to_owned(), facts.by_tag.get(&table.tag()).copied().unwrap_or_default())
+        };
+        StoreStats {
+            backend: "sled".to_owned(),
+            path: Some(self.dir.clone()),
+            schema_version: SCHEMA_VERSION,
+            size_bytes: size_of_tree(&facts.generation),
+            last_error: facts.last_error.clone(),
+            errors: facts.errors,
+            damaged_moved_to: facts.damaged_moved_to.clone(),
+            tables: Table::ALL.iter().map(count).collect(),
+        }
+    }
+}
+
+impl Drop for SledStore {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
+        if let Err(Unfinished::TimedOut(_)) = closed {
+            // A thread that still writes and an agent that opens the folder must not meet: only the end of this
+            // process gives up the lock.
+            tracing::error!(path = %self.dir.display(), "closing the state store did not end in time");
+            std::mem::forget(self.lock.take());
+        }
+    }
+}
+
+/// The error and what it stems from, in one line.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::store::StateStoreExt as _;
+
+    fn with_records() -> (tempfile::TempDir, std::sync::Arc<SledStore>) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = crate::open(dir.path()).unwrap().store;
+        for id in 0..50u64 {
+            store.put_json(Table::Pulls, &id.to_be_bytes(), &id).unwrap();
+        }
+        (dir, store)
+    }
+
+    fn check(dir: &tempfile::TempDir, store: std::sync::Arc<SledStore>) {
+        store.put_json(Table::Pulls, &50u64.to_be_bytes(), &50).unwrap();
+        assert_eq!(store.stats().last_error, None);
+        assert_eq!(store.scan(Table::Pulls).unwrap().len(), 51);
+        drop(store);
+        let again = crate::open(dir.path()).unwrap();
+        assert_eq!(again.outcome, crate::Outcome::Opened);
+        assert_eq!(again.store.scan_json::<u64>(Table::Pulls).unwrap().0.len(), 51);
+    }
+
+    #[test]
+    fn a_panic_below_is_an_error_and_the_next_call_works() {
+        let (dir, store) = with_records();
+        let result = store.run(&mut store.inner(), "testing", |_| -> Result<(), _> { panic!("sled did it") });
+        let error = store.note(result).unwrap_err();
+        assert!(matches!(error, StoreError::Panicked { .. }), "{error:?}");
+        assert!(store.stats().last_error.is_some_and(|text| text.contains("sled did it")));
+        check(&dir, store);
+    }
+
+    #[test]
+    fn a_call_that_hangs_leaves_its_generation_behind_and_loses_nothing() {
+        let (dir, store) = with_records();
+        let (release, held) = channel::<()>();
+        let hang = move |_: &mut Option<Engine>| held.recv().is_err();
+        assert!(store.inner().worker.call(Duration::from_millis(20), hang).is_err());
+        store.inner().broken = true;
+        let before = store.inner().manifest.generation;
+        assert_eq!(store.scan(Table::Pulls).unwrap().len(), 50);
+        assert_eq!(store.inner().manifest.generation, before + 1);
+        check(&dir, store);
+        drop(release);
+    }
+
+    #[test]
+    fn damage_that_is_found_while_running_is_an_error_and_not_a_new_store() {
+        let (dir, store) = with_records();
+        std::fs::write(dir.path().join("state/g1/db"), "gone").unwrap();
+        for _ in 0..2 {
+            let error = store.reopen().unwrap_err();
+            assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+        }
+        assert!(store.apply(Batch::new().put(Table::Meta, "a", "b")).is_err());
+        drop(store);
+        let again = crate::open(dir.path()).unwrap();
+        assert!(matches!(again.outcome, crate::Outcome::Recovered { .. }), "{:?}", again.outcome);
+    }
+}

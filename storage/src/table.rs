@@ -1,0 +1,219 @@
+//! Owns the names of the tables and the batch, the unit of writing. In come puts and deletes, out goes what they
+//! add up to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::StoreError;
+
+/// Longest key a store takes.
+pub const MAX_KEY_LEN: usize = 4 * 1024;
+/// Longest value a store takes.
+pub const MAX_VALUE_LEN: usize = 1024 * 1024;
+
+macro_rules! tables {
+    ($($(#[$doc:meta])* $variant:ident = $tag:literal, $name:literal;)+) => {
+        /// A table: a set of records ordered by key.
+        ///
+        /// Adding one needs no new schema: a binary that does not know a table leaves its records alone.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        #[non_exhaustive]
+        pub enum Table {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl Table {
+            /// Every table, in the order they are listed to people.
+            pub const ALL: &'static [Table] = &[$(Table::$variant),+];
+
+            /// The name people see.
+            pub const fn name(self) -> &'static str {
+                match self { $(Table::$variant => $name),+ }
+            }
+
+            /// First byte of the table's keys on disk. Never reuse one.
+            pub(crate) const fn tag(self) -> u8 {
+                match self { $(Table::$variant => $tag),+ }
+            }
+
+            /// The table with this name.
+            pub fn from_name(name: &str) -> Option<Table> {
+                match name { $($name => Some(Table::$variant),)+ _ => None }
+            }
+        }
+    };
+}
+
+tables! {
+    /// Facts about the agent itself, and records that a migration could not carry over.
+    Meta = 1, "meta";
+    /// Queued and running image pulls.
+    Pulls = 2, "pulls";
+    /// Leases that the agent holds on the container runtime.
+    Leases = 3, "leases";
+    /// Settings changed at run time.
+    Settings = 4, "settings";
+}
+
+impl Table {
+    /// The key as it is on disk: the table's tag, then the key.
+    pub(crate) fn raw_key(self, key: &[u8]) -> Vec<u8> {
+        let mut raw = Vec::with_capacity(key.len() + 1);
+        raw.push(self.tag());
+        raw.extend_from_slice(key);
+        raw
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One write of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Op {
+    /// The table it is for.
+    pub table: Table,
+    /// The record's key.
+    pub key: Vec<u8>,
+    /// The value to put, or `None` to delete the record.
+    pub value: Option<Vec<u8>>,
+}
+
+/// Writes that become durable together or not at all, applied in order: the last one to a key wins.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    ops: Vec<Op>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds or replaces a record.
+    pub fn put(&mut self, table: Table, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> &mut Self {
+        self.ops.push(Op { table, key: key.into(), value: Some(value.into()) });
+        self
+    }
+
+    /// Adds or replaces a record whose value is the JSON of `value`.
+    pub fn put_json<T: Serialize + ?Sized>(
+        &mut self,
+        table: Table,
+        key: impl Into<Vec<u8>>,
+        value: &T,
+    ) -> Result<&mut Self, StoreError> {
+        let key = key.into();
+        match serde_json::to_vec(value) {
+            Ok(json) => Ok(self.put(table, key, json)),
+            Err(source) => Err(StoreError::Encode { table, key: printable_key(&key), source }),
+        }
+    }
+
+    /// Removes a record; it need not exist.
+    pub fn delete(&mut self, table: Table, key: impl Into<Vec<u8>>) -> &mut Self {
+        self.ops.push(Op { table, key: key.into(), value: None });
+        self
+    }
+
+    /// Appends the writes of another batch.
+    pub fn extend(&mut self, other: Batch) -> &mut Self {
+        self.ops.extend(other.ops);
+        self
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// How many writes there are.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// The writes, in order.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// Bytes of all keys and values.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.ops.iter().map(|op| (op.key.len() + op.value.as_ref().map_or(0, Vec::len)) as u64).sum()
+    }
+
+    /// Refuses what no store takes.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        for op in &self.ops {
+            let (table, len) = (op.table, op.key.len());
+            if len > MAX_KEY_LEN {
+                return Err(StoreError::KeyTooLong { table, len, max: MAX_KEY_LEN });
+            }
+            let len = op.value.as_ref().map_or(0, Vec::len);
+            if len > MAX_VALUE_LEN {
+                let key = printable_key(&op.key);
+                return Err(StoreError::ValueTooLong { table, key, len, max: MAX_VALUE_LEN });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the writes add up to, by key on disk.
+    pub(crate) fn net(&self) -> BTreeMap<Vec<u8>, Option<&[u8]>> {
+        self.ops.iter().map(|op| (op.table.raw_key(&op.key), op.value.as_deref())).collect()
+    }
+}
+
+/// A key for messages: text where it is text, else a number where it has a number's length, else hex.
+pub(crate) fn printable_key(key: &[u8]) -> String {
+    match std::str::from_utf8(key) {
+        Ok(text) if !text.is_empty() && !text.contains(char::is_control) => text.to_owned(),
+        _ => match <[u8; 8]>::try_from(key) {
+            Ok(bytes) => u64::from_be_bytes(bytes).to_string(),
+            Err(_) => format!("0x{}", hex(key)),
+        },
+    }
+}
+
+/// Lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
+        // Writing into a String cannot fail.
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_and_names_are_unique_and_none_is_the_internal_tag() {
+        for (i, a) in Table::ALL.iter().enumerate() {
+            assert_ne!(a.tag(), crate::seal::INTERNAL_TAG);
+            assert_eq!(Table::from_name(a.name()), Some(*a));
+            for b in &Table::ALL[i + 1..] {
+                assert_ne!(a.tag(), b.tag());
+                assert_ne!(a.name(), b.name());
+            }
+        }
+        assert_eq!(Table::from_name("nonsense"), None);
+    }
+
+    #[test]
+    fn keys_are_printed_so_that_a_person_can_find_them() {
+        assert_eq!(printable_key(b"instance-id"), "instance-id");
+        assert_eq!(printable_key(&7u64.to_be_bytes()), "7");
+        assert_eq!(printable_key(&[0xff, 0x01]), "0xff01");
+        assert_eq!(printable_key(b""), "0x");
+    }
+}

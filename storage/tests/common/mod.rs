@@ -1,0 +1,82 @@
+//! What several suites need: stores with known content and folders compared byte by byte.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use keelson_storage::{Batch, StateStore, Table};
+use sha2::{Digest as _, Sha256};
+
+/// Everything in a store.
+pub(crate) type Content = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
+
+/// Reads every table of a store.
+pub(crate) fn content(store: &dyn StateStore) -> Content {
+    let of_table = |table: &Table| {
+        let table = *table;
+        store.scan(table).unwrap().into_iter().map(move |(key, value)| ((table, key), value))
+    };
+    Table::ALL.iter().flat_map(of_table).collect()
+}
+
+/// Fills a store through many batches, deletions and one large value, so that its files have a history.
+pub(crate) fn fill(store: &dyn StateStore) -> Content {
+    for round in 0..60u64 {
+        let mut batch = Batch::new();
+        for id in 0..12u64 {
+            batch.put(
+                Table::Pulls,
+                (round * 4 + id).to_be_bytes(),
+                format!("pull {id} of {round} ").repeat(9),
+            );
+        }
+        batch.delete(Table::Pulls, (round * 3).to_be_bytes());
+        batch.put(Table::Leases, format!("lease-{}", round % 7), round.to_string());
+        batch.put(Table::Meta, "instance", format!("instance {round}"));
+        store.apply(&batch).unwrap();
+    }
+    let mut large = Batch::new();
+    large.put(Table::Settings, "large", vec![b'x'; 200_000]).put(Table::Settings, "limit", "3");
+    store.apply(&large).unwrap();
+    content(store)
+}
+
+/// Every file below a folder with its hash, every folder with none.
+pub(crate) fn hashes(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    files(dir)
+        .into_iter()
+        .map(|path| {
+            let hash = path.is_file().then(|| Sha256::digest(fs::read(&path).unwrap()).to_vec());
+            (path.strip_prefix(dir).unwrap().to_owned(), hash)
+        })
+        .collect()
+}
+
+/// Every file and folder below a folder, in order.
+pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        }
+        found.push(path);
+    }
+    found.sort();
+    found
+}
+
+/// Copies a folder.
+pub(crate) fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}

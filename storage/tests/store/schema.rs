@@ -1,0 +1,142 @@
+//! Newer and older stores.
+
+use std::fs;
+use std::path::Path;
+
+use keelson_storage::{Manifest, OpenError, Outcome, SCHEMA_VERSION, StateStore as _, Table, open};
+
+use crate::common::{content, copy_dir, fill, hashes};
+
+#[test]
+fn a_newer_store_is_refused_and_left_byte_for_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = fill(&*open(dir.path()).unwrap().store);
+    let current = Manifest::read(dir.path()).unwrap();
+    assert_eq!(current.schema, SCHEMA_VERSION);
+    Manifest { schema: SCHEMA_VERSION + 1, ..current }.write(dir.path()).unwrap();
+    let before = hashes(&dir.path().join("state"));
+    for _ in 0..3 {
+        let error = open(dir.path()).unwrap_err();
+        match &error {
+            OpenError::NewerSchema { found, known, path } => {
+                assert_eq!((*found, *known), (SCHEMA_VERSION + 1, SCHEMA_VERSION));
+                assert_eq!(*path, dir.path().join("state"));
+            }
+            other => panic!("{other:?}"),
+        }
+        let text = error.to_string();
+        assert!(
+            text.contains("version 3") && text.contains("up to 2") && text.contains("untouched"),
+            "{text}"
+        );
+        assert_eq!(hashes(&dir.path().join("state")), before);
+    }
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "only the lock and the store: {names:?}");
+    // The newer agent comes back and finds its records.
+    current.write(dir.path()).unwrap();
+    assert!(content(&*open(dir.path()).unwrap().store) == expected);
+}
+
+/// A store as version 1 wrote it, made with sled alone.
+fn version_1(state_dir: &Path) {
+    let dir = state_dir.join("state/g4");
+    fs::create_dir_all(&dir).unwrap();
+    let db = sled::Config::new().path(&dir).flush_every_ms(None).open().unwrap();
+    db.insert(b"\x00schema_version", "1").unwrap();
+    for id in 1..=120u64 {
+        let json = format!(
+            r#"{{"image":"registry.example/app:{id}","handler":"runc","queued_at_ms":{}}}"#,
+            id * 1000
+        );
+        db.insert([b"\x02", id.to_string().as_bytes()].concat(), json.into_bytes()).unwrap();
+    }
+    db.insert(b"\x02not-a-number", "{}").unwrap();
+    db.insert(b"\x03lease", "kept as it is").unwrap();
+    db.flush().unwrap();
+    drop(db);
+    Manifest { schema: 1, generation: 4 }.write(state_dir).unwrap();
+}
+
+fn check_migrated(state_dir: &Path) {
+    let opened = open(state_dir).unwrap();
+    assert_eq!(opened.outcome, Outcome::Opened);
+    let pulls = opened.store.scan(Table::Pulls).unwrap();
+    assert_eq!(pulls.len(), 120);
+    for (id, (key, value)) in (1..).zip(&pulls) {
+        assert_eq!(*key, u64::to_be_bytes(id));
+        let expected = format!(
+            r#"{{"id":{id},"image":"registry.example/app:{id}","runtime_handler":"runc","requested_unix_ms":{},"attempts":0,"with_credentials":false,"state":"queued"}}"#,
+            id * 1000
+        );
+        assert_eq!(String::from_utf8(value.clone()).unwrap(), expected);
+    }
+    assert_eq!(opened.store.get(Table::Leases, b"lease").unwrap().unwrap(), b"kept as it is");
+    let meta = opened.store.scan(Table::Meta).unwrap();
+    assert_eq!(meta.len(), 1, "{meta:?}");
+    assert!(meta[0].0.starts_with(b"unmigrated/1/pulls/"));
+    assert_eq!(meta[0].1, b"{}");
+    let manifest = Manifest::read(state_dir).unwrap();
+    assert_eq!(manifest, Manifest { schema: 2, generation: 5 });
+    assert!(!state_dir.join("state/g4").exists());
+}
+
+#[test]
+fn a_store_of_version_1_is_migrated_once() {
+    let dir = tempfile::tempdir().unwrap();
+    version_1(dir.path());
+    let opened = open(dir.path()).unwrap();
+    assert_eq!(opened.outcome, Outcome::Migrated { from: 1, to: 2 });
+    assert_eq!(opened.store.stats().schema_version, 2);
+    drop(opened);
+    check_migrated(dir.path());
+}
+
+#[test]
+fn a_migration_that_was_killed_is_run_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = tempfile::tempdir().unwrap();
+    version_1(source.path());
+    // Killed while it filled the new generation.
+    copy_dir(&source.path().join("state"), &dir.path().join("state"));
+    let half = dir.path().join("state/g5");
+    fs::create_dir_all(half.join("blobs")).unwrap();
+    fs::write(half.join("db"), vec![7; 5000]).unwrap();
+    fs::write(dir.path().join("state/manifest.new"), "keelson-sta").unwrap();
+    assert_eq!(open(dir.path()).unwrap().outcome, Outcome::Migrated { from: 1, to: 2 });
+    assert!(!half.exists(), "the half-made generation is gone");
+    assert_eq!(open(dir.path()).unwrap().outcome, Outcome::Opened);
+
+    // Killed between the switch and the removal of the old generation.
+    let dir = tempfile::tempdir().unwrap();
+    copy_dir(&source.path().join("state"), &dir.path().join("state"));
+    drop(open(dir.path()).unwrap());
+    copy_dir(&source.path().join("state/g4"), &dir.path().join("state/g4"));
+    drop(open(dir.path()).unwrap());
+    check_migrated(dir.path());
+}
+
+#[test]
+fn a_damaged_store_of_version_1_is_moved_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    version_1(dir.path());
+    fs::write(dir.path().join("state/g4/db"), vec![0x55; 700_000]).unwrap();
+    let opened = open(dir.path()).unwrap();
+    assert!(matches!(opened.outcome, Outcome::Recovered { .. }), "{:?}", opened.outcome);
+}
+
+#[test]
+fn a_manifest_and_a_store_that_disagree_are_moved_aside_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected = fill(&*open(dir.path()).unwrap().store);
+    Manifest { schema: 1, ..Manifest::read(dir.path()).unwrap() }.write(dir.path()).unwrap();
+    let opened = open(dir.path()).unwrap();
+    let Outcome::Recovered { moved_to, reason } = opened.outcome else { panic!("{:?}", opened.outcome) };
+    assert!(reason.contains("2 inside, 1 in its manifest"), "{reason}");
+    drop(opened.store);
+    // A person who mends the manifest gets everything back.
+    let rescued = tempfile::tempdir().unwrap();
+    copy_dir(&moved_to, &rescued.path().join("state"));
+    Manifest { schema: 2, generation: 1 }.write(rescued.path()).unwrap();
+    assert!(content(&*open(rescued.path()).unwrap().store) == expected);
+}

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Builds the peers that the suites run against, each from its own Go module
+# beside this script, and prints one line "NAME=FOLDER" for each.
+#
+#   build.sh [NAME...]        no names: all of them
+#
+# The result is kept in ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers/NAME-VERSION-HASH, where HASH
+# covers everything that goes into the build, so that a later run reuses it and a changed input builds anew. Two runs
+# at once wait for each other; an interrupted one leaves nothing that looks finished.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers
+peers=(containerd cri-driver)
+
+say() { printf '%s\n' "$*" >&2; }
+fail() {
+    say "build.sh: $*"
+    exit 1
+}
+
+# module_version MODULE FOLDER: the version that the folder's go.mod asks for.
+module_version() {
+    local version
+    version=$(cd "$2" && go list -m -f '{{.Version}}' "$1")
+    [ -n "$version" ] || fail "no version of $1 in $2/go.mod"
+    printf '%s' "${version#v}"
+}
+
+# Each build_NAME FOLDER puts its programs into FOLDER. The functions are part of what the hash covers.
+build_containerd() {
+    local module=github.com/containerd/containerd/v2 version
+    version=$(module_version "$module" "$here/containerd")
+    (
+        cd "$here/containerd"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false \
+            -tags "urfave_cli_no_docs static_build osusergo netgo" \
+            -ldflags "-s -w -X $module/version.Version=v$version -X $module/version.Package=$module" \
+            -o "$1/" "$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
+    )
+}
+
+build_cri-driver() {
+    (cd "$here/cri-driver" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
+}
+
+peer_version() {
+    case $1 in
+    containerd) module_version github.com/containerd/containerd/v2 "$here/containerd" ;;
+    cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
+    *) fail "no peer is called '$1'; there are: ${peers[*]}" ;;
+    esac
+}
+
+inputs_hash() {
+    (
+        cd "$here/$1"
+        declare -f "build_$1"
+        go version
+        find . -type f | LC_ALL=C sort | xargs sha256sum
+    ) | sha256sum | cut -c1-12
+}
+
+build() {
+    local name=$1 version hash target work started
+    version=$(peer_version "$name")
+    hash=$(inputs_hash "$name")
+    target=$cache/$name-$version-$hash
+    if [ ! -d "$target" ]; then
+        exec 9>"$cache/.$name.lock"
+        flock 9
+        if [ ! -d "$target" ]; then
+            work=$(mktemp -d "$cache/.$name.XXXXXX")
+            # shellcheck disable=SC2064 # the folder of this build, not of a later one
+            trap "rm -rf '$work'" EXIT
+            say "building $name $version (minutes when the Go build cache is cold)"
+            started=$SECONDS
+            "build_$name" "$work"
+            chmod 755 "$work"
+            mv -T "$work" "$target"
+            trap - EXIT
+            say "built $name $version in $((SECONDS - started)) s"
+        fi
+        exec 9>&-
+    fi
+    printf '%s=%s\n' "$name" "$target"
+}
+
+command -v go >/dev/null || fail "Go is missing: the peers are Go programs; see scripts/install-packages.sh"
+mkdir -p "$cache"
+[ $# -gt 0 ] || set -- "${peers[@]}"
+for name in "$@"; do
+    build "$name"
+done

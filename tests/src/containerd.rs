@@ -1,0 +1,239 @@
+//! Owns: a containerd of the test's own, with root, state and socket in the test's folder.
+//! In: which containerd, and settings that a test may need to change. Out: its socket, and control over its life.
+//!
+//! The daemon's own limit on downloads is set far above what the tests pull, so that what they measure is the
+//! limit of the agent.
+
+use crate::cri::Cri;
+use crate::peers;
+use crate::process::{Process, Program};
+use crate::scratch::Scratch;
+use crate::util::PATIENCE;
+use anyhow::{Context as _, Result, bail};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+/// Which containerd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Debian's containerd 1.6.
+    Debian16,
+    /// containerd 2.4, built from its Go module. It pulls through its transfer service.
+    V2,
+}
+
+impl Kind {
+    /// Both, for tests that run on each.
+    pub const ALL: [Self; 2] = [Self::Debian16, Self::V2];
+}
+
+/// What a test may want to be different.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The pause image; needed only by tests that run pods.
+    pub sandbox_image: Option<String>,
+    /// The daemon's own limit on blobs in flight.
+    pub max_concurrent_downloads: u32,
+    /// containerd 2 only: after how long without a byte it gives a pull up.
+    pub image_pull_progress_timeout: Option<String>,
+    /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP. Names on
+    /// loopback need no entry.
+    pub mirrors: BTreeMap<String, String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sandbox_image: None,
+            max_concurrent_downloads: 50,
+            image_pull_progress_timeout: None,
+            mirrors: BTreeMap::new(),
+        }
+    }
+}
+
+/// A containerd of the test's own. Killed on drop; what it mounted goes with the test's folder.
+#[derive(Debug)]
+pub struct Containerd {
+    kind: Kind,
+    socket: PathBuf,
+    program: Program,
+    process: Option<Process>,
+}
+
+impl Containerd {
+    /// Starts one below `scratch` and waits until its CRI answers.
+    pub async fn start(scratch: &Scratch, kind: Kind, options: &Options) -> Result<Self> {
+        let free = (0..).map(|n| format!("c{n}")).find(|name| !scratch.path().join(name).exists());
+        let folder = scratch.dir(&free.context("there is always another number")?)?;
+        Self::start_in(&folder, kind, options).await
+    }
+
+    /// Starts one in a folder of the caller's, whose contents of an earlier run it takes over.
+    pub async fn start_in(folder: &Path, kind: Kind, options: &Options) -> Result<Self> {
+        let config = folder.join("config.toml");
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::write(&config, settings(folder, kind, options)?)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        write_mirrors(folder, options)?;
+
+        let path = match kind {
+            Kind::Debian16 => peers::system("containerd", "containerd")?,
+            Kind::V2 => peers::containerd_v2()?,
+        };
+        // Its shim is looked for in PATH, and must be of its own make.
+        let beside = path.parent().map(Path::to_owned).unwrap_or_default();
+        let search = std::env::var("PATH").unwrap_or_default();
+        let program = Program {
+            name: format!("containerd ({kind:?})"),
+            path,
+            args: vec!["--config".to_owned(), config.display().to_string()],
+            env: vec![("PATH".to_owned(), format!("{}:{search}:/usr/sbin:/sbin", beside.display()))],
+            log: folder.join("containerd.log"),
+        };
+        let mut containerd = Self { kind, socket: folder.join("containerd.sock"), program, process: None };
+        containerd.start_again().await?;
+        Ok(containerd)
+    }
+
+    /// Which containerd it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its socket as a CRI endpoint.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket.display())
+    }
+
+    /// A new connection to it.
+    pub async fn cri(&self) -> Result<Cri> {
+        Cri::connect(&self.socket).await
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> Result<String> {
+        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
+    }
+
+    /// Kills it with SIGKILL. What it has written stays.
+    pub fn kill9(&mut self) -> Result<()> {
+        self.process.take().context("containerd is not running")?.kill9()
+    }
+
+    /// Ends it with SIGTERM.
+    pub async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.process.take().context("containerd is not running")?.terminate(PATIENCE).await
+    }
+
+    /// Starts it after [`Containerd::kill9`] or [`Containerd::terminate`] and waits until its CRI answers.
+    pub async fn start_again(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            bail!("containerd is running already");
+        }
+        let mut process = self.program.start()?;
+        if let Err(error) = Cri::ready(&self.socket).await {
+            return Err(error.context(match process.ended()? {
+                Some(status) => format!("containerd ended with {status}; its log ends:\n{}", process.log_tail()),
+                None => format!("containerd does not get ready; its log ends:\n{}", process.log_tail()),
+            }));
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+}
+
+/// The snapshotter to use below a folder: overlayfs, or where the file system cannot do that, native.
+fn snapshotter(folder: &Path) -> Result<&'static str> {
+    let place = tempfile::tempdir_in(folder).context("cannot make a folder")?;
+    let part = |name| {
+        let path = place.path().join(name);
+        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display())).map(|()| path)
+    };
+    let (lower, upper, work, merged) = (part("lower")?, part("upper")?, part("work")?, part("merged")?);
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    let mounted = mount(Some("overlay"), &merged, Some("overlay"), MsFlags::empty(), Some(options.as_str()));
+    match mounted {
+        Ok(()) => {
+            umount2(&merged, MntFlags::MNT_DETACH).context("cannot unmount what was just mounted")?;
+            Ok("overlayfs")
+        }
+        Err(error) => {
+            eprintln!("overlayfs does not work below {} ({error}): using native", folder.display());
+            Ok("native")
+        }
+    }
+}
+
+fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
+    let snapshotter = snapshotter(folder)?;
+    let at = folder.display();
+    let downloads = options.max_concurrent_downloads;
+    let sandbox = options.sandbox_image.as_deref();
+    let common = |version: u8| {
+        format!(
+            "version = {version}\nroot = \"{at}/root\"\nstate = \"{at}/state\"\n\
+             [grpc]\n  address = \"{at}/containerd.sock\"\n\
+             [ttrpc]\n  address = \"{at}/containerd.sock.ttrpc\"\n\
+             [plugins.\"io.containerd.internal.v1.opt\"]\n  path = \"{at}/opt\"\n"
+        )
+    };
+    let sandbox_line =
+        |key: &str| sandbox.map(|image| format!("  {key} = \"{image}\"\n")).unwrap_or_default();
+    Ok(match kind {
+        Kind::Debian16 => {
+            let cri = "io.containerd.grpc.v1.cri";
+            format!(
+                "{common}[plugins.\"{cri}\"]\n  restrict_oom_score_adj = true\n  max_concurrent_downloads = {downloads}\n\
+                 {sandbox}  [plugins.\"{cri}\".containerd]\n    snapshotter = \"{snapshotter}\"\n\
+                 \x20 [plugins.\"{cri}\".registry]\n    config_path = \"{at}/certs.d\"\n\
+                 \x20 [plugins.\"{cri}\".cni]\n    bin_dir = \"/usr/lib/cni\"\n    conf_dir = \"{at}/cni\"\n",
+                common = common(2),
+                sandbox = sandbox_line("sandbox_image"),
+            )
+        }
+        Kind::V2 => {
+            let images = "io.containerd.cri.v1.images";
+            let runtime = "io.containerd.cri.v1.runtime";
+            let progress = options.image_pull_progress_timeout.as_ref();
+            // `max_concurrent_downloads` of the CRI plugin must stay as it is: any other value leaves the transfer
+            // service for the old path.
+            format!(
+                "{common}[plugins.\"io.containerd.transfer.v1.local\"]\n  max_concurrent_downloads = {downloads}\n\
+                 [plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n\
+                 [plugins.\"{images}\"]\n  snapshotter = \"{snapshotter}\"\n{progress}\
+                 \x20 [plugins.\"{images}\".registry]\n    config_path = \"{at}/certs.d\"\n{pinned}\
+                 [plugins.\"{runtime}\"]\n  restrict_oom_score_adj = true\n\
+                 \x20 [plugins.\"{runtime}\".cni]\n    bin_dir = \"/usr/lib/cni\"\n    conf_dir = \"{at}/cni\"\n",
+                common = common(3),
+                progress =
+                    progress.map(|t| format!("  image_pull_progress_timeout = \"{t}\"\n")).unwrap_or_default(),
+                pinned = sandbox
+                    .map(|_| format!("  [plugins.\"{images}\".pinned_images]\n  {}", sandbox_line("sandbox")))
+                    .unwrap_or_default(),
+            )
+        }
+    })
+}
+
+fn write_mirrors(folder: &Path, options: &Options) -> Result<()> {
+    fs::create_dir_all(folder.join("certs.d")).context("cannot make the folder of registry settings")?;
+    for (name, address) in &options.mirrors {
+        let place = folder.join("certs.d").join(name);
+        fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+        let hosts = format!(
+            "server = \"http://{address}\"\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+        );
+        fs::write(place.join("hosts.toml"), hosts).context("cannot write hosts.toml")?;
+    }
+    Ok(())
+}

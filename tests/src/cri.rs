@@ -1,0 +1,194 @@
+//! Owns: a CRI client like the kubelet's, on tonic. In: a socket. Out: answers and gRPC statuses as they came.
+
+use crate::registry::User;
+use crate::util::{PATIENCE, eventually};
+use anyhow::{Context as _, Result};
+use keelson_proto::cri::image_service_client::ImageServiceClient;
+use keelson_proto::cri::runtime_service_client::RuntimeServiceClient;
+use keelson_proto::cri::{
+    AuthConfig, Image, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ListImagesRequest,
+    PodSandboxConfig, PodSandboxMetadata, PullImageRequest, RemoveImageRequest, StatusRequest, StatusResponse,
+    VersionRequest, VersionResponse,
+};
+use std::path::Path;
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// What kubelet and containerd allow in both directions.
+pub const MAX_MESSAGE: usize = 16 << 20;
+
+/// A connection to a CRI socket. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Cri {
+    images: ImageServiceClient<Channel>,
+    runtime: RuntimeServiceClient<Channel>,
+}
+
+/// One PullImage call.
+#[derive(Clone, Debug, Default)]
+pub struct Pull {
+    request: PullImageRequest,
+    timeout: Option<Duration>,
+}
+
+impl Pull {
+    /// A pull without credentials, pod and deadline.
+    pub fn new(image: &str) -> Self {
+        let image = ImageSpec { image: image.to_owned(), ..ImageSpec::default() };
+        Self { request: PullImageRequest { image: Some(image), ..PullImageRequest::default() }, timeout: None }
+    }
+
+    /// With the credentials of this user.
+    pub fn user(self, user: &User) -> Self {
+        self.credentials(user.name, user.password)
+    }
+
+    /// With any credentials.
+    pub fn credentials(mut self, name: &str, password: &str) -> Self {
+        self.request.auth = Some(AuthConfig {
+            username: name.to_owned(),
+            password: password.to_owned(),
+            ..AuthConfig::default()
+        });
+        self
+    }
+
+    /// For a pod of the namespace `default`.
+    pub fn pod(mut self, name: &str, uid: &str) -> Self {
+        let metadata = PodSandboxMetadata {
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        };
+        self.request.sandbox_config =
+            Some(PodSandboxConfig { metadata: Some(metadata), ..PodSandboxConfig::default() });
+        self
+    }
+
+    /// With an annotation on the image.
+    pub fn annotation(mut self, key: &str, value: &str) -> Self {
+        let image = self.request.image.get_or_insert_default();
+        image.annotations.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// With a runtime handler.
+    pub fn runtime_handler(mut self, name: &str) -> Self {
+        self.request.image.get_or_insert_default().runtime_handler = name.to_owned();
+        self
+    }
+
+    /// With a deadline, which the server is told in `grpc-timeout`.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The call as a tonic request.
+    pub fn request(&self) -> Request<PullImageRequest> {
+        let mut request = Request::new(self.request.clone());
+        if let Some(timeout) = self.timeout {
+            request.set_timeout(timeout);
+        }
+        request
+    }
+}
+
+impl Cri {
+    /// Connects to a unix socket, which must be there.
+    pub async fn connect(socket: &Path) -> Result<Self> {
+        let channel = endpoint(socket)?.connect().await;
+        Ok(Self::on(channel.with_context(|| format!("cannot connect to {}", socket.display()))?))
+    }
+
+    /// A client that connects with the first call, and again after a connection was lost.
+    pub fn lazy(socket: &Path) -> Result<Self> {
+        Ok(Self::on(endpoint(socket)?.connect_lazy()))
+    }
+
+    /// Connects when something answers there, and waits for ImageFsInfo to succeed.
+    pub async fn ready(socket: &Path) -> Result<Self> {
+        eventually(PATIENCE, &format!("{} answers ImageFsInfo", socket.display()), || async {
+            let cri = Self::connect(socket).await?;
+            cri.fs_info().await?;
+            Ok(cri)
+        })
+        .await
+    }
+
+    fn on(channel: Channel) -> Self {
+        Self {
+            images: ImageServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+            runtime: RuntimeServiceClient::new(channel)
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+        }
+    }
+
+    /// The client of the image service, for calls that need more than the methods here.
+    pub fn images(&self) -> ImageServiceClient<Channel> {
+        self.images.clone()
+    }
+
+    /// The client of the runtime service.
+    pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        self.runtime.clone()
+    }
+
+    /// Pulls an image without credentials and returns its reference.
+    pub async fn pull_image(&self, image: &str) -> Result<String, Status> {
+        self.pull(&Pull::new(image)).await
+    }
+
+    /// Pulls an image and returns its reference.
+    pub async fn pull(&self, pull: &Pull) -> Result<String, Status> {
+        Ok(self.images().pull_image(pull.request()).await?.into_inner().image_ref)
+    }
+
+    /// The image, if the runtime has it.
+    pub async fn image_status(&self, image: &str) -> Result<Option<Image>, Status> {
+        let request = ImageStatusRequest { image: Some(spec(image)), verbose: false };
+        Ok(self.images().image_status(request).await?.into_inner().image)
+    }
+
+    /// All images of the runtime.
+    pub async fn list_images(&self) -> Result<Vec<Image>, Status> {
+        Ok(self.images().list_images(ListImagesRequest::default()).await?.into_inner().images)
+    }
+
+    /// Removes an image.
+    pub async fn remove(&self, image: &str) -> Result<(), Status> {
+        self.images().remove_image(RemoveImageRequest { image: Some(spec(image)) }).await.map(drop)
+    }
+
+    /// What the images take.
+    pub async fn fs_info(&self) -> Result<ImageFsInfoResponse, Status> {
+        Ok(self.images().image_fs_info(ImageFsInfoRequest {}).await?.into_inner())
+    }
+
+    /// The version of the runtime.
+    pub async fn version(&self) -> Result<VersionResponse, Status> {
+        let request = VersionRequest { version: "v1".to_owned() };
+        Ok(self.runtime().version(request).await?.into_inner())
+    }
+
+    /// The status of the runtime.
+    pub async fn status(&self) -> Result<StatusResponse, Status> {
+        Ok(self.runtime().status(StatusRequest { verbose: false }).await?.into_inner())
+    }
+}
+
+fn spec(image: &str) -> ImageSpec {
+    ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
+}
+
+fn endpoint(socket: &Path) -> Result<Endpoint> {
+    let address = format!("unix://{}", socket.display());
+    let endpoint = Endpoint::from_shared(address).with_context(|| format!("not a socket: {}", socket.display()))?;
+    // The kubelet calls every CRI server `localhost`.
+    Ok(endpoint.origin(http::Uri::from_static("http://localhost")))
+}

@@ -1,0 +1,247 @@
+//! Owns: images that the tests make. In: a description. Out: the image in a registry, with every digest known.
+//!
+//! Layers are uncompressed tar files of bytes that no compression makes smaller, so that their size on the wire is
+//! what the test asked for; no builder is needed: blobs and manifest are pushed over the registry's HTTP API.
+
+use crate::registry::User;
+use crate::util::{Answer, http};
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use http::{Method, StatusCode};
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// The size of a layer that takes some time: more than the first MiB that containerd writes unseen.
+pub const LARGE: u64 = 9 << 20;
+
+/// The size of a layer that takes no time.
+pub const TINY: u64 = 1 << 10;
+
+/// What one layer holds.
+#[derive(Clone, Debug)]
+pub enum LayerSpec {
+    /// One file of random bytes. The same seed gives the same layer, and so the same digest.
+    Random {
+        /// How many bytes.
+        bytes: u64,
+        /// What they are made from.
+        seed: u64,
+    },
+    /// One executable of this machine.
+    Program {
+        /// Where it is.
+        from: PathBuf,
+        /// Its path in the image, without the first slash.
+        to: String,
+    },
+}
+
+impl LayerSpec {
+    /// A layer of random bytes.
+    pub fn random(bytes: u64, seed: u64) -> Self {
+        Self::Random { bytes, seed }
+    }
+
+    fn tar(&self) -> Result<Vec<u8>> {
+        let (name, mode, content) = match self {
+            Self::Random { bytes, seed } => {
+                let mut content = vec![0; usize::try_from(*bytes)?];
+                SmallRng::seed_from_u64(*seed).fill_bytes(&mut content);
+                // Layers of one image must not hide each other's file.
+                (format!("data/{seed:016x}"), 0o644, content)
+            }
+            Self::Program { from, to } => {
+                (to.clone(), 0o755, fs::read(from).with_context(|| format!("cannot read {}", from.display()))?)
+            }
+        };
+        let mut tar = tar::Builder::new(Vec::with_capacity(content.len() + 4096));
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_mode(mode);
+        header.set_size(content.len() as u64);
+        tar.append_data(&mut header, name, content.as_slice()).context("cannot pack a layer")?;
+        tar.into_inner().context("cannot pack a layer")
+    }
+}
+
+/// What an image is made of.
+#[derive(Clone, Debug)]
+pub struct ImageSpec {
+    /// The repository, such as `apps/web`.
+    pub repo: String,
+    /// The tag.
+    pub tag: String,
+    /// The layers, the lowest first.
+    pub layers: Vec<LayerSpec>,
+    /// What a container of it runs.
+    pub entrypoint: Vec<String>,
+}
+
+impl ImageSpec {
+    /// An image with the tag `v1` and one layer of random bytes, its own to this repository name.
+    pub fn single(repo: &str, bytes: u64) -> Self {
+        Self::new(repo, &[bytes])
+    }
+
+    /// An image with the tag `v1` and layers of these sizes, its own to this repository name.
+    pub fn new(repo: &str, layers: &[u64]) -> Self {
+        let own = Sha256::digest(repo.as_bytes());
+        let seed = own.iter().take(8).fold(0_u64, |seed, byte| seed << 8 | u64::from(*byte));
+        let layers = layers.iter().zip(0..).map(|(bytes, n)| LayerSpec::random(*bytes, seed.wrapping_add(n)));
+        Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers: layers.collect(), entrypoint: Vec::new() }
+    }
+
+    /// An image whose only file is a static program, which it runs with these arguments.
+    pub fn program(repo: &str, program: &Path, args: &[&str]) -> Self {
+        let layer = LayerSpec::Program { from: program.to_owned(), to: "program".to_owned() };
+        let entrypoint = std::iter::once("/program").chain(args.iter().copied()).map(str::to_owned).collect();
+        Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers: vec![layer], entrypoint }
+    }
+
+    /// Packs the image and pushes it into the registry at `address` (`127.0.0.1:PORT`).
+    pub async fn push(&self, address: &str, user: Option<&User>) -> Result<Image> {
+        let push = Push { address, repo: &self.repo, user };
+        let mut layers = Vec::new();
+        for spec in &self.layers {
+            let spec = spec.clone();
+            let tar = tokio::task::spawn_blocking(move || spec.tar()).await.context("packing panicked")??;
+            layers.push(push.blob(tar.into()).await?);
+        }
+        let config = json!({
+            "architecture": "amd64", "os": "linux",
+            "config": { "Entrypoint": self.entrypoint },
+            // The layers are not compressed, so blob and content have one digest.
+            "rootfs": { "type": "layers", "diff_ids": layers.iter().map(|l| &l.digest.0).collect::<Vec<_>>() },
+        });
+        let config = push.blob(serde_json::to_vec(&config)?.into()).await?;
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": MANIFEST,
+            "config": descriptor(CONFIG, &config),
+            "layers": layers.iter().map(|l| descriptor(LAYER, l)).collect::<Vec<_>>(),
+        });
+        let manifest = push.manifest(&self.tag, serde_json::to_vec(&manifest)?.into()).await?;
+        Ok(Image { repo: self.repo.clone(), tag: self.tag.clone(), manifest, config: config.digest, layers })
+    }
+}
+
+/// Pushes many images, a few at a time.
+pub async fn push_all(specs: &[ImageSpec], address: &str, user: Option<&User>) -> Result<Vec<Image>> {
+    futures_util::stream::iter(specs).map(|spec| spec.push(address, user)).buffered(4).try_collect().await
+}
+
+fn descriptor(media_type: &str, blob: &Blob) -> serde_json::Value {
+    json!({ "mediaType": media_type, "digest": blob.digest.0, "size": blob.size })
+}
+
+/// The digest of a blob or manifest, `sha256:` and 64 hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlobDigest(pub String);
+
+impl BlobDigest {
+    /// The digest of these bytes.
+    pub fn of(content: &[u8]) -> Self {
+        let hash = Sha256::digest(content);
+        Self(hash.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}")))
+    }
+}
+
+impl fmt::Display for BlobDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A blob in a registry.
+#[derive(Clone, Debug)]
+pub struct Blob {
+    /// Its digest.
+    pub digest: BlobDigest,
+    /// Its size on the wire.
+    pub size: u64,
+}
+
+/// An image in a registry.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// The repository.
+    pub repo: String,
+    /// The tag.
+    pub tag: String,
+    /// The digest of the manifest.
+    pub manifest: BlobDigest,
+    /// The digest of the config: what containerd calls the image's id.
+    pub config: BlobDigest,
+    /// The layers, the lowest first.
+    pub layers: Vec<Blob>,
+}
+
+impl Image {
+    /// The name under which it is pulled from `address`: the registry's own, or that of a proxy before it.
+    pub fn at(&self, address: &str) -> String {
+        format!("{address}/{}:{}", self.repo, self.tag)
+    }
+
+    /// The name by digest.
+    pub fn at_digest(&self, address: &str) -> String {
+        format!("{address}/{}@{}", self.repo, self.manifest)
+    }
+
+    /// The bytes of all layers.
+    pub fn size(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.size).sum()
+    }
+}
+
+struct Push<'a> {
+    address: &'a str,
+    repo: &'a str,
+    user: Option<&'a User>,
+}
+
+impl Push<'_> {
+    async fn call(&self, method: Method, url: &str, kind: &str, body: Bytes) -> Result<Answer> {
+        let mut headers = vec![("content-type", kind)];
+        headers.extend(self.user.map(|user| ("authorization", user.basic)));
+        http(method, url, &headers, body).await
+    }
+
+    async fn blob(&self, content: Bytes) -> Result<Blob> {
+        let blob = Blob { digest: BlobDigest::of(&content), size: content.len() as u64 };
+        let base = format!("http://{}/v2/{}/blobs", self.address, self.repo);
+        let stream = "application/octet-stream";
+        let there = self.call(Method::HEAD, &format!("{base}/{}", blob.digest), stream, Bytes::new()).await?;
+        if there.status == StatusCode::OK {
+            return Ok(blob);
+        }
+        let begun = self.call(Method::POST, &format!("{base}/uploads/"), stream, Bytes::new()).await?.success()?;
+        let place = begun.headers.get("location").context("the registry names no place for the upload")?;
+        let place = place.to_str().context("the place for the upload is no text")?;
+        let mark = if place.contains('?') { '&' } else { '?' };
+        let url = format!("{place}{mark}digest={}", blob.digest);
+        let answer = self.call(Method::PUT, &url, stream, content).await?;
+        if answer.status != StatusCode::CREATED {
+            bail!("the registry refused a blob of {}: {} {}", self.repo, answer.status, answer.text());
+        }
+        Ok(blob)
+    }
+
+    async fn manifest(&self, tag: &str, content: Bytes) -> Result<BlobDigest> {
+        let digest = BlobDigest::of(&content);
+        let url = format!("http://{}/v2/{}/manifests/{tag}", self.address, self.repo);
+        let answer = self.call(Method::PUT, &url, MANIFEST, content).await?;
+        if answer.status != StatusCode::CREATED {
+            bail!("the registry refused the manifest of {}: {} {}", self.repo, answer.status, answer.text());
+        }
+        Ok(digest)
+    }
+}

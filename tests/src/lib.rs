@@ -1,0 +1,25 @@
+//! The harness of Keelson's suites: real components, each of the test's own.
+//!
+//! Owns: a containerd ([`containerd`]), a registry ([`registry`]), images ([`images`]), a proxy that measures and
+//! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`]).
+//! In: nothing but the programs that `make test` installs and builds. Out: nothing: every process, mount and file
+//! that a test made is gone when it ends, however it ends.
+//!
+//! A missing component is a failure, never a skip. Everything listens on loopback or on unix sockets in the folder
+//! of the test ([`scratch`]). [`node::Node`] holds what most tests need together.
+
+// A test tells what it does on stderr; the demonstration talks to a person on stdout.
+#![allow(clippy::print_stderr)]
+
+pub mod agent;
+pub mod containerd;
+pub mod cri;
+pub mod driver;
+pub mod images;
+pub mod node;
+pub mod peers;
+pub mod process;
+pub mod proxy;
+pub mod registry;
+pub mod scratch;
+pub mod util;

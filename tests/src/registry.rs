@@ -1,0 +1,113 @@
+//! Owns: a registry (docker-registry) of the test's own. In: whether it asks for credentials. Out: its address.
+
+use crate::process::{Process, Program};
+use crate::scratch::Scratch;
+use crate::util::{PATIENCE, eventually, free_port, http_get};
+use crate::peers;
+use anyhow::{Context as _, Result, bail};
+use http::StatusCode;
+use std::fmt::Write as _;
+use std::fs;
+
+/// A user that a registry with authentication lets in.
+#[derive(Debug, PartialEq, Eq)]
+pub struct User {
+    /// The name.
+    pub name: &'static str,
+    /// The password.
+    pub password: &'static str,
+    /// The `Authorization` header of name and password.
+    pub basic: &'static str,
+    /// The bcrypt hash of the password: the only kind that docker-registry reads.
+    hash: &'static str,
+}
+
+/// One user.
+pub const ALICE: User = User {
+    name: "alice",
+    password: "keelson-alice-password",
+    basic: "Basic YWxpY2U6a2VlbHNvbi1hbGljZS1wYXNzd29yZA==",
+    hash: "$2b$04$T90GSrsNWTLyoRuBZmVXRu1PBSMAALc0yNUiRxRyi5zKm8r4cpwSS",
+};
+
+/// Another user.
+pub const BOB: User = User {
+    name: "bob",
+    password: "keelson-bob-password",
+    basic: "Basic Ym9iOmtlZWxzb24tYm9iLXBhc3N3b3Jk",
+    hash: "$2b$04$.aAep.Ko5r8vDKSUZqjICuSKI3xGGvhzaME/Emv/tIAYDoeBDnyu2",
+};
+
+/// Who may use a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Everyone.
+    Anonymous,
+    /// [`ALICE`] and [`BOB`], with basic authentication.
+    Users,
+}
+
+/// A running registry. It and what it stores end with it.
+#[derive(Debug)]
+pub struct Registry {
+    address: String,
+    access: Access,
+    _process: Process,
+}
+
+impl Registry {
+    /// Starts a registry that keeps its data below `scratch` and listens on a free port of loopback.
+    pub async fn start(scratch: &Scratch, access: Access) -> Result<Self> {
+        let port = free_port()?;
+        Self::start_at(scratch.dir(&format!("registry-{port}"))?, port, access).await
+    }
+
+    /// Starts a registry in a folder of the caller's.
+    pub async fn start_at(folder: std::path::PathBuf, port: u16, access: Access) -> Result<Self> {
+        let address = format!("127.0.0.1:{port}");
+        let mut settings = format!(
+            "version: 0.1\nlog: {{level: warn, accesslog: {{disabled: true}}}}\n\
+             storage: {{filesystem: {{rootdirectory: {data}, maxthreads: 200}}, delete: {{enabled: true}}}}\n\
+             http: {{addr: \"{address}\"}}\n",
+            data = folder.join("data").display(),
+        );
+        if access == Access::Users {
+            let users = folder.join("users");
+            let lines: String = [ALICE, BOB].iter().map(|user| format!("{}:{}\n", user.name, user.hash)).collect();
+            fs::write(&users, lines).with_context(|| format!("cannot write {}", users.display()))?;
+            writeln!(settings, "auth: {{htpasswd: {{realm: keelson-tests, path: {}}}}}", users.display())?;
+        }
+        let file = folder.join("registry.yml");
+        fs::write(&file, settings).with_context(|| format!("cannot write {}", file.display()))?;
+
+        let program = Program {
+            name: "docker-registry".to_owned(),
+            path: peers::system("docker-registry", "docker-registry")?,
+            args: vec!["serve".to_owned(), file.display().to_string()],
+            // Its exporter of traces would otherwise look for a collector.
+            env: vec![("OTEL_TRACES_EXPORTER".to_owned(), "none".to_owned())],
+            log: folder.join("registry.log"),
+        };
+        let process = program.start()?;
+        let registry = Self { address, access, _process: process };
+        eventually(PATIENCE, "the registry answers", || registry.ready()).await?;
+        Ok(registry)
+    }
+
+    /// Where it listens: `127.0.0.1:PORT`, which is also how its images are named.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    async fn ready(&self) -> Result<()> {
+        let expected = match self.access {
+            Access::Anonymous => StatusCode::OK,
+            Access::Users => StatusCode::UNAUTHORIZED,
+        };
+        let answer = http_get(&format!("http://{}/v2/", self.address)).await?;
+        if answer.status != expected {
+            bail!("the registry answers {} instead of {expected}", answer.status);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! Owns: the folder of one test, and that nothing of it is left.
+//! In: a name. Out: a folder under the temporary folder of the system; on drop every process that was started from
+//! it and went its own way (shims, containers) is ended, what is mounted below it is unmounted, and it is removed.
+//! Folders that a killed test run left are swept away by the next one.
+
+use crate::process;
+use anyhow::{Context as _, Result};
+use nix::mount::{MntFlags, umount2};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PREFIX: &str = "keelson-test-";
+
+/// The folder of one test. Keep it alive for as long as anything runs in it.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes a new folder. Its path is short, because a socket's path may have 107 bytes only.
+    pub fn new() -> Result<Self> {
+        static SWEEP: Once = Once::new();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        SWEEP.call_once(sweep);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("{PREFIX}{}-{count}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("cannot make the test folder {}", path.display()))?;
+        Ok(Self { path })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes a folder in it, parents included, and returns its path.
+    pub fn dir(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        clear(&self.path);
+    }
+}
+
+/// Ends what still runs from a folder, unmounts what is mounted below it, and removes it.
+pub fn clear(path: &Path) {
+    process::end_all_of(path);
+    for mount in mounts_below(path) {
+        if let Err(e) = umount2(&mount, MntFlags::MNT_DETACH) {
+            eprintln!("cannot unmount {}: {e}", mount.display());
+        }
+    }
+    if let Err(e) = fs::remove_dir_all(path)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        eprintln!("cannot remove {}: {e}", path.display());
+    }
+}
+
+/// The mounts below a folder, the innermost first.
+pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
+    // Field 5 is the mount point, with spaces and the like as octal escapes; our folders have none.
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut mounts: Vec<_> = table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(PathBuf::from)
+        .filter(|mount| mount.starts_with(path))
+        .collect();
+    mounts.reverse();
+    mounts
+}
+
+/// Clears the folders of test processes that are gone.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let pid = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+            .and_then(|rest| rest.split('-').next())
+            .and_then(|pid| pid.parse::<u32>().ok());
+        if let Some(pid) = pid
+            && !Path::new(&format!("/proc/{pid}")).exists()
+        {
+            clear(&entry.path());
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Owns: small things that every suite needs. In: nothing. Out: waiting, ports, seeds, free-standing HTTP requests.
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use std::collections::HashSet;
+use std::net::TcpListener;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// What a test waits for at most when something must happen: long, because the machine may be slow and busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Tries `check` until it gives `Ok`, and fails with its last error after `timeout`.
+pub async fn eventually<T, F>(timeout: Duration, what: &str, mut check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let started = Instant::now();
+    loop {
+        // A check that hangs must not hang the test.
+        let left = timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(100));
+        let error = match tokio::time::timeout(left, check()).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => error,
+            Err(_) => anyhow!("the check itself did not come to an end"),
+        };
+        if started.elapsed() >= timeout {
+            return Err(error.context(format!("waited {timeout:?} in vain: {what}")));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Like [`eventually`] for a condition: waits [`PATIENCE`] until it is true.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
+    eventually(PATIENCE, what, || {
+        let holds = condition();
+        async move { if holds { Ok(()) } else { Err(anyhow!("the condition does not hold")) } }
+    })
+    .await
+}
+
+/// A TCP port on loopback that nobody uses, and that this process has not given away before.
+pub fn free_port() -> Result<u16> {
+    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    for _ in 0..100 {
+        let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on loopback")?;
+        let port = listener.local_addr().context("a listener has an address")?.port();
+        let mut given = GIVEN.lock().map_err(|_| anyhow!("another test panicked while it took a port"))?;
+        if given.get_or_insert_default().insert(port) {
+            return Ok(port);
+        }
+    }
+    bail!("found no free port on loopback in 100 tries")
+}
+
+/// A random number generator whose seed is printed when the test fails, and can be set with `KEELSON_SEED`.
+#[derive(Debug)]
+pub struct Seeded {
+    seed: u64,
+    rng: SmallRng,
+}
+
+impl Seeded {
+    /// Takes the seed from `KEELSON_SEED`, or makes one.
+    pub fn new() -> Result<Self> {
+        let seed = match std::env::var("KEELSON_SEED") {
+            Ok(text) => text.parse().with_context(|| format!("KEELSON_SEED is {text:?}, not a number"))?,
+            Err(_) => rand::rng().random(),
+        };
+        Ok(Self { seed, rng: SmallRng::seed_from_u64(seed) })
+    }
+
+    /// The generator.
+    pub fn rng(&mut self) -> &mut SmallRng {
+        &mut self.rng
+    }
+}
+
+impl Drop for Seeded {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("to repeat this run: KEELSON_SEED={}", self.seed);
+        }
+    }
+}
+
+/// A whole HTTP response.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body, if the status is one of success.
+    pub fn success(self) -> Result<Self> {
+        if !self.status.is_success() {
+            bail!("HTTP {}: {}", self.status, self.text());
+        }
+        Ok(self)
+    }
+}
+
+pub(crate) type HttpClient = Client<HttpConnector, Full<Bytes>>;
+
+pub(crate) fn http_client() -> HttpClient {
+    Client::builder(TokioExecutor::new()).build_http()
+}
+
+/// Sends one HTTP request over a connection of its own.
+pub async fn http(method: Method, url: &str, headers: &[(&str, &str)], body: Bytes) -> Result<Answer> {
+    let mut request = Request::builder().method(method.clone()).uri(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(Full::new(body)).with_context(|| format!("not a request: {method} {url}"))?;
+    let response = http_client().request(request).await.with_context(|| format!("{method} {url}"))?;
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.with_context(|| format!("{method} {url}: the body broke off"))?.to_bytes();
+    Ok(Answer { status: head.status, headers: head.headers, body })
+}
+
+/// Gets a URL.
+pub async fn http_get(url: &str) -> Result<Answer> {
+    http(Method::GET, url, &[], Bytes::new()).await
+}
