@@ -5,12 +5,45 @@ use std::{env, fs, path::PathBuf};
 
 const FILES: &[&str] = &["cri.proto", "containerd_leases.proto", "containerd_content.proto", "debug.proto"];
 
+/// What the debug API's HTTP side and the CLI show as JSON, with the field names of debug.proto.
+const AS_JSON: &[&str] = &[
+    "GetVersionResponse",
+    "Actor",
+    "MessageStats",
+    "ActorEvent",
+    "PullList",
+    "Pull",
+    "Progress",
+    "Limit",
+    "Storage",
+    "StorageTable",
+    "Config",
+    "Setting",
+    "FeatureGate",
+];
+
+/// Fields that are shown otherwise than they are kept: the field, its serde attribute.
+const FIELDS_AS_JSON: &[(&str, &str)] = &[
+    ("Pull.state", r#"#[serde(serialize_with = "crate::json::pull_state")]"#),
+    ("Actor.state_json", r#"#[serde(rename = "state", serialize_with = "crate::json::embedded")]"#),
+    ("Setting.value", r#"#[serde(serialize_with = "crate::json::embedded")]"#),
+];
+
+fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Builder {
+    for message in AS_JSON {
+        builder = builder.type_attribute(format!(".keelson.debug.v1.{message}"), "#[derive(serde::Serialize)]");
+    }
+    for (field, attribute) in FIELDS_AS_JSON {
+        builder = builder.field_attribute(format!(".keelson.debug.v1.{field}"), *attribute);
+    }
+    builder
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let set = protox::compile(FILES, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), set.encode_to_vec())?;
-    // Image and layer bytes are shared between callers: `bytes::Bytes`, not copies.
-    tonic_prost_build::configure().build_transport(false).compile_fds(set)?;
+    with_json(tonic_prost_build::configure().build_transport(false)).compile_fds(set)?;
     Ok(())
 }

@@ -224,7 +224,8 @@ impl Recorder {
     #[must_use]
     pub fn detail(&self) -> pb::Actor {
         let overview = self.overview();
-        let event = |(unix_ms, text): &(i64, String)| pb::ActorEvent { unix_ms: *unix_ms, text: text.clone() };
+        let event =
+            |(unix_ms, text): &(i64, String)| pb::ActorEvent { unix_ms: *unix_ms, text: text.clone() };
         let events = self.notes().events.iter().map(event).collect();
         pb::Actor { events, ..overview }
     }
@@ -310,8 +311,19 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         A: Handler<M>,
         A::Context: ToEnvelope<A, M>,
     {
-        self.recorder.depth.fetch_add(1, Ordering::Relaxed);
-        self.addr.try_send(message).map_err(|error| self.not_taken::<M, _>(&error))
+        self.admit::<M>()?;
+        match self.addr.try_send(message) {
+            Ok(()) => Ok(()),
+            // actix's own bound, which is in force until the actor has started.
+            Err(SendError::Full(message)) => {
+                self.addr.do_send(message);
+                Ok(())
+            }
+            Err(SendError::Closed(_)) => {
+                self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
+                Err(MailboxError::Closed(self.recorder.name))
+            }
+        }
     }
 
     /// Sends past the bound. Only for messages of which there is at most one for each message that
@@ -339,22 +351,18 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         A: Handler<M>,
         A::Context: ToEnvelope<A, M>,
     {
-        if self.recorder.depth() >= self.recorder.capacity as u64 {
-            self.recorder.busy(M::NAME);
-            return Err(MailboxError::Full(self.recorder.name));
-        }
-        self.recorder.depth.fetch_add(1, Ordering::Relaxed);
+        self.admit::<M>()?;
         self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
     }
 
-    fn not_taken<M: Verb, T>(&self, error: &SendError<T>) -> MailboxError {
-        self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
-        match error {
-            SendError::Full(_) => {
-                self.recorder.busy(M::NAME);
-                MailboxError::Full(self.recorder.name)
-            }
-            SendError::Closed(_) => MailboxError::Closed(self.recorder.name),
+    /// Takes a place in the mailbox.
+    fn admit<M: Verb>(&self) -> Result<(), MailboxError> {
+        let before = self.recorder.depth.fetch_add(1, Ordering::Relaxed).max(0).unsigned_abs();
+        if before < self.recorder.capacity as u64 {
+            return Ok(());
         }
+        self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
+        self.recorder.busy(M::NAME);
+        Err(MailboxError::Full(self.recorder.name))
     }
 }

@@ -13,3 +13,6 @@ pub mod metrics;
 pub mod pulls;
 pub mod runtime;
 pub mod supervise;
+
+#[cfg(test)]
+mod actor_tests;

@@ -8,12 +8,7 @@ use std::{sync::atomic::AtomicU64, time::Duration};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::Histogram,
-    },
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
@@ -86,7 +81,10 @@ pub struct Metrics {
 }
 
 fn pull_buckets() -> Histogram {
-    Histogram::new([1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0])
+    Histogram::new([
+        1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0,
+        1800.0, 2700.0, 3600.0,
+    ])
 }
 
 fn operation_buckets() -> Histogram {
@@ -140,7 +138,11 @@ impl Metrics {
         );
         own.register("image_pulls_resumed", "Image pulls taken over from the journal", self.resumed.clone());
         own.register("runtime_up", "1 while the container runtime serves", self.runtime_up.clone());
-        own.register("store_write_errors", "Writes to the state store that failed", self.store_errors.clone());
+        own.register(
+            "store_write_errors",
+            "Writes to the state store that failed",
+            self.store_errors.clone(),
+        );
         own.register("store_durable", "0 while the journal on disk lags behind", self.store_durable.clone());
     }
 
@@ -152,7 +154,11 @@ impl Metrics {
             self.pull_duration.clone(),
         );
         kubelet.register("runtime_operations", "CRI calls by type", self.operations.clone());
-        kubelet.register("runtime_operations_errors", "CRI calls that failed, by type", self.operation_errors.clone());
+        kubelet.register(
+            "runtime_operations_errors",
+            "CRI calls that failed, by type",
+            self.operation_errors.clone(),
+        );
         kubelet.register_with_unit(
             "runtime_operations_duration",
             "Duration of CRI calls by type",
@@ -166,10 +172,24 @@ impl Metrics {
         pull.register("held", "Places kept after a restart for callers with credentials", self.held.clone());
         pull.register("callers", "Callers that wait for an image pull", self.callers.clone());
         pull.register("limit", "Most image pulls in flight, 0 for no limit", self.limit.clone());
-        pull.register_with_unit("oldest_wait", "Wait of the first pull in the queue", Unit::Seconds, self.oldest_wait.clone());
-        pull.register_with_unit("wait", "Time from the first request to the start", Unit::Seconds, self.wait.clone());
+        pull.register_with_unit(
+            "oldest_wait",
+            "Wait of the first pull in the queue",
+            Unit::Seconds,
+            self.oldest_wait.clone(),
+        );
+        pull.register_with_unit(
+            "wait",
+            "Time from the first request to the start",
+            Unit::Seconds,
+            self.wait.clone(),
+        );
         pull.register("deduplicated", "Requests that joined a pull in flight", self.deduplicated.clone());
-        pull.register("refused_busy", "Requests refused because something was full", self.refused_busy.clone());
+        pull.register(
+            "refused_busy",
+            "Requests refused because something was full",
+            self.refused_busy.clone(),
+        );
         pull.register("lost", "Image pulls lost with their runtime and asked again", self.lost.clone());
     }
 

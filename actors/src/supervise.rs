@@ -1,6 +1,7 @@
 //! Supervision: how actors start, stop and start again.
 //!
-//! Owns: [`Supervision`], each actor's account of its own restarts, [`start`], and the panic hook.
+//! Owns: [`Supervision`], each actor's account of its own restarts, [`start`], [`Restart`], and the
+//! panic hook, [`end_on_panic`].
 //! In: an actor that stops. Out: a restart after a back-off, with state reloaded from storage; or,
 //! when an actor panics or keeps failing, the end of the process, so that systemd starts it again.
 //!
@@ -8,20 +9,15 @@
 //! panicked. So an actor's `restarting` drops what it held, its `started` reloads, and between them
 //! the context waits; and a panic anywhere ends the process.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
 use actix::{
-    Actor, ActorFutureExt as _, Addr, ArbiterHandle, AsyncContext as _, Context, Supervised, Supervisor,
-    fut::wrap_future,
+    Actor, ActorFutureExt as _, Addr, ArbiterHandle, AsyncContext as _, Context, Message, Supervised,
+    Supervisor, fut::wrap_future,
 };
 use tokio::time::Instant;
 
-use crate::inspect::{Recorder, Status};
+use crate::inspect::{Recorder, Status, Verb};
 
 /// The first pause before a restart.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -34,6 +30,42 @@ const WINDOW: Duration = Duration::from_secs(300);
 
 /// Ends the process with a reason; the binary's is to log and abort, a test's to take notes.
 pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Stops an actor with this error, so that its supervisor starts it again from storage. Every actor
+/// takes it; it is what an actor does to itself when it cannot go on, made available to others.
+#[derive(Debug)]
+pub struct Restart {
+    /// Why.
+    pub reason: String,
+}
+
+impl Message for Restart {
+    type Result = ();
+}
+
+impl Verb for Restart {
+    const NAME: &'static str = "Restart";
+}
+
+/// Ends the process, through `fatal`, when any thread panics: actix does not restart an actor that
+/// panicked, and an agent that lost one would look alive and do nothing. Panics that the store catches
+/// are left alone. To be called once, before the actors start; the hook that was there runs first.
+pub fn end_on_panic(fatal: Fatal) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        before(info);
+        if keelson_storage::panic_is_guarded() {
+            return;
+        }
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or("without a name");
+        let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
+        let payload = info.payload();
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
+        fatal(&format!("panic in thread {thread}{place}: {text}"));
+    }));
+}
 
 /// One actor's restarts.
 pub struct Supervision {
@@ -96,7 +128,9 @@ impl Supervision {
     where
         A: Actor<Context = Context<A>> + Supervised,
     {
-        ctx.set_mailbox_capacity(self.recorder.capacity());
+        // actix bounds each sender of its own and lets every clone of an address in once; the bound
+        // that counts is the mailbox's (`inspect::Mailbox`).
+        ctx.set_mailbox_capacity(0);
         let pause = self.pause();
         let recorder = self.recorder.clone();
         if !pause.is_zero() {

@@ -4,6 +4,8 @@
 //! services that keep and show a pull's progress, and of the agent's own APIs.
 //! In: nothing. Out: types, clients, servers, and the descriptor set for gRPC reflection. No I/O.
 
+mod json;
+
 /// The part of the CRI (package `runtime.v1`) that the agent reads or asks for itself.
 pub mod cri {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]

@@ -2,6 +2,9 @@
 //! at most the batch in flight beyond it, whole.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
+#[path = "common/mod.rs"]
+mod common;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,12 +16,23 @@ use rand::{RngExt as _, SeedableRng as _};
 
 const ROUNDS: u64 = 50;
 const CHILD: &str = "--apply-batches-below";
+const MIGRATIONS: u64 = 20;
+const OPENER: &str = "--open";
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     if let Some(at) = args.iter().position(|arg| arg == CHILD) {
         apply_for_ever(Path::new(&args[at + 1]));
     }
+    if let Some(at) = args.iter().position(|arg| arg == OPENER) {
+        drop(open(Path::new(&args[at + 1])).unwrap());
+        return;
+    }
+    killed_while_writing();
+    killed_while_migrating();
+}
+
+fn killed_while_writing() {
     let dir = tempfile::tempdir().unwrap();
     let mut random = StdRng::seed_from_u64(7);
     let (mut acknowledged, mut in_flight_kept, mut told) = (0, 0, 0);
@@ -27,13 +41,11 @@ fn main() {
         acknowledged = kill_one(dir.path(), &mut random).max(acknowledged);
         told += acknowledged - first;
         let opened = open(dir.path()).unwrap();
-        if round > 0 {
-            assert!(
-                matches!(opened.outcome, Outcome::Opened | Outcome::Created),
-                "round {round}: {:?}",
-                opened.outcome
-            );
-        }
+        assert!(
+            matches!(opened.outcome, Outcome::Opened | Outcome::Created),
+            "round {round}: {:?}",
+            opened.outcome
+        );
         let found = whole_batch(&*opened.store);
         assert!(
             found == acknowledged || found == acknowledged + 1,
@@ -48,6 +60,34 @@ fn main() {
     );
 }
 
+/// A migration that is killed at random moments is there whole in the end.
+fn killed_while_migrating() {
+    let template = tempfile::tempdir().unwrap();
+    common::version_1(template.path());
+    let mut random = StdRng::seed_from_u64(8);
+    let (mut old, mut new) = (0, 0);
+    for round in 0..MIGRATIONS {
+        let dir = tempfile::tempdir().unwrap();
+        common::copy_dir(&template.path().join("state"), &dir.path().join("state"));
+        for _ in 0..2 {
+            let child = Command::new(std::env::current_exe().unwrap()).arg(OPENER).arg(dir.path()).spawn();
+            std::thread::sleep(Duration::from_micros(random.random_range(0..25_000)));
+            kill(&mut Some(child.unwrap()));
+        }
+        let opened = open(dir.path()).unwrap();
+        match opened.outcome {
+            Outcome::Migrated { from: 1, to: 2 } => old += 1,
+            Outcome::Opened => new += 1,
+            other => panic!("round {round}: {other:?}"),
+        }
+        let pulls = opened.store.scan(Table::Pulls).unwrap();
+        assert_eq!(pulls.len(), 120, "round {round}");
+        assert!(pulls.iter().all(|(key, value)| key.len() == 8 && value.starts_with(b"{\"id\":")), "{round}");
+        assert_eq!(opened.store.scan(Table::Meta).unwrap().len(), 1, "round {round}");
+    }
+    println!("kill: {MIGRATIONS} migrations ok, {old} run again, {new} done before the kill");
+}
+
 /// Starts the process, kills it a moment later, and says which batch it last acknowledged.
 fn kill_one(dir: &Path, random: &mut StdRng) -> u64 {
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -59,11 +99,11 @@ fn kill_one(dir: &Path, random: &mut StdRng) -> u64 {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     // Most kills come while it works, some while it opens the store.
     let delay = Duration::from_micros(random.random_range(0..60_000));
-    let mut id = Some(child);
+    let mut child = Some(child);
     let mut last = 0;
     if random.random_bool(0.2) {
         std::thread::sleep(delay);
-        kill(&mut id);
+        kill(&mut child);
     }
     let mut begun = None;
     for line in lines {
@@ -71,10 +111,10 @@ fn kill_one(dir: &Path, random: &mut StdRng) -> u64 {
         last = number;
         let begun = begun.get_or_insert_with(std::time::Instant::now);
         if begun.elapsed() >= delay {
-            kill(&mut id);
+            kill(&mut child);
         }
     }
-    kill(&mut id);
+    kill(&mut child);
     last
 }
 

@@ -72,21 +72,25 @@ impl Agent {
     pub fn new(scratch: &Scratch, runtime_endpoint: &str, settings: &Settings) -> Result<Self> {
         let free = (0..).map(|n| format!("a{n}")).find(|name| !scratch.path().join(name).exists());
         let folder = scratch.dir(&free.context("there is always another number")?)?;
-        Self::new_in(&folder, runtime_endpoint, settings)
+        Self::new_in(&folder, free_port()?, runtime_endpoint, settings)
     }
 
-    /// Prepares an agent in a folder of the caller's.
-    pub fn new_in(folder: &Path, runtime_endpoint: &str, settings: &Settings) -> Result<Self> {
+    /// Prepares an agent in a folder of the caller's, with its HTTP side on `port`.
+    pub fn new_in(folder: &Path, port: u16, runtime_endpoint: &str, settings: &Settings) -> Result<Self> {
         let program = Program {
             name: "keelson agent".to_owned(),
             path: peers::keelson()?,
-            args: vec!["agent".to_owned(), "--config".to_owned(), folder.join("keelson.toml").display().to_string()],
+            args: vec![
+                "agent".to_owned(),
+                "--config".to_owned(),
+                folder.join("keelson.toml").display().to_string(),
+            ],
             env: Vec::new(),
             log: folder.join("keelson.log"),
         };
         let agent = Self {
             folder: folder.to_owned(),
-            port: free_port()?,
+            port,
             runtime_endpoint: runtime_endpoint.to_owned(),
             program,
             process: None,
@@ -261,7 +265,9 @@ impl Agent {
 fn merge(mut base: toml::Table, over: toml::Table) -> toml::Table {
     for (key, value) in over {
         let value = match (base.remove(&key), value) {
-            (Some(toml::Value::Table(below)), toml::Value::Table(above)) => toml::Value::Table(merge(below, above)),
+            (Some(toml::Value::Table(below)), toml::Value::Table(above)) => {
+                toml::Value::Table(merge(below, above))
+            }
             (_, value) => value,
         };
         base.insert(key, value);

@@ -39,8 +39,7 @@ pub struct Options {
     pub max_concurrent_downloads: u32,
     /// containerd 2 only: after how long without a byte it gives a pull up.
     pub image_pull_progress_timeout: Option<String>,
-    /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP. Names on
-    /// loopback need no entry.
+    /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
     pub mirrors: BTreeMap<String, String>,
 }
 
@@ -78,7 +77,9 @@ impl Containerd {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         fs::write(&config, settings(folder, kind, options)?)
             .with_context(|| format!("cannot write {}", config.display()))?;
-        write_mirrors(folder, options)?;
+        for (name, address) in &options.mirrors {
+            reach(folder, name, address)?;
+        }
 
         let path = match kind {
             Kind::Debian16 => peers::system("containerd", "containerd")?,
@@ -119,6 +120,12 @@ impl Containerd {
         Cri::connect(&self.socket).await
     }
 
+    /// Says that the registry `name` is reached at `address` over plain HTTP, from the next pull on. For a registry
+    /// on loopback the two are the same: without being told, containerd 2 tries TLS there first.
+    pub fn reach(&self, name: &str, address: &str) -> Result<()> {
+        reach(self.socket.parent().context("the socket is in a folder")?, name, address)
+    }
+
     /// Its log so far.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
@@ -142,7 +149,9 @@ impl Containerd {
         let mut process = self.program.start()?;
         if let Err(error) = Cri::ready(&self.socket).await {
             return Err(error.context(match process.ended()? {
-                Some(status) => format!("containerd ended with {status}; its log ends:\n{}", process.log_tail()),
+                Some(status) => {
+                    format!("containerd ended with {status}; its log ends:\n{}", process.log_tail())
+                }
                 None => format!("containerd does not get ready; its log ends:\n{}", process.log_tail()),
             }));
         }
@@ -213,10 +222,11 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
                  [plugins.\"{images}\"]\n  snapshotter = \"{snapshotter}\"\n{progress}\
                  \x20 [plugins.\"{images}\".registry]\n    config_path = \"{at}/certs.d\"\n{pinned}\
                  [plugins.\"{runtime}\"]\n  restrict_oom_score_adj = true\n\
-                 \x20 [plugins.\"{runtime}\".cni]\n    bin_dir = \"/usr/lib/cni\"\n    conf_dir = \"{at}/cni\"\n",
+                 \x20 [plugins.\"{runtime}\".cni]\n    bin_dirs = [\"/usr/lib/cni\"]\n    conf_dir = \"{at}/cni\"\n",
                 common = common(3),
-                progress =
-                    progress.map(|t| format!("  image_pull_progress_timeout = \"{t}\"\n")).unwrap_or_default(),
+                progress = progress
+                    .map(|t| format!("  image_pull_progress_timeout = \"{t}\"\n"))
+                    .unwrap_or_default(),
                 pinned = sandbox
                     .map(|_| format!("  [plugins.\"{images}\".pinned_images]\n  {}", sandbox_line("sandbox")))
                     .unwrap_or_default(),
@@ -225,15 +235,12 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     })
 }
 
-fn write_mirrors(folder: &Path, options: &Options) -> Result<()> {
-    fs::create_dir_all(folder.join("certs.d")).context("cannot make the folder of registry settings")?;
-    for (name, address) in &options.mirrors {
-        let place = folder.join("certs.d").join(name);
-        fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
-        let hosts = format!(
-            "server = \"http://{address}\"\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
-        );
-        fs::write(place.join("hosts.toml"), hosts).context("cannot write hosts.toml")?;
-    }
-    Ok(())
+/// Writes that the registry `name` is reached at `address` over plain HTTP.
+fn reach(folder: &Path, name: &str, address: &str) -> Result<()> {
+    let place = folder.join("certs.d").join(name);
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    let hosts = format!(
+        "server = \"http://{address}\"\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+    );
+    fs::write(place.join("hosts.toml"), hosts).context("cannot write hosts.toml")
 }

@@ -2,13 +2,13 @@
 
 use crate::registry::User;
 use crate::util::{PATIENCE, eventually};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use keelson_proto::cri::image_service_client::ImageServiceClient;
 use keelson_proto::cri::runtime_service_client::RuntimeServiceClient;
 use keelson_proto::cri::{
-    AuthConfig, Image, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ListImagesRequest,
-    PodSandboxConfig, PodSandboxMetadata, PullImageRequest, RemoveImageRequest, StatusRequest, StatusResponse,
-    VersionRequest, VersionResponse,
+    AuthConfig, Image, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest,
+    ListImagesRequest, PodSandboxConfig, PodSandboxMetadata, PullImageRequest, RemoveImageRequest,
+    StatusRequest, StatusResponse, VersionRequest, VersionResponse,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +36,10 @@ impl Pull {
     /// A pull without credentials, pod and deadline.
     pub fn new(image: &str) -> Self {
         let image = ImageSpec { image: image.to_owned(), ..ImageSpec::default() };
-        Self { request: PullImageRequest { image: Some(image), ..PullImageRequest::default() }, timeout: None }
+        Self {
+            request: PullImageRequest { image: Some(image), ..PullImageRequest::default() },
+            timeout: None,
+        }
     }
 
     /// With the credentials of this user.
@@ -182,13 +185,22 @@ impl Cri {
     }
 }
 
+/// The status of a call that must have failed.
+pub fn failed<T: std::fmt::Debug>(result: Result<T, Status>, why: &str) -> Result<Status> {
+    match result {
+        Err(status) => Ok(status),
+        Ok(answer) => bail!("the call succeeded with {answer:?}, though {why}"),
+    }
+}
+
 fn spec(image: &str) -> ImageSpec {
     ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
 }
 
 fn endpoint(socket: &Path) -> Result<Endpoint> {
     let address = format!("unix://{}", socket.display());
-    let endpoint = Endpoint::from_shared(address).with_context(|| format!("not a socket: {}", socket.display()))?;
+    let endpoint =
+        Endpoint::from_shared(address).with_context(|| format!("not a socket: {}", socket.display()))?;
     // The kubelet calls every CRI server `localhost`.
     Ok(endpoint.origin(http::Uri::from_static("http://localhost")))
 }

@@ -60,9 +60,11 @@ impl LayerSpec {
                 // Layers of one image must not hide each other's file.
                 (format!("data/{seed:016x}"), 0o644, content)
             }
-            Self::Program { from, to } => {
-                (to.clone(), 0o755, fs::read(from).with_context(|| format!("cannot read {}", from.display()))?)
-            }
+            Self::Program { from, to } => (
+                to.clone(),
+                0o755,
+                fs::read(from).with_context(|| format!("cannot read {}", from.display()))?,
+            ),
         };
         let mut tar = tar::Builder::new(Vec::with_capacity(content.len() + 4096));
         let mut header = tar::Header::new_ustar();
@@ -223,7 +225,8 @@ impl Push<'_> {
         if there.status == StatusCode::OK {
             return Ok(blob);
         }
-        let begun = self.call(Method::POST, &format!("{base}/uploads/"), stream, Bytes::new()).await?.success()?;
+        let begun =
+            self.call(Method::POST, &format!("{base}/uploads/"), stream, Bytes::new()).await?.success()?;
         let place = begun.headers.get("location").context("the registry names no place for the upload")?;
         let place = place.to_str().context("the place for the upload is no text")?;
         let mark = if place.contains('?') { '&' } else { '?' };

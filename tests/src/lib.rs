@@ -23,3 +23,23 @@ pub mod proxy;
 pub mod registry;
 pub mod scratch;
 pub mod util;
+
+/// Makes one test for each runtime of each function named, which takes a [`containerd::Kind`] and returns
+/// `anyhow::Result<()>`: `debian16::NAME` and `v2::NAME`.
+#[macro_export]
+macro_rules! on_both_runtimes {
+    ($($name:ident),* $(,)?) => {
+        mod debian16 {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::containerd::Kind::Debian16).await
+            })*
+        }
+        mod v2 {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::containerd::Kind::V2).await
+            })*
+        }
+    };
+}

@@ -33,6 +33,8 @@ impl Node {
         let registry = Registry::start(&scratch, access).await?;
         let proxy = FaultProxy::start(registry.address()).await?;
         let containerd = Containerd::start(&scratch, kind, options).await?;
+        containerd.reach(proxy.address(), proxy.address())?;
+        containerd.reach(registry.address(), registry.address())?;
         Ok(Self { containerd, proxy, registry, scratch })
     }
 

@@ -34,8 +34,11 @@ pub fn keelson() -> Result<PathBuf> {
             let own = std::env::current_exe().context("cannot tell where this program is")?;
             // target/<profile>/deps/<test>, or target/<profile>/<program>.
             let folder = own.parent().context("a program is in a folder")?;
-            let profile =
-                if folder.ends_with("deps") { folder.parent().context("deps is in a folder")? } else { folder };
+            let profile = if folder.ends_with("deps") {
+                folder.parent().context("deps is in a folder")?
+            } else {
+                folder
+            };
             profile.join("keelson")
         }
     };
@@ -48,7 +51,8 @@ pub fn keelson() -> Result<PathBuf> {
 /// The folder of a peer, which is built when it is not there yet.
 fn built(name: &str) -> Result<PathBuf> {
     static BUILT: OnceLock<Result<HashMap<String, PathBuf>, String>> = OnceLock::new();
-    let all = BUILT.get_or_init(|| build().map_err(|e| format!("{e:#}"))).as_ref().map_err(|e| anyhow!("{e}"))?;
+    let all =
+        BUILT.get_or_init(|| build().map_err(|e| format!("{e:#}"))).as_ref().map_err(|e| anyhow!("{e}"))?;
     all.get(name).cloned().with_context(|| format!("tests/peers/build.sh knows no {name}"))
 }
 
@@ -57,7 +61,12 @@ fn build() -> Result<HashMap<String, PathBuf>> {
     let output =
         Command::new(&script).output().with_context(|| format!("cannot run {}", script.display()))?;
     if !output.status.success() {
-        bail!("{} failed with {}:\n{}", script.display(), output.status, String::from_utf8_lossy(&output.stderr));
+        bail!(
+            "{} failed with {}:\n{}",
+            script.display(),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     let text = String::from_utf8(output.stdout).context("build.sh prints text")?;
     Ok(text

@@ -8,9 +8,11 @@ use nix::unistd::Pid;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -38,15 +40,29 @@ impl Program {
         let log = File::options().create(true).append(true).open(&self.log);
         let log = log.with_context(|| format!("cannot open the log {}", self.log.display()))?;
         let errors = log.try_clone().context("cannot share the log file")?;
-        // setpriv sets the parent-death signal and becomes the program, so the pid is the program's.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(&self.path).args(&self.args);
+        let mut command = bound(&self.path, &self.args);
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        // A group of its own: Ctrl-C is for this process, which ends what it started in its own order.
+        command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         let child = spawn(command)
             .with_context(|| format!("cannot start {} ({})", self.name, self.path.display()))?;
-        Ok(Process { name: self.name.clone(), log: self.log.clone(), child, ended: None })
+        Ok(Process { name: self.name.clone(), log: self.log.clone(), child, ended: None, asked: false })
     }
+}
+
+/// Starts a program that writes to the terminal of this process, and ends with it like the others.
+pub fn attached(path: &Path, args: &[String]) -> Result<Child> {
+    let mut command = bound(path, args);
+    command.stdin(Stdio::null());
+    spawn(command).with_context(|| format!("cannot start {}", path.display()))
+}
+
+/// A program that gets SIGKILL when this process ends: setpriv asks the kernel for it and becomes the program, so
+/// the pid is the program's.
+fn bound(path: &Path, args: &[String]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(path).args(args);
+    command
 }
 
 /// Starts a command from a thread that lives as long as this process: the parent-death signal comes when the
@@ -70,13 +86,22 @@ fn spawn(command: Command) -> io::Result<Child> {
     result.recv().map_err(|_| gone())?
 }
 
-/// A started process. Killed on drop; its log is shown if that happens in a failing test.
+/// A started process. Killed on drop; the end of its log is then printed, which is seen when the test fails.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     log: PathBuf,
     child: Child,
     ended: Option<ExitStatus>,
+    /// Whether the test made it end: then its log is of no interest any more.
+    asked: bool,
+}
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on no log is printed on drop: for a program that talks to a person.
+pub fn quiet() {
+    QUIET.store(true, Ordering::Relaxed);
 }
 
 impl Process {
@@ -105,6 +130,7 @@ impl Process {
     /// Kills it with SIGKILL and waits until it is gone.
     pub fn kill9(&mut self) -> Result<()> {
         self.signal(Signal::SIGKILL)?;
+        self.asked = true;
         self.ended = Some(self.child.wait().with_context(|| format!("cannot wait for {}", self.name))?);
         Ok(())
     }
@@ -126,6 +152,7 @@ impl Process {
     /// Asks it to end with SIGTERM and waits for that.
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGTERM)?;
+        self.asked = true;
         self.wait(timeout).await
     }
 
@@ -143,8 +170,15 @@ impl Drop for Process {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        if std::thread::panicking() {
-            eprintln!("---- end of the log of {} ({}) ----\n{}", self.name, self.log.display(), self.log_tail());
+        // Tests end with an error more often than with a panic, so this cannot be told from `panicking`; the output of
+        // a test that succeeds is not shown.
+        if !self.asked && !QUIET.load(Ordering::Relaxed) {
+            eprintln!(
+                "---- end of the log of {} ({}) ----\n{}",
+                self.name,
+                self.log.display(),
+                self.log_tail()
+            );
         }
     }
 }
@@ -155,7 +189,7 @@ const STRAYS: [&str; 6] =
 
 /// Kills what outlives its starter and names something below `folder` in its command line, and its children: the
 /// shims that containerd leaves behind, and the containers under them.
-pub(crate) fn end_all_of(folder: &Path) {
+pub fn end_all_of(folder: &Path) {
     let own = std::process::id();
     let needle = folder.as_os_str().as_encoded_bytes();
     let all = all_processes();
@@ -165,7 +199,8 @@ pub(crate) fn end_all_of(folder: &Path) {
         .filter(|(pid, _)| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
-            let program = String::from_utf8_lossy(program.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
+            let program =
+                String::from_utf8_lossy(program.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
             STRAYS.contains(&&*program) && line.split(|byte| *byte == 0).any(|arg| names(arg, needle))
         })
         .map(|(pid, _)| *pid)
@@ -189,6 +224,14 @@ pub(crate) fn end_all_of(folder: &Path) {
     while doomed.iter().any(|pid| runs(*pid)) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Whether a process runs that is called `program`.
+pub fn is_program(pid: u32, program: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let called = Path::new(&*String::from_utf8_lossy(first)).ends_with(program);
+    called && runs(pid)
 }
 
 /// Whether an argument names `folder` or something in it, and not a folder whose name merely begins alike.

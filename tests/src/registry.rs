@@ -1,9 +1,9 @@
 //! Owns: a registry (docker-registry) of the test's own. In: whether it asks for credentials. Out: its address.
 
+use crate::peers;
 use crate::process::{Process, Program};
 use crate::scratch::Scratch;
 use crate::util::{PATIENCE, eventually, free_port, http_get};
-use crate::peers;
 use anyhow::{Context as _, Result, bail};
 use http::StatusCode;
 use std::fmt::Write as _;
@@ -73,7 +73,8 @@ impl Registry {
         );
         if access == Access::Users {
             let users = folder.join("users");
-            let lines: String = [ALICE, BOB].iter().map(|user| format!("{}:{}\n", user.name, user.hash)).collect();
+            let lines: String =
+                [ALICE, BOB].iter().map(|user| format!("{}:{}\n", user.name, user.hash)).collect();
             fs::write(&users, lines).with_context(|| format!("cannot write {}", users.display()))?;
             writeln!(settings, "auth: {{htpasswd: {{realm: keelson-tests, path: {}}}}}", users.display())?;
         }

@@ -63,10 +63,7 @@ pub fn free_port() -> Result<u16> {
 
 /// A random number generator whose seed is printed when the test fails, and can be set with `KEELSON_SEED`.
 #[derive(Debug)]
-pub struct Seeded {
-    seed: u64,
-    rng: SmallRng,
-}
+pub struct Seeded(SmallRng);
 
 impl Seeded {
     /// Takes the seed from `KEELSON_SEED`, or makes one.
@@ -75,20 +72,14 @@ impl Seeded {
             Ok(text) => text.parse().with_context(|| format!("KEELSON_SEED is {text:?}, not a number"))?,
             Err(_) => rand::rng().random(),
         };
-        Ok(Self { seed, rng: SmallRng::seed_from_u64(seed) })
+        // Shown when the test fails.
+        eprintln!("to repeat this run: KEELSON_SEED={seed}");
+        Ok(Self(SmallRng::seed_from_u64(seed)))
     }
 
     /// The generator.
     pub fn rng(&mut self) -> &mut SmallRng {
-        &mut self.rng
-    }
-}
-
-impl Drop for Seeded {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("to repeat this run: KEELSON_SEED={}", self.seed);
-        }
+        &mut self.0
     }
 }
 
@@ -133,7 +124,8 @@ pub async fn http(method: Method, url: &str, headers: &[(&str, &str)], body: Byt
     let request = request.body(Full::new(body)).with_context(|| format!("not a request: {method} {url}"))?;
     let response = http_client().request(request).await.with_context(|| format!("{method} {url}"))?;
     let (head, body) = response.into_parts();
-    let body = body.collect().await.with_context(|| format!("{method} {url}: the body broke off"))?.to_bytes();
+    let body =
+        body.collect().await.with_context(|| format!("{method} {url}: the body broke off"))?.to_bytes();
     Ok(Answer { status: head.status, headers: head.headers, body })
 }
 

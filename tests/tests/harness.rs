@@ -4,10 +4,11 @@ use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use keelson_tests::containerd::{Kind, Options};
-use keelson_tests::cri::Pull;
+use keelson_tests::cri::{Pull, failed};
 use keelson_tests::driver::Driver;
 use keelson_tests::images::{ImageSpec, LARGE, TINY};
 use keelson_tests::node::Node;
+use keelson_tests::on_both_runtimes;
 use keelson_tests::peers;
 use keelson_tests::process::runs;
 use keelson_tests::proxy::{Fault, FaultProxy, Match, Outcome};
@@ -15,25 +16,7 @@ use keelson_tests::registry::{ALICE, Access, BOB, Registry};
 use keelson_tests::scratch::{Scratch, mounts_below};
 use keelson_tests::util::{http, http_get, until};
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-/// Makes one test for each runtime out of a function that takes one.
-macro_rules! on_both_runtimes {
-    ($($name:ident),* $(,)?) => {
-        mod debian16 {
-            $(#[tokio::test(flavor = "multi_thread")]
-            async fn $name() -> anyhow::Result<()> {
-                super::$name(keelson_tests::containerd::Kind::Debian16).await
-            })*
-        }
-        mod v2 {
-            $(#[tokio::test(flavor = "multi_thread")]
-            async fn $name() -> anyhow::Result<()> {
-                super::$name(keelson_tests::containerd::Kind::V2).await
-            })*
-        }
-    };
-}
+use std::time::{Duration, Instant};
 
 on_both_runtimes!(
     pulls_run_together_and_are_counted,
@@ -126,8 +109,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     // The proxy has sent it; give the runtime the time to write it down.
     until("the runtime has written 4 MiB", || ingested(&node).is_some_and(|bytes| bytes >= 4 << 20)).await?;
     node.containerd.kill9()?;
-    let error = pull.await?.expect_err("the runtime is dead");
-    assert_eq!(error.code(), tonic::Code::Unavailable, "{error}");
+    failed(pull.await?, "the runtime is dead")?;
     until("the proxy has seen the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
     node.proxy.remove(hold);
 
@@ -160,7 +142,7 @@ async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
     let cri = node.containerd.cri().await?;
 
     let refusal = node.proxy.rule(Match::manifests(), Fault::status(500));
-    let error = cri.pull_image(&name).await.expect_err("the registry answers 500");
+    let error = failed(cri.pull_image(&name).await, "the registry answers 500")?;
     ensure!(error.message().contains("500"), "{error}");
     node.proxy.remove(refusal);
 
@@ -181,8 +163,9 @@ async fn a_registry_with_users_tells_them_apart(kind: Kind) -> Result<()> {
     let image = ImageSpec::single("secret", TINY).push(node.registry.address(), Some(&ALICE)).await?;
     let name = node.name(&image);
     let cri = node.containerd.cri().await?;
-    cri.pull_image(&name).await.expect_err("nobody gets nothing");
-    cri.pull(&Pull::new(&name).credentials(ALICE.name, BOB.password)).await.expect_err("a wrong password");
+    failed(cri.pull_image(&name).await, "it came without credentials")?;
+    let wrong = Pull::new(&name).credentials(ALICE.name, BOB.password);
+    failed(cri.pull(&wrong).await, "the password is wrong")?;
     cri.pull(&Pull::new(&name).user(&ALICE)).await?;
     cri.pull(&Pull::new(&name).user(&BOB).pod("web", "1-2-3")).await?;
     let used: Vec<_> = node.proxy.records().all().into_iter().filter_map(|seen| seen.authorization).collect();
@@ -215,9 +198,11 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     driver.run(&["pull", "--pod", "default/driver/uid-1", &name]).await?.success()?;
     let ids = driver.run(&["run", &name, "/program", "pause"]).await?.success()?;
     let container = ids["container"].as_str().context("no container")?;
-    let result = driver.run(&["exec-sync", container, "/program", "print", "out", "err", "7"]).await?.success()?;
+    let result =
+        driver.run(&["exec-sync", container, "/program", "print", "out", "err", "7"]).await?.success()?;
     assert_eq!(result, serde_json::json!({ "stdout": "out", "stderr": "err", "exitCode": 7 }));
-    let late = driver.run(&["exec-sync", "--exec-timeout", "1s", container, "/program", "sleep", "1h"]).await?;
+    let late =
+        driver.run(&["exec-sync", "--exec-timeout", "1s", container, "/program", "sleep", "1h"]).await?;
     assert_eq!(late.failure()?.code, "DeadlineExceeded");
     let missing = driver.run(&["container-status", "nothing"]).await?.failure()?;
     assert_eq!((missing.code.as_str(), missing.number), ("NotFound", 5), "{}", missing.text);
@@ -292,13 +277,22 @@ async fn the_proxy_does_what_its_rules_say() -> Result<()> {
             async move { http_get(&url).await }
         });
         let expected = if fault == Fault::Hang { 0 } else { 500 };
-        until("the request is held", || records.since(mark).first().is_some_and(|seen| seen.bytes == expected))
-            .await?;
+        until("the request is held", || {
+            records.since(mark).first().is_some_and(|seen| seen.bytes == expected)
+        })
+        .await?;
         assert_eq!(records.active_repos().len(), 1);
         assert!(!get.is_finished());
         proxy.remove(hold);
         assert_eq!(get.await??.body.len() as u64, layer.size);
     }
+
+    // The rate is an upper bound however slow the machine is.
+    proxy.throttle(Some(layer.size * 2));
+    let started = Instant::now();
+    http_get(&url).await?.success()?;
+    assert!(started.elapsed() >= Duration::from_millis(490), "{:?}", started.elapsed());
+    proxy.throttle(None);
 
     // A client that goes away is seen, though nothing is being sent to it.
     let hold = proxy.rule(Match::layers(), Fault::StallAfter(500));

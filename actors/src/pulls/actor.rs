@@ -5,15 +5,11 @@
 //! writes. When the store fails it goes on in memory and says so: pods must start even on a full
 //! disk (decision 0003).
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised, fut::wrap_future,
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised,
+    fut::wrap_future,
 };
 use keelson_proto::debug as pb;
 use keelson_storage::{StateStore, StoreError};
@@ -30,10 +26,10 @@ use crate::{
     inspect::{Mailbox, Recorder, Status, Verb},
     metrics::{Metrics, PullResult},
     runtime::{
-        CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress, ReapLeases,
-        RuntimeChanged, RuntimeClient, RuntimePull, Subscribe,
+        CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress,
+        ReapLeases, RuntimeChanged, RuntimeClient, RuntimePull, Subscribe,
     },
-    supervise::{Fatal, Supervision},
+    supervise::{Fatal, Restart, Supervision},
 };
 
 /// How long after a failed write the whole journal is written again.
@@ -97,11 +93,6 @@ verbs! {
     }
     /// The actor's state as JSON, for people.
     Inspected => String {}
-    /// Stops the actor with this error, so that its supervisor starts it again from the journal.
-    Restart => () {
-        /// Why.
-        reason: String,
-    }
     Tick => () {}
 }
 
@@ -134,8 +125,12 @@ pub struct PullCoordinator {
     owner: String,
     journal: JournalIo,
     pipeline: Pipeline,
-    /// A write failed: the journal lags behind until it is rewritten.
+    /// A write failed: the journal lags behind, and nothing is written, until it is rewritten.
     behind: bool,
+    /// It is time to try that.
+    rewrite: bool,
+    /// The last try before the end.
+    rewrote_last: bool,
     answers: HashMap<CallerId, AnswerTo>,
     clock: Clock,
     runtime: Mailbox<RuntimeClient>,
@@ -164,6 +159,8 @@ impl PullCoordinator {
             journal: JournalIo::new(parts.store),
             pipeline: Pipeline::default(),
             behind: false,
+            rewrite: false,
+            rewrote_last: false,
             answers: HashMap::new(),
             clock: parts.clock,
             runtime: parts.runtime,
@@ -195,7 +192,7 @@ impl PullCoordinator {
         self.write(ctx);
         self.arm(ctx);
         self.count();
-        self.finish_drain();
+        self.finish_drain(ctx);
         self.changes.send_modify(|count| *count += 1);
     }
 
@@ -237,18 +234,27 @@ impl PullCoordinator {
 
     /// Starts the next write, if there is one and none is under way.
     fn write(&mut self, ctx: &mut Context<Self>) {
-        let Some(writes) = self.pipeline.next_write() else { return };
-        let journal = self.journal.clone();
-        let truth = self.behind.then(|| self.core.truth(self.clock.now()));
-        let write = tokio::task::spawn_blocking(move || match truth {
-            Some(truth) => journal.rewrite(&truth),
-            None => journal.write(&writes),
-        });
-        ctx.spawn(wrap_future::<_, Self>(write).map(|result, actor, ctx| match result {
-            Ok(result) => actor.written(result, ctx),
-            // Only a panic of the store ends here, and the hook has ended the process by then.
-            Err(error) => actor.fail(&error.to_string(), ctx),
-        }));
+        while let Some(writes) = self.pipeline.next_write() {
+            let rewrite = std::mem::take(&mut self.rewrite);
+            if self.behind && !rewrite {
+                // In memory only: the rewrite, when it is due, will say all of it.
+                for effect in self.pipeline.written() {
+                    self.act(effect);
+                }
+                continue;
+            }
+            let journal = self.journal.clone();
+            let truth = self.behind.then(|| self.core.truth(self.clock.now()));
+            let write = tokio::task::spawn_blocking(move || match truth {
+                Some(truth) => journal.rewrite(&truth),
+                None => journal.write(&writes),
+            });
+            ctx.spawn(wrap_future::<_, Self>(write).map(|result, actor, ctx| match result {
+                Ok(result) => actor.written(result, ctx),
+                // Only a panic of the store ends here, and the hook has ended the process by then.
+                Err(error) => actor.fail(&error.to_string(), ctx),
+            }));
+        }
     }
 
     fn written(&mut self, result: Result<(), StoreError>, ctx: &mut Context<Self>) {
@@ -266,7 +272,7 @@ impl PullCoordinator {
             self.act(effect);
         }
         self.write(ctx);
-        self.finish_drain();
+        self.finish_drain(ctx);
     }
 
     fn write_failed(&mut self, error: &StoreError, ctx: &mut Context<Self>) {
@@ -276,12 +282,19 @@ impl PullCoordinator {
         self.metrics.store_errors.inc();
         self.metrics.store_durable.set(0);
         self.behind = true;
-        ctx.run_later(REWRITE_AFTER, |actor, ctx| {
-            if actor.behind {
-                // Any write will do: it becomes a rewrite of everything.
-                actor.perform(vec![Effect::Persist(Write::DeletePull(0))], ctx);
-            }
-        });
+        self.rewrite_later(ctx);
+    }
+
+    fn rewrite_later(&self, ctx: &mut Context<Self>) {
+        ctx.run_later(REWRITE_AFTER, Self::rewrite_now);
+    }
+
+    fn rewrite_now(&mut self, ctx: &mut Context<Self>) {
+        if self.behind {
+            self.rewrite = true;
+            // Any write will do: it becomes a rewrite of everything.
+            self.perform(vec![Effect::Persist(Write::DeletePull(0))], ctx);
+        }
     }
 
     fn fail(&mut self, reason: &str, ctx: &mut Context<Self>) {
@@ -329,12 +342,15 @@ impl PullCoordinator {
         self.newest_finished = ended;
     }
 
-    fn finish_drain(&mut self) {
-        if self.draining.is_some()
-            && self.core.is_idle()
-            && self.pipeline.is_idle()
-            && let Some(done) = self.draining.take()
-        {
+    fn finish_drain(&mut self, ctx: &mut Context<Self>) {
+        if self.draining.is_none() || !self.core.is_idle() || !self.pipeline.is_idle() {
+            return;
+        }
+        if self.behind && !self.rewrote_last {
+            self.rewrote_last = true;
+            self.rewrite_now(ctx);
+        } else if let Some(done) = self.draining.take() {
+            // Who asked may have stopped waiting.
             let _ = done.send(());
         }
     }
@@ -363,6 +379,12 @@ impl PullCoordinator {
         self.runtime.deliver(CancelAll {});
         self.runtime.deliver(Subscribe { to: me });
         self.perform(effects, ctx);
+        if self.behind {
+            self.rewrite_later(ctx);
+        }
+        if self.draining.is_some() {
+            self.step(Event::Drain, ctx);
+        }
         self.recorder().status(Status::Running, "");
     }
 }
@@ -394,7 +416,9 @@ impl Supervised for PullCoordinator {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
         self.core = Core::new(self.policy.clone(), &self.owner);
+        self.journal = self.journal.next_life();
         self.pipeline = Pipeline::default();
+        self.rewrite = false;
         self.timer = None;
         self.newest_finished = 0;
         for (_, to) in self.answers.drain() {

@@ -26,16 +26,22 @@ pub enum ImageNameError {
     #[error("an image reference has no scheme; remove everything up to and including \"://\"")]
     Scheme,
     /// Credentials in the reference.
-    #[error("the part after \"@\" is no digest such as sha256:<64 hex digits>; credentials do not belong in an image reference")]
+    #[error(
+        "the part after \"@\" is no digest such as sha256:<64 hex digits>; credentials do not belong in an image reference"
+    )]
     Digest,
     /// The registry part.
     #[error("the registry part is no host[:port]")]
     Registry,
     /// A component of the repository path.
-    #[error("a repository path is lowercase letters and digits, joined by \".\", \"_\", \"__\" or \"-\", in components between single slashes")]
+    #[error(
+        "a repository path is lowercase letters and digits, joined by \".\", \"_\", \"__\" or \"-\", in components between single slashes"
+    )]
     Path,
     /// The tag.
-    #[error("a tag is at most {MAX_TAG} letters, digits, \"_\", \".\" and \"-\", and does not start with \".\" or \"-\"")]
+    #[error(
+        "a tag is at most {MAX_TAG} letters, digits, \"_\", \".\" and \"-\", and does not start with \".\" or \"-\""
+    )]
     Tag,
 }
 
@@ -113,7 +119,8 @@ fn is_digest(text: &str) -> bool {
     let Some((algorithm, hex)) = text.split_once(':') else { return false };
     let algorithm_ok = !algorithm.is_empty()
         && algorithm.split(['+', '.', '_', '-']).all(|part| {
-            part.starts_with(|c: char| c.is_ascii_alphabetic()) && part.chars().all(|c| c.is_ascii_alphanumeric())
+            part.starts_with(|c: char| c.is_ascii_alphabetic())
+                && part.chars().all(|c| c.is_ascii_alphanumeric())
         });
     algorithm_ok && hex.len() >= 32 && hex.len() <= 256 && hex.bytes().all(|b| b.is_ascii_hexdigit())
 }
@@ -137,8 +144,9 @@ fn is_tag(tag: &str) -> bool {
 /// or a capital letter, or it is `localhost`.
 fn split_registry(name: &str) -> Result<(&str, &str), ImageNameError> {
     let Some((first, rest)) = name.split_once('/') else { return Ok((DOCKER_HUB, name)) };
-    let named =
-        first.contains(['.', ':', '[']) || first == "localhost" || first.chars().any(|c| c.is_ascii_uppercase());
+    let named = first.contains(['.', ':', '['])
+        || first == "localhost"
+        || first.chars().any(|c| c.is_ascii_uppercase());
     if !named {
         return Ok((DOCKER_HUB, name));
     }
@@ -177,7 +185,9 @@ fn is_component(text: &str) -> bool {
     if !alnum(first) || !alnum(last) {
         return false;
     }
-    bytes.split(|&b| alnum(b)).all(|join| matches!(join, b"" | b"." | b"_" | b"__") || join.iter().all(|&b| b == b'-'))
+    bytes
+        .split(|&b| alnum(b))
+        .all(|join| matches!(join, b"" | b"." | b"_" | b"__") || join.iter().all(|&b| b == b'-'))
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@
 //! In: the core's effects. Out: effects that may be performed now, and batches to write. While one
 //! batch is being written the next one gathers, so that a burst of pulls costs few disk flushes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
 
 use keelson_storage::{Batch, StateStore, StateStoreExt as _, StoreError, Table};
 
@@ -85,20 +88,35 @@ pub(super) struct Restored {
 #[derive(Clone)]
 pub(super) struct JournalIo {
     store: Arc<dyn StateStore>,
-    /// A restarted coordinator must not read between the writes of its former self.
+    /// One call at a time.
     turn: Arc<Mutex<()>>,
+    /// Which of the coordinator's lives this belongs to, and which one it lives now.
+    life: u64,
+    lives: Arc<AtomicU64>,
 }
 
 impl JournalIo {
     pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { store, turn: Arc::default() }
+        Self { store, turn: Arc::default(), life: 0, lives: Arc::default() }
+    }
+
+    /// The journal of a coordinator that starts again: from now on writes of its former self, which
+    /// may still be on their way to the disk, are not performed any more. What it reads, it knows.
+    pub(super) fn next_life(&self) -> Self {
+        let life = self.lives.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { life, ..self.clone() }
+    }
+
+    fn is_former(&self) -> bool {
+        self.lives.load(Ordering::SeqCst) != self.life
     }
 
     pub(super) fn load(&self) -> Result<Restored, StoreError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (pulls, bad_pulls) = self.store.scan_json::<PullRecord>(Table::Pulls)?;
         let (leases, bad_leases) = self.store.scan_json::<KeptLease>(Table::Leases)?;
-        let mut unreadable: Vec<String> = bad_pulls.iter().chain(&bad_leases).map(ToString::to_string).collect();
+        let mut unreadable: Vec<String> =
+            bad_pulls.iter().chain(&bad_leases).map(ToString::to_string).collect();
         let limit = match self.store.get_json::<u32>(Table::Settings, LIMIT_KEY) {
             Ok(limit) => limit,
             Err(StoreError::Decode(bad)) => {
@@ -121,6 +139,9 @@ impl JournalIo {
             add(&mut batch, write)?;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_former() {
+            return Ok(());
+        }
         self.store.apply(&batch)
     }
 
@@ -128,6 +149,9 @@ impl JournalIo {
     pub(super) fn rewrite(&self, truth: &[Write]) -> Result<(), StoreError> {
         let mut batch = Batch::new();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_former() {
+            return Ok(());
+        }
         for table in [Table::Pulls, Table::Leases] {
             for (key, _) in self.store.scan(table)? {
                 batch.delete(table, key);
@@ -162,7 +186,23 @@ mod tests {
     }
 
     fn ids(effects: &[Effect]) -> Vec<u64> {
-        effects.iter().map(|effect| if let Effect::Cancel { pull, .. } = effect { pull.0 } else { 0 }).collect()
+        effects
+            .iter()
+            .map(|effect| if let Effect::Cancel { pull, .. } = effect { pull.0 } else { 0 })
+            .collect()
+    }
+
+    #[test]
+    fn a_former_life_writes_nothing() {
+        let former = JournalIo::new(Arc::new(keelson_storage::MemoryStore::new()));
+        former.write(&[Write::Limit(Some(1))]).expect("written");
+        let journal = former.next_life();
+        assert_eq!(journal.load().expect("read").limit, Some(1));
+        former.write(&[Write::Limit(Some(2))]).expect("left out");
+        former.rewrite(&[Write::Limit(Some(2))]).expect("left out");
+        assert_eq!(journal.load().expect("read").limit, Some(1));
+        journal.write(&[Write::Limit(Some(3))]).expect("written");
+        assert_eq!(journal.load().expect("read").limit, Some(3));
     }
 
     #[test]

@@ -145,7 +145,9 @@ impl PullCall {
         let name = ImageName::parse(&image.image).map_err(RequestError::Image)?;
         let option = match image.annotations.get(PULL_OPTION_ANNOTATION) {
             None => None,
-            Some(text) => Some(text.parse::<u16>().map_err(|_| RequestError::Option)?).filter(|n| *n > 0).map(u32::from),
+            Some(text) => {
+                Some(text.parse::<u16>().map_err(|_| RequestError::Option)?).filter(|n| *n > 0).map(u32::from)
+            }
         };
         let sandbox = request.sandbox_config.unwrap_or_default();
         let handler = if image.runtime_handler.is_empty() {
@@ -155,10 +157,11 @@ impl PullCall {
         };
         let credentials = request.auth.as_ref().and_then(|auth| salt.id(auth));
         let key = PullKey { image: name.full().clone(), handler: handler.into(), credentials };
-        let pod = sandbox
-            .metadata
-            .filter(|m| !m.uid.is_empty())
-            .map(|m| Pod { namespace: m.namespace, name: m.name, uid: m.uid });
+        let pod = sandbox.metadata.filter(|m| !m.uid.is_empty()).map(|m| Pod {
+            namespace: m.namespace,
+            name: m.name,
+            uid: m.uid,
+        });
         Ok(Self { image: image.image.into(), name, key, pod, option, metadata: Vec::new(), wire })
     }
 
@@ -237,8 +240,12 @@ mod tests {
     use super::*;
 
     fn request(auth: Option<cri::AuthConfig>) -> cri::PullImageRequest {
-        let metadata =
-            cri::PodSandboxMetadata { name: "p".into(), uid: "u1".into(), namespace: "ns".into(), attempt: 2 };
+        let metadata = cri::PodSandboxMetadata {
+            name: "p".into(),
+            uid: "u1".into(),
+            namespace: "ns".into(),
+            attempt: 2,
+        };
         cri::PullImageRequest {
             image: Some(cri::ImageSpec { image: "r.io/x".into(), ..Default::default() }),
             auth,
@@ -270,7 +277,11 @@ mod tests {
     fn fields_of_credentials_do_not_run_into_each_other() {
         let salt = CredentialsSalt::random();
         let auth = |username: &str, password: &str| {
-            Some(cri::AuthConfig { username: username.into(), password: password.into(), ..Default::default() })
+            Some(cri::AuthConfig {
+                username: username.into(),
+                password: password.into(),
+                ..Default::default()
+            })
         };
         let key = |auth| decode(&request(auth), &salt).expect("valid").key;
         assert_ne!(key(auth("ab", "c")), key(auth("a", "bc")));
@@ -291,9 +302,14 @@ mod tests {
         assert_eq!(call.option, None);
         let with = PullCall::decode(call.wire(Some(4)), &salt).expect("valid");
         assert_eq!((with.option, with.key, with.pod), (Some(4), call.key.clone(), call.pod.clone()));
-        let over = PullCall::decode(PullCall::decode(call.wire(Some(4)), &salt).expect("valid").wire(Some(2)), &salt);
+        let over = PullCall::decode(
+            PullCall::decode(call.wire(Some(4)), &salt).expect("valid").wire(Some(2)),
+            &salt,
+        );
         assert_eq!(over.expect("valid").option, Some(2));
-        for (text, expect) in [("0", Some(None)), ("7", Some(Some(7))), ("-1", None), ("x", None), ("70000", None)] {
+        for (text, expect) in
+            [("0", Some(None)), ("7", Some(Some(7))), ("-1", None), ("x", None), ("70000", None)]
+        {
             let mut request = request(None);
             let spec = request.image.as_mut().expect("set above");
             spec.annotations.insert(PULL_OPTION_ANNOTATION.into(), text.into());

@@ -4,8 +4,10 @@
 //! PullCoordinator. Out: what the runtime said, to the coordinator that subscribed.
 
 use std::{
+    cell::Cell,
     collections::{BTreeSet, HashMap},
     fmt,
+    rc::Rc,
     sync::Arc,
     time::Duration,
 };
@@ -13,6 +15,10 @@ use std::{
 use actix::{
     Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised,
     fut::wrap_future,
+};
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
 };
 use tokio::{
     sync::{Semaphore, watch},
@@ -29,7 +35,7 @@ use crate::{
     inspect::{Mailbox, Recorder, Verb},
     metrics::Metrics,
     pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
-    supervise::{Fatal, Supervision},
+    supervise::{Fatal, Restart, Supervision},
 };
 
 /// Presence checks that run at once; the others wait their turn, so that a burst of ten thousand
@@ -161,12 +167,16 @@ pub struct RuntimeClient {
     supervision: Supervision,
     coordinator: Option<Mailbox<PullCoordinator>>,
     running: HashMap<(PullId, u32), Running>,
+    /// Deletions of leases that may still be under way.
+    dropping: HashMap<String, Shared<BoxFuture<'static, ()>>>,
     presence: Arc<Semaphore>,
     probe: Option<SpawnHandle>,
 }
 
 struct Running {
     task: AbortHandle,
+    /// Whether the coordinator wants to hear how it ends.
+    wanted: Rc<Cell<bool>>,
     lease: Option<String>,
     since: Instant,
 }
@@ -191,6 +201,7 @@ impl RuntimeClient {
             supervision: Supervision::new(parts.recorder, parts.fatal),
             coordinator: None,
             running: HashMap::new(),
+            dropping: HashMap::new(),
             presence: Arc::new(Semaphore::new(PRESENCE_CHECKS)),
             probe: None,
         }
@@ -307,6 +318,7 @@ impl RuntimeClient {
 
     fn forget(&mut self, pull: PullId, attempt: u32) {
         if let Some(running) = self.running.remove(&(pull, attempt)) {
+            running.wanted.set(false);
             running.task.abort();
         }
     }
@@ -339,6 +351,7 @@ impl Supervised for RuntimeClient {
 /// Sees to it that an attempt ends exactly once, even if its task is dropped.
 struct EndOnce {
     coordinator: Option<Mailbox<PullCoordinator>>,
+    wanted: Rc<Cell<bool>>,
     pull: PullId,
     attempt: u32,
 }
@@ -349,7 +362,9 @@ impl EndOnce {
     }
 
     fn tell(&mut self, outcome: Outcome) {
-        if let Some(coordinator) = self.coordinator.take() {
+        if let Some(coordinator) = self.coordinator.take()
+            && self.wanted.get()
+        {
             coordinator.deliver(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
         }
     }
@@ -357,7 +372,10 @@ impl EndOnce {
 
 impl Drop for EndOnce {
     fn drop(&mut self) {
-        let reply = PullReply::status(keelson_proto::Code::Unavailable, "the runtime client restarted during the pull");
+        let reply = PullReply::status(
+            keelson_proto::Code::Unavailable,
+            "the runtime client restarted during the pull",
+        );
         self.tell(Outcome::Lost(Arc::new(reply)));
     }
 }
@@ -373,9 +391,15 @@ impl Handler<Pull> for RuntimeClient {
         let runtime = self.runtime.clone();
         let metrics = self.metrics.clone();
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
-        let end = EndOnce { coordinator: self.coordinator.clone(), pull, attempt };
+        let wanted = Rc::new(Cell::new(true));
+        let end = EndOnce { coordinator: self.coordinator.clone(), wanted: wanted.clone(), pull, attempt };
+        // A lease that is being deleted must be gone before it is made anew.
+        let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
         let since = Instant::now();
         let task = actix::spawn(async move {
+            if let Some(dropping) = dropping {
+                dropping.await;
+            }
             let (reply, lost) = runtime.pull(request).await;
             let failed = reply.result.is_err();
             metrics.operation("pull_image", since.elapsed(), failed);
@@ -388,7 +412,7 @@ impl Handler<Pull> for RuntimeClient {
                 metrics.pulled(took, size);
             }
         });
-        self.running.insert((pull, attempt), Running { task: task.abort_handle(), lease, since });
+        self.running.insert((pull, attempt), Running { task: task.abort_handle(), wanted, lease, since });
     }
 }
 
@@ -446,15 +470,19 @@ impl Handler<DropLease> for RuntimeClient {
     type Result = ();
 
     fn handle(&mut self, message: DropLease, _: &mut Context<Self>) {
-        let recorder = self.recorder().clone();
-        let _handling = recorder.handling::<DropLease>();
-        let dropping = self.runtime.drop_lease(message.lease.clone());
-        actix::spawn(async move {
-            if let Err(error) = dropping.await {
+        let _handling = self.recorder().handling::<DropLease>();
+        let deletion = self.runtime.drop_lease(message.lease.clone());
+        let (lease, notes) = (message.lease.clone(), self.recorder().clone());
+        let dropping = async move {
+            if let Err(error) = deletion.await {
                 // It is reaped when the runtime is back, or expires.
-                recorder.error(format!("lease {} could not be deleted: {error}", message.lease));
+                notes.error(format!("lease {lease} could not be deleted: {error}"));
             }
-        });
+        };
+        let dropping = dropping.boxed().shared();
+        self.dropping.retain(|_, dropping| dropping.peek().is_none());
+        self.dropping.insert(message.lease, dropping.clone());
+        actix::spawn(dropping);
     }
 }
 
@@ -484,6 +512,17 @@ impl Handler<Probe> for RuntimeClient {
     fn handle(&mut self, _: Probe, ctx: &mut Context<Self>) {
         let _handling = self.recorder().handling::<Probe>();
         self.probe_after(Duration::ZERO, ctx);
+    }
+}
+
+impl Handler<Restart> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Restart>();
+        tracing::error!(actor = "RuntimeClient", reason = message.reason, "stops, and starts again");
+        self.recorder().error(message.reason);
+        actix::ActorContext::stop(ctx);
     }
 }
 

@@ -14,6 +14,6 @@ pub use actor::{
     ReapLeases, RuntimeChanged, RuntimeClient, RuntimeClientParts, RuntimeState, Subscribe,
 };
 pub use types::{
-    Capabilities, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo,
-    RuntimePull, WireStatus,
+    Capabilities, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress, PullReply, Runtime, RuntimeError,
+    RuntimeInfo, RuntimePull, WireStatus,
 };

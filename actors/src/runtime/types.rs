@@ -139,7 +139,10 @@ pub trait Runtime: Send + Sync + 'static {
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>>;
 
     /// Reads how far the pulls in these leases are. A lease of which nothing is known is left out.
-    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>>;
+    fn progress(
+        &self,
+        leases: Vec<String>,
+    ) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>>;
 
     /// Deletes a lease; one that is not there is no error.
     fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>>;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use keelson_storage::{Batch, StateStore, Table};
+use keelson_storage::{Batch, Manifest, StateStore, Table};
 use sha2::{Digest as _, Sha256};
 
 /// Everything in a store.
@@ -79,4 +79,24 @@ pub(crate) fn copy_dir(from: &Path, to: &Path) {
             fs::copy(entry.path(), target).unwrap();
         }
     }
+}
+
+/// A store as version 1 wrote it, made with sled alone.
+pub(crate) fn version_1(state_dir: &Path) {
+    let dir = state_dir.join("state/g4");
+    fs::create_dir_all(&dir).unwrap();
+    let db = sled::Config::new().path(&dir).flush_every_ms(None).open().unwrap();
+    db.insert(b"\x00schema_version", "1").unwrap();
+    for id in 1..=120u64 {
+        let json = format!(
+            r#"{{"image":"registry.example/app:{id}","handler":"runc","queued_at_ms":{}}}"#,
+            id * 1000
+        );
+        db.insert([b"\x02", id.to_string().as_bytes()].concat(), json.into_bytes()).unwrap();
+    }
+    db.insert(b"\x02not-a-number", "{}").unwrap();
+    db.insert(b"\x03lease", "kept as it is").unwrap();
+    db.flush().unwrap();
+    drop(db);
+    Manifest { schema: 1, generation: 4 }.write(state_dir).unwrap();
 }

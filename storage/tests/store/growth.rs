@@ -39,7 +39,7 @@ fn large_values_and_a_queue_that_empties_leave_a_bounded_folder() {
     let dir = tempfile::tempdir().unwrap();
     let opened = open(dir.path()).unwrap();
     let mut largest = 0;
-    for round in 0..1_500u64 {
+    for round in 0..800u64 {
         let mut batch = Batch::new();
         batch.put(Table::Settings, "view", vec![round as u8; 150_000]);
         for id in 0..20 {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use keelson_storage::{Manifest, OpenError, Outcome, SCHEMA_VERSION, StateStore as _, Table, open};
 
-use crate::common::{content, copy_dir, fill, hashes};
+use crate::common::{content, copy_dir, fill, hashes, version_1};
 
 #[test]
 fn a_newer_store_is_refused_and_left_byte_for_byte() {
@@ -36,26 +36,6 @@ fn a_newer_store_is_refused_and_left_byte_for_byte() {
     // The newer agent comes back and finds its records.
     current.write(dir.path()).unwrap();
     assert!(content(&*open(dir.path()).unwrap().store) == expected);
-}
-
-/// A store as version 1 wrote it, made with sled alone.
-fn version_1(state_dir: &Path) {
-    let dir = state_dir.join("state/g4");
-    fs::create_dir_all(&dir).unwrap();
-    let db = sled::Config::new().path(&dir).flush_every_ms(None).open().unwrap();
-    db.insert(b"\x00schema_version", "1").unwrap();
-    for id in 1..=120u64 {
-        let json = format!(
-            r#"{{"image":"registry.example/app:{id}","handler":"runc","queued_at_ms":{}}}"#,
-            id * 1000
-        );
-        db.insert([b"\x02", id.to_string().as_bytes()].concat(), json.into_bytes()).unwrap();
-    }
-    db.insert(b"\x02not-a-number", "{}").unwrap();
-    db.insert(b"\x03lease", "kept as it is").unwrap();
-    db.flush().unwrap();
-    drop(db);
-    Manifest { schema: 1, generation: 4 }.write(state_dir).unwrap();
 }
 
 fn check_migrated(state_dir: &Path) {

@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	criclient "k8s.io/cri-client/pkg"
 	"k8s.io/klog/v2"
 )
 
@@ -61,7 +62,8 @@ func newFailure(err error) *failure {
 		return &failure{Code: s.Code().String(), Number: uint32(s.Code()), Message: s.Message(), Text: err.Error()}
 	}
 	code := codes.Unknown
-	if errors.Is(err, context.DeadlineExceeded) {
+	// The library makes an error of its own out of DEADLINE_EXCEEDED of ExecSync; the kubelet's probes look for it.
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, criclient.ErrCommandTimedOut) {
 		code = codes.DeadlineExceeded
 	}
 	return &failure{Code: code.String(), Number: uint32(code), Message: err.Error(), Text: err.Error()}

@@ -52,7 +52,8 @@ struct Shared {
 impl FaultProxy {
     /// Starts a proxy before the registry at `upstream` (`127.0.0.1:PORT`) on a free port of loopback.
     pub async fn start(upstream: &str) -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on loopback")?;
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on loopback")?;
         let address = listener.local_addr().context("a listener has an address")?.to_string();
         let shared = Shared {
             upstream: upstream.into(),

@@ -170,9 +170,9 @@ impl Records {
         let inner = self.lock();
         let gets: Vec<_> = inner.seen.iter().filter(|seen| seen.is_get() && wanted(seen)).collect();
         // (moment, whether it begins, which): an end goes before a beginning at the same moment.
-        let mut moments: Vec<_> = gets.iter().enumerate().map(|(at, seen)| (seen.started, true, at)).collect();
-        moments
-            .extend(gets.iter().enumerate().filter_map(|(at, seen)| Some((seen.finished?, false, at))));
+        let mut moments: Vec<_> =
+            gets.iter().enumerate().map(|(at, seen)| (seen.started, true, at)).collect();
+        moments.extend(gets.iter().enumerate().filter_map(|(at, seen)| Some((seen.finished?, false, at))));
         moments.sort();
         let mut open: HashMap<usize, &Seen> = HashMap::new();
         let mut peak = 0;

@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use keelson_proto::Code;
 
 use super::{
-    Answer, Core, Effect, End, FinishedPull, HISTORY, Health, Note, Outcome, Presence, PullId,
-    RUNTIME_FULL_PAUSE, Stage, Timer,
+    Answer, CallerId, Core, Effect, End, FinishedPull, GiveUp, Health, Lane, Note, Outcome, Presence, PullId,
+    RUNTIME_FULL_PAUSE, Refusal, Stage, Timer,
 };
 use crate::{
     clock::Now,
@@ -17,8 +17,10 @@ use crate::{
     runtime::{Capabilities, PullReply},
 };
 
-/// How many places of failed pulls are kept for another try.
-const REENTRY_MAX: usize = 4096;
+/// How many pulls of one image are looked at when it has arrived.
+const ASK_AT_ONCE: usize = 256;
+/// How many leases of pulls without success are kept at most; then the one that expires first goes.
+const MOST_KEPT: usize = 1024;
 
 impl Core {
     pub(super) fn attempt_ended(
@@ -36,18 +38,17 @@ impl Core {
         match outcome {
             Outcome::Lost(reply) if pull.losses < self.policy.runtime_retries && !pull.callers_gone() => {
                 pull.losses += 1;
+                self.disarm_pull(id);
                 let until = now.mono + self.policy.hold;
-                pull.stage = Stage::Lost { reply, until };
-                self.arm(until, Timer::Lost(id));
+                if let Some(pull) = self.pulls.get_mut(&id) {
+                    pull.stage = Stage::Lost { reply, until };
+                    self.arm(until, Timer::Lost(id));
+                }
                 let text = format!("{} lost its runtime; it goes on when that is back", self.name_of(id));
                 fx.push(Effect::Note(Note { warn: true, text }));
             }
-            Outcome::Answered(reply) if self.is_runtime_full(&reply) && !self.policy.reject => {
-                let until = now.mono + RUNTIME_FULL_PAUSE;
-                if let Some(pull) = self.pulls.get_mut(&id) {
-                    pull.stage = Stage::Pausing { until };
-                    self.arm(until, Timer::Pause(id));
-                }
+            Outcome::Answered(reply) if self.is_runtime_full(&reply) => {
+                self.runtime_full(id, &reply, now, fx)
             }
             Outcome::Answered(reply) | Outcome::Lost(reply) => self.conclude(id, &reply, now, fx),
         }
@@ -57,8 +58,49 @@ impl Core {
     fn is_runtime_full(&self, reply: &PullReply) -> bool {
         self.runtime_enforces()
             && reply.result.as_ref().is_err_and(|status| {
-                status.code == Code::ResourceExhausted && status.message.starts_with("TooManyPullingInParallel")
+                status.code == Code::ResourceExhausted
+                    && status.message.starts_with("TooManyPullingInParallel")
             })
+    }
+
+    /// The runtime keeps the limit, and it is reached there. Callers who want to hear that get the
+    /// runtime's words; for the others it is asked again after a pause.
+    fn runtime_full(&mut self, id: PullId, reply: &Arc<PullReply>, now: Now, fx: &mut Vec<Effect>) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        pull.losses = 0;
+        let (place, resumed, abandoned) = (pull.place(), pull.callers.is_empty(), pull.callers_gone());
+        for caller in pull.callers.clone() {
+            let Some(waiting) = self.callers.get(&caller) else { continue };
+            match waiting.give_up {
+                Some((_, GiveUp::Rejected)) => self.answer(caller, reply, fx),
+                Some((at, GiveUp::QueueTime)) if at <= now.mono => {
+                    let waited = now.mono.saturating_sub(waiting.since);
+                    self.refuse(caller, Refusal::QueueTime(waited, self.queue.before(place)), fx);
+                }
+                _ => {}
+            }
+        }
+        let wanted = self.pulls.get(&id).is_some_and(|pull| !pull.callers.is_empty());
+        if wanted || (resumed && !abandoned && !self.policy.reject) {
+            self.pause(id, now);
+        } else {
+            self.conclude(id, reply, now, fx);
+        }
+    }
+
+    fn pause(&mut self, id: PullId, now: Now) {
+        self.disarm_pull(id);
+        let until = now.mono + RUNTIME_FULL_PAUSE;
+        if let Some(pull) = self.pulls.get_mut(&id) {
+            pull.stage = Stage::Pausing { until };
+            self.arm(until, Timer::Pause(id));
+        }
+    }
+
+    fn answer(&mut self, caller: CallerId, reply: &Arc<PullReply>, fx: &mut Vec<Effect>) {
+        if self.remove_caller(caller).is_some() {
+            fx.push(Effect::Reply { caller, answer: Answer::Runtime(reply.clone()) });
+        }
     }
 
     /// Answers every caller with the runtime's words and forgets the pull.
@@ -66,9 +108,7 @@ impl Core {
         let Some(pull) = self.pulls.get(&id) else { return };
         let end = match &reply.result {
             Ok(_) => End::Succeeded,
-            Err(status) => {
-                End::Failed(format!("{:?}: {}", status.code, pull.call.scrub(&status.message)))
-            }
+            Err(status) => End::Failed(format!("{:?}: {}", status.code, pull.call.scrub(&status.message))),
         };
         let order = pull.order;
         let image = pull.call.key.image.clone();
@@ -77,19 +117,18 @@ impl Core {
                 && let Some(pod) = self.callers.get(&caller).and_then(|caller| caller.pod.as_ref())
             {
                 let until = now.mono + self.policy.reentry_window;
-                self.reentry.insert((pod.uid.clone(), image.clone()), (order, until));
+                self.reentry.keep(pod.uid.clone(), image.clone(), order, until, now.mono);
             }
-            self.remove_caller(caller);
-            fx.push(Effect::Reply { caller, answer: Answer::Runtime(reply.clone()) });
-        }
-        if self.reentry.len() > REENTRY_MAX {
-            self.reentry.retain(|_, (_, until)| *until > now.mono);
+            self.answer(caller, reply, fx);
         }
         let succeeded = end == End::Succeeded;
         self.end(id, end, now, fx);
         if succeeded {
             // Others who want it with other credentials need not wait for a slot any more.
-            for other in self.of_image(&image) {
+            // Each of them that succeeds asks for more, so a few at a time are enough.
+            let others: Vec<PullId> =
+                self.by_image.get(&image).into_iter().flatten().take(ASK_AT_ONCE).copied().collect();
+            for other in others {
                 self.ask_presence(other, fx);
             }
         }
@@ -98,22 +137,11 @@ impl Core {
     /// Forgets a pull: slot, indexes, journal; and settles what becomes of its lease.
     pub(super) fn end(&mut self, id: PullId, end: End, now: Now, fx: &mut Vec<Effect>) {
         self.release_slot(id);
+        self.disarm_pull(id);
         let Some(pull) = self.pulls.remove(&id) else { return };
         self.queue.remove(pull.place());
         self.present.remove(&pull.place());
-        for caller in &pull.callers {
-            self.callers.remove(caller);
-        }
-        if let Some(at) = pull.cancel_at {
-            self.disarm(at, Timer::Grace(id));
-        }
-        if let Stage::Held { until } = pull.stage {
-            self.disarm(until, Timer::Held(id));
-        }
-        if let Some(stall) = self.policy.stall_timeout {
-            // Only the common case; one armed under another setting finds nothing to do.
-            self.disarm(pull.progressed + stall, Timer::Stall(id));
-        }
+        self.held.remove(&pull.place());
         let key = &pull.call.key;
         if let Some(ids) = self.by_image.get_mut(&key.image) {
             ids.retain(|other| *other != id);
@@ -144,7 +172,6 @@ impl Core {
             progress: pull.progress,
             end,
         });
-        self.finished.truncate(HISTORY);
     }
 
     fn settle_lease(&mut self, image: &Arc<str>, lease: String, done: bool, now: Now, fx: &mut Vec<Effect>) {
@@ -156,20 +183,31 @@ impl Core {
             return;
         }
         let at = now.mono + self.policy.progress_retention;
-        self.keep_lease(lease.clone(), at);
+        self.keep_lease(lease.clone(), image.clone(), at);
         let expires_unix_ms = now.unix_ms_at(at);
-        fx.push(Effect::Persist(Write::PutLease(KeptLease { lease, image: image.to_string(), expires_unix_ms })));
+        fx.push(Effect::Persist(Write::PutLease(KeptLease {
+            lease,
+            image: image.to_string(),
+            expires_unix_ms,
+        })));
+        if self.kept.len() > MOST_KEPT
+            && let Some(first) =
+                self.kept.iter().min_by_key(|(_, (at, _))| *at).map(|(lease, _)| lease.clone())
+        {
+            self.lease_expired(first, fx);
+        }
     }
 
-    pub(super) fn keep_lease(&mut self, lease: String, at: Duration) {
-        if let Some(before) = self.kept.insert(lease.clone(), at) {
+    pub(super) fn keep_lease(&mut self, lease: String, image: Arc<str>, at: Duration) {
+        if let Some((before, _)) = self.kept.insert(lease.clone(), (at, image)) {
             self.disarm(before, Timer::LeaseExpiry(lease.clone()));
         }
         self.arm(at, Timer::LeaseExpiry(lease));
     }
 
     pub(super) fn lease_expired(&mut self, lease: String, fx: &mut Vec<Effect>) {
-        if self.kept.remove(&lease).is_some() {
+        if let Some((at, _)) = self.kept.remove(&lease) {
+            self.disarm(at, Timer::LeaseExpiry(lease.clone()));
             fx.push(Effect::DropLease(lease.clone()));
             fx.push(Effect::Persist(Write::DeleteLease(lease)));
         }
@@ -185,15 +223,32 @@ impl Core {
     }
 
     pub(super) fn pause_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
-        if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Pausing { until }) if *until <= now.mono)
+        if !matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Pausing { until }) if *until <= now.mono)
         {
+            return;
+        }
+        if !matches!(self.health, Health::Up(_)) {
+            self.pause(id, now);
+        } else if self.over_limit(id) {
+            self.back_to_queue(id, now, fx);
+        } else {
             self.ask_runtime(id, now, fx);
         }
     }
 
+    /// Whether more pulls hold slots than the limit allows now, this one among them: it was lowered,
+    /// or the runtime does not keep it any more.
+    fn over_limit(&self, id: PullId) -> bool {
+        let limit = self.own_limit();
+        limit > 0
+            && self.counted > limit
+            && self.pulls.get(&id).is_some_and(|pull| pull.lane == Some(Lane::Counted))
+    }
+
     pub(super) fn held_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Held { .. })) {
-            let text = format!("nobody came back with credentials for {}; its place is given up", self.name_of(id));
+            let text =
+                format!("nobody came back with credentials for {}; its place is given up", self.name_of(id));
             fx.push(Effect::Note(Note { warn: true, text }));
             self.end(id, End::Cancelled, now, fx);
         }
@@ -201,50 +256,50 @@ impl Core {
 
     pub(super) fn runtime_up(&mut self, capabilities: Capabilities, now: Now, fx: &mut Vec<Effect>) {
         let was_up = matches!(self.health, Health::Up(_));
+        let had_leases = matches!(self.health, Health::Up(Capabilities { leases: true, .. }));
         self.health = Health::Up(capabilities);
-        if !was_up && capabilities.leases {
+        if !had_leases && capabilities.leases {
             let mut keep: std::collections::BTreeSet<String> = self.kept.keys().cloned().collect();
             keep.extend(self.pulls.values().filter_map(|pull| pull.lease.clone()));
             fx.push(Effect::ReapLeases(keep.into_iter().collect()));
         }
-        let mut lost: Vec<(u64, PullId, Duration)> = self
-            .pulls
-            .values()
-            .filter_map(|pull| match pull.stage {
-                Stage::Lost { until, .. } => Some((pull.order, pull.id, until)),
-                _ => None,
-            })
-            .collect();
-        lost.sort_unstable();
-        for (_, id, until) in lost {
-            self.disarm(until, Timer::Lost(id));
-            self.ask_runtime(id, now, fx);
-        }
+        self.ask_lost_again(now, fx);
         if !was_up {
             self.forget_outage(now, fx);
+        }
+    }
+
+    /// Lost pulls go on, the first ones first; those that the limit has no room for any more (it was
+    /// lowered, or another runtime came back that does not keep it) wait at their place.
+    fn ask_lost_again(&mut self, now: Now, fx: &mut Vec<Effect>) {
+        let is_lost =
+            |id: &PullId| self.pulls.get(id).is_some_and(|pull| matches!(pull.stage, Stage::Lost { .. }));
+        let lost: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).filter(is_lost).collect();
+        let mut again = Vec::new();
+        for id in lost.into_iter().rev() {
+            if self.over_limit(id) {
+                self.back_to_queue(id, now, fx);
+            } else {
+                again.push(id);
+            }
+        }
+        for id in again.into_iter().rev() {
+            self.ask_runtime(id, now, fx);
         }
     }
 
     /// Callers who were held for the runtime wait like all others from now on, and presence, which
     /// could not be asked for, can be.
     fn forget_outage(&mut self, now: Now, fx: &mut Vec<Effect>) {
-        let again = now.mono + self.policy.reject_interval * self.policy.reject_retries;
-        let mut timers = Vec::new();
         for (id, caller) in &mut self.callers {
             if let Some(at) = caller.hold.take() {
                 self.timers.remove(&(at, Timer::Hold(*id)));
             }
-            if let Some((at, why)) = &mut caller.give_up {
-                self.timers.remove(&(*at, Timer::GiveUp(*id)));
-                let until = match why {
-                    super::GiveUp::Rejected => again,
-                    super::GiveUp::QueueTime => now.mono + self.policy.max_queue_time.unwrap_or_default(),
-                };
-                *at = until;
-                timers.push((until, Timer::GiveUp(*id)));
-            }
         }
-        self.timers.extend(timers);
+        let callers: Vec<CallerId> = self.callers.keys().copied().collect();
+        for id in callers {
+            self.renew_patience(id, now);
+        }
         self.schedule(now, fx);
         let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
         for id in queued {
@@ -252,9 +307,12 @@ impl Core {
         }
     }
 
-    pub(super) fn runtime_down(&mut self, reason: String, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn runtime_down(&mut self, reason: String, fx: &mut Vec<Effect>) {
         if matches!(self.health, Health::Up(_)) {
-            fx.push(Effect::Note(Note { warn: true, text: format!("the container runtime is away: {reason}") }));
+            fx.push(Effect::Note(Note {
+                warn: true,
+                text: format!("the container runtime is away: {reason}"),
+            }));
         }
         self.health = Health::Down(reason);
         // Answers about presence will not come any more.
@@ -264,7 +322,6 @@ impl Core {
             }
         }
         self.present.clear();
-        let _ = now;
     }
 
     fn name_of(&self, id: PullId) -> String {

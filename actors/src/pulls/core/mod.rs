@@ -10,6 +10,7 @@
 //! place, and cannot start before a caller brings some.
 
 mod finish;
+mod reentry;
 mod requests;
 mod restore;
 mod schedule;
@@ -18,6 +19,10 @@ mod view;
 
 mod queue;
 
+#[cfg(test)]
+mod life_tests;
+#[cfg(test)]
+mod limit_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -32,9 +37,8 @@ use std::{
 };
 
 use queue::{Place, Queue};
-pub use types::{
-    Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal,
-};
+use reentry::Reentry;
+pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal};
 
 use super::{
     record::Write,
@@ -69,13 +73,22 @@ enum Presence {
 
 #[derive(Debug, Clone)]
 enum Stage {
-    Queued { presence: Presence },
+    Queued {
+        presence: Presence,
+    },
     Running,
     /// Lost with its runtime; keeps its slot, and the reply in case the runtime stays away.
-    Lost { reply: Arc<PullReply>, until: Duration },
+    Lost {
+        reply: Arc<PullReply>,
+        until: Duration,
+    },
     /// Refused by the runtime's own limit; keeps its (uncounted) slot.
-    Pausing { until: Duration },
-    Held { until: Duration },
+    Pausing {
+        until: Duration,
+    },
+    Held {
+        until: Duration,
+    },
 }
 
 #[derive(Debug)]
@@ -92,13 +105,17 @@ struct Pull {
     losses: u32,
     requested: Now,
     started: Option<Now>,
-    /// The loosest pull option among its callers; `None`: one of them has none.
-    cap: Option<u32>,
+    /// How many of its callers brought which pull option.
+    options: BTreeMap<Option<u32>, usize>,
     lease: Option<String>,
     with_credentials: bool,
     resumed: bool,
-    /// Nobody wants it since: it is cancelled then.
+    /// Nobody wants it any more: it is cancelled then.
     cancel_at: Option<Duration>,
+    /// When it is looked at whether it stalls.
+    stall_at: Option<Duration>,
+    /// Until when it may run beside the limit.
+    lane_until: Option<Duration>,
     progress: Option<Progress>,
     progressed: Duration,
     rate: view::Rate,
@@ -112,6 +129,33 @@ impl Pull {
     fn is_queued(&self) -> bool {
         matches!(self.stage, Stage::Queued { .. })
     }
+
+    /// The loosest pull option among its callers; `None`: one of them has none, or there is none.
+    fn cap(&self) -> Option<u32> {
+        if self.options.contains_key(&None) {
+            None
+        } else {
+            self.options.keys().next_back().copied().flatten()
+        }
+    }
+
+    /// Its own timers, not those of its callers.
+    fn timers(&self) -> impl Iterator<Item = (Duration, Timer)> + use<> {
+        let of_stage = match self.stage {
+            Stage::Lost { until, .. } => Some((until, Timer::Lost(self.id))),
+            Stage::Pausing { until } => Some((until, Timer::Pause(self.id))),
+            Stage::Held { until } => Some((until, Timer::Held(self.id))),
+            Stage::Queued { .. } | Stage::Running => None,
+        };
+        [
+            of_stage,
+            self.cancel_at.map(|at| (at, Timer::Grace(self.id))),
+            self.stall_at.map(|at| (at, Timer::Stall(self.id))),
+            self.lane_until.map(|at| (at, Timer::PresentLane(self.id))),
+        ]
+        .into_iter()
+        .flatten()
+    }
 }
 
 #[derive(Debug)]
@@ -119,6 +163,7 @@ struct Caller {
     pull: PullId,
     since: Duration,
     pod: Option<Pod>,
+    option: Option<u32>,
     deadline: Option<Duration>,
     /// In reject mode, or with `max_queue_time`: until when it waits in the queue.
     give_up: Option<(Duration, GiveUp)>,
@@ -142,7 +187,7 @@ enum Timer {
     Lost(PullId),
     Pause(PullId),
     Stall(PullId),
-    PresentLane(PullId, u32),
+    PresentLane(PullId),
     LeaseExpiry(String),
 }
 
@@ -172,14 +217,19 @@ pub struct Core {
     queue: Queue,
     /// Queued pulls whose image is there, waiting for a slot beside the limit.
     present: BTreeSet<Place>,
+    /// Pulls that hold a slot, of either lane.
+    slots: BTreeSet<Place>,
+    /// Places kept for callers who bring credentials.
+    held: BTreeSet<Place>,
     counted: u32,
     present_running: u32,
     by_registry: HashMap<Arc<str>, u32>,
     timers: BTreeSet<(Duration, Timer)>,
-    /// Places of failed pulls, by pod UID and image, and until when they are kept.
-    reentry: HashMap<(String, Arc<str>), (u64, Duration)>,
-    /// Leases of pulls that ended without success, and when they expire.
-    kept: BTreeMap<String, Duration>,
+    /// Places of failed pulls, for another try of the same pod.
+    reentry: Reentry,
+    /// Leases of pulls that ended without success: when they expire, and their image.
+    kept: BTreeMap<String, (Duration, Arc<str>)>,
+    /// The newest first: the last [`HISTORY`], and all that ended in the event handled last.
     finished: VecDeque<FinishedPull>,
     /// How many pulls ended.
     ended: u64,
@@ -203,11 +253,13 @@ impl Core {
             by_image: HashMap::new(),
             queue: Queue::default(),
             present: BTreeSet::new(),
+            slots: BTreeSet::new(),
+            held: BTreeSet::new(),
             counted: 0,
             present_running: 0,
             by_registry: HashMap::new(),
             timers: BTreeSet::new(),
-            reentry: HashMap::new(),
+            reentry: Reentry::default(),
             kept: BTreeMap::new(),
             finished: VecDeque::new(),
             ended: 0,
@@ -219,18 +271,21 @@ impl Core {
     /// The one way in: what happens, and when. Returns what to do about it.
     pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         let mut fx = Vec::new();
+        self.finished.truncate(HISTORY);
         match event {
             Event::Request { caller, call, patience } => self.request(caller, call, patience, now, &mut fx),
             Event::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
-            Event::Presence { pull, present } => self.presence(pull, present, &mut fx),
-            Event::Finished { pull, attempt, outcome } => self.attempt_ended(pull, attempt, outcome, now, &mut fx),
+            Event::Presence { pull, present } => self.presence(pull, present),
+            Event::Finished { pull, attempt, outcome } => {
+                self.attempt_ended(pull, attempt, outcome, now, &mut fx)
+            }
             Event::Progress { pull, progress } => self.progressed(pull, progress, now, &mut fx),
             Event::RuntimeUp(capabilities) => self.runtime_up(capabilities, now, &mut fx),
-            Event::RuntimeDown(reason) => self.runtime_down(reason, now, &mut fx),
-            Event::Configure(policy) => self.configure(*policy, &mut fx),
+            Event::RuntimeDown(reason) => self.runtime_down(reason, &mut fx),
+            Event::Configure(policy) => self.configure(*policy, now, &mut fx),
             Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
             Event::Tick => self.tick(now, &mut fx),
-            Event::Drain => self.drain(now, &mut fx),
+            Event::Drain => self.drain(&mut fx),
         }
         self.schedule(now, &mut fx);
         fx
@@ -251,7 +306,7 @@ impl Core {
     /// Whether anything runs that a stopping agent should wait for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.pulls.values().all(|pull| pull.lane.is_none())
+        self.slots.is_empty()
     }
 
     fn tick(&mut self, now: Now, fx: &mut Vec<Effect>) {
@@ -268,19 +323,26 @@ impl Core {
                 Timer::Lost(pull) => self.lost_over(pull, now, fx),
                 Timer::Pause(pull) => self.pause_over(pull, now, fx),
                 Timer::Stall(pull) => self.stall_due(pull, now, fx),
-                Timer::PresentLane(pull, attempt) => self.present_lane_over(pull, attempt, fx),
+                Timer::PresentLane(pull) => self.present_lane_over(pull, now, fx),
                 Timer::LeaseExpiry(lease) => self.lease_expired(lease, fx),
             }
         }
     }
 
-    fn configure(&mut self, policy: Policy, fx: &mut Vec<Effect>) {
+    fn configure(&mut self, policy: Policy, now: Now, fx: &mut Vec<Effect>) {
         if policy.limit != self.policy.limit && self.limit_override.take().is_some() {
             // The newest word counts, whoever spoke it.
             fx.push(Effect::Persist(Write::Limit(None)));
         }
         let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);
+        let watch = policy.stall_timeout != self.policy.stall_timeout;
         self.policy = policy;
+        if watch {
+            let slots: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).collect();
+            for id in slots {
+                self.watch_stall(id, now);
+            }
+        }
         if reclass {
             let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
             for id in queued {
@@ -299,7 +361,7 @@ impl Core {
         fx.push(Effect::Note(Note { warn: false, text }));
     }
 
-    fn drain(&mut self, now: Now, fx: &mut Vec<Effect>) {
+    fn drain(&mut self, fx: &mut Vec<Effect>) {
         self.draining = true;
         let waiting: Vec<CallerId> = self
             .callers
@@ -310,9 +372,9 @@ impl Core {
         for caller in waiting {
             self.refuse(caller, Refusal::Stopping, fx);
         }
-        let text = format!("stopping: {} pulls go on, {} keep their place", self.counted, self.queue.len());
+        let waiting = self.queue.len() + self.held.len();
+        let text = format!("stopping: {} pulls go on, {waiting} keep their place", self.slots.len());
         fx.push(Effect::Note(Note { warn: false, text }));
-        let _ = now;
     }
 
     fn limit(&self) -> u32 {
@@ -338,37 +400,19 @@ impl Core {
         self.timers.remove(&(at, timer));
     }
 
-    /// Ids in `by_image` for an image, without the borrow.
-    fn of_image(&self, image: &Arc<str>) -> Vec<PullId> {
-        self.by_image.get(image).cloned().unwrap_or_default()
+    /// Stops every timer of a pull, but not those of its callers.
+    fn disarm_pull(&mut self, id: PullId) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        for timer in pull.timers() {
+            self.timers.remove(&timer);
+        }
+        (pull.cancel_at, pull.stall_at, pull.lane_until) = (None, None, None);
     }
 
     /// Whether any live pull needs this lease.
     fn lease_in_use(&self, image: &Arc<str>, lease: &str) -> bool {
-        self.by_image
-            .get(image)
-            .is_some_and(|ids| ids.iter().any(|id| self.pulls.get(id).is_some_and(|p| p.lease.as_deref() == Some(lease))))
-    }
-
-    /// Everything that must hold between two events; for tests.
-    #[cfg(test)]
-    fn check(&self) {
-        let lane = |lane| self.pulls.values().filter(|pull| pull.lane == Some(lane)).count();
-        assert_eq!(self.counted as usize, lane(Lane::Counted), "counted slots");
-        assert_eq!(self.present_running as usize, lane(Lane::Present), "present slots");
-        let by_registry: u32 = self.by_registry.values().sum();
-        assert_eq!(by_registry, self.counted, "slots by registry");
-        let queued: std::collections::HashSet<PullId> = self.pulls.values().filter(|p| p.is_queued()).map(|p| p.id).collect();
-        assert_eq!(queued, self.queue.places().map(|(_, id)| id).collect(), "queue");
-        for (id, caller) in &self.callers {
-            let pull = self.pulls.get(&caller.pull).expect("a caller's pull exists");
-            assert!(pull.callers.contains(id), "a pull knows its callers");
-        }
-        let callers: usize = self.pulls.values().map(|pull| pull.callers.len()).sum();
-        assert_eq!(callers, self.callers.len(), "callers");
-        let by_image: usize = self.by_image.values().map(Vec::len).sum();
-        assert_eq!(by_image, self.pulls.len(), "index by image");
-        assert!(self.by_key.values().all(|id| self.pulls.contains_key(id)), "index by key");
-        assert!(self.present.iter().all(|(_, id)| queued.contains(id)), "present are queued");
+        self.by_image.get(image).is_some_and(|ids| {
+            ids.iter().any(|id| self.pulls.get(id).is_some_and(|p| p.lease.as_deref() == Some(lease)))
+        })
     }
 }

@@ -5,7 +5,7 @@
 //! so finding the next one looks at the head of each class and not at every pull.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -25,35 +25,46 @@ pub(super) type Place = (u64, PullId);
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    classes: HashMap<Class, BTreeMap<Place, PullId>>,
+    classes: HashMap<Class, BTreeSet<Place>>,
     places: BTreeMap<Place, Class>,
+    /// The first of each class.
+    heads: BTreeMap<Place, Class>,
 }
 
 impl Queue {
     pub(super) fn insert(&mut self, place: Place, class: Class) {
         self.remove(place);
-        self.classes.entry(class.clone()).or_default().insert(place, place.1);
+        let of_class = self.classes.entry(class.clone()).or_default();
+        let head = of_class.first().copied();
+        of_class.insert(place);
+        if head.is_none_or(|head| place < head) {
+            if let Some(head) = head {
+                self.heads.remove(&head);
+            }
+            self.heads.insert(place, class.clone());
+        }
         self.places.insert(place, class);
     }
 
     pub(super) fn remove(&mut self, place: Place) -> bool {
         let Some(class) = self.places.remove(&place) else { return false };
-        if let Some(of_class) = self.classes.get_mut(&class) {
-            of_class.remove(&place);
-            if of_class.is_empty() {
-                self.classes.remove(&class);
-            }
+        let Some(of_class) = self.classes.get_mut(&class) else { return true };
+        of_class.remove(&place);
+        let next = of_class.first().copied();
+        if next.is_none() {
+            self.classes.remove(&class);
+        }
+        if self.heads.remove(&place).is_some()
+            && let Some(next) = next
+        {
+            self.heads.insert(next, class);
         }
         true
     }
 
     /// The first pull of a class that `may_start` agrees to.
     pub(super) fn next(&self, may_start: impl Fn(&Class) -> bool) -> Option<Place> {
-        self.classes
-            .iter()
-            .filter(|(class, _)| may_start(class))
-            .filter_map(|(_, of_class)| of_class.keys().next().copied())
-            .min()
+        self.heads.iter().find(|(_, class)| may_start(class)).map(|(place, _)| *place)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -102,5 +113,31 @@ mod tests {
         assert_eq!(queue.len(), 1);
         assert_eq!(queue.next(|class| class.cap.is_some()), None);
         assert_eq!(queue.next(|class| class.cap.is_none()), Some((1, PullId(1))));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn next_is_what_a_walk_over_all_would_find(
+            steps in proptest::collection::vec((0_u64..12, 0_usize..3, proptest::bool::ANY), 0..60),
+        ) {
+            let names = ["a", "b", "c"];
+            let mut queue = Queue::default();
+            let mut model = BTreeMap::new();
+            for (order, of, insert) in steps {
+                let place = (order, PullId(order));
+                if insert {
+                    queue.insert(place, class(names[of], None));
+                    model.insert(place, class(names[of], None));
+                } else {
+                    proptest::prop_assert_eq!(queue.remove(place), model.remove(&place).is_some());
+                }
+                for closed in names {
+                    let expect = model.iter().find(|(_, class)| &*class.registry != closed);
+                    let next = queue.next(|class| &*class.registry != closed);
+                    proptest::prop_assert_eq!(next, expect.map(|(place, _)| *place));
+                }
+                proptest::prop_assert_eq!(queue.places().collect::<Vec<_>>(), model.keys().copied().collect::<Vec<_>>());
+            }
+        }
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Owns: joining and making pulls, the patience of callers, and what their leaving means.
 
-use std::{cmp::Ordering, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
-    Caller, CallerId, Core, Effect, End, GiveUp, Health, Presence, Pull, PullId, Refusal, Stage, Timer, types::Answer,
+    Caller, CallerId, Core, Effect, End, GiveUp, Health, Presence, Pull, PullId, Refusal, Stage, Timer,
+    types::Answer,
 };
 use crate::{
     clock::Now,
@@ -34,17 +35,14 @@ impl Core {
         }
         let option = if self.policy.obey_option { call.option } else { None };
         let pod = call.pod.clone();
-        let (pull, new) = match self.joinable(&call) {
-            Some(pull) => {
-                self.join(pull, call, option);
-                (pull, false)
-            }
-            None => (self.create(call, option, now), true),
+        let (pull, news) = match self.joinable(&call) {
+            Some(pull) => (pull, self.join(pull, call)),
+            None => (self.create(call, now), true),
         };
         self.add_caller(caller, pull, pod, option, patience, now);
         self.schedule(now, fx);
-        if new {
-            self.settle_new(pull, fx);
+        if news {
+            self.settle(pull, fx);
         }
     }
 
@@ -57,38 +55,32 @@ impl Core {
         {
             return Some(*id);
         }
+        call.key.credentials?;
         let held = |id: &&PullId| {
             self.pulls.get(id).is_some_and(|pull| {
                 matches!(pull.stage, Stage::Held { .. }) && pull.call.key.handler == call.key.handler
             })
         };
-        call.key.credentials?;
         self.by_image.get(&call.key.image)?.iter().find(held).copied()
     }
 
-    fn join(&mut self, id: PullId, call: Arc<PullCall>, option: Option<u32>) {
-        let Some(pull) = self.pulls.get_mut(&id) else { return };
+    /// Somebody wants the pull (again). Says whether a held place was taken up.
+    fn join(&mut self, id: PullId, call: Arc<PullCall>) -> bool {
+        let Some(pull) = self.pulls.get_mut(&id) else { return false };
         if let Some(at) = pull.cancel_at.take() {
             self.timers.remove(&(at, Timer::Grace(id)));
         }
-        pull.cap = match (pull.cap, option) {
-            (Some(a), Some(b)) if !pull.callers.is_empty() => Some(a.max(b)),
-            (_, option) if pull.callers.is_empty() => option,
-            _ => None,
-        };
-        if let Stage::Held { until } = pull.stage {
-            pull.stage = Stage::Queued { presence: Presence::Unasked };
-            pull.call = call;
-            let key = pull.call.key.clone();
-            self.timers.remove(&(until, Timer::Held(id)));
-            self.by_key.insert(key, id);
-        }
-        if self.pulls.get(&id).is_some_and(Pull::is_queued) {
-            self.enqueue(id);
-        }
+        let Stage::Held { until } = pull.stage else { return false };
+        pull.stage = Stage::Queued { presence: Presence::Unasked };
+        pull.call = call;
+        self.held.remove(&pull.place());
+        self.timers.remove(&(until, Timer::Held(id)));
+        self.by_key.entry(pull.call.key.clone()).or_insert(id);
+        self.enqueue(id);
+        true
     }
 
-    fn create(&mut self, call: Arc<PullCall>, option: Option<u32>, now: Now) -> PullId {
+    fn create(&mut self, call: Arc<PullCall>, now: Now) -> PullId {
         let id = PullId(self.next_id);
         self.next_id += 1;
         // Ids start above every order that was ever given, so that id and order compare.
@@ -104,10 +96,12 @@ impl Core {
             losses: 0,
             requested: now,
             started: None,
-            cap: option,
+            options: BTreeMap::new(),
             lease: None,
             resumed: false,
             cancel_at: None,
+            stall_at: None,
+            lane_until: None,
             progress: None,
             progressed: now.mono,
             rate: super::view::Rate::default(),
@@ -121,16 +115,16 @@ impl Core {
     pub(super) fn insert(&mut self, pull: Pull) {
         let id = pull.id;
         self.by_image.entry(pull.call.key.image.clone()).or_default().push(id);
-        if !matches!(pull.stage, Stage::Held { .. }) {
+        if matches!(pull.stage, Stage::Held { .. }) {
+            self.held.insert(pull.place());
+        } else {
             self.by_key.entry(pull.call.key.clone()).or_insert(id);
         }
         self.pulls.insert(id, pull);
     }
 
     fn reentry_order(&mut self, call: &PullCall, now: Now) -> Option<u64> {
-        let uid = call.pod.as_ref()?.uid.clone();
-        let (order, until) = self.reentry.remove(&(uid, call.key.image.clone()))?;
-        (until.cmp(&now.mono) == Ordering::Greater).then_some(order)
+        self.reentry.take(&call.pod.as_ref()?.uid, &call.key.image, now.mono)
     }
 
     fn add_caller(
@@ -142,6 +136,7 @@ impl Core {
         patience: Option<Duration>,
         now: Now,
     ) {
+        // Whoever brings the pull option asked for a limit of its own, and to hear when it is reached.
         let give_up = if self.policy.reject || option.is_some() {
             Some((now.mono + self.policy.reject_interval * self.policy.reject_retries, GiveUp::Rejected))
         } else {
@@ -158,14 +153,15 @@ impl Core {
         if let Some(at) = hold {
             self.arm(at, Timer::Hold(id));
         }
-        self.callers.insert(id, Caller { pull, since: now.mono, pod, deadline, give_up, hold });
-        if let Some(pull) = self.pulls.get_mut(&pull) {
+        self.callers.insert(id, Caller { pull, since: now.mono, pod, option, deadline, give_up, hold });
+        self.change_callers(pull, |pull| {
             pull.callers.insert(id);
-        }
+            *pull.options.entry(option).or_default() += 1;
+        });
     }
 
-    /// A new pull that could not start: write it down, and see whether its image is there already.
-    fn settle_new(&mut self, id: PullId, fx: &mut Vec<Effect>) {
+    /// A pull that could not start: write it down, and see whether its image is there already.
+    fn settle(&mut self, id: PullId, fx: &mut Vec<Effect>) {
         if self.pulls.get(&id).is_some_and(Pull::is_queued) {
             self.persist(id, fx);
             self.ask_presence(id, fx);
@@ -185,7 +181,7 @@ impl Core {
         }
     }
 
-    pub(super) fn presence(&mut self, id: PullId, present: Option<bool>, fx: &mut Vec<Effect>) {
+    pub(super) fn presence(&mut self, id: PullId, present: Option<bool>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         let place = pull.place();
         if let Stage::Queued { presence } = &mut pull.stage
@@ -200,7 +196,6 @@ impl Core {
                 self.present.insert(place);
             }
         }
-        let _ = fx;
     }
 
     pub(super) fn caller_left(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
@@ -221,10 +216,26 @@ impl Core {
         if let Some(at) = caller.hold {
             self.disarm(at, Timer::Hold(id));
         }
-        if let Some(pull) = self.pulls.get_mut(&caller.pull) {
+        self.change_callers(caller.pull, |pull| {
             pull.callers.remove(&id);
-        }
+            if let Some(count) = pull.options.get_mut(&caller.option) {
+                *count -= 1;
+                if *count == 0 {
+                    pull.options.remove(&caller.option);
+                }
+            }
+        });
         Some(caller.pull)
+    }
+
+    /// Changes who waits for a pull; its place in the queue follows the option that results.
+    fn change_callers(&mut self, id: PullId, change: impl FnOnce(&mut Pull)) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        let before = pull.cap();
+        change(pull);
+        if pull.cap() != before && pull.is_queued() {
+            self.enqueue(id);
+        }
     }
 
     /// The last caller gone: a waiting pull is forgotten, a running one gets the grace period.
@@ -249,7 +260,7 @@ impl Core {
         }
     }
 
-    fn cancel(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn cancel(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if let Some(pull) = self.pulls.get(&id)
             && matches!(pull.stage, Stage::Running)
         {
@@ -264,6 +275,7 @@ impl Core {
         let doing = match self.pulls.get(&caller.pull).map(|pull| &pull.stage) {
             Some(Stage::Running) => "running",
             Some(Stage::Lost { .. }) => "waiting for the container runtime",
+            Some(Stage::Pausing { .. }) => "held back by the container runtime's own limit",
             _ => "queued",
         };
         self.refuse_and_leave(id, Refusal::Deadline(waited, doing), now, fx);
@@ -272,29 +284,56 @@ impl Core {
     pub(super) fn give_up(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
         let Some(caller) = self.callers.get(&id) else { return };
         let Some(pull) = self.pulls.get(&caller.pull) else { return };
+        let waits = pull.is_queued() || matches!(pull.stage, Stage::Pausing { .. });
         // Time spent waiting for an absent runtime is not time spent in a full queue.
-        if !pull.is_queued() || !matches!(self.health, Health::Up(_)) {
+        if !waits || !matches!(self.health, Health::Up(_)) {
             return;
         }
         let waited = now.mono.saturating_sub(caller.since);
         let refusal = match caller.give_up {
             Some((_, GiveUp::QueueTime)) => Refusal::QueueTime(waited, self.queue.before(pull.place())),
-            _ => Refusal::TooMany {
-                running: self.counted,
-                limit: pull.cap.map_or(self.own_limit(), |cap| match self.own_limit() {
-                    0 => cap,
-                    own => own.min(cap),
-                }),
-                queued: self.queue.len(),
-                tries: self.policy.reject_retries + 1,
-                waited,
-            },
+            _ => {
+                let (running, limit) = self.reached(pull);
+                let tries = self.policy.reject_retries.saturating_add(1);
+                Refusal::TooMany { running, limit, queued: self.queue.len(), tries, waited }
+            }
         };
         self.refuse_and_leave(id, refusal, now, fx);
     }
 
+    /// The limit that keeps a pull waiting, and how many pulls in flight it counts.
+    fn reached(&self, pull: &Pull) -> (u32, u32) {
+        let of_registry = self.by_registry.get(pull.call.name.registry()).copied().unwrap_or(0);
+        let limit = match (self.limit(), pull.cap()) {
+            (0, cap) => cap,
+            (limit, cap) => Some(cap.map_or(limit, |cap| cap.min(limit))),
+        };
+        match limit {
+            Some(limit) if self.counted >= limit => (self.counted, limit),
+            _ if self.policy.per_registry > 0 => (of_registry, self.policy.per_registry),
+            limit => (self.counted, limit.unwrap_or(0)),
+        }
+    }
+
+    /// Gives callers whose time in the queue is over, or is not to count, all of it again.
+    pub(super) fn renew_patience(&mut self, id: CallerId, now: Now) {
+        let Some(caller) = self.callers.get_mut(&id) else { return };
+        let Some((at, why)) = &mut caller.give_up else { return };
+        let all = match why {
+            GiveUp::Rejected => self.policy.reject_interval * self.policy.reject_retries,
+            GiveUp::QueueTime => self.policy.max_queue_time.unwrap_or_default(),
+        };
+        self.timers.remove(&(*at, Timer::GiveUp(id)));
+        *at = now.mono + all;
+        self.timers.insert((*at, Timer::GiveUp(id)));
+    }
+
     pub(super) fn hold_over(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
         let Some(caller) = self.callers.get(&id) else { return };
+        // The call is out: the runtime may fail its probes and yet pull.
+        if self.pulls.get(&caller.pull).is_some_and(|pull| matches!(pull.stage, Stage::Running)) {
+            return;
+        }
         let reason = match &self.health {
             Health::Up(_) => return,
             Health::Down(reason) => reason.clone(),

@@ -2,11 +2,16 @@
 //!
 //! Owns: what a record means to an agent that has just started. Running pulls come first, then the
 //! queue, each in its old order. An anonymous pull goes on by itself; one with credentials is held
-//! for a caller who brings them. Leases of neither are left to the first reaping.
+//! for a caller who brings them. Leases that no record names are left to the first reaping. What the
+//! records say of their order stays, unless running pulls have to overtake; what changes is written.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use super::{Core, Effect, Health, Note, Presence, Pull, PullId, Stage, Timer, view::Rate};
+use super::{Core, Effect, Note, Presence, Pull, PullId, Stage, Timer, view::Rate};
 use crate::{
     clock::Now,
     pulls::{
@@ -14,6 +19,9 @@ use crate::{
         request::PullCall,
     },
 };
+
+/// Higher ones are no ids that an agent gave: the journal was written by somebody else.
+const MOST_ID: u64 = u64::MAX / 2;
 
 impl Core {
     /// Takes over what an earlier agent left. To be called once, on an empty core.
@@ -30,16 +38,18 @@ impl Core {
             let left = kept.expires_unix_ms.saturating_sub(now.unix_ms).max(0);
             // A wall clock that stepped back must not keep bytes longer than a fresh failure would.
             let left = Duration::from_millis(left.unsigned_abs()).min(self.policy.progress_retention);
-            self.keep_lease(kept.lease, now.mono + left);
+            self.keep_lease(kept.lease, kept.image.into(), now.mono + left);
         }
         records.sort_by_key(|record| {
             (record.state != RecordState::Running, record.order.unwrap_or(record.id), record.id)
         });
-        // Above every id, so that ids given from now on never collide with an old one's record.
-        self.next_id = records.iter().map(|record| record.id.saturating_add(1)).max().unwrap_or(1).max(self.next_id);
+        let order = |record: &PullRecord| record.order.unwrap_or(record.id);
+        let in_order = records.is_sorted_by_key(|record| (order(record), record.id));
         let (mut goes_on, mut held) = (0_u32, 0_u32);
-        for record in records {
-            match self.restore_one(&record, now) {
+        for (index, record) in records.into_iter().enumerate() {
+            // Counted from 0, an order is below the first id that a new pull will get.
+            let order = if in_order { order(&record) } else { index as u64 };
+            match self.restore_one(&record, order, now, &mut fx) {
                 Some(true) => goes_on += 1,
                 Some(false) => held += 1,
                 None => {
@@ -50,15 +60,22 @@ impl Core {
             }
         }
         if goes_on + held > 0 {
-            let text = format!("taken over from the journal: {goes_on} pulls go on, {held} wait for credentials");
+            let text =
+                format!("taken over from the journal: {goes_on} pulls go on, {held} wait for credentials");
             fx.push(Effect::Note(Note { warn: false, text }));
         }
         fx
     }
 
     /// `None`: refused; else whether it goes on without a caller.
-    fn restore_one(&mut self, record: &PullRecord, now: Now) -> Option<bool> {
-        if !self.policy.resume {
+    fn restore_one(
+        &mut self,
+        record: &PullRecord,
+        order: u64,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) -> Option<bool> {
+        if !self.policy.resume || record.id.max(order) > MOST_ID {
             return None;
         }
         let call = PullCall::rebuild(&record.image, &record.runtime_handler, record.pod.clone()).ok()?;
@@ -73,9 +90,9 @@ impl Core {
         } else {
             Stage::Queued { presence: Presence::Unasked }
         };
-        // Orders are given anew, in sequence, below the first id that a new pull will get: all that
-        // the journal knew stays before all that comes.
-        let order = self.pulls.len() as u64;
+        // Above every id and order: no id names two pulls, and what the journal knew stays before all
+        // that comes.
+        self.next_id = self.next_id.max(record.id.max(order) + 1);
         self.insert(Pull {
             id,
             order,
@@ -86,11 +103,13 @@ impl Core {
             losses: 0,
             requested: Now { mono: now.mono, unix_ms: record.requested_unix_ms },
             started: None,
-            cap: None,
+            options: BTreeMap::new(),
             lease: record.lease.clone(),
             with_credentials: record.with_credentials,
             resumed: true,
             cancel_at: None,
+            stall_at: None,
+            lane_until: None,
             progress: None,
             progressed: now.mono,
             rate: Rate::default(),
@@ -99,11 +118,9 @@ impl Core {
         if !record.with_credentials {
             self.enqueue(id);
         }
+        if self.pulls.get(&id).is_some_and(|pull| pull.record() != *record) {
+            self.persist(id, fx);
+        }
         Some(!record.with_credentials)
-    }
-
-    /// The runtime's state is not known any more (its actor restarted).
-    pub fn forget_runtime(&mut self) {
-        self.health = Health::Unknown;
     }
 }

@@ -17,13 +17,19 @@ use crate::{
     runtime::{Phase, Progress},
 };
 
+/// The least pause between two looks at whether a pull stalls.
+const STALL_PAUSE: Duration = Duration::from_millis(100);
+
 impl Core {
     /// Starts every queued pull that may start.
     pub(super) fn schedule(&mut self, now: Now, fx: &mut Vec<Effect>) {
         if self.draining || !matches!(self.health, Health::Up(_)) {
             return;
         }
-        while let Some((_, id)) = self.queue.next(|class| self.slot_free(class)) {
+        let limit = self.own_limit();
+        while (limit == 0 || self.counted < limit)
+            && let Some((_, id)) = self.queue.next(|class| self.slot_free(class))
+        {
             self.start(id, Lane::Counted, now, fx);
         }
         while self.present_running < self.policy.present_slots
@@ -44,8 +50,9 @@ impl Core {
     /// Puts a pull into the queue at its own place, in the class that the policy gives it.
     pub(super) fn enqueue(&mut self, id: PullId) {
         let Some(pull) = self.pulls.get(&id) else { return };
-        let registry = if self.policy.per_registry > 0 { pull.call.name.registry().clone() } else { Arc::from("") };
-        let class = Class { registry, cap: pull.cap };
+        let registry =
+            if self.policy.per_registry > 0 { pull.call.name.registry().clone() } else { Arc::from("") };
+        let class = Class { registry, cap: pull.cap() };
         self.queue.insert(pull.place(), class);
     }
 
@@ -58,8 +65,9 @@ impl Core {
         pull.lane = Some(lane);
         pull.lease = lease;
         pull.started.get_or_insert(now);
+        self.slots.insert(pull.place());
         if let Some(kept) = &pull.lease
-            && let Some(at) = self.kept.remove(kept)
+            && let Some((at, _)) = self.kept.remove(kept)
         {
             self.timers.remove(&(at, Timer::LeaseExpiry(kept.clone())));
             fx.push(Effect::Persist(Write::DeleteLease(kept.clone())));
@@ -76,19 +84,34 @@ impl Core {
 
     /// Asks the runtime for a pull that holds a slot, for the first time or again.
     pub(super) fn ask_runtime(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        self.disarm_pull(id);
         let option = self.option_to_pass(id);
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         pull.stage = Stage::Running;
         pull.attempts += 1;
         pull.progressed = now.mono;
-        let (attempt, call, lease, lane) = (pull.attempts, pull.call.clone(), pull.lease.clone(), pull.lane);
+        let (attempt, call, lease) = (pull.attempts, pull.call.clone(), pull.lease.clone());
+        if pull.lane == Some(Lane::Present) {
+            let until = now.mono + PRESENT_LANE_MAX;
+            pull.lane_until = Some(until);
+            self.timers.insert((until, Timer::PresentLane(id)));
+        }
         self.persist(id, fx);
         fx.push(Effect::Start { pull: id, attempt, call, lease, option });
-        if let Some(stall) = self.policy.stall_timeout {
-            self.arm(now.mono + stall, Timer::Stall(id));
+        self.watch_stall(id, now);
+    }
+
+    /// Sets the time to see whether a running pull stalls, as the settings want it now.
+    pub(super) fn watch_stall(&mut self, id: PullId, now: Now) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        if let Some(at) = pull.stall_at.take() {
+            self.timers.remove(&(at, Timer::Stall(id)));
         }
-        if lane == Some(Lane::Present) {
-            self.arm(now.mono + PRESENT_LANE_MAX, Timer::PresentLane(id, attempt));
+        if let (Stage::Running, Some(limit)) = (&pull.stage, self.policy.stall_timeout) {
+            let from = if pull.expects_bytes() { pull.progressed } else { now.mono };
+            let at = (from + limit).max(now.mono + STALL_PAUSE);
+            pull.stall_at = Some(at);
+            self.timers.insert((at, Timer::Stall(id)));
         }
     }
 
@@ -97,7 +120,7 @@ impl Core {
         if !self.runtime_enforces() {
             return None;
         }
-        let cap = self.pulls.get(&id).and_then(|pull| pull.cap);
+        let cap = self.pulls.get(&id).and_then(Pull::cap);
         match (self.limit(), cap) {
             (0, cap) => cap,
             (limit, Some(cap)) => Some(limit.min(cap)),
@@ -123,6 +146,7 @@ impl Core {
     /// Gives back the slot that a pull holds.
     pub(super) fn release_slot(&mut self, id: PullId) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
+        self.slots.remove(&pull.place());
         match pull.lane.take() {
             Some(Lane::Counted) => {
                 self.counted = self.counted.saturating_sub(1);
@@ -150,59 +174,68 @@ impl Core {
         pull.rate.add(now.mono, progress.bytes_done);
         pull.progress = Some(progress);
         if pull.lane == Some(Lane::Present) && progress.phase == Phase::Downloading {
-            self.leave_present_lane(id, fx);
+            self.leave_present_lane(id, now, fx);
         }
     }
 
-    pub(super) fn present_lane_over(&mut self, id: PullId, attempt: u32, fx: &mut Vec<Effect>) {
-        let still = |pull: &Pull| {
-            pull.lane == Some(Lane::Present) && pull.attempts == attempt && matches!(pull.stage, Stage::Running)
-        };
+    pub(super) fn present_lane_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        let still = |pull: &Pull| pull.lane == Some(Lane::Present) && matches!(pull.stage, Stage::Running);
         if self.pulls.get(&id).is_some_and(still) {
-            self.leave_present_lane(id, fx);
+            self.leave_present_lane(id, now, fx);
         }
     }
 
     /// The image was there, but its tag has moved on and layers are being fetched: it needs a slot
     /// like any other. None free: it goes back to its place; the lease keeps what it has.
-    fn leave_present_lane(&mut self, id: PullId, fx: &mut Vec<Effect>) {
-        let class = {
-            let Some(pull) = self.pulls.get(&id) else { return };
-            let registry = pull.call.name.registry().clone();
-            Class { registry, cap: pull.cap }
-        };
-        let free = self.slot_free(&class);
-        self.release_slot(id);
+    fn leave_present_lane(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
-        if free {
+        if let Some(at) = pull.lane_until.take() {
+            self.timers.remove(&(at, Timer::PresentLane(id)));
+        }
+        let class = Class { registry: pull.call.name.registry().clone(), cap: pull.cap() };
+        let (abandoned, attempt, name) =
+            (pull.cancel_at.is_some(), pull.attempts, pull.call.name.full().clone());
+        if self.slot_free(&class) {
+            self.release_slot(id);
+            let Some(pull) = self.pulls.get_mut(&id) else { return };
             pull.lane = Some(Lane::Counted);
+            self.slots.insert(pull.place());
             self.counted += 1;
             *self.by_registry.entry(class.registry).or_default() += 1;
-            return;
+        } else if abandoned {
+            self.cancel(id, now, fx);
+        } else {
+            fx.push(Effect::Cancel { pull: id, attempt });
+            let text = format!("{name} was present but is being fetched again; it waits for a slot");
+            fx.push(Effect::Note(Note { warn: false, text }));
+            self.back_to_queue(id, now, fx);
         }
-        fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
+    }
+
+    /// Takes the slot from a pull that does not run and puts it back at its place. Its callers' time
+    /// in the queue begins again: they did not spend it there.
+    pub(super) fn back_to_queue(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        self.disarm_pull(id);
+        self.release_slot(id);
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
         // Not asked again: the answer would be the same and would bring it back here.
         pull.stage = Stage::Queued { presence: Presence::Absent };
-        if let Some(at) = pull.cancel_at.take() {
-            self.timers.remove(&(at, Timer::Grace(id)));
+        for caller in pull.callers.clone() {
+            if self.draining {
+                self.refuse(caller, Refusal::Stopping, fx);
+            } else {
+                self.renew_patience(caller, now);
+            }
         }
-        let text = format!("{} was present but is being fetched again; it waits for a slot", pull.call.name.full());
-        fx.push(Effect::Note(Note { warn: false, text }));
         self.persist(id, fx);
         self.enqueue(id);
     }
 
     pub(super) fn stall_due(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.stall_timeout) else { return };
-        if !matches!(pull.stage, Stage::Running) {
-            return;
-        }
-        // Without readings nothing is known; while it unpacks no byte is expected.
-        let quiet = pull.progress.is_some_and(|progress| progress.phase != Phase::Unpacking);
         let idle = now.mono.saturating_sub(pull.progressed);
-        if !quiet || idle < limit {
-            let next = if quiet { pull.progressed + limit } else { now.mono + limit };
-            self.arm(next.max(now.mono + Duration::from_millis(100)), Timer::Stall(id));
+        if !matches!(pull.stage, Stage::Running) || !pull.expects_bytes() || idle < limit {
+            self.watch_stall(id, now);
             return;
         }
         let kept = if pull.lease.is_some() { "; what has arrived is kept for the next try" } else { "" };
@@ -217,6 +250,11 @@ impl Core {
 }
 
 impl Pull {
+    /// Without readings nothing is known; while it unpacks no byte is expected.
+    fn expects_bytes(&self) -> bool {
+        self.progress.is_some_and(|progress| progress.phase != Phase::Unpacking)
+    }
+
     pub(super) fn record(&self) -> PullRecord {
         PullRecord {
             id: self.id.0,

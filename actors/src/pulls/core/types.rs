@@ -248,13 +248,17 @@ pub enum Refusal {
     #[error("keelson is busy: the mailbox of {0} is full; ask again in a moment")]
     Busy(&'static str),
     /// `pulls.max_queue_time` is over.
-    #[error("the pull waited {0:?} in the queue, as long as pulls.max_queue_time allows; {1} pulls are before it")]
+    #[error(
+        "the pull waited {0:?} in the queue, as long as pulls.max_queue_time allows; {1} pulls are before it"
+    )]
     QueueTime(Duration, usize),
     /// The caller's own deadline.
     #[error("the caller's deadline passed after {0:?}, while the pull was {1}")]
     Deadline(Duration, &'static str),
     /// The runtime is away.
-    #[error("the container runtime is away and did not come back within {held:?} (cri.hold_timeout): {reason}")]
+    #[error(
+        "the container runtime is away and did not come back within {held:?} (cri.hold_timeout): {reason}"
+    )]
     RuntimeAway {
         /// For how long the caller was held.
         held: Duration,

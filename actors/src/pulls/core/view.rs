@@ -1,13 +1,13 @@
 //! How the pulls look from outside.
 //!
 //! Owns: the debug API's `PullList` and `Limit` as made from the core, and the download rate.
-//! O(running + listed): a queue of ten thousand is counted, not walked.
+//! Each call costs by what it shows: a queue of ten thousand is counted, not walked.
 
 use std::{collections::VecDeque, time::Duration};
 
 use keelson_proto::debug as pb;
 
-use super::{Core, End, FinishedPull, Health, Lane, Pull, PullId, Stage};
+use super::{Core, End, FinishedPull, HISTORY, Health, Lane, Pull, PullId, Stage};
 use crate::{
     clock::Now,
     pulls::record::{KeptLease, Write},
@@ -25,7 +25,9 @@ impl Rate {
 
     pub(super) fn add(&mut self, at: Duration, bytes: u64) {
         self.readings.push_back((at, bytes));
-        while self.readings.len() > 2 && self.readings.front().is_some_and(|(first, _)| *first + Self::WINDOW < at) {
+        while self.readings.len() > 2
+            && self.readings.front().is_some_and(|(first, _)| *first + Self::WINDOW < at)
+        {
             self.readings.pop_front();
         }
     }
@@ -52,7 +54,9 @@ impl Core {
         let by_runtime = self.runtime_enforces();
         let note = match (wanted && !by_runtime, &self.health) {
             (false, _) => "",
-            (true, Health::Up(_)) => "the runtime does not say that it obeys the pull option; the agent keeps the limit",
+            (true, Health::Up(_)) => {
+                "the runtime does not say that it obeys the pull option; the agent keeps the limit"
+            }
             (true, _) => "the runtime is away; the agent keeps the limit until it says what it can do",
         };
         pb::Limit {
@@ -69,16 +73,12 @@ impl Core {
     /// Running pulls, the head of the queue, and what ended last.
     #[must_use]
     pub fn list(&self, max_queued: usize, now: Now) -> pb::PullList {
-        let mut running: Vec<&Pull> = self.pulls.values().filter(|pull| pull.lane.is_some()).collect();
-        running.sort_by_key(|pull| pull.place());
-        let mut pulls: Vec<pb::Pull> = running.into_iter().map(|pull| self.show(pull, 0, now)).collect();
+        let show = |id: &PullId, position| self.pulls.get(id).map(|pull| self.show(pull, position, now));
+        let mut pulls: Vec<pb::Pull> = self.slots.iter().filter_map(|(_, id)| show(id, 0)).collect();
         for (index, (_, id)) in self.queue.places().take(max_queued).enumerate() {
-            pulls.extend(self.pulls.get(&id).map(|pull| self.show(pull, narrow(index + 1), now)));
+            pulls.extend(show(&id, narrow(index + 1)));
         }
-        let held = self.pulls.values().filter(|pull| matches!(pull.stage, Stage::Held { .. }));
-        let mut held: Vec<&Pull> = held.collect();
-        held.sort_by_key(|pull| pull.place());
-        pulls.extend(held.into_iter().take(max_queued).map(|pull| self.show(pull, 0, now)));
+        pulls.extend(self.held.iter().take(max_queued).filter_map(|(_, id)| show(id, 0)));
         let (runtime_health, runtime_error) = match &self.health {
             Health::Unknown => ("unknown", ""),
             Health::Up(_) => ("up", ""),
@@ -89,9 +89,11 @@ impl Core {
             running: self.counted,
             queued: narrow(self.queue.len()),
             callers: narrow(self.callers.len()),
-            oldest_wait_ms: self.oldest_wait(now).map_or(0, |wait| i64::try_from(wait.as_millis()).unwrap_or(0)),
+            oldest_wait_ms: self
+                .oldest_wait(now)
+                .map_or(0, |wait| i64::try_from(wait.as_millis()).unwrap_or(0)),
             pulls,
-            finished: self.finished.iter().map(show_finished).collect(),
+            finished: self.finished.iter().take(HISTORY).map(show_finished).collect(),
             runtime_health: runtime_health.into(),
             runtime_error: runtime_error.into(),
         }
@@ -111,7 +113,7 @@ impl Core {
             running: self.counted,
             present: self.present_running,
             queued: narrow(self.queue.len()),
-            held: narrow(self.pulls.len()) - narrow(self.queue.len()) - self.counted - self.present_running,
+            held: narrow(self.held.len()),
             callers: narrow(self.callers.len()),
             limit: self.limit(),
         }
@@ -123,7 +125,7 @@ impl Core {
         self.ended
     }
 
-    /// Those of the last twenty that ended after the first `ended` ones.
+    /// Those of the last event, and of the twenty before, that ended after the first `ended` ones.
     pub fn finished_since(&self, ended: u64) -> impl Iterator<Item = &FinishedPull> {
         let new = usize::try_from(self.ended.saturating_sub(ended)).unwrap_or(usize::MAX);
         self.finished.iter().take(new)
@@ -151,9 +153,9 @@ impl Core {
     #[must_use]
     pub fn truth(&self, now: Now) -> Vec<Write> {
         let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
-        let leases = self.kept.iter().map(|(lease, at)| {
+        let leases = self.kept.iter().map(|(lease, (at, image))| {
             let expires_unix_ms = now.unix_ms_at(*at);
-            Write::PutLease(KeptLease { lease: lease.clone(), image: String::new(), expires_unix_ms })
+            Write::PutLease(KeptLease { lease: lease.clone(), image: image.to_string(), expires_unix_ms })
         });
         pulls.chain(leases).chain([Write::Limit(self.limit_override)]).collect()
     }
@@ -169,7 +171,12 @@ impl Core {
             callers: narrow(pull.callers.len()),
             attempts: pull.attempts,
             with_credentials: pull.with_credentials,
-            pod: pull.call.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default(),
+            pod: pull
+                .call
+                .pod
+                .as_ref()
+                .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                .unwrap_or_default(),
             requested_unix_ms: pull.requested.unix_ms,
             started_unix_ms: pull.started.map_or(0, |at| at.unix_ms),
             finished_unix_ms: 0,
@@ -178,9 +185,12 @@ impl Core {
                 show_progress(progress, pull.rate.per_second(now.mono), idle)
             }),
             error: match &pull.stage {
-                Stage::Lost { reply, .. } => {
-                    reply.result.as_ref().err().map(|status| pull.call.scrub(&status.message)).unwrap_or_default()
-                }
+                Stage::Lost { reply, .. } => reply
+                    .result
+                    .as_ref()
+                    .err()
+                    .map(|status| pull.call.scrub(&status.message))
+                    .unwrap_or_default(),
                 _ => String::new(),
             },
             resumed: pull.resumed,

@@ -44,8 +44,15 @@ const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
 const STREAM_WINDOW: u32 = 1024 * 1024;
 /// Flow-control window of a connection.
 const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
+/// How long a client may take to say that it speaks HTTP/2.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The largest block of headers, as in grpc-go.
-const MAX_HEADERS: u32 = 16 * 1024 * 1024;
+pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
+
+/// Cancelled calls that are remembered, so that frames which cross the cancellation are known for late.
+const LATE_CALLS: usize = 1024;
+/// h2's allowance for small DATA frames that wait to be read, at up to 256 each: 256 thousand of them.
+const SMALL_FRAMES: usize = 64 * 1024 * 1024;
 
 /// What can change while the front runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,14 +100,16 @@ impl Front {
 }
 
 /// Serves until `stop` is told, then lets calls that run end; returns when the last connection is gone.
-pub async fn serve(listener: UnixListener, parts: FrontParts, mut stop: watch::Receiver<bool>) {
+pub async fn serve(listener: UnixListener, parts: FrontParts, stop: watch::Receiver<bool>) {
     let front = Arc::new(Front { parts, salt: CredentialsSalt::random(), callers: AtomicU64::new(1) });
     // Dropped by each connection at its end; the last one wakes the receiver.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
+    let stopped = stopped(stop.clone());
+    tokio::pin!(stopped);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = stopped(&mut stop) => break,
+            () = &mut stopped => break,
         };
         match accepted {
             Ok((stream, _)) => {
@@ -122,35 +131,56 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, mut stop: watch::R
     gone.recv().await;
 }
 
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+async fn stopped(mut stop: watch::Receiver<bool>) {
     // An error means that the sender is gone, which also means stop.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// One client's connection, to its end.
-async fn connection<T>(io: T, front: Arc<Front>, mut stop: watch::Receiver<bool>)
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+/// The limits of a connection to a client.
+///
+/// h2's own are meant for strangers on the internet, and several count over the life of a connection,
+/// which is months with a kubelet: what is harmless once would end a good connection one day. Whoever
+/// can open this socket can do worse than waste memory. Not limited: calls at once (a kubelet has two
+/// for each pod, and queued pulls), and protocol errors of streams. Raised: calls that are cancelled
+/// before this thread has come to see them, as after a node was stopped for a while.
+fn limits() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(MAX_HEADERS)
-        .max_concurrent_reset_streams(1024);
-    let handshake = tokio::time::timeout(Duration::from_secs(10), builder.handshake::<_, Bytes>(io));
-    let mut connection = match handshake.await {
+        .max_concurrent_reset_streams(LATE_CALLS)
+        .max_local_error_reset_streams(None)
+        .max_pending_accept_reset_streams(100_000)
+        .data_frame_budget(SMALL_FRAMES);
+    builder
+}
+
+/// One client's connection, to its end.
+async fn connection<T>(io: T, front: Arc<Front>, stop: watch::Receiver<bool>)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let stopped = stopped(stop);
+    tokio::pin!(stopped);
+    let handshake = tokio::time::timeout(HANDSHAKE, limits().handshake::<_, Bytes>(io));
+    let shaken = tokio::select! {
+        shaken = handshake => shaken,
+        () = &mut stopped => return,
+    };
+    let mut connection = match shaken {
         Ok(Ok(connection)) => connection,
         // Garbage, HTTP/1 or silence: not worth more than a line for who looks for it.
         Ok(Err(error)) => return tracing::debug!(%error, "a CRI client did not speak HTTP/2"),
-        Err(_) => return tracing::debug!("a CRI client said nothing for 10 s"),
+        Err(_) => return tracing::debug!("a CRI client said nothing for {HANDSHAKE:?}"),
     };
     let upstream = Arc::new(Upstream::new(front.parts.runtime_socket.clone()));
     let mut draining = false;
     loop {
         let accepted = tokio::select! {
+            biased;
             accepted = poll_fn(|cx| connection.poll_accept(cx)) => accepted,
-            () = stopped(&mut stop), if !draining => {
+            () = &mut stopped, if !draining => {
                 connection.graceful_shutdown();
                 draining = true;
                 continue;

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::future::poll_fn;
 use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
 use http::{HeaderName, HeaderValue, Request, Response, Uri, Version};
@@ -74,7 +74,7 @@ async fn exchange(
     let opening = async {
         match start_up {
             true => open_start_up(head, body, upstream, front.hold()).await,
-            false => open(head, body, upstream, front.hold()).await,
+            false => open(head, Bytes::new(), body, upstream, front.hold()).await,
         }
     };
     let (response, rest) = tokio::select! {
@@ -103,11 +103,27 @@ async fn exchange(
     }
 }
 
+/// A request's body on its way to the runtime.
+struct Upload {
+    /// What was read of it already.
+    begun: Bytes,
+    body: RecvStream,
+    to: SendStream<Bytes>,
+}
+
 /// Pumps the request's body, if there is one left. Ends only if the client breaks it off.
-async fn upload(rest: Option<(RecvStream, SendStream<Bytes>)>) {
-    if let Some((mut body, mut send)) = rest {
-        if let Err(Side::From(reason)) = pump(&mut body, &mut send).await {
-            send.send_reset(reason);
+async fn upload(rest: Option<Upload>) {
+    if let Some(Upload { begun, mut body, mut to }) = rest {
+        let sent = match begun.is_empty() {
+            true => Ok(()),
+            false => send_all(&mut to, begun, false).await,
+        };
+        let pumped = match sent {
+            Ok(()) => pump(&mut body, &mut to).await.map(drop),
+            Err(side) => Err(side),
+        };
+        if let Err(Side::From(ended)) = pumped {
+            to.send_reset(ended.unwrap_or(Reason::CANCEL));
             return;
         }
         // A runtime that stopped reading still has the last word. The handle stays: without it the
@@ -147,15 +163,21 @@ enum Begun {
     Answered(Response<RecvStream>),
 }
 
-/// The call, and what is left of the request's body with the way it goes.
-type Opened = (Begun, Option<(RecvStream, SendStream<Bytes>)>);
+/// The call, and what is left of the request's body.
+type Opened = (Begun, Option<Upload>);
 
 /// Sends the call's head to the runtime.
-async fn open(head: Request<()>, body: RecvStream, upstream: &Upstream, hold: Duration) -> Result<Opened, Broken> {
+async fn open(
+    head: Request<()>,
+    begun: Bytes,
+    body: RecvStream,
+    upstream: &Upstream,
+    hold: Duration,
+) -> Result<Opened, Broken> {
     let mut sender = upstream.get(hold).await.map_err(|error| Broken::Runtime(error.to_string()))?;
-    let ended = body.is_end_stream();
-    let (response, send) = sender.send_request(head, ended).map_err(|error| broke(&error, upstream))?;
-    Ok((Begun::Asked(response), (!ended).then_some((body, send))))
+    let ended = begun.is_empty() && body.is_end_stream();
+    let (response, to) = sender.send_request(head, ended).map_err(|error| broke(&error, upstream))?;
+    Ok((Begun::Asked(response), (!ended).then_some(Upload { begun, body, to })))
 }
 
 /// The two calls that a starting kubelet exits on: tried again while the runtime says UNAVAILABLE,
@@ -167,10 +189,11 @@ async fn open_start_up(
     hold: Duration,
 ) -> Result<Opened, Broken> {
     let since = Instant::now();
-    let collected = collect(&mut body, START_UP_BODY).await.map_err(|error| match error {
-        Collect::Client => Broken::Client,
-        Collect::TooLarge => Broken::Reset(Reason::REFUSED_STREAM),
-    })?;
+    let collected = match collect(&mut body, START_UP_BODY).await {
+        Ok(collected) => collected,
+        Err(Collect::Client) => return Err(Broken::Client),
+        Err(Collect::TooLarge(begun)) => return open(head, begun, body, upstream, hold).await,
+    };
     let mut pause = Duration::from_millis(100);
     loop {
         let left = hold.saturating_sub(since.elapsed());
@@ -224,11 +247,11 @@ async fn answer(
     match pump(&mut from, &mut to).await {
         Ok(trailers) => Ok(trailers.or(code)),
         Err(Side::To) => Err(Broken::Client),
-        Err(Side::From(reason)) if reason != Reason::INTERNAL_ERROR => {
+        Err(Side::From(Some(reason))) => {
             to.send_reset(reason);
             Err(Broken::Client)
         }
-        Err(Side::From(_)) => {
+        Err(Side::From(None)) => {
             // The headers are out already; a status can still follow them.
             let socket = upstream.socket().display();
             let text = format!("the container runtime at unix://{socket} broke the connection off");
@@ -240,23 +263,32 @@ async fn answer(
 
 /// Which side of a pump broke.
 enum Side {
-    From(Reason),
+    /// The sender reset the stream for this reason; without one, its connection broke.
+    From(Option<Reason>),
     To,
+}
+
+impl Side {
+    fn from(error: &h2::Error) -> Self {
+        // A connection's end has a reason too, but that is not the stream's.
+        Self::From(error.reason().filter(|_| error.is_reset()))
+    }
 }
 
 /// Moves bytes and trailers, never faster than the receiver takes them. Returns the trailers' status.
 async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<Option<i32>, Side> {
-    let reason = |error: &h2::Error| error.reason().unwrap_or(Reason::INTERNAL_ERROR);
     while let Some(data) = next_data(from, to).await? {
         let length = data.len();
-        send_all(to, data, from.is_end_stream()).await?;
+        // Asked once: the end may come while the receiver makes room, and is then still to be sent.
+        let last = from.is_end_stream();
+        send_all(to, data, last).await?;
         // The sender may send as much again.
-        from.flow_control().release_capacity(length).map_err(|error| Side::From(reason(&error)))?;
-        if from.is_end_stream() {
+        from.flow_control().release_capacity(length).map_err(|error| Side::from(&error))?;
+        if last {
             return Ok(None);
         }
     }
-    let trailers = poll_fn(|cx| from.poll_trailers(cx)).await.map_err(|error| Side::From(reason(&error)))?;
+    let trailers = poll_fn(|cx| from.poll_trailers(cx)).await.map_err(|error| Side::from(&error))?;
     match trailers {
         Some(trailers) => {
             let code = grpc::code_of(&trailers);
@@ -277,7 +309,7 @@ async fn next_data(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<
         data = poll_fn(|cx| from.poll_data(cx)) => match data {
             None => Ok(None),
             Some(Ok(data)) => Ok(Some(data)),
-            Some(Err(error)) => Err(Side::From(error.reason().unwrap_or(Reason::INTERNAL_ERROR))),
+            Some(Err(error)) => Err(Side::from(&error)),
         },
         _ = poll_fn(|cx| to.poll_reset(cx)) => Err(Side::To),
     }
@@ -320,35 +352,30 @@ fn broke(error: &h2::Error, upstream: &Upstream) -> Broken {
 /// Why a body could not be collected.
 pub(super) enum Collect {
     Client,
-    TooLarge,
+    /// What came, which is more than was allowed.
+    TooLarge(Bytes),
 }
 
 /// The whole body, if it is no larger than `most`.
 pub(super) async fn collect(body: &mut RecvStream, most: usize) -> Result<Bytes, Collect> {
-    let client = |_: h2::Error| Collect::Client;
-    let mut whole: Option<bytes::BytesMut> = None;
-    let mut first: Option<Bytes> = None;
-    let mut length = 0;
+    // Nearly every body comes in one piece, which needs no copy.
+    let mut first = Bytes::new();
+    let mut whole = BytesMut::new();
     while let Some(data) = poll_fn(|cx| body.poll_data(cx)).await {
-        let data = data.map_err(client)?;
-        length += data.len();
-        if length > most {
-            return Err(Collect::TooLarge);
+        let data = data.map_err(|_| Collect::Client)?;
+        body.flow_control().release_capacity(data.len()).map_err(|_| Collect::Client)?;
+        if first.is_empty() && whole.is_empty() {
+            first = data;
+        } else {
+            whole.extend_from_slice(&std::mem::take(&mut first));
+            whole.extend_from_slice(&data);
         }
-        body.flow_control().release_capacity(data.len()).map_err(client)?;
-        // Nearly every body comes in one piece, which needs no copy.
-        match (&mut whole, first.take()) {
-            (None, None) => first = Some(data),
-            (None, Some(before)) => {
-                let mut joined = bytes::BytesMut::with_capacity(before.len() + data.len());
-                joined.extend_from_slice(&before);
-                joined.extend_from_slice(&data);
-                whole = Some(joined);
-            }
-            (Some(joined), _) => joined.extend_from_slice(&data),
+        if first.len() + whole.len() > most {
+            let came = if whole.is_empty() { first } else { whole.freeze() };
+            return Err(Collect::TooLarge(came));
         }
     }
-    Ok(first.or_else(|| whole.map(bytes::BytesMut::freeze)).unwrap_or_default())
+    Ok(if whole.is_empty() { first } else { whole.freeze() })
 }
 
 const _: () = assert!(START_UP_BODY < MAX_MESSAGE);

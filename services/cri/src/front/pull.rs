@@ -48,7 +48,7 @@ pub(super) async fn handle(request: Request<RecvStream>, mut respond: SendRespon
     let call = match collected {
         Ok(body) => decode(body, &parts.headers, front),
         Err(Collect::Client) => return,
-        Err(Collect::TooLarge) => Err((FrameError::TooLarge.code(), FrameError::TooLarge.to_string())),
+        Err(Collect::TooLarge(_)) => Err((FrameError::TooLarge.code(), FrameError::TooLarge.to_string())),
     };
     let call = match call {
         Ok(call) => call,

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use tokio::{net::UnixStream, sync::Mutex, time::Instant};
 
-use super::{CONNECTION_WINDOW, MAX_HEADERS, STREAM_WINDOW};
+use super::{CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, SMALL_FRAMES, STREAM_WINDOW};
 
 /// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -95,6 +95,10 @@ impl Upstream {
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(MAX_HEADERS)
+            // As towards clients: some of these are counted over a connection's life.
+            .max_concurrent_reset_streams(LATE_CALLS)
+            .max_local_error_reset_streams(None)
+            .data_frame_budget(SMALL_FRAMES)
             .enable_push(false);
         let (sender, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
         tokio::spawn(async move {

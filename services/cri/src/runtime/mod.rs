@@ -19,6 +19,7 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
 use keelson_actors::{
     pulls::PullCall,
@@ -28,11 +29,11 @@ use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
 use tokio::{net::UnixStream, sync::Mutex};
 use tonic::{
     Code, Request, Status,
-    metadata::{Ascii, Binary, KeyAndValueRef, MetadataKey, MetadataMap, MetadataValue},
+    metadata::{KeyAndValueRef, MetadataMap, MetadataValue},
     transport::{Channel, Endpoint, Uri},
 };
 
-use crate::front::grpc::MAX_MESSAGE;
+use crate::front::{MAX_HEADERS, grpc::MAX_MESSAGE};
 use leases::LeaseBook;
 use progress::ProgressReader;
 
@@ -63,20 +64,20 @@ impl fmt::Debug for ContainerRuntime {
 }
 
 impl ContainerRuntime {
-    /// A connection to the runtime at `socket`, made when it is first needed. `owner` is the state
-    /// folder's random id, by which the agent knows its leases.
-    ///
-    /// # Errors
-    /// Never for a valid build: the placeholder address is a constant.
-    pub fn new(socket: PathBuf, owner: &str) -> Result<Self, RuntimeError> {
+    /// A connection to the runtime at `socket`, made when it is first needed, within the tokio runtime
+    /// of the caller. `owner` is the state folder's random id, by which the agent knows its leases.
+    #[must_use]
+    pub fn new(socket: PathBuf, owner: &str) -> Self {
         let endpoint = format!("unix://{}", socket.display());
-        let failed = |error: tonic::transport::Error| RuntimeError { endpoint: endpoint.clone(), reason: error.to_string() };
-        let channel = Endpoint::from_shared("http://localhost").map_err(failed)?.connect_with_connector_lazy(
-            tower::service_fn(move |_: Uri| {
-                let socket = socket.clone();
-                async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-            }),
-        );
+        let connect = tower::service_fn(move |_: Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        // The authority that gRPC uses on unix sockets; the connector does not look at it.
+        let channel = Endpoint::from_static("http://localhost")
+            // A long error message travels in a header.
+            .http2_max_header_list_size(MAX_HEADERS)
+            .connect_with_connector_lazy(connect);
         let inner = Inner {
             leases: LeaseBook::new(channel.clone(), owner),
             progress: Mutex::new(ProgressReader::new(channel.clone())),
@@ -84,7 +85,7 @@ impl ContainerRuntime {
             endpoint,
             channel,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 }
 
@@ -160,7 +161,7 @@ impl Inner {
 
     async fn pull_once(&self, pull: &RuntimePull) -> Result<PullReply, Status> {
         let mut request = Request::new(pull.call.wire(pull.option));
-        add_metadata(request.metadata_mut(), &pull.call);
+        *request.metadata_mut() = metadata_of(&pull.call);
         if let Some(lease) = pull.lease.as_deref().and_then(|lease| MetadataValue::try_from(lease).ok()) {
             request.metadata_mut().insert(LEASE_HEADER, lease);
         }
@@ -224,21 +225,17 @@ fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
     status.code() == Code::NotFound && pull.lease.as_deref().is_some_and(|lease| status.message().contains(lease))
 }
 
-/// A caller's metadata, for the runtime.
-fn add_metadata(metadata: &mut MetadataMap, call: &PullCall) {
+/// A caller's metadata, for the runtime: values go as they came, binary ones in their base64.
+fn metadata_of(call: &PullCall) -> MetadataMap {
+    let mut headers = HeaderMap::with_capacity(call.metadata.len());
     for (name, value) in &call.metadata {
-        if name.ends_with("-bin") {
-            if let Ok(name) = MetadataKey::<Binary>::from_bytes(name.as_bytes())
-                && let Ok(value) = MetadataValue::<Binary>::try_from(value.clone())
-            {
-                metadata.append_bin(name, value);
-            }
-        } else if let Ok(name) = MetadataKey::<Ascii>::from_bytes(name.as_bytes())
-            && let Ok(value) = MetadataValue::<Ascii>::try_from(value.clone())
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::try_from(name), HeaderValue::from_maybe_shared(value.clone()))
         {
-            metadata.append(name, value);
+            headers.append(name, value);
         }
     }
+    MetadataMap::from_headers(headers)
 }
 
 /// The runtime's metadata, for the callers: all but what belongs to the transport.

@@ -1,0 +1,52 @@
+# Keelson's commands. `make` alone lists them.
+#
+# All of them work with any CARGO_TARGET_DIR. run, test and bench need root, because containerd mounts file systems;
+# they start a containerd and a registry of their own and leave those of the machine alone.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+CARGO ?= cargo
+TARGET = $(shell scripts/target-dir.sh)
+
+.PHONY: help run test bench fmt lint docs deny fuzz clean
+
+help: ## list the commands
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+run: ## pull images through the agent into a containerd of its own, until Ctrl-C
+	@scripts/install-packages.sh run
+	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-demo
+	@exec $(TARGET)/release/keelson-demo
+
+test: ## every test, those on real components included
+	@scripts/install-packages.sh test
+	@tests/peers/build.sh
+	$(CARGO) build --workspace --bins --tests
+	$(CARGO) test --workspace
+
+bench: ## the figures of docs/performance.md, beside direct containerd in the same run
+	@scripts/install-packages.sh bench
+	@tests/peers/build.sh
+	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-bench
+	@exec $(TARGET)/release/keelson-bench
+
+fmt: ## format Rust and Go
+	$(CARGO) fmt --all
+	gofmt -w tests/peers
+
+lint: ## clippy, shellcheck, gofmt, go vet
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	scripts/lint.sh
+
+docs: ## the documentation of the crates
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace
+
+deny: ## licences, sources and duplicates of dependencies
+	"$$(scripts/tool.sh cargo-deny)" --log-level error check licenses bans sources
+
+fuzz: ## each fuzz target for a minute (KEELSON_FUZZ_SECONDS)
+	scripts/fuzz.sh
+
+clean: ## remove what was built here, and the folder of make run
+	$(CARGO) clean
+	rm -rf run

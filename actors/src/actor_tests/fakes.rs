@@ -1,0 +1,271 @@
+//! Neighbours that do as they are told and remember what happened.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use keelson_proto::Code;
+use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
+use tokio::time::Instant;
+
+use crate::{
+    pulls::PullCall,
+    runtime::{Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull},
+};
+
+pub(super) const SOCKET: &str = "unix:///run/fake.sock";
+
+/// What the runtime does with a pull.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Does {
+    Succeed(Duration),
+    Fail(Duration, Code, &'static str),
+    Lose(Duration, &'static str),
+    Hang,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Script {
+    pub(super) down: Option<String>,
+    pub(super) capabilities: Capabilities,
+    pub(super) present: HashSet<String>,
+    /// By image, one for each attempt; then, or for others, a success after a second.
+    pub(super) pulls: HashMap<String, VecDeque<Does>>,
+    pub(super) instant: bool,
+    pub(super) progress: HashMap<String, Progress>,
+    pub(super) drop_takes: Duration,
+    /// Everything that was asked, in order.
+    pub(super) log: Vec<String>,
+    pub(super) probes: Vec<Instant>,
+    pub(super) readings: Vec<Instant>,
+    pub(super) running: usize,
+    pub(super) most_running: usize,
+}
+
+type Watcher = Box<dyn Fn(&RuntimePull) + Send>;
+
+pub(super) struct FakeRuntime {
+    script: Mutex<Script>,
+    /// Looks at every pull as it begins.
+    pub(super) watcher: Mutex<Option<Watcher>>,
+    me: std::sync::Weak<FakeRuntime>,
+}
+
+impl FakeRuntime {
+    pub(super) fn new() -> Arc<Self> {
+        let capabilities = Capabilities { pull_option: false, leases: true, content: true };
+        let script = Mutex::new(Script { capabilities, ..Script::default() });
+        Arc::new_cyclic(|me| Self { script, watcher: Mutex::default(), me: me.clone() })
+    }
+
+    pub(super) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().expect("unharmed")
+    }
+
+    pub(super) fn does(&self, image: &str, what: impl IntoIterator<Item = Does>) {
+        self.script().pulls.entry(image.into()).or_default().extend(what);
+    }
+
+    pub(super) fn log(&self) -> Vec<String> {
+        self.script().log.clone()
+    }
+
+    pub(super) fn logged(&self, what: &str) -> usize {
+        self.script().log.iter().filter(|line| *line == what).count()
+    }
+
+    fn note(&self, line: String) {
+        self.script().log.push(line);
+    }
+
+    fn error(&self, reason: &str) -> RuntimeError {
+        RuntimeError { endpoint: SOCKET.into(), reason: reason.into() }
+    }
+}
+
+/// Notes that a pull was dropped before its end.
+struct Call {
+    of: Arc<FakeRuntime>,
+    image: String,
+    ended: bool,
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let mut script = self.of.script();
+        script.running -= 1;
+        if !self.ended {
+            script.log.push(format!("cancelled {}", self.image));
+        }
+    }
+}
+
+impl Runtime for FakeRuntime {
+    fn endpoint(&self) -> &str {
+        SOCKET
+    }
+
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, RuntimeError>> {
+        let mut script = self.script();
+        script.probes.push(Instant::now());
+        let info =
+            RuntimeInfo { name: "fake".into(), version: "v1".into(), capabilities: script.capabilities };
+        let result = script.down.clone().map_or(Ok(info), |reason| Err(self.error(&reason)));
+        async move { result }.boxed()
+    }
+
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)> {
+        if let Some(watcher) = &*self.watcher.lock().expect("unharmed") {
+            watcher(&pull);
+        }
+        let image = pull.call.image.to_string();
+        let does = {
+            let mut script = self.script();
+            script.log.push(format!("pull {image}"));
+            script.running += 1;
+            script.most_running = script.most_running.max(script.running);
+            let instant = script.instant;
+            let next = script.pulls.get_mut(&image).and_then(VecDeque::pop_front);
+            next.unwrap_or(Does::Succeed(if instant { Duration::ZERO } else { Duration::from_secs(1) }))
+        };
+        let mut call = Call { of: self.me.upgrade().expect("alive"), image, ended: false };
+        async move {
+            let answer = match does {
+                Does::Hang => std::future::pending().await,
+                Does::Succeed(after) => {
+                    (after, PullReply { result: Ok(vec![1].into()), metadata: Vec::new() }, false)
+                }
+                Does::Fail(after, code, text) => (after, PullReply::status(code, text), false),
+                Does::Lose(after, text) => (after, PullReply::status(Code::Unavailable, text), true),
+            };
+            if !answer.0.is_zero() {
+                tokio::time::sleep(answer.0).await;
+            }
+            call.ended = true;
+            call.of.script().present.insert(call.image.clone());
+            (answer.1, answer.2)
+        }
+        .boxed()
+    }
+
+    fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>> {
+        let present = self.script().present.contains(&*call.image);
+        async move { Ok(present.then_some(1000)) }.boxed()
+    }
+
+    fn progress(
+        &self,
+        leases: Vec<String>,
+    ) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>> {
+        let mut script = self.script();
+        script.readings.push(Instant::now());
+        let known = leases.into_iter().filter_map(|lease| {
+            let progress = script.progress.get(&lease).or_else(|| script.progress.get("*")).copied()?;
+            Some((lease, progress))
+        });
+        let known: Vec<_> = known.collect();
+        async move { Ok(known) }.boxed()
+    }
+
+    fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>> {
+        let (me, takes) = (self.me.upgrade().expect("alive"), self.script().drop_takes);
+        async move {
+            tokio::time::sleep(takes).await;
+            me.note(format!(
+                "dropped {}",
+                if lease.starts_with("keelson-owner-") { "a lease of ours" } else { &lease }
+            ));
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>> {
+        self.note(format!("reap all but {}", keep.len()));
+        async move { Ok(vec!["orphan".to_owned()]) }.boxed()
+    }
+}
+
+/// A store in memory that fails, or makes its callers wait, on demand.
+pub(super) struct FakeStore {
+    inner: MemoryStore,
+    failing: AtomicBool,
+    blocked: Mutex<bool>,
+    unblocked: Condvar,
+    pub(super) writes: AtomicU64,
+}
+
+impl FakeStore {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemoryStore::new(),
+            failing: AtomicBool::new(false),
+            blocked: Mutex::new(false),
+            unblocked: Condvar::new(),
+            writes: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn fail(&self, failing: bool) {
+        self.failing.store(failing, Ordering::SeqCst);
+    }
+
+    /// Must be undone before time can pass again: the clock waits for blocked threads.
+    pub(super) fn block(&self, blocked: bool) {
+        *self.blocked.lock().expect("unharmed") = blocked;
+        self.unblocked.notify_all();
+    }
+
+    fn gate(&self) -> Result<(), StoreError> {
+        let mut blocked = self.blocked.lock().expect("unharmed");
+        while *blocked {
+            blocked = self.unblocked.wait(blocked).expect("unharmed");
+        }
+        if self.failing.load(Ordering::SeqCst) {
+            return Err(StoreError::Io {
+                operation: "a write",
+                path: "/nowhere".into(),
+                source: std::io::ErrorKind::StorageFull.into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The images in the journal, and whether each is running.
+    pub(super) fn records(&self) -> Vec<(String, bool)> {
+        let records = self.inner.scan(Table::Pulls).expect("the memory reads");
+        let decode = |(_, value): (Vec<u8>, Vec<u8>)| {
+            let record: serde_json::Value = serde_json::from_slice(&value).expect("JSON");
+            (record["image"].as_str().expect("a name").to_owned(), record["state"] == "running")
+        };
+        records.into_iter().map(decode).collect()
+    }
+}
+
+impl StateStore for FakeStore {
+    fn apply(&self, batch: &Batch) -> Result<(), StoreError> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        self.gate()?;
+        self.inner.apply(batch)
+    }
+
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.gate()?;
+        self.inner.get(table, key)
+    }
+
+    fn scan(&self, table: Table) -> Result<Keyed<Vec<u8>>, StoreError> {
+        self.gate()?;
+        self.inner.scan(table)
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.inner.stats()
+    }
+}

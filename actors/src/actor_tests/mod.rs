@@ -1,0 +1,197 @@
+//! The actors themselves, with scripted neighbours, on paused time.
+//!
+//! Owns: [`run`], which runs a test in an actix system whose clock stands still while anything can
+//! happen and jumps to the next timer when nothing can; [`World`], both actors on a [`FakeRuntime`]
+//! and a [`FakeStore`].
+
+mod coordinator;
+mod fakes;
+mod runtime_client;
+mod storage;
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use keelson_proto::{cri, debug as pb};
+use prost::Message as _;
+use tokio::sync::{oneshot, watch};
+
+use crate::{
+    clock::Clock,
+    inspect::{Mailbox, Recorder},
+    metrics::Metrics,
+    pulls::{
+        Answer, AnswerTo, CallerId, CredentialsSalt, Drain, Inspected, ListPulls, PullCall, PullCoordinator,
+        PullCoordinatorParts, Refusal, RequestPull, core::Policy,
+    },
+    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
+    supervise::{self, Fatal, Restart},
+};
+use fakes::{FakeRuntime, FakeStore};
+
+fn run<F: Future<Output = ()>>(test: F) {
+    let system = actix::System::with_tokio_rt(|| {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .expect("a tokio runtime")
+    });
+    system.block_on(test);
+}
+
+/// Lets everything happen that can happen without time passing.
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Waits, without letting time pass, until `done`: for what other threads do.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..20_000 {
+        if done() {
+            return;
+        }
+        tokio::task::yield_now().await;
+        std::thread::sleep(Duration::from_millis(if done() { 0 } else { 1 }));
+    }
+    panic!("never happened: {what}");
+}
+
+async fn pass(millis: u64) {
+    tokio::time::sleep(Duration::from_millis(millis)).await;
+}
+
+struct World {
+    runtime: Arc<FakeRuntime>,
+    store: Arc<FakeStore>,
+    pulls: Mailbox<PullCoordinator>,
+    client: Mailbox<RuntimeClient>,
+    metrics: Metrics,
+    health: watch::Receiver<Health>,
+    changes: watch::Receiver<u64>,
+    ends: Arc<Mutex<Vec<String>>>,
+    salt: CredentialsSalt,
+    next: std::cell::Cell<u64>,
+}
+
+type Answered = oneshot::Receiver<Answer>;
+
+impl World {
+    fn start(policy: Policy) -> Self {
+        Self::with(policy, FakeRuntime::new(), FakeStore::new(), 20_000)
+    }
+
+    fn with(policy: Policy, runtime: Arc<FakeRuntime>, store: Arc<FakeStore>, capacity: usize) -> Self {
+        let metrics = Metrics::default();
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        let fatal: Fatal = {
+            let ends = ends.clone();
+            Arc::new(move |reason| ends.lock().expect("unharmed").push(reason.to_owned()))
+        };
+        let clock = Clock::start();
+        let (health, healths) = watch::channel(Health::Unknown);
+        let (changes, changed) = watch::channel(0);
+        let recorder = Recorder::new("RuntimeClient", capacity);
+        let parts = RuntimeClientParts {
+            runtime: runtime.clone(),
+            clock,
+            metrics: metrics.clone(),
+            progress_interval: watch::channel(Duration::from_millis(500)).1,
+            health,
+            recorder: recorder.clone(),
+            fatal: fatal.clone(),
+        };
+        let client = Mailbox::new(supervise::start(None, |_| RuntimeClient::new(parts)), recorder);
+        let recorder = Recorder::new("PullCoordinator", capacity);
+        let parts = PullCoordinatorParts {
+            policy,
+            owner: "owner".into(),
+            store: store.clone(),
+            clock,
+            runtime: client.clone(),
+            metrics: metrics.clone(),
+            changes,
+            recorder: recorder.clone(),
+            fatal,
+        };
+        let pulls = Mailbox::new(supervise::start(None, |_| PullCoordinator::new(parts)), recorder);
+        Self {
+            runtime,
+            store,
+            pulls,
+            client,
+            metrics,
+            health: healths,
+            changes: changed,
+            ends,
+            salt: CredentialsSalt::random(),
+            next: std::cell::Cell::new(1),
+        }
+    }
+
+    fn call(&self, image: &str, password: &str) -> Arc<PullCall> {
+        let auth = (!password.is_empty())
+            .then(|| cri::AuthConfig { password: password.into(), ..Default::default() });
+        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
+        let request = cri::PullImageRequest { image: Some(spec), auth, sandbox_config: None };
+        Arc::new(PullCall::decode(request.encode_to_vec().into(), &self.salt).expect("a valid request"))
+    }
+
+    fn request(&self, image: &str) -> (CallerId, Answered, RequestPull) {
+        let caller = CallerId(self.next.get());
+        self.next.set(caller.0 + 1);
+        let (answer, answered): (AnswerTo, _) = oneshot::channel();
+        let request = RequestPull { caller, call: self.call(image, ""), patience: None, answer };
+        (caller, answered, request)
+    }
+
+    fn ask(&self, image: &str) -> Answered {
+        let (_, answered, request) = self.request(image);
+        self.pulls.offer(request).expect("room in the mailbox");
+        answered
+    }
+
+    async fn list(&self) -> pb::PullList {
+        self.pulls.ask(ListPulls { max_queued: 100 }).await.expect("the coordinator lives")
+    }
+
+    async fn inspected(&self) -> serde_json::Value {
+        let text = self.pulls.ask(Inspected {}).await.expect("the coordinator lives");
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    async fn drain(&self) {
+        let (done, drained) = oneshot::channel();
+        self.pulls.deliver(Drain { done });
+        drained.await.expect("told once");
+    }
+
+    fn restart_pulls(&self) {
+        self.pulls.deliver(Restart { reason: "a test wants it".into() });
+    }
+
+    fn ends(&self) -> Vec<String> {
+        self.ends.lock().expect("unharmed").clone()
+    }
+}
+
+/// How often an actor handled a message.
+fn handled(recorder: &Recorder, message: &str) -> u64 {
+    recorder.overview().messages.iter().find(|of| of.message == message).map_or(0, |of| of.handled)
+}
+
+async fn succeeded(answered: Answered) -> bool {
+    matches!(answered.await, Ok(Answer::Runtime(reply)) if reply.result.is_ok())
+}
+
+async fn refused(answered: Answered) -> Refusal {
+    match answered.await {
+        Ok(Answer::Refused(refusal)) => refusal,
+        other => panic!("{other:?} is no refusal"),
+    }
+}

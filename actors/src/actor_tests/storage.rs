@@ -1,0 +1,129 @@
+//! Persist first, then act; and what happens when persisting fails.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::*;
+use fakes::Does;
+
+#[test]
+fn the_record_is_on_disk_before_the_runtime_is_asked() {
+    run(async {
+        let world = World::start(Policy { limit: 2, ..Policy::default() });
+        let store = world.store.clone();
+        *world.runtime.watcher.lock().expect("unharmed") = Some(Box::new(move |pull| {
+            let name = pull.call.image.to_string();
+            assert!(store.records().contains(&(name.clone(), true)), "{name} has no record yet");
+        }));
+        let answers: Vec<Answered> = (0..20).map(|n| world.ask(&format!("r/{n}"))).collect();
+        for answered in answers {
+            assert!(succeeded(answered).await);
+        }
+        pass(10).await;
+        assert_eq!((world.store.records(), world.runtime.script().most_running), (vec![], 2));
+    });
+}
+
+#[test]
+fn nothing_starts_while_the_disk_is_slow() {
+    run(async {
+        let world = World::start(Policy::default());
+        pass(10).await;
+        world.store.block(true);
+        let answered = world.ask("r/a");
+        until("the write is under way", || world.store.writes.load(Ordering::SeqCst) > 0).await;
+        settle().await;
+        assert_eq!((world.runtime.logged("pull r/a"), world.list().await.running), (0, 1));
+        world.store.block(false);
+        assert!(succeeded(answered).await);
+    });
+}
+
+#[test]
+fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers() {
+    run(async {
+        let world = World::start(Policy { limit: 1, ..Policy::default() });
+        pass(10).await;
+        world.store.fail(true);
+        world.runtime.does("r/long", [Does::Succeed(Duration::from_secs(60))]);
+        let first = world.ask("r/a");
+        let long = world.ask("r/long");
+        let queued: Vec<Answered> = (0..50).map(|n| world.ask(&format!("r/{n}"))).collect();
+        assert!(succeeded(first).await, "pods start even on a full disk");
+        pass(3000).await;
+        assert_eq!(world.store.writes.load(Ordering::SeqCst), 1, "not tried again with every event");
+        assert_eq!((world.metrics.store_durable.get(), world.metrics.store_errors.get()), (0, 1));
+        let overview = world.pulls.recorder().overview();
+        assert!(overview.last_error.contains("in memory only"), "{}", overview.last_error);
+        assert_eq!(world.inspected().await["journal_behind"], true);
+        pass(10_000).await;
+        let tries = world.store.writes.load(Ordering::SeqCst) + world.metrics.store_errors.get();
+        assert!(tries <= 8, "one try every five seconds, not {tries}");
+        world.store.fail(false);
+        pass(6_000).await;
+        assert_eq!((world.metrics.store_durable.get(), world.store.records().len()), (1, 51));
+        assert_eq!(world.inspected().await["journal_behind"], false);
+        assert!(succeeded(long).await);
+        for answered in queued {
+            assert!(succeeded(answered).await);
+        }
+        pass(10).await;
+        assert!(world.store.records().is_empty(), "and deletions are written again");
+    });
+}
+
+#[test]
+fn a_last_try_is_made_before_the_end() {
+    run(async {
+        let world = World::start(Policy { limit: 1, ..Policy::default() });
+        pass(10).await;
+        world.store.fail(true);
+        let running = world.ask("r/a");
+        let queued = world.ask("r/b");
+        pass(500).await;
+        world.store.fail(false);
+        world.drain().await;
+        assert!(succeeded(running).await);
+        assert_eq!(refused(queued).await, Refusal::Stopping);
+        assert_eq!(world.store.records(), [("r/b".to_owned(), false)]);
+    });
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_store_that_keeps_failing() {
+    run(async {
+        let world = World::start(Policy::default());
+        pass(10).await;
+        world.store.fail(true);
+        assert!(succeeded(world.ask("r/a")).await);
+        world.drain().await;
+        assert_eq!(world.metrics.store_durable.get(), 0);
+    });
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_ends_the_process_after_some_tries() {
+    run(async {
+        let store = FakeStore::new();
+        store.fail(true);
+        let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        pass(600_000).await;
+        let ends = world.ends();
+        assert!(ends[0].contains("PullCoordinator restarted 9 times"), "{ends:?}");
+        assert!(ends[0].contains("journal cannot be read"), "{ends:?}");
+    });
+}
+
+#[test]
+fn a_journal_that_can_be_read_again_is() {
+    run(async {
+        let (runtime, store) = (FakeRuntime::new(), FakeStore::new());
+        store.fail(true);
+        let world = World::with(Policy::default(), runtime, Arc::clone(&store), 100);
+        let answered = world.ask("r/a");
+        pass(1000).await;
+        assert_eq!(world.pulls.recorder().overview().status, "restarting");
+        store.fail(false);
+        assert!(succeeded(answered).await, "messages wait for the restart");
+        assert!(world.ends().is_empty());
+    });
+}

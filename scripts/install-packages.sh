@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Installs from Debian's packages what a command of the Makefile needs and the machine lacks, and nothing else.
+#
+#   scripts/install-packages.sh run | test | bench | ci
+#
+# A program that is there, from wherever, is left alone. Services that come with a package are not started: Keelson's
+# commands run a containerd and a registry of their own. The toolchains (Rust, Go) are not installed, only asked for.
+set -euo pipefail
+
+say() { printf '%s\n' "$*" >&2; }
+fail() {
+    say "install-packages.sh: $*"
+    exit 1
+}
+
+# Programs of the system are not in everyone's PATH.
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+# program:package[+package...]
+common=(cc:gcc+libc6-dev setpriv:util-linux)
+run=("${common[@]}" containerd:containerd runc:runc docker-registry:docker-registry)
+case ${1:-} in
+run | bench) wanted=("${run[@]}") ;;
+test) wanted=("${run[@]}" chromium:chromium chromedriver:chromium-driver jq:jq) ;;
+ci) wanted=("${run[@]}" chromium:chromium chromedriver:chromium-driver jq:jq shellcheck:shellcheck git:git) ;;
+*) fail "usage: $0 run|test|bench|ci" ;;
+esac
+
+command -v cargo >/dev/null ||
+    fail "Rust is missing: install it with rustup (https://rustup.rs), version 1.90 or newer"
+if [ "$1" != run ] && ! command -v go >/dev/null; then
+    fail "Go is missing: the suites build real peers with it; install 1.26 or newer from https://go.dev/dl/"
+fi
+
+missing=()
+packages=()
+for entry in "${wanted[@]}"; do
+    if ! command -v "${entry%%:*}" >/dev/null; then
+        missing+=("${entry%%:*}")
+        IFS=+ read -ra names <<<"${entry#*:}"
+        packages+=("${names[@]}")
+    fi
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+    install="apt-get install --no-install-recommends ${packages[*]}"
+    command -v apt-get >/dev/null ||
+        fail "missing: ${missing[*]}; this is no Debian, so install them by your system's means (in Debian: $install)"
+    [ "$(id -u)" = 0 ] || fail "missing: ${missing[*]}; only root can install them: sudo $install"
+
+    # Debian starts what it installs unless this file says no; 101 is "forbidden by policy".
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+        trap 'rm -f "$policy"' EXIT
+    fi
+    say "installing: ${packages[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q >&2
+    # --no-remove: a package of another origin that would have to go for this one is the owner's matter.
+    apt-get install -q -y --no-install-recommends --no-remove "${packages[@]}" >&2
+    for entry in "${wanted[@]}"; do
+        command -v "${entry%%:*}" >/dev/null || fail "${entry%%:*} is still missing after installing ${entry#*:}"
+    done
+fi
+
+[ "$(id -u)" = 0 ] || fail "containerd mounts file systems, so this needs root: sudo make $1"

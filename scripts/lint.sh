@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Checks scripts and Go programs; clippy is a command of its own in the Makefile.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+shellcheck .ci/run scripts/*.sh tests/peers/*.sh
+unformatted=$(gofmt -l tests/peers)
+if [ -n "$unformatted" ]; then
+    printf 'gofmt would change: %s\n' "$unformatted" >&2
+    exit 1
+fi
+cd tests/peers/cri-driver
+go vet -mod=readonly ./...

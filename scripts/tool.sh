@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Prints the path of a development tool, which is built from crates.io when it is not in the cache yet.
+#
+#   scripts/tool.sh cargo-deny | cargo-fuzz
+#
+# The cache is ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/tools; versions are fixed here.
+set -euo pipefail
+
+say() { printf '%s\n' "$*" >&2; }
+
+case ${1:-} in
+cargo-deny)
+    version=0.20.2
+    # Advisories are not checked, so nothing of it needs a network stack with certificates.
+    features=(--no-default-features)
+    ;;
+cargo-fuzz)
+    version=0.13.2
+    features=()
+    ;;
+*)
+    say "usage: $0 cargo-deny|cargo-fuzz"
+    exit 2
+    ;;
+esac
+tool=$1
+
+tools=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/tools
+target=$tools/$tool-$version
+program=$target/bin/$tool
+if [ ! -x "$program" ]; then
+    mkdir -p "$tools"
+    exec 9>"$tools/.$tool.lock"
+    flock 9
+    if [ ! -x "$program" ]; then
+        say "building $tool $version (minutes)"
+        # What a run that was killed has left: nobody else builds while the lock is held.
+        rm -rf "$tools/.$tool".??????
+        work=$(mktemp -d "$tools/.$tool.XXXXXX")
+        trap 'rm -rf "$work"' EXIT
+        # Unoptimized: it runs for a second, but would take much longer to build.
+        CARGO_TARGET_DIR=$work/target cargo install --quiet --locked --debug "${features[@]}" \
+            --root "$work/root" --version "$version" "$tool" >&2
+        rm -rf "$target"
+        mv -T "$work/root" "$target"
+    fi
+fi
+printf '%s\n' "$program"

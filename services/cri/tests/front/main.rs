@@ -1,0 +1,4 @@
+//! The CRI front and the runtime connection against a scripted runtime, through real sockets.
+
+mod passthrough;
+mod support;

@@ -1,0 +1,168 @@
+//! A CRI client on raw HTTP/2.
+
+use std::path::Path;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::future::poll_fn;
+use h2::{RecvStream, SendStream, client::ResponseFuture, client::SendRequest};
+use http::{HeaderMap, Request, response};
+use prost::Message;
+use tokio::{net::UnixStream, task::AbortHandle};
+
+use super::{Frames, Tap};
+
+/// A message of no bytes, with its prefix.
+pub(crate) const EMPTY: Bytes = Bytes::from_static(&[0; 5]);
+
+/// A gRPC message with its prefix.
+pub(crate) fn frame(message: &impl Message) -> Bytes {
+    frame_bytes(&message.encode_to_vec())
+}
+
+pub(crate) fn frame_bytes(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).expect("fits"));
+    framed.put_slice(message);
+    framed.freeze()
+}
+
+/// The only message of a body.
+pub(crate) fn unframe<M: Message + Default>(body: &[u8]) -> M {
+    let length = u32::from_be_bytes(body[1..5].try_into().expect("a prefix")) as usize;
+    assert_eq!((body[0], body.len()), (0, length + 5));
+    M::decode(&body[5..]).expect("decodes")
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) head: response::Parts,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
+}
+
+impl Reply {
+    /// Where the status is: in the trailers, or in a head that is nothing but trailers.
+    pub(crate) fn status(&self) -> &HeaderMap {
+        self.trailers.as_ref().unwrap_or(&self.head.headers)
+    }
+
+    pub(crate) fn code(&self) -> i32 {
+        self.status()["grpc-status"].to_str().expect("ascii").parse().expect("a number")
+    }
+
+    /// `grpc-message` as it is on the wire.
+    pub(crate) fn text(&self) -> &str {
+        self.status().get("grpc-message").map_or("", |value| value.to_str().expect("ascii"))
+    }
+}
+
+/// A call whose request is not finished.
+pub(crate) struct Sending {
+    pub(crate) response: ResponseFuture,
+    pub(crate) body: SendStream<Bytes>,
+}
+
+impl Sending {
+    /// The answer; the request's body stays open until it is complete.
+    pub(crate) async fn reply(self) -> Result<Reply, h2::Error> {
+        let (head, mut body) = self.response.await?.into_parts();
+        let bytes = read(&mut body).await?;
+        let trailers = poll_fn(|cx| body.poll_trailers(cx)).await?;
+        Ok(Reply { head, body: bytes, trailers })
+    }
+}
+
+/// Everything until trailers or the end.
+pub(crate) async fn read(body: &mut RecvStream) -> Result<Bytes, h2::Error> {
+    let mut bytes = BytesMut::new();
+    while let Some(data) = poll_fn(|cx| body.poll_data(cx)).await {
+        let data = data?;
+        body.flow_control().release_capacity(data.len())?;
+        bytes.put(data);
+    }
+    Ok(bytes.freeze())
+}
+
+/// Sends everything, as fast as the windows allow.
+pub(crate) async fn write(to: &mut SendStream<Bytes>, mut data: Bytes, end: bool) -> Result<(), h2::Error> {
+    while !data.is_empty() {
+        to.reserve_capacity(data.len());
+        let room = poll_fn(|cx| to.poll_capacity(cx)).await.expect("an open stream")?;
+        let piece = data.split_to(room.min(data.len()));
+        to.send_data(piece, end && data.is_empty())?;
+    }
+    Ok(())
+}
+
+/// A connection.
+pub(crate) struct Client {
+    sender: SendRequest<Bytes>,
+    /// What the server sent.
+    pub(crate) frames: Frames,
+    connection: AbortHandle,
+}
+
+impl Client {
+    pub(crate) async fn connect(socket: &Path) -> Self {
+        Self::connect_with(socket, &h2::client::Builder::new()).await
+    }
+
+    pub(crate) async fn connect_with(socket: &Path, builder: &h2::client::Builder) -> Self {
+        let stream = UnixStream::connect(socket).await.expect("the front listens");
+        let (tap, frames) = Tap::new(stream, false);
+        let (sender, connection) = builder.handshake(tap).await.expect("HTTP/2");
+        let connection = tokio::spawn(async move { drop(connection.await) }).abort_handle();
+        Self { sender, frames, connection }
+    }
+
+    /// Drops the connection as a killed process does.
+    pub(crate) fn kill(&self) {
+        self.connection.abort();
+    }
+
+    /// Whether the server still holds it.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.connection.is_finished()
+    }
+
+    pub(crate) async fn send(&self, path: &str, headers: &[(&str, &str)], body: Option<Bytes>) -> Sending {
+        let mut request = Request::post(format!("http://localhost{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut sender = self.sender.clone().ready().await.expect("an open connection");
+        let (response, mut stream) = sender.send_request(request.body(()).expect("a request"), false).expect("sends");
+        if let Some(body) = body {
+            if body.is_empty() {
+                stream.send_data(body, true).expect("sends");
+            } else {
+                write(&mut stream, body, true).await.expect("sends");
+            }
+        }
+        Sending { response, body: stream }
+    }
+
+    /// A unary call with its answer, or what broke it.
+    pub(crate) async fn try_call(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Reply, h2::Error> {
+        self.send(path, headers, Some(body)).await.reply().await
+    }
+
+    pub(crate) async fn call(&self, path: &str, body: Bytes) -> Reply {
+        self.try_call(path, &[], body).await.expect("an answer")
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

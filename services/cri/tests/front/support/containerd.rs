@@ -1,0 +1,219 @@
+//! containerd's own API, as far as pulls use it, kept in memory.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use keelson_proto::containerd::{
+    content::{
+        Info, InfoRequest, InfoResponse, ListStatusesResponse, ReadContentRequest, ReadContentResponse, Status,
+    },
+    leases::{
+        AddResourceRequest, CreateRequest, CreateResponse, DeleteRequest, Lease, ListRequest, ListResourcesRequest,
+        ListResourcesResponse, ListResponse, Resource,
+    },
+};
+
+use super::{Call, ImageStatus, PULL_IMAGE, client::frame, grpc_ok, grpc_status};
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OneLease {
+    pub(crate) labels: BTreeMap<String, String>,
+    /// (type, id)
+    pub(crate) resources: Vec<(String, String)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leases: BTreeMap<String, OneLease>,
+    blobs: BTreeMap<String, (i64, Bytes)>,
+    ingests: BTreeMap<String, i64>,
+    journal: Vec<String>,
+    without_own_api: bool,
+    lease_errors: Vec<(i32, &'static str)>,
+}
+
+/// A containerd.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Containerd(Arc<Mutex<State>>);
+
+impl Containerd {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().expect("state")
+    }
+
+    /// Any other CRI runtime: no lease API, no content API.
+    pub(crate) fn without_own_api(self) -> Self {
+        self.state().without_own_api = true;
+        self
+    }
+
+    /// The next call on the lease API fails so.
+    pub(crate) fn fail_next_lease_call(&self, code: i32, text: &'static str) {
+        self.state().lease_errors.push((code, text));
+    }
+
+    pub(crate) fn put_lease(&self, id: &str, labels: &[(&str, &str)], resources: &[(&str, &str)]) {
+        let own = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
+        let labels = labels.iter().map(own).collect();
+        let resources = resources.iter().map(own).collect();
+        self.state().leases.insert(id.to_owned(), OneLease { labels, resources });
+    }
+
+    pub(crate) fn drop_lease(&self, id: &str) {
+        self.state().leases.remove(id);
+    }
+
+    pub(crate) fn leases(&self) -> BTreeMap<String, OneLease> {
+        self.state().leases.clone()
+    }
+
+    pub(crate) fn put_blob(&self, digest: &str, size: i64, content: &str) {
+        self.state().blobs.insert(digest.to_owned(), (size, Bytes::copy_from_slice(content.as_bytes())));
+    }
+
+    pub(crate) fn put_ingest(&self, reference: &str, offset: i64) {
+        self.state().ingests.insert(reference.to_owned(), offset);
+    }
+
+    /// Every call on the own API that changed something or read a blob, in order.
+    pub(crate) fn journal(&self) -> Vec<String> {
+        self.state().journal.clone()
+    }
+
+    /// Takes a pull's lease as containerd does: an unknown one is refused.
+    pub(crate) fn enter_lease(&self, call: &Call) -> Result<Option<String>, http::HeaderMap> {
+        let Some(lease) = call.headers.get("containerd-lease") else { return Ok(None) };
+        let lease = lease.to_str().expect("ascii").to_owned();
+        if self.state().leases.contains_key(&lease) {
+            Ok(Some(lease))
+        } else {
+            Err(grpc_status(5, &format!("lease \"{lease}\": not found")))
+        }
+    }
+
+    /// Answers every call but pulls; those are answered at once if their lease is known.
+    pub(crate) async fn handle(self, call: Call) {
+        let Some((service, method)) = call.path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
+            return call.refuse(grpc_status(12, "no method"));
+        };
+        let (service, method) = (service.to_owned(), method.to_owned());
+        match &*service {
+            "containerd.services.leases.v1.Leases" => self.lease_call(call, &method).await,
+            "containerd.services.content.v1.Content" => self.content_call(call, &method).await,
+            _ if call.path == PULL_IMAGE => match self.enter_lease(&call) {
+                Ok(_) => call.standard().await,
+                Err(status) => call.refuse(status),
+            },
+            _ if call.path == ImageStatus::PATH => call.answer(&ImageStatus::absent()).await,
+            _ => call.standard().await,
+        }
+    }
+
+    fn refusal(&self, call: &Call) -> Option<http::HeaderMap> {
+        if self.state().without_own_api {
+            return Some(grpc_status(12, "unknown service"));
+        }
+        assert_eq!(call.headers["containerd-namespace"], "k8s.io");
+        None
+    }
+
+    async fn lease_call(self, mut call: Call, method: &str) {
+        let refusal = self.refusal(&call).or_else(|| {
+            let (code, text) = self.state().lease_errors.pop()?;
+            Some(grpc_status(code, text))
+        });
+        if let Some(refusal) = refusal {
+            return call.refuse(refusal);
+        }
+        match method {
+            "Create" => {
+                let CreateRequest { id, labels } = call.message().await;
+                let lease = OneLease { labels: labels.into_iter().collect(), resources: Vec::new() };
+                let known = self.state().leases.contains_key(&id);
+                if known {
+                    return call.refuse(grpc_status(6, "lease: already exists"));
+                }
+                self.state().journal.push(format!("create {id}"));
+                self.state().leases.insert(id, lease);
+                call.answer(&CreateResponse::default()).await;
+            }
+            "Delete" => {
+                let DeleteRequest { id, .. } = call.message().await;
+                if self.state().leases.remove(&id).is_none() {
+                    return call.refuse(grpc_status(5, "lease: not found"));
+                }
+                self.state().journal.push(format!("delete {id}"));
+                call.answer(&()).await;
+            }
+            "List" => {
+                let ListRequest { filters } = call.message().await;
+                // More than asked for: whoever asked has to look at what it gets.
+                let by_id = filters.iter().find_map(|filter| filter.strip_prefix("id=="));
+                let leases = self.leases().into_iter().filter(|(id, _)| by_id.is_none_or(|by| by == id));
+                let lease = |(id, lease): (String, OneLease)| Lease {
+                    id,
+                    created_at: None,
+                    labels: lease.labels.into_iter().collect(),
+                };
+                call.answer(&ListResponse { leases: leases.map(lease).collect() }).await;
+            }
+            "ListResources" => {
+                let ListResourcesRequest { id } = call.message().await;
+                let Some(lease) = self.leases().remove(&id) else {
+                    return call.refuse(grpc_status(5, "lease: not found"));
+                };
+                let resource = |(r#type, id): (String, String)| Resource { id, r#type };
+                let resources = lease.resources.into_iter().map(resource).collect();
+                call.answer(&ListResourcesResponse { resources }).await;
+            }
+            "AddResource" => {
+                let AddResourceRequest { id, resource } = call.message().await;
+                let resource = resource.expect("a resource");
+                self.state().journal.push(format!("add {id} {}", resource.id));
+                if let Some(lease) = self.state().leases.get_mut(&id) {
+                    lease.resources.push((resource.r#type, resource.id));
+                }
+                call.answer(&()).await;
+            }
+            _ => call.refuse(grpc_status(12, "unknown method")),
+        }
+    }
+
+    async fn content_call(self, mut call: Call, method: &str) {
+        if let Some(refusal) = self.refusal(&call) {
+            return call.refuse(refusal);
+        }
+        match method {
+            "ListStatuses" => {
+                let statuses = self.state().ingests.clone().into_iter();
+                let status = |(r#ref, offset)| Status { r#ref, offset, ..Default::default() };
+                call.answer(&ListStatusesResponse { statuses: statuses.map(status).collect() }).await;
+            }
+            "Info" => {
+                let InfoRequest { digest } = call.message().await;
+                let size = self.state().blobs.get(&digest).map(|(size, _)| *size);
+                let Some(size) = size else { return call.refuse(grpc_status(5, "content: not found")) };
+                let info = Some(Info { digest, size, ..Default::default() });
+                call.answer(&InfoResponse { info }).await;
+            }
+            "Read" => {
+                let ReadContentRequest { digest, .. } = call.message().await;
+                self.state().journal.push(format!("read {digest}"));
+                let content = self.state().blobs.get(&digest).map(|(_, content)| content.clone());
+                let Some(content) = content else { return call.refuse(grpc_status(5, "content: not found")) };
+                // In two pieces: a blob may come in many.
+                let half = content.len() / 2;
+                let piece = |from: usize, to: usize| {
+                    let data = content[from..to].to_vec();
+                    frame(&ReadContentResponse { offset: from as i64, data })
+                };
+                let both = [piece(0, half), piece(half, content.len())].concat();
+                call.answer_bytes(both.into(), grpc_ok()).await;
+            }
+            _ => call.refuse(grpc_status(12, "unknown method")),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What the suites share: a scripted runtime, the agent's parts in one process, and raw clients.
+//!
+//! Everything runs on one thread on paused time: a hold of 100 s costs nothing, and a test that would
+//! hang runs out of its virtual hour at once instead.
+
+pub(crate) mod client;
+mod containerd;
+mod runtime;
+mod tap;
+
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use keelson_actors::{
+    clock::Clock,
+    inspect::{Mailbox, Recorder},
+    metrics::Metrics,
+    pulls::{PullCoordinator, PullCoordinatorParts, core::Policy},
+    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
+    supervise::{self, Fatal},
+};
+use keelson_cri::{
+    front::{self, FrontParts, FrontSettings},
+    listen::{Bound, SocketFile},
+    runtime::ContainerRuntime,
+};
+use keelson_storage::MemoryStore;
+use tokio::{sync::watch, task::JoinHandle};
+
+pub(crate) use client::{Client, EMPTY, Reply, frame, frame_bytes, unframe};
+pub(crate) use containerd::Containerd;
+pub(crate) use runtime::{
+    Call, FakeRuntime, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, VERSION, grpc_head, grpc_ok, grpc_status,
+};
+pub(crate) use tap::Frame;
+use tap::{Frames, Tap};
+
+/// How long the front and the pulls hold a call while the runtime is away.
+pub(crate) const HOLD: Duration = Duration::from_secs(100);
+
+/// Runs a test on one thread, on paused time, within a virtual hour.
+pub(crate) fn run<F: Future<Output = ()>>(test: F) {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().expect("a runtime")
+    };
+    actix::System::with_tokio_rt(runtime).block_on(async {
+        tokio::time::timeout(Duration::from_secs(3600), test).await.expect("the test hangs");
+    });
+}
+
+/// Waits, in steps of virtual milliseconds, until something holds.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..600_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("waited 10 minutes in vain until {what}");
+}
+
+/// A folder with the sockets of a test.
+pub(crate) struct Sockets {
+    folder: tempfile::TempDir,
+}
+
+impl Sockets {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    pub(crate) fn runtime(&self) -> PathBuf {
+        self.folder.path().join("runtime.sock")
+    }
+
+    fn front(&self) -> PathBuf {
+        self.folder.path().join("cri.sock")
+    }
+}
+
+/// The agent's parts: the real front and the real actors.
+pub(crate) struct Agent {
+    pub(crate) socket: PathBuf,
+    pub(crate) settings: watch::Sender<FrontSettings>,
+    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) serving: Option<JoinHandle<()>>,
+    pub(crate) pulls: Mailbox<PullCoordinator>,
+    pub(crate) runtime: Mailbox<RuntimeClient>,
+    pub(crate) health: watch::Receiver<Health>,
+    pub(crate) metrics: Metrics,
+    _file: SocketFile,
+}
+
+impl Agent {
+    /// Starts the agent before a runtime that need not be there.
+    pub(crate) async fn start(sockets: &Sockets) -> Self {
+        Self::start_with(sockets, Policy { hold: HOLD, ..Policy::default() }).await
+    }
+
+    pub(crate) async fn start_with(sockets: &Sockets, policy: Policy) -> Self {
+        let fatal: Fatal = Arc::new(|reason: &str| panic!("{reason}"));
+        let (clock, metrics) = (Clock::start(), Metrics::default());
+        let (health, health_seen) = watch::channel(Health::Unknown);
+        let (_, progress_interval) = watch::channel(Duration::from_secs(1));
+        let recorder = Recorder::new("RuntimeClient", 32_768);
+        let parts = RuntimeClientParts {
+            runtime: Arc::new(ContainerRuntime::new(sockets.runtime(), "0123456789abcdef")),
+            clock,
+            metrics: metrics.clone(),
+            progress_interval,
+            health,
+            recorder: recorder.clone(),
+            fatal: fatal.clone(),
+        };
+        let runtime = Mailbox::new(supervise::start(None, move |_| RuntimeClient::new(parts)), recorder);
+        let recorder = Recorder::new("PullCoordinator", 32_768);
+        let parts = PullCoordinatorParts {
+            policy,
+            owner: "0123456789abcdef".into(),
+            store: Arc::new(MemoryStore::new()),
+            clock,
+            runtime: runtime.clone(),
+            metrics: metrics.clone(),
+            changes: watch::channel(0).0,
+            recorder: recorder.clone(),
+            fatal,
+        };
+        let pulls = Mailbox::new(supervise::start(None, move |_| PullCoordinator::new(parts)), recorder);
+        let (settings, live) = watch::channel(FrontSettings { hold: HOLD, offer_pull_option: true });
+        let (stop, stopped) = watch::channel(false);
+        let parts = FrontParts {
+            runtime_socket: sockets.runtime(),
+            pulls: pulls.clone(),
+            metrics: metrics.clone(),
+            settings: live,
+        };
+        let socket = sockets.front();
+        let (listener, file) = Bound::bind(&socket, 0o600).await.expect("binds").into_parts();
+        let serving = Some(tokio::spawn(front::serve(listener, parts, stopped)));
+        Self { socket, settings, stop, serving, pulls, runtime, health: health_seen, metrics, _file: file }
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(&self.socket).await
+    }
+
+    /// Waits until the probe has found the runtime.
+    pub(crate) async fn runtime_up(&self) {
+        until("the runtime is up", || matches!(*self.health.borrow(), Health::Up { .. })).await;
+    }
+
+    /// How many messages of a kind the coordinator has handled.
+    pub(crate) fn handled(&self, message: &str) -> u64 {
+        let messages = self.pulls.recorder().overview().messages;
+        messages.iter().find(|of| of.message == message).map_or(0, |of| of.handled)
+    }
+}
+
+/// A channel of tonic's, as another make of client.
+pub(crate) async fn tonic_channel(socket: &Path) -> tonic::transport::Channel {
+    let socket = socket.to_owned();
+    let connect = tower::service_fn(move |_: tonic::transport::Uri| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector(connect).await.expect("connects")
+}

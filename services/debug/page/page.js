@@ -1,0 +1,499 @@
+// The page: takes the agent's state from /debug/events and shows it.
+//
+// Everything that comes from the agent is set as text and never as markup: image names are written by
+// whoever asks for a pull.
+
+import { bytes, duration, image, left, micros, number, part, plural, state } from "./format.js";
+
+const SILENCE_MS = 15_000; // The agent sends at least every 5 s.
+const RETRY_MS = [500, 1_000, 2_000, 5_000];
+const DETAIL_MS = 2_000;
+
+const byId = (id) => document.getElementById(id);
+const expanded = new Map(); // Actor name -> when its detail was asked for last.
+let last = null; // The last document.
+let heard = 0; // When it came, by this machine's clock.
+let clockAhead = 0; // The agent's clock minus this one's.
+
+// ---- small tools ----
+
+function text(element, value) {
+  if (element.textContent !== value) element.textContent = value;
+}
+
+function attribute(element, name, value) {
+  const wanted = String(value);
+  if (element.getAttribute(name) !== wanted) element.setAttribute(name, wanted);
+}
+
+function make(tag, className, ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.append(...children);
+  return element;
+}
+
+function partOf(element, name) {
+  return element.querySelector(`[data-part="${name}"]`);
+}
+
+function slot(tag, name, className = "") {
+  const element = make(tag, className);
+  element.dataset.part = name;
+  return element;
+}
+
+function show(element, value) {
+  text(element, value);
+  element.hidden = value === "";
+}
+
+// Makes the keyed children of `parent` those of `items`, in order, keeping the elements of items that
+// stay. Children without a key (the head of a table) come first and are left alone.
+function sync(parent, items, key, create, update) {
+  const keyed = [...parent.children].filter((child) => child.dataset.key !== undefined);
+  const old = new Map(keyed.map((child) => [child.dataset.key, child]));
+  let next = keyed[0] ?? null;
+  for (const item of items) {
+    const name = String(key(item));
+    let element = old.get(name);
+    old.delete(name);
+    if (!element) {
+      element = create(item);
+      element.dataset.key = name;
+    }
+    if (element === next) next = next.nextElementSibling;
+    else parent.insertBefore(element, next);
+    update(element, item);
+  }
+  for (const element of old.values()) element.remove();
+}
+
+const agentNow = () => Date.now() + clockAhead;
+const since = (ms) => duration(agentNow() - ms);
+
+function moment(ms) {
+  return new Date(ms).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+}
+
+function nameOf(pull) {
+  const name = make("span", "image");
+  const { from, base, version } = image(pull.image);
+  name.title = pull.image;
+  name.append(make("span", "from", from), make("b", "", base), make("span", "version", version));
+  return name;
+}
+
+// ---- the head ----
+
+function showVersion(version) {
+  if (!version) return;
+  text(byId("node"), version.node_name);
+  text(byId("version"), `version ${version.version}`);
+  text(byId("uptime"), version.started_unix_ms ? `up ${since(version.started_unix_ms)}` : "");
+  text(byId("instance"), version.instance_id ? `instance ${version.instance_id}` : "");
+  const ready = byId("ready");
+  text(ready, version.ready ? "ready" : "not ready");
+  ready.dataset.tone = version.ready ? "good" : "bad";
+  text(byId("ready-note"), version.started_unix_ms ? `since ${moment(version.started_unix_ms)}` : "");
+  show(byId("not-ready"), version.ready ? "" : `Not ready: ${version.not_ready_reasons.join("; ") || "no reason given"}.`);
+  text(byId("runtime-note"), version.runtime_endpoint);
+}
+
+function showFacts(pulls, version) {
+  const limit = pulls.limit ?? { max_parallel_image_pulls: 0 };
+  const most = limit.max_parallel_image_pulls;
+  text(byId("limit"), most ? `${pulls.running} of ${most} in use` : `${pulls.running} running`);
+  byId("limit").dataset.tone = most && pulls.running >= most && pulls.queued ? "busy" : "";
+  const notes = [most ? `when full: ${limit.when_full}` : "no limit"];
+  if (limit.overridden) notes.push(`set by hand, settings say ${limit.configured || "no limit"}`);
+  if (limit.per_registry) notes.push(`${limit.per_registry} a registry`);
+  if (limit.enforced_by === "runtime") notes.push("counted by the runtime");
+  if (limit.enforce_note) notes.push(limit.enforce_note);
+  text(byId("limit-note"), notes.join(" · "));
+
+  text(byId("queued"), `${number(pulls.queued)} waiting`);
+  const oldest = pulls.oldest_wait_ms + (agentNow() - last.now_unix_ms);
+  text(byId("queued-note"), [
+    pulls.queued ? `oldest ${duration(oldest)}` : "nothing waits",
+    plural(pulls.callers, "caller"),
+  ].join(" · "));
+
+  const moving = pulls.pulls.map((pull) => pull.progress).filter(Boolean);
+  const speed = moving.reduce((sum, progress) => sum + progress.bytes_per_second, 0);
+  const toGo = moving.reduce((sum, p) => sum + Math.max(0, p.bytes_total - p.bytes_done), 0);
+  text(byId("speed"), `${bytes(speed)}/s`);
+  text(byId("speed-note"), toGo ? `${bytes(toGo)} to go in running pulls` : "nothing to download");
+
+  const runtime = byId("runtime");
+  const name = version?.runtime_name ? `${version.runtime_name} ${version.runtime_version}` : "runtime";
+  const health = pulls.runtime_health;
+  text(runtime, health === "up" ? name : `${name} ${health}`);
+  runtime.dataset.tone = { up: "good", down: "bad" }[health] ?? "busy";
+  if (pulls.runtime_error) text(byId("runtime-note"), pulls.runtime_error);
+}
+
+// ---- pulls ----
+
+const RUNNING = new Set(["running", "running_present", "waiting_for_runtime", "abandoned"]);
+
+function createRunning(pull) {
+  const item = make("li", "pull");
+  item.dataset.pullId = pull.id;
+  const bar = slot("div", "bar", "bar");
+  bar.setAttribute("role", "progressbar");
+  bar.setAttribute("aria-label", `Download of ${pull.image}`);
+  bar.append(make("div", "fill"));
+  item.append(
+    make("div", "line", nameOf(pull), slot("span", "badges", "badges")),
+    bar,
+    make("div", "line small", slot("span", "done"), slot("span", "meta", "meta")),
+  );
+  return item;
+}
+
+function badges(element, pull) {
+  const wanted = [];
+  if (pull.state !== "running" && RUNNING.has(pull.state)) wanted.push([state(pull.state), "busy"]);
+  if (pull.state === "held" || pull.state === "retrying") wanted.push([state(pull.state), "busy"]);
+  if (pull.resumed) wanted.push(["resumed", "info"]);
+  if (pull.attempts > 1) wanted.push([`attempt ${pull.attempts}`, "busy"]);
+  if (pull.with_credentials) wanted.push(["with credentials", ""]);
+  sync(element, wanted, ([label]) => label, ([label]) => make("span", "badge", label), (badge, [, tone]) => {
+    badge.dataset.tone = tone;
+  });
+}
+
+function updateRunning(item, pull) {
+  item.dataset.state = pull.state;
+  badges(partOf(item, "badges"), pull);
+  const progress = pull.progress;
+  const bar = partOf(item, "bar");
+  const share = part(progress);
+  const stalled = progress && progress.idle_ms >= 5_000 && share !== null && share < 1;
+  bar.dataset.kind = share === null ? "unknown" : stalled ? "stalled" : "known";
+  bar.firstElementChild.style.transform = `scaleX(${share ?? 1})`;
+  const done = [];
+  if (share === null) {
+    bar.removeAttribute("aria-valuenow");
+    if (progress?.bytes_done) done.push(bytes(progress.bytes_done));
+  } else {
+    attribute(bar, "aria-valuenow", Math.floor(share * 100));
+    done.push(`${Math.floor(share * 100)} %`, `${bytes(progress.bytes_done)} of ${bytes(progress.bytes_total)}`);
+  }
+  if (progress?.layers_total) done.push(`${progress.layers_done}/${progress.layers_total} layers`);
+  if (stalled) done.push(`no byte for ${duration(progress.idle_ms)}`);
+  else if (progress?.bytes_per_second && share !== 1) done.push(`${bytes(progress.bytes_per_second)}/s`);
+  const toGo = left(progress);
+  if (toGo !== null) done.push(`${duration(toGo)} left`);
+  text(partOf(item, "done"), done.join(" · ") || "progress is not known");
+
+  const meta = [];
+  if (progress?.phase && progress.phase !== "downloading") meta.push(progress.phase);
+  if (pull.pod) meta.push(pull.pod);
+  meta.push(plural(pull.callers, "caller"));
+  if (pull.started_unix_ms) meta.push(`running ${since(pull.started_unix_ms)}`);
+  text(partOf(item, "meta"), meta.join(" · "));
+}
+
+function createQueued(pull) {
+  const item = make("li", "waiting");
+  item.dataset.pullId = pull.id;
+  item.append(
+    slot("span", "position", "position"),
+    make("div", "what", nameOf(pull), make("div", "small meta", slot("span", "meta"), slot("span", "badges", "badges"))),
+    slot("span", "wait", "wait"),
+  );
+  return item;
+}
+
+function updateQueued(item, pull) {
+  item.dataset.state = pull.state;
+  text(partOf(item, "position"), pull.position ? String(pull.position) : "–");
+  badges(partOf(item, "badges"), pull);
+  const meta = [];
+  if (pull.state === "checking") meta.push("is it there already?");
+  if (pull.pod) meta.push(pull.pod);
+  if (pull.callers !== 1) meta.push(plural(pull.callers, "caller"));
+  if (pull.error) meta.push(pull.error);
+  text(partOf(item, "meta"), meta.join(" · "));
+  text(partOf(item, "wait"), pull.requested_unix_ms ? since(pull.requested_unix_ms) : "");
+}
+
+function createFinished(pull) {
+  const item = make("li", "waiting");
+  item.dataset.pullId = pull.id;
+  const label = slot("span", "state", "badge");
+  item.append(
+    label,
+    make("div", "what", nameOf(pull), slot("div", "meta", "small meta"), slot("div", "error", "error")),
+    slot("span", "wait", "wait"),
+  );
+  return item;
+}
+
+function updateFinished(item, pull) {
+  item.dataset.state = pull.state;
+  const label = partOf(item, "state");
+  text(label, state(pull.state));
+  label.dataset.tone = { succeeded: "good", failed: "bad" }[pull.state] ?? "";
+  const meta = [];
+  const begun = pull.started_unix_ms || pull.requested_unix_ms;
+  if (begun && pull.finished_unix_ms) meta.push(`took ${duration(pull.finished_unix_ms - begun)}`);
+  if (pull.progress?.bytes_done) meta.push(bytes(pull.progress.bytes_done));
+  if (pull.attempts > 1) meta.push(plural(pull.attempts, "attempt"));
+  if (pull.resumed) meta.push("resumed");
+  text(partOf(item, "meta"), meta.join(" · "));
+  show(partOf(item, "error"), pull.error);
+  const wait = partOf(item, "wait");
+  text(wait, `${since(pull.finished_unix_ms)} ago`);
+  attribute(wait, "title", moment(pull.finished_unix_ms));
+}
+
+function empty(name, count) {
+  document.querySelector(`[data-empty="${name}"]`).hidden = count > 0;
+}
+
+function showPulls(pulls) {
+  const running = pulls.pulls.filter((pull) => RUNNING.has(pull.state));
+  const waiting = pulls.pulls.filter((pull) => !RUNNING.has(pull.state));
+  sync(byId("running"), running, (pull) => pull.id, createRunning, updateRunning);
+  sync(byId("queue"), waiting, (pull) => pull.id, createQueued, updateQueued);
+  sync(byId("finished"), pulls.finished, (pull) => pull.id, createFinished, updateFinished);
+  empty("running", running.length);
+  empty("queue", waiting.length);
+  empty("finished", pulls.finished.length);
+  const listed = waiting.filter((pull) => pull.position > 0).length;
+  show(byId("queue-more"), pulls.queued > listed ? `and ${number(pulls.queued - listed)} more` : "");
+}
+
+// ---- actors ----
+
+const TONES = { running: "good", starting: "busy", restarting: "bad", stopped: "bad", "not answering": "bad", off: "" };
+let actorNumber = 0;
+
+function cell(name, className = "") {
+  const element = slot("td", name, className);
+  element.setAttribute("role", "cell");
+  return element;
+}
+
+function createActor(actor) {
+  const group = make("tbody");
+  group.setAttribute("role", "rowgroup");
+  group.dataset.actor = actor.name;
+  actorNumber += 1;
+  const button = make("button", "toggle", actor.name);
+  button.type = "button";
+  button.setAttribute("aria-expanded", "false");
+  button.setAttribute("aria-controls", `actor-${actorNumber}`);
+  const head = make("th", "", button, slot("span", "summary", "small meta"));
+  head.scope = "row";
+  head.setAttribute("role", "rowheader");
+  const status = cell("status-cell");
+  status.append(slot("span", "status", "badge"));
+  const mailbox = cell("mailbox", "number");
+  mailbox.dataset.label = "mailbox";
+  const handled = cell("handled", "number");
+  handled.dataset.label = "handled";
+  const p99 = cell("p99", "number");
+  p99.dataset.label = "p99";
+  const restarts = cell("restarts", "number");
+  restarts.dataset.label = "restarts";
+  const row = make("tr", "actor", head, status, mailbox, handled, p99, restarts, cell("error", "error"));
+  row.setAttribute("role", "row");
+  row.addEventListener("click", (event) => {
+    // A click that ends a selection of text is none.
+    if (event.target.closest("a") || String(window.getSelection())) return;
+    toggle(group, button);
+  });
+  const detail = make("td", "detail", make("p", "meta", "loading"));
+  detail.id = `actor-${actorNumber}`;
+  detail.colSpan = 7;
+  detail.setAttribute("role", "cell");
+  const detailRow = make("tr", "detail-row", detail);
+  detailRow.setAttribute("role", "row");
+  detailRow.hidden = true;
+  group.append(row, detailRow);
+  return group;
+}
+
+function toggle(group, button) {
+  const name = group.dataset.actor;
+  const open = !expanded.has(name);
+  if (open) expanded.set(name, 0);
+  else expanded.delete(name);
+  button.setAttribute("aria-expanded", String(open));
+  group.querySelector(".detail-row").hidden = !open;
+  history.replaceState(null, "", open ? `#actor/${encodeURIComponent(name)}` : location.pathname);
+  if (open) loadDetail(name);
+}
+
+// `#actor/NAME` opens that actor, so that what one sees can be sent to another.
+function openLinked() {
+  const linked = location.hash.startsWith("#actor/") && document.querySelector(
+    `[data-actor="${CSS.escape(decodeURIComponent(location.hash.slice("#actor/".length)))}"]`,
+  );
+  if (!linked || expanded.has(linked.dataset.actor)) return;
+  toggle(linked, linked.querySelector(".toggle"));
+  linked.scrollIntoView({ block: "start" });
+}
+
+function updateActor(group, actor) {
+  const status = partOf(group, "status");
+  text(status, actor.status);
+  status.dataset.tone = TONES[actor.status] ?? "busy";
+  text(partOf(group, "summary"), actor.summary);
+  const mailbox = partOf(group, "mailbox");
+  text(mailbox, actor.mailbox_capacity ? `${number(actor.mailbox_depth)} / ${number(actor.mailbox_capacity)}` : "–");
+  mailbox.dataset.tone = actor.mailbox_depth > actor.mailbox_capacity / 2 ? "busy" : "";
+  text(partOf(group, "handled"), number(actor.messages.reduce((sum, message) => sum + message.handled, 0)));
+  const slowest = actor.messages.length ? Math.max(...actor.messages.map((message) => message.p99_us)) : null;
+  text(partOf(group, "p99"), slowest === null ? "–" : micros(slowest));
+  const restarts = partOf(group, "restarts");
+  text(restarts, number(actor.restarts));
+  restarts.dataset.tone = actor.restarts > 3 ? "busy" : "";
+  const ago = actor.last_error_unix_ms ? `${since(actor.last_error_unix_ms)} ago: ` : "";
+  text(partOf(group, "error"), actor.last_error ? ago + actor.last_error : "");
+  if (expanded.has(actor.name)) loadDetail(actor.name);
+}
+
+async function loadDetail(name) {
+  const now = Date.now();
+  if (now - expanded.get(name) < DETAIL_MS) return;
+  expanded.set(name, now);
+  const detail = document.querySelector(`[data-actor="${CSS.escape(name)}"] .detail`);
+  try {
+    const response = await fetch(`/debug/actors/${encodeURIComponent(name)}`, { signal: AbortSignal.timeout(8_000) });
+    const actor = await response.json();
+    if (!response.ok) throw new Error(actor.error);
+    // While text in it is selected it is left as it is.
+    const selection = window.getSelection();
+    if (String(selection) && detail.contains(selection.anchorNode)) return;
+    const scrolled = detail.querySelector("pre")?.scrollTop ?? 0;
+    detail.replaceChildren(...detailOf(actor));
+    detail.querySelector("pre").scrollTop = scrolled;
+  } catch (error) {
+    if (detail) detail.replaceChildren(make("p", "error", `This actor could not be read: ${error.message}`));
+  }
+}
+
+function block(title, ...children) {
+  return make("div", "block", make("h3", "", title), ...children);
+}
+
+function detailOf(actor) {
+  const events = make("ol", "events");
+  for (const event of [...actor.events].reverse()) {
+    const time = make("time", "", `${since(event.unix_ms)} ago`);
+    time.title = moment(event.unix_ms);
+    events.append(make("li", "", time, make("span", "", event.text)));
+  }
+  const stateBlock = make("pre", "", JSON.stringify(actor.state, null, 2));
+  stateBlock.tabIndex = 0;
+  stateBlock.setAttribute("aria-label", `State of ${actor.name}`);
+  return [
+    block("Messages", actor.messages.length ? messagesOf(actor) : make("p", "meta", "none yet")),
+    block("Last events", actor.events.length ? events : make("p", "meta", "none yet")),
+    block("State", stateBlock),
+  ];
+}
+
+function messagesOf(actor) {
+  const head = make("tr", "");
+  for (const title of ["", "handled", "busy", "p50", "p90", "p99", "max"]) {
+    const th = make("th", title ? "number" : "", title || "message");
+    th.scope = "col";
+    head.append(th);
+  }
+  const rows = actor.messages.map((message) => {
+    const name = make("th", "", message.message);
+    name.scope = "row";
+    const values = [number(message.handled), number(message.rejected_busy)];
+    values.push(...[message.p50_us, message.p90_us, message.p99_us, message.max_us].map(micros));
+    return make("tr", "", name, ...values.map((value) => make("td", "number", value)));
+  });
+  return make("div", "scroll", make("table", "messages", make("thead", "", head), make("tbody", "", ...rows)));
+}
+
+function showActors(actors) {
+  sync(byId("actors"), actors, (actor) => actor.name, createActor, updateActor);
+}
+
+// ---- connection ----
+
+function render() {
+  if (!last) return;
+  showVersion(last.version);
+  show(byId("pulls-error"), last.pulls ? "" : `The pulls cannot be shown: ${last.pulls_error}.`);
+  if (last.pulls) {
+    showFacts(last.pulls, last.version);
+    showPulls(last.pulls);
+    const { running, queued } = last.pulls;
+    document.title = `${running} running, ${number(queued)} queued · ${last.version?.node_name ?? ""} · Keelson`;
+  }
+  showActors(last.actors);
+  if (byId("main").getAttribute("aria-busy") === "true") {
+    byId("main").setAttribute("aria-busy", "false");
+    openLinked();
+  }
+}
+
+function connection(name) {
+  const pill = byId("connection");
+  if (pill.dataset.state === name) return;
+  pill.dataset.state = name;
+  text(pill, { connecting: "connecting", live: "live", lost: "connection lost" }[name]);
+  document.body.dataset.connection = name;
+  if (name !== "lost") byId("lost").hidden = true;
+}
+
+function showLost() {
+  const banner = byId("lost");
+  const seen = heard ? ` What you see is from ${new Date(heard).toLocaleTimeString()}.` : "";
+  text(banner, `The connection to the agent is lost.${seen} Trying again.`);
+  banner.hidden = false;
+}
+
+let source = null;
+let failures = 0;
+let retry = 0;
+
+function connect() {
+  clearTimeout(retry);
+  source?.close();
+  source = new EventSource("/debug/events");
+  const mine = source;
+  const opened = Date.now();
+  source.addEventListener("state", (event) => {
+    last = JSON.parse(event.data);
+    heard = Date.now();
+    clockAhead = last.now_unix_ms - heard;
+    failures = 0;
+    connection("live");
+    render();
+  });
+  source.onerror = () => lose(mine);
+  source.heardSince = () => Math.max(opened, heard);
+}
+
+function lose(which) {
+  if (which !== source) return;
+  which.close();
+  const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)];
+  failures += 1;
+  connection("lost");
+  showLost();
+  clearTimeout(retry);
+  retry = setTimeout(connect, wait);
+}
+
+setInterval(() => {
+  const open = source && source.readyState !== EventSource.CLOSED;
+  if (open && Date.now() - source.heardSince() > SILENCE_MS) lose(source);
+  // Waits and ages go on between two events, but not while nobody knows whether they do.
+  if (document.body.dataset.connection === "live" && !document.hidden) render();
+}, 1_000);
+
+window.addEventListener("hashchange", openLinked);
+connect();

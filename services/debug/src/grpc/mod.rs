@@ -1,0 +1,100 @@
+//! The debug API over gRPC.
+//!
+//! Owns: the server on the unix socket: the Debug service, reflection (v1 and v1alpha) and health.
+//! In: a bound listener, the view, and the end. Out: answers until the end, then a short time to finish.
+
+mod health;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use futures_util::{Stream, stream};
+use keelson_proto::{FILE_DESCRIPTOR_SET, debug::debug_server::DebugServer};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+use crate::{
+    AgentView, ServeError,
+    connection::{Guarded, admit},
+};
+
+pub(crate) use service::{DEFAULT_QUEUED, max_queued, no_such_actor};
+
+/// The gRPC service's full name, also the one by which its health can be asked.
+const SERVICE: &str = "keelson.debug.v1.Debug";
+
+/// Connections at once; each costs a file descriptor and a few kilobytes.
+const CONNECTIONS: usize = 512;
+/// Calls at once on one connection.
+const STREAMS: u32 = 128;
+/// A peer that does not answer a ping is gone, though its socket may be open (a stopped process).
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long calls may take to finish at the end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Serves the debug API on `listener` until `shutdown`.
+///
+/// Health follows [`AgentView::readyz`]. At the end watchers get UNAVAILABLE, and calls that do not
+/// finish within two seconds are cut off.
+///
+/// # Errors
+/// The transport failed; a single connection's trouble is none.
+pub async fn serve_grpc<V: AgentView>(
+    listener: UnixListener,
+    view: V,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    let stop = CancellationToken::new();
+    // Whoever stops waiting for this function also ends the watchers of connections that are left.
+    let _stop_on_drop = stop.clone().drop_guard();
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // The descriptors also hold the CRI and containerd's APIs, which are not served here.
+            .with_service_name(SERVICE)
+            .with_service_name("grpc.health.v1.Health")
+    };
+    health::report(&reporter, &view).await;
+    let serving = Server::builder()
+        .max_concurrent_streams(STREAMS)
+        .http2_max_header_list_size(16 * 1024)
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .add_service(DebugServer::new(service::DebugService::new(view.clone(), stop.clone())))
+        .add_service(health_service)
+        .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)
+        .add_service(reflection().build_v1alpha().map_err(ServeError::Reflection)?)
+        .serve_with_incoming_shutdown(incoming(listener), stop.clone().cancelled_owned());
+    tokio::pin!(serving);
+    tokio::select! {
+        result = &mut serving => return result.map_err(ServeError::Grpc),
+        () = shutdown => {}
+        never = health::follow(&reporter, &view) => match never {},
+    }
+    health::stopping(&reporter).await;
+    stop.cancel();
+    match tokio::time::timeout(GRACE, serving).await {
+        Ok(result) => result.map_err(ServeError::Grpc),
+        Err(_) => {
+            tracing::debug!("debug API calls were still open at the end");
+            Ok(())
+        }
+    }
+}
+
+fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<Guarded<UnixStream>>> + Send {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    stream::unfold((listener, slots), |(listener, slots)| async move {
+        let connection = admit(&slots, || async { listener.accept().await.map(|(stream, _)| stream) }).await;
+        Some((Ok(connection), (listener, slots)))
+    })
+}

@@ -1,0 +1,146 @@
+//! The JSON documents and the metrics.
+//!
+//! Owns: `/version`, `/metrics`, `/debug/actors`, `/debug/actors/{name}`, `/debug/pulls`,
+//! `/debug/storage`, `/debug/config`, and how errors look: `{"error": "..."}`.
+//! In: requests. Out: documents with the field names of debug.proto, indented for people with curl.
+
+use axum::{
+    extract::{Path, Query, State, rejection::QueryRejection},
+    http::{
+        HeaderValue, StatusCode, Uri,
+        header::{CONTENT_TYPE, RETRY_AFTER},
+    },
+    response::{IntoResponse, Response},
+};
+use keelson_proto::debug as pb;
+use serde::{Deserialize, Serialize};
+
+use super::Shared;
+use crate::{
+    AgentView, ViewError,
+    grpc::{max_queued, no_such_actor},
+    view::{answer, within},
+};
+
+/// Prometheus' own name for what `prometheus-client` writes.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// An answer that says what was wrong.
+#[derive(Debug)]
+pub(super) struct Failure {
+    status: StatusCode,
+    text: String,
+}
+
+impl Failure {
+    pub(super) fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Self { status, text: text.into() }
+    }
+}
+
+impl From<ViewError> for Failure {
+    fn from(error: ViewError) -> Self {
+        let status = match error {
+            ViewError::Busy(_) | ViewError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ViewError::Invalid(_) => StatusCode::BAD_REQUEST,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+#[derive(Serialize)]
+struct ErrorDocument<'a> {
+    error: &'a str,
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Document(ErrorDocument { error: &self.text })).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// Indented JSON.
+pub(super) struct Document<T>(T);
+
+impl<T: Serialize> IntoResponse for Document<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_vec_pretty(&self.0) {
+            Ok(mut json) => {
+                json.push(b'\n');
+                ([(CONTENT_TYPE, "application/json")], json).into_response()
+            }
+            Err(error) => {
+                // Only a map with keys that are no strings could fail, and there is none.
+                tracing::error!(%error, "a debug document could not be written as JSON");
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            }
+        }
+    }
+}
+
+type Answer<T> = Result<Document<T>, Failure>;
+
+pub(super) async fn version<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::GetVersionResponse> {
+    Ok(Document(within(shared.view.version()).await?))
+}
+
+pub(super) async fn metrics<V: AgentView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
+    let text = within(shared.view.metrics()).await?;
+    Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}
+
+/// `/debug/actors` is an object, so that something can be added to it.
+#[derive(Serialize)]
+pub(super) struct Actors {
+    actors: Vec<pb::Actor>,
+}
+
+pub(super) async fn actors<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<Actors> {
+    Ok(Document(Actors { actors: within(shared.view.actors()).await? }))
+}
+
+pub(super) async fn actor<V: AgentView>(
+    State(shared): State<Shared<V>>,
+    Path(name): Path<String>,
+) -> Answer<pb::Actor> {
+    let actor = within(shared.view.actor(&name)).await?;
+    let actor = actor.ok_or_else(|| Failure::new(StatusCode::NOT_FOUND, no_such_actor(&name, &shared.view)))?;
+    Ok(Document(actor))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PullsQuery {
+    #[serde(default)]
+    max_queued: u32,
+}
+
+pub(super) async fn pulls<V: AgentView>(
+    State(shared): State<Shared<V>>,
+    query: Result<Query<PullsQuery>, QueryRejection>,
+) -> Answer<pb::PullList> {
+    let Query(query) = query.map_err(|error| Failure::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let max_queued = max_queued(query.max_queued)?;
+    Ok(Document(answer(shared.view.pulls(max_queued)).await?))
+}
+
+pub(super) async fn storage<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::Storage> {
+    Ok(Document(answer(shared.view.storage()).await?))
+}
+
+pub(super) async fn config<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::Config> {
+    Ok(Document(within(shared.view.config()).await?))
+}
+
+pub(super) async fn not_found(uri: Uri) -> Failure {
+    let text = format!(
+        "there is nothing at {}; there is: / /livez /readyz /metrics /version /debug/actors /debug/actors/NAME \
+         /debug/pulls /debug/storage /debug/config /debug/events",
+        uri.path()
+    );
+    Failure::new(StatusCode::NOT_FOUND, text)
+}

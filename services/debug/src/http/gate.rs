@@ -1,0 +1,123 @@
+//! What every request passes and every answer carries.
+//!
+//! Owns: the check of the `Host` against DNS rebinding, the methods that are served, and the headers
+//! that keep a browser from doing more with an answer than showing it.
+//! In: requests. Out: 400, 405 or 421, or what the routes behind answer, with headers.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::{
+    extract::Request,
+    http::{
+        HeaderName, HeaderValue, Method, StatusCode, Version,
+        header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS},
+        uri::Authority,
+    },
+    middleware::Next,
+    response::{IntoResponse as _, Response},
+};
+
+use super::documents::Failure;
+
+/// Own scripts and styles, requests to this server, and nothing else; in no frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Lets a request through, or not.
+pub(super) async fn pass(bound: SocketAddr, request: Request, next: Next) -> Response {
+    let mut response = match check(bound, &request) {
+        Ok(()) => next.run(request).await,
+        Err(failure) => failure.into_response(),
+    };
+    let refused_method = response.status() == StatusCode::METHOD_NOT_ALLOWED;
+    let headers = response.headers_mut();
+    if refused_method {
+        headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    }
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn check(bound: SocketAddr, request: &Request) -> Result<(), Failure> {
+    let hosts = hosts(request)?;
+    if let Some(host) = hosts.iter().find(|host| !host_allowed(bound.ip(), host.host())) {
+        let text = format!("the host {host:?} is not served here; use localhost or the address {bound}");
+        return Err(Failure::new(StatusCode::MISDIRECTED_REQUEST, text));
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let text = format!("{} is not served here; only GET and HEAD are", request.method());
+        return Err(Failure::new(StatusCode::METHOD_NOT_ALLOWED, text));
+    }
+    Ok(())
+}
+
+/// Every host that the request names. HTTP/1.0 clients may name none; browsers always do.
+fn hosts(request: &Request) -> Result<Vec<Authority>, Failure> {
+    let bad = |text: &str| Failure::new(StatusCode::BAD_REQUEST, text);
+    let mut hosts: Vec<Authority> = request.uri().authority().cloned().into_iter().collect();
+    for header in request.headers().get_all(HOST) {
+        let host = Authority::try_from(header.as_bytes());
+        hosts.push(host.map_err(|_| bad("the Host header is not a host with or without a port"))?);
+    }
+    match hosts.is_empty() && request.version() >= Version::HTTP_11 {
+        true => Err(bad("the Host header is missing")),
+        false => Ok(hosts),
+    }
+}
+
+/// A page of another site reaches this server only through a name that its owner controls, so names are
+/// refused but for those that always mean this machine. Of addresses, loopback and the bound one are
+/// served; on a wildcard address every one of the machine's.
+fn host_allowed(bound: IpAddr, host: &str) -> bool {
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    match host.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback() || address == bound || bound.is_unspecified(),
+        Err(_) => {
+            let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+            name == "localhost" || name.ends_with(".localhost")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts() {
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        let lan: IpAddr = "192.0.2.7".parse().unwrap();
+        let all: IpAddr = "::".parse().unwrap();
+        for (bound, host, allowed) in [
+            (loopback, "localhost", true),
+            (loopback, "LocalHost.", true),
+            (loopback, "node.localhost", true),
+            (loopback, "127.0.0.1", true),
+            (loopback, "127.9.9.9", true),
+            (loopback, "[::1]", true),
+            (loopback, "192.0.2.7", false),
+            (loopback, "evil.example", false),
+            (loopback, "localhost.evil.example", false),
+            (loopback, "notlocalhost", false),
+            (loopback, "127.0.0.1.evil.example", false),
+            (loopback, "", false),
+            (lan, "192.0.2.7", true),
+            (lan, "192.0.2.8", false),
+            (lan, "node-7", false),
+            (all, "192.0.2.7", true),
+            (all, "[2001:db8::1]", true),
+            (all, "evil.example", false),
+        ] {
+            assert_eq!(host_allowed(bound, host), allowed, "{host:?} on {bound}");
+        }
+    }
+}

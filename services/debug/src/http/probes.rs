@@ -1,0 +1,94 @@
+//! `/livez` and `/readyz`, as Kubernetes components have them.
+//!
+//! Owns: how checks are shown: `ok`, or with `?verbose` and on failure one line a check.
+//! In: the view's checks. Out: 200 or 500.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::{
+    extract::{RawQuery, State},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse as _, Response},
+};
+
+use super::Shared;
+use crate::{AgentView, Check, view::within};
+
+pub(super) async fn livez<V: AgentView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+    let checks = within(shared.view.livez()).await;
+    respond("livez", checks.unwrap_or_else(|error| silent(&error.to_string())), query.as_deref())
+}
+
+pub(super) async fn readyz<V: AgentView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+    let checks = within(shared.view.readyz()).await;
+    respond("readyz", checks.unwrap_or_else(|error| silent(&error.to_string())), query.as_deref())
+}
+
+/// Stands for the checks of an agent that did not say how it is.
+fn silent(reason: &str) -> Vec<Check> {
+    vec![Check { name: "answers".into(), ok: false, message: reason.into(), since_unix_ms: 0 }]
+}
+
+fn respond(endpoint: &str, checks: Vec<Check>, query: Option<&str>) -> Response {
+    let passed = checks.iter().all(|check| check.ok);
+    let mut parameters = query.unwrap_or_default().split('&').map(|parameter| parameter.split('=').next());
+    let verbose = parameters.any(|name| name == Some("verbose"));
+    let text = if passed && !verbose { "ok".into() } else { report(endpoint, &checks, passed, now_unix_ms()) };
+    let status = if passed { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+    (status, [(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
+}
+
+fn report(endpoint: &str, checks: &[Check], passed: bool, now_unix_ms: i64) -> String {
+    let mut text = String::new();
+    for check in checks {
+        let line = match (check.ok, since(check, now_unix_ms)) {
+            (true, _) => format!("[+]{} ok\n", check.name),
+            (false, since) => format!("[-]{} failed: {}{since}\n", check.name, one_line(&check.message)),
+        };
+        text.push_str(&line);
+    }
+    text.push_str(&format!("{endpoint} check {}\n", if passed { "passed" } else { "failed" }));
+    text
+}
+
+fn since(check: &Check, now_unix_ms: i64) -> String {
+    match check.since_unix_ms {
+        0 => String::new(),
+        since => format!(" (for {} s)", now_unix_ms.saturating_sub(since).max(0) / 1000),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+pub(super) fn now_unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_one_line_a_check() {
+        let check = |name: &str, ok, message: &str, since_unix_ms| Check {
+            name: name.into(),
+            ok,
+            message: message.into(),
+            since_unix_ms,
+        };
+        let checks = [
+            check("store", true, "", 0),
+            check("runtime", false, "no answer on\n/run/containerd/containerd.sock", 1_000),
+            check("clock", false, "unset", 0),
+        ];
+        let expected = "[+]store ok\n\
+                        [-]runtime failed: no answer on /run/containerd/containerd.sock (for 12 s)\n\
+                        [-]clock failed: unset\n\
+                        readyz check failed\n";
+        assert_eq!(report("readyz", &checks, false, 13_999), expected);
+        assert_eq!(report("livez", &checks[..1], true, 0), "[+]store ok\nlivez check passed\n");
+    }
+}

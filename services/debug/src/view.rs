@@ -1,0 +1,97 @@
+//! What the debug endpoint needs from the agent.
+//!
+//! Owns: [`AgentView`], its errors, and the bound on how long it may take to answer.
+//! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1`.
+
+use std::{future::Future, time::Duration};
+
+use keelson_proto::debug as pb;
+use tokio::sync::watch;
+
+/// How long the agent may take to answer before the asker is told that it does not.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The agent as seen from outside. The binary implements it on its actors; tests script it.
+///
+/// Implementations are cheap to clone and never hold a lock over an await.
+pub trait AgentView: Clone + Send + Sync + 'static {
+    /// Who is answering.
+    fn version(&self) -> impl Future<Output = pb::GetVersionResponse> + Send;
+
+    /// Every actor, without state and events.
+    fn actors(&self) -> impl Future<Output = Vec<pb::Actor>> + Send;
+
+    /// One actor whole; `None` if there is none of that name.
+    fn actor(&self, name: &str) -> impl Future<Output = Option<pb::Actor>> + Send;
+
+    /// The names that [`AgentView::actor`] knows.
+    fn actor_names(&self) -> Vec<String>;
+
+    /// Running pulls, at most `max_queued` of the queue, and the newest finished ones.
+    fn pulls(&self, max_queued: u32) -> impl Future<Output = Result<pb::PullList, ViewError>> + Send;
+
+    /// Bumped whenever pulls or actors changed. A bump too many costs little, one too few leaves a
+    /// watcher with old news.
+    fn changes(&self) -> watch::Receiver<u64>;
+
+    /// The limit in force.
+    fn limit(&self) -> impl Future<Output = Result<pb::Limit, ViewError>> + Send;
+
+    /// Changes the limit: 0 for none, `None` for what the settings say.
+    fn set_limit(&self, limit: Option<u32>) -> impl Future<Output = Result<pb::Limit, ViewError>> + Send;
+
+    /// The durable state.
+    fn storage(&self) -> impl Future<Output = Result<pb::Storage, ViewError>> + Send;
+
+    /// Effective settings.
+    fn config(&self) -> impl Future<Output = pb::Config> + Send;
+
+    /// Whether the process should live on: what only a restart can mend.
+    fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
+
+    /// Whether the agent can do its work now.
+    fn readyz(&self) -> impl Future<Output = Vec<Check>> + Send;
+
+    /// All metrics as OpenMetrics text, `# EOF` included.
+    fn metrics(&self) -> impl Future<Output = String> + Send;
+}
+
+/// One thing that `/livez` or `/readyz` looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// A short name without spaces.
+    pub name: String,
+    /// Whether all is well with it.
+    pub ok: bool,
+    /// Why not, a sentence; shown only where `ok` is false.
+    pub message: String,
+    /// Since when it is so; 0 if that is not known.
+    pub since_unix_ms: i64,
+}
+
+/// Why the agent did not answer a question.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ViewError {
+    /// The one who was asked has too much to do; the question was not taken. Asking again helps.
+    #[error("{0}")]
+    Busy(String),
+    /// The one who was asked is not there now.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The question makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Waits for an answer, but not for ever: an actor that is stuck must not take its watchers along.
+pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
+    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
+        let seconds = ANSWER_TIMEOUT.as_secs();
+        ViewError::Unavailable(format!("the agent did not answer within {seconds} s; an actor may be stuck"))
+    })
+}
+
+/// [`within`] for answers that may be errors themselves.
+pub(crate) async fn answer<T>(answer: impl Future<Output = Result<T, ViewError>>) -> Result<T, ViewError> {
+    within(answer).await.and_then(|answer| answer)
+}

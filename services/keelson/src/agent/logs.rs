@@ -1,0 +1,35 @@
+//! Logs.
+//!
+//! Owns: the one subscriber. In: `agent.log` and `agent.log_format`. Out: lines on standard error,
+//! where journald and people look. The filter changes live.
+
+use anyhow::Context as _;
+use keelson_config::{Agent, LogFormat};
+use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _};
+
+/// Changes the filter of the running process.
+#[derive(Debug, Clone)]
+pub(super) struct Filter(reload::Handle<EnvFilter, Registry>);
+
+impl Filter {
+    pub(super) fn set(&self, directives: &str) -> anyhow::Result<()> {
+        let filter = EnvFilter::try_new(directives).context("agent.log")?;
+        self.0.reload(filter).context("the log filter cannot be changed")
+    }
+}
+
+pub(super) fn start(settings: &Agent) -> anyhow::Result<Filter> {
+    let filter = EnvFilter::try_new(&settings.log).context("agent.log")?;
+    let (filter, handle) = reload::Layer::new(filter);
+    let registry = tracing_subscriber::registry().with(filter);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match settings.log_format {
+        LogFormat::Json => registry.with(lines.json()).try_init(),
+        LogFormat::Text => {
+            let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            registry.with(lines.with_ansi(colours)).try_init()
+        }
+    }
+    .context("logging cannot be started")?;
+    Ok(Filter(handle))
+}

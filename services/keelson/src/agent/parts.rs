@@ -1,0 +1,197 @@
+//! The parts of a running agent.
+//!
+//! Owns: making them from settings, in order. In: settings and the CRI listener. Out: [`Running`].
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use keelson_actors::{
+    clock::Clock,
+    inspect::{Mailbox, Recorder},
+    metrics::Metrics,
+    pulls::{PullCoordinator, PullCoordinatorParts, core::Policy},
+    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
+    supervise::{self, Fatal},
+};
+use keelson_config::{Enforce, Gate, Loaded, Settings, WhenFull};
+use keelson_cri::{
+    front::{FrontParts, FrontSettings},
+    runtime::ContainerRuntime,
+};
+use keelson_storage::{Outcome, SledStore, StateStore, Table};
+use tokio::{net::UnixListener, sync::watch};
+
+use super::{
+    front::FrontThread,
+    panics,
+    view::{View, ViewParts},
+};
+
+/// The mailbox of the PullCoordinator: larger than any burst a node makes (kubelets run at most a few
+/// hundred pods), so that "busy" means trouble; a message is some hundred bytes.
+const PULLS_MAILBOX: usize = 32_768;
+/// The mailbox of the RuntimeClient: each message belongs to one of the coordinator's.
+const RUNTIME_MAILBOX: usize = 32_768;
+/// Key of the state folder's id in table `meta`.
+const INSTANCE_KEY: &[u8] = b"instance_id";
+
+/// Holds the agent's process id, in the state folder; removed at a clean end.
+pub(super) const PID_FILE: &str = "keelson.pid";
+
+/// What changes at run time, and what ends.
+pub(super) struct Running {
+    pub(super) loaded: watch::Sender<Arc<Loaded>>,
+    pub(super) pulls: Mailbox<PullCoordinator>,
+    pub(super) front: FrontThread,
+    pub(super) front_settings: watch::Sender<FrontSettings>,
+    pub(super) progress_interval: watch::Sender<std::time::Duration>,
+    pub(super) stop_debug: watch::Sender<bool>,
+    pub(super) view: View,
+}
+
+/// What the core of pulls decides by.
+pub(super) fn policy(settings: &Settings) -> Policy {
+    let (pulls, gates) = (&settings.pulls, &settings.feature_gates);
+    let some = |duration: std::time::Duration| (!duration.is_zero()).then_some(duration);
+    Policy {
+        limit: if pulls.serialize_image_pulls { 1 } else { pulls.max_parallel_image_pulls },
+        reject: pulls.when_full == WhenFull::Reject,
+        enforce_by_runtime: pulls.enforce == Enforce::Runtime && gates.enabled(Gate::PullOption),
+        per_registry: pulls.per_registry_max_parallel_image_pulls,
+        present_slots: pulls.max_parallel_present_images,
+        max_queue_time: some(pulls.max_queue_time),
+        max_callers: pulls.max_queued_callers as usize,
+        cancel_grace: pulls.cancel_grace,
+        resume_window: pulls.resume_window,
+        keep_progress: pulls.keep_progress && gates.enabled(Gate::KeepPullProgress),
+        progress_retention: pulls.progress_retention,
+        stall_timeout: some(pulls.stall_timeout),
+        reject_retries: pulls.reject_retries,
+        reject_interval: pulls.reject_retry_interval,
+        runtime_retries: pulls.runtime_retries,
+        reentry_window: pulls.reentry_window,
+        hold: settings.cri.hold_timeout,
+        deduplicate: gates.enabled(Gate::PullDeduplication),
+        fast_lane: gates.enabled(Gate::PresentImageFastLane),
+        resume: gates.enabled(Gate::ResumePulls),
+        obey_option: gates.enabled(Gate::PullOption),
+    }
+}
+
+/// What the CRI front goes by.
+pub(super) fn front_settings(settings: &Settings) -> FrontSettings {
+    FrontSettings {
+        hold: settings.cri.hold_timeout,
+        offer_pull_option: settings.feature_gates.enabled(Gate::PullOption),
+    }
+}
+
+pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Running> {
+    let settings = loaded.settings.clone();
+    let store = open(&settings)?;
+    let instance = instance_id(&*store)?;
+    let fatal: Fatal = Arc::new(panics::fatal);
+    let clock = Clock::start();
+    let metrics = Metrics::default();
+    let (health, health_seen) = watch::channel(Health::Unknown);
+    let (changes, _) = watch::channel(0);
+    let (progress_interval, interval) = watch::channel(settings.pulls.progress_interval);
+    let endpoint = settings.cri.runtime_endpoint.path().to_owned();
+
+    let recorder = Recorder::new("RuntimeClient", RUNTIME_MAILBOX);
+    let make = {
+        let (recorder, metrics, fatal) = (recorder.clone(), metrics.clone(), fatal.clone());
+        let (endpoint, owner) = (endpoint.clone(), instance.clone());
+        move |ctx: &mut actix::Context<RuntimeClient>| {
+            ctx.set_mailbox_capacity(RUNTIME_MAILBOX);
+            // The channel's tasks live where it is made: on this actor's arbiter.
+            let runtime = Arc::new(ContainerRuntime::new(endpoint, &owner));
+            RuntimeClient::new(RuntimeClientParts {
+                runtime,
+                clock,
+                metrics,
+                progress_interval: interval,
+                health,
+                recorder,
+                fatal,
+            })
+        }
+    };
+    let arbiter = actix::Arbiter::new();
+    let runtime = Mailbox::new(supervise::start(Some(&arbiter.handle()), make), recorder);
+
+    let recorder = Recorder::new("PullCoordinator", PULLS_MAILBOX);
+    let parts = PullCoordinatorParts {
+        policy: policy(&settings),
+        owner: instance.clone(),
+        store: store.clone(),
+        clock,
+        runtime: runtime.clone(),
+        metrics: metrics.clone(),
+        changes: changes.clone(),
+        recorder: recorder.clone(),
+        fatal,
+    };
+    let arbiter = actix::Arbiter::new();
+    let pulls = supervise::start(Some(&arbiter.handle()), move |ctx| {
+        ctx.set_mailbox_capacity(PULLS_MAILBOX);
+        PullCoordinator::new(parts)
+    });
+    let pulls = Mailbox::new(pulls, recorder);
+
+    let (front_settings, live) = watch::channel(front_settings(&settings));
+    let front_parts =
+        FrontParts { runtime_socket: endpoint, pulls: pulls.clone(), metrics: metrics.clone(), settings: live };
+    let front = FrontThread::start(listener, front_parts)?;
+    let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
+    let (stop_debug, _) = watch::channel(false);
+    let view = View::new(ViewParts {
+        pulls: pulls.clone(),
+        runtime,
+        health: health_seen,
+        changes,
+        store,
+        instance,
+        loaded: loaded_seen,
+        metrics,
+    });
+    Ok(Running { loaded, pulls, front, front_settings, progress_interval, stop_debug, view })
+}
+
+fn open(settings: &Settings) -> anyhow::Result<Arc<SledStore>> {
+    let opened = keelson_storage::open(&settings.agent.state_dir)?;
+    match &opened.outcome {
+        Outcome::Created => tracing::info!(state_dir = %settings.agent.state_dir.display(), "new state"),
+        Outcome::Opened => {}
+        Outcome::Migrated { from, to } => tracing::info!(from, to, "state migrated to a newer schema"),
+        Outcome::Recovered { moved_to, reason, .. } => tracing::error!(
+            moved_to = %moved_to.display(),
+            reason,
+            "THE STATE WAS DAMAGED and was moved aside; the agent starts anew without it"
+        ),
+        other => tracing::info!(?other, "state opened"),
+    }
+    // For people and scripts; the lock, not this file, keeps a second agent out.
+    let pid_file = settings.agent.state_dir.join(PID_FILE);
+    if let Err(error) = std::fs::write(&pid_file, format!("{}\n", std::process::id())) {
+        tracing::warn!(%error, file = %pid_file.display(), "cannot write the process id");
+    }
+    Ok(opened.store)
+}
+
+/// The random id that a state folder has for its life.
+fn instance_id(store: &dyn StateStore) -> anyhow::Result<String> {
+    let known = store.get(Table::Meta, INSTANCE_KEY).context("cannot read the state")?;
+    if let Some(id) = known.and_then(|bytes| String::from_utf8(bytes).ok()).filter(|id| is_id(id)) {
+        return Ok(id);
+    }
+    let id = format!("{:016x}", rand::random::<u64>());
+    let mut batch = keelson_storage::Batch::new();
+    batch.put(Table::Meta, INSTANCE_KEY, id.as_bytes());
+    store.apply(&batch).context("cannot write the state")?;
+    Ok(id)
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}

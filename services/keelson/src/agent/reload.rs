@@ -1,0 +1,50 @@
+//! SIGHUP: the settings are read again.
+//!
+//! Owns: taking over what can change live, and saying what cannot. In: the same sources as at the
+//! start. Out: new settings for the parts. Wrong settings change nothing.
+
+use std::sync::Arc;
+
+use super::{logs::Filter, parts, parts::Running, systemd};
+use crate::settings::SettingsArgs;
+
+pub(super) fn reload(args: &SettingsArgs, running: &mut Running, filter: &Filter) {
+    systemd::reloading(false);
+    if let Err(error) = take_over(args, running, filter) {
+        tracing::error!("the settings are not reloaded, the old ones stay: {error}");
+    }
+    systemd::reloading(true);
+}
+
+fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Result<(), String> {
+    let mut loaded = args.load().map_err(|errors| errors.to_string())?;
+    let before = running.loaded.borrow().settings.clone();
+    let changes = before.diff(&loaded.settings);
+    if changes.is_empty() {
+        tracing::info!("settings read again: nothing has changed");
+        return Ok(());
+    }
+    let settings = before.with_live_of(&loaded.settings)?;
+    for change in &changes.live {
+        tracing::info!(key = change.key, old = %change.old, new = %change.new, "setting changed");
+    }
+    for change in &changes.needs_restart {
+        tracing::warn!(key = change.key, old = %change.old, new = %change.new, "setting changes at the next start only");
+    }
+    if settings.agent.log != before.agent.log {
+        filter.set(&settings.agent.log).map_err(|error| format!("{error:#}"))?;
+    }
+    running.pulls.deliver(keelson_actors::pulls::Configure { policy: parts::policy(&settings) });
+    running.front_settings.send_replace(parts::front_settings(&settings));
+    running.progress_interval.send_replace(settings.pulls.progress_interval);
+    // What is shown as in force must be what is: keys that wait for a restart keep their old entry.
+    let shown = running.loaded.borrow().clone();
+    for entry in loaded.entries.iter_mut().filter(|entry| !entry.live) {
+        if let Some(old) = shown.entries.iter().find(|old| old.key == entry.key) {
+            *entry = old.clone();
+        }
+    }
+    loaded.settings = Arc::new(settings);
+    running.loaded.send_replace(Arc::new(loaded));
+    Ok(())
+}

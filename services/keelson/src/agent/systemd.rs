@@ -1,0 +1,92 @@
+//! systemd: readiness, watchdog, socket activation.
+//!
+//! Owns: what is told to and taken from the service manager; without one, nothing happens. In:
+//! `LISTEN_FDS` with the names `cri` and `debug`, `WATCHDOG_USEC`, `NOTIFY_SOCKET`. Out:
+//! notifications; the watchdog is fed only while the actors answer.
+
+use std::{os::unix::net::UnixListener, time::Duration};
+
+use keelson_config::Settings;
+use sd_notify::NotifyState;
+
+use super::view::View;
+
+/// Sockets that systemd made for us: they outlive the agent, so that a restart refuses no connection.
+#[derive(Debug, Default)]
+pub(super) struct Inherited {
+    pub(super) cri: Option<UnixListener>,
+    pub(super) debug: Option<UnixListener>,
+}
+
+/// Takes the sockets over, by the names that the socket unit gives them (`FileDescriptorName=`); an
+/// unnamed one is the CRI's.
+pub(super) fn inherited_sockets() -> Inherited {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names: Vec<&str> = names.split(':').collect();
+    let mut fds = listenfd::ListenFd::from_env();
+    let mut inherited = Inherited::default();
+    for index in 0..fds.len() {
+        let listener = match fds.take_unix_listener(index) {
+            Ok(Some(listener)) => listener,
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::warn!(index, %error, "a socket from systemd is no unix stream socket; it is not used");
+                continue;
+            }
+        };
+        match names.get(index).copied().unwrap_or_default() {
+            "debug" => inherited.debug = Some(listener),
+            _ => inherited.cri = Some(listener),
+        }
+    }
+    inherited
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "systemd could not be notified");
+    }
+}
+
+pub(super) fn ready(settings: &Settings) {
+    let status = format!("serving {} before {}", settings.cri.listen, settings.cri.runtime_endpoint);
+    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+pub(super) fn stopping() {
+    notify(&[NotifyState::Stopping, NotifyState::Status("no new pulls; waiting for those that run")]);
+}
+
+/// Told to systemd around a reload of the settings.
+pub(super) fn reloading(done: bool) {
+    if done {
+        notify(&[NotifyState::Ready]);
+    } else if let Ok(at) = NotifyState::monotonic_usec_now() {
+        notify(&[NotifyState::Reloading, at]);
+    }
+}
+
+/// Ends the feeding when dropped.
+#[derive(Debug)]
+pub(super) struct Watchdog(tokio::task::JoinHandle<()>);
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Feeds the watchdog, if systemd has one on us, at a third of its time.
+pub(super) fn watchdog(view: View) -> Option<Watchdog> {
+    let limit = sd_notify::watchdog_enabled()?;
+    let pause = (limit / 3).max(Duration::from_millis(10));
+    Some(Watchdog(actix::spawn(async move {
+        loop {
+            match view.stuck().await {
+                None => notify(&[NotifyState::Watchdog]),
+                Some(actor) => tracing::error!(actor, "does not answer; the watchdog is not fed"),
+            }
+            tokio::time::sleep(pause).await;
+        }
+    })))
+}

@@ -1,0 +1,222 @@
+//! `keelson actors [NAME]`.
+//!
+//! In: the debug API's actors. Out: a table of all, or one in full.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use keelson_proto::debug as pb;
+use serde_json::Value;
+
+use super::{
+    AgentArgs, Output, client, exit,
+    format::{clean, micros, one_line, since_ms},
+    output::{json, print},
+    table::Table,
+};
+
+/// Shows the actors of a running agent.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson actors                       all of them: health, mailbox, restarts, last error\n  \
+    keelson actors PullCoordinator       one in full: messages, last events, state\n  \
+    keelson actors -o json | jq -r '.actors[] | select(.status != \"running\") | .name'")]
+pub(crate) struct ActorsArgs {
+    /// Show this one in full.
+    name: Option<String>,
+    /// How to write it.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+/// Runs `keelson actors`.
+///
+/// # Errors
+/// The agent cannot be reached, refuses, or has no such actor.
+pub(crate) async fn run_actors(args: ActorsArgs) -> anyhow::Result<ExitCode> {
+    exit(run(args).await)
+}
+
+async fn run(args: ActorsArgs) -> anyhow::Result<()> {
+    let mut client = client::open(&args.agent).await?;
+    let text = match args.name {
+        Some(name) => {
+            let answer = client.get_actor(client::request(pb::GetActorRequest { name })).await;
+            let actor = answer.map_err(client::Refused::from)?.into_inner();
+            match args.output {
+                Output::Json => json(&actor)?,
+                Output::Table => one(&actor, super::pulls::now_unix_ms()),
+            }
+        }
+        None => {
+            let answer = client.list_actors(client::request(pb::ListActorsRequest {})).await;
+            let actors = answer.map_err(client::Refused::from)?.into_inner().actors;
+            match args.output {
+                Output::Json => json(&serde_json::json!({ "actors": actors }))?,
+                Output::Table => all(&actors, super::pulls::now_unix_ms()),
+            }
+        }
+    };
+    print(&text)?;
+    Ok(())
+}
+
+fn all(actors: &[pb::Actor], now: i64) -> String {
+    let mut table = Table::new(&["NAME", "STATUS", "MAILBOX", "HANDLED", "P99", "RESTARTS", "UP", "SUMMARY"]);
+    for actor in actors {
+        let handled: u64 = actor.messages.iter().map(|message| message.handled).sum();
+        let p99 = actor.messages.iter().map(|message| message.p99_us).max();
+        table.row([
+            clean(&actor.name),
+            clean(&actor.status),
+            format!("{}/{}", actor.mailbox_depth, actor.mailbox_capacity),
+            handled.to_string(),
+            p99.map(micros).unwrap_or_default(),
+            actor.restarts.to_string(),
+            since_ms(actor.started_unix_ms, now),
+            one_line(&actor.summary),
+        ]);
+    }
+    let mut text = table.text();
+    let failed: Vec<&pb::Actor> = actors.iter().filter(|actor| !actor.last_error.is_empty()).collect();
+    if !failed.is_empty() {
+        text.push_str("\nLast errors:\n");
+    }
+    for actor in failed {
+        let ago = since_ms(actor.last_error_unix_ms, now);
+        text.push_str(&format!("  {} ({ago} ago): {}\n", clean(&actor.name), one_line(&actor.last_error)));
+    }
+    text
+}
+
+fn one(actor: &pb::Actor, now: i64) -> String {
+    let mut lines = vec![
+        format!("Name:      {}", clean(&actor.name)),
+        format!("Status:    {}", clean(&actor.status)),
+        format!("Summary:   {}", one_line(&actor.summary)),
+        format!("Up:        {}", since_ms(actor.started_unix_ms, now)),
+        format!("Mailbox:   {} of {}", actor.mailbox_depth, actor.mailbox_capacity),
+        format!("Restarts:  {}", actor.restarts),
+    ];
+    if !actor.last_error.is_empty() {
+        let ago = since_ms(actor.last_error_unix_ms, now);
+        lines.push(format!("Error:     {} ({ago} ago)", one_line(&actor.last_error)));
+    }
+    let mut text = lines.join("\n");
+    text.push('\n');
+    if !actor.messages.is_empty() {
+        text.push('\n');
+        text.push_str(&messages(&actor.messages));
+    }
+    if !actor.events.is_empty() {
+        text.push_str("\nEvents, newest last:\n");
+    }
+    for event in &actor.events {
+        text.push_str(&format!("  {:>8} ago  {}\n", since_ms(event.unix_ms, now), one_line(&event.text)));
+    }
+    if !actor.state_json.is_empty() {
+        text.push_str("\nState:\n");
+        text.push_str(&state(&actor.state_json));
+    }
+    text
+}
+
+fn messages(messages: &[pb::MessageStats]) -> String {
+    let mut table = Table::new(&["MESSAGE", "HANDLED", "BUSY", "P50", "P90", "P99", "MAX"]);
+    for message in messages {
+        table.row([
+            clean(&message.message),
+            message.handled.to_string(),
+            message.rejected_busy.to_string(),
+            micros(message.p50_us),
+            micros(message.p90_us),
+            micros(message.p99_us),
+            micros(message.max_us),
+        ]);
+    }
+    table.text()
+}
+
+fn state(text: &str) -> String {
+    let parsed = serde_json::from_str::<Value>(text).and_then(|value| serde_json::to_string_pretty(&value));
+    let shown = parsed.unwrap_or_else(|_| text.to_owned());
+    shown.lines().map(|line| format!("  {}\n", clean(line))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn actor() -> pb::Actor {
+        pb::Actor {
+            name: "PullCoordinator".into(),
+            status: "running".into(),
+            summary: "3 running, 12 queued".into(),
+            mailbox_depth: 2,
+            mailbox_capacity: 1024,
+            restarts: 1,
+            started_unix_ms: 1_000,
+            last_error: "the store\nrefused".into(),
+            last_error_unix_ms: 40_000,
+            messages: vec![pb::MessageStats {
+                message: "RequestPull".into(),
+                handled: u64::MAX / 2,
+                rejected_busy: 3,
+                p50_us: 58,
+                p90_us: 137,
+                p99_us: 1_920,
+                max_us: 2_000_000,
+            }],
+            events: vec![pb::ActorEvent { unix_ms: 60_000, text: "pull 7 started\x1b[31m".into() }],
+            state_json: r#"{"limit":3}"#.into(),
+        }
+    }
+
+    #[test]
+    fn all_as_a_table() {
+        let off = pb::Actor { name: "LeaseRenewer".into(), status: "off".into(), ..pb::Actor::default() };
+        let expected = "\
+NAME             STATUS   MAILBOX  HANDLED              P99    RESTARTS  UP     SUMMARY
+PullCoordinator  running  2/1024   9223372036854775807  1.9ms  1         1m00s  3 running, 12 queued
+LeaseRenewer     off      0/0      0                    -      0         -      -
+
+Last errors:
+  PullCoordinator (21s ago): the store refused
+";
+        assert_eq!(all(&[actor(), off], 61_000), expected);
+    }
+
+    #[test]
+    fn one_in_full() {
+        let expected = "\
+Name:      PullCoordinator
+Status:    running
+Summary:   3 running, 12 queued
+Up:        1m00s
+Mailbox:   2 of 1024
+Restarts:  1
+Error:     the store refused (21s ago)
+
+MESSAGE      HANDLED              BUSY  P50   P90    P99    MAX
+RequestPull  9223372036854775807  3     58us  137us  1.9ms  2.0s
+
+Events, newest last:
+      1.0s ago  pull 7 started\u{fffd}[31m
+
+State:
+  {
+    \"limit\": 3
+  }
+";
+        assert_eq!(one(&actor(), 61_000), expected);
+    }
+
+    #[test]
+    fn json_embeds_the_state() {
+        let document: Value = serde_json::from_str(&json(&actor()).unwrap()).unwrap();
+        assert_eq!(document["state"]["limit"], 3);
+        assert_eq!(document["messages"][0]["rejected_busy"], 3);
+    }
+}

@@ -1,0 +1,195 @@
+//! Reaching the agent.
+//!
+//! Owns: where its debug socket is, the connection, and what to tell a person when that fails.
+//! In: [`AgentArgs`](super::AgentArgs). Out: a client of `keelson.debug.v1`.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use hyper_util::rt::TokioIo;
+use keelson_config::SocketSpec;
+use keelson_proto::debug::debug_client::DebugClient;
+use tokio::net::UnixStream;
+use tonic::{
+    Code, Request, Status,
+    transport::{Channel, Endpoint},
+};
+
+use super::AgentArgs;
+use crate::settings::SettingsArgs;
+
+/// How long a single answer may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Lists of ten thousand queued pulls are larger than gRPC's default allows.
+const MAX_MESSAGE: usize = 64 * 1024 * 1024;
+
+/// A client of the debug API.
+pub(super) type Client = DebugClient<Channel>;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    /// Nobody listens.
+    #[error(
+        "no agent answers on {socket}: {reason}. Is it running (systemctl status keelson)? \
+         If its debug socket is elsewhere, name it with --socket"
+    )]
+    NotRunning {
+        /// The socket.
+        socket: SocketSpec,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Not allowed.
+    #[error("permission to open {socket} is denied; run as root, or as a member of the socket's group")]
+    Denied {
+        /// The socket.
+        socket: SocketSpec,
+    },
+    /// Something else.
+    #[error("{socket} cannot be opened")]
+    Other {
+        /// The socket.
+        socket: SocketSpec,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody listens, but does not speak gRPC.
+    #[error("what listens on {socket} does not answer as a Keelson agent")]
+    NotAnAgent {
+        /// The socket.
+        socket: SocketSpec,
+        /// Why.
+        #[source]
+        source: tonic::transport::Error,
+    },
+}
+
+impl ConnectError {
+    fn new(socket: &SocketSpec, error: io::Error) -> Self {
+        let socket = socket.clone();
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NotRunning { socket, reason: "there is no such socket" },
+            io::ErrorKind::ConnectionRefused => {
+                Self::NotRunning { socket, reason: "nobody listens on it (left by an agent that ended)" }
+            }
+            io::ErrorKind::PermissionDenied => Self::Denied { socket },
+            _ => Self::Other { socket, source: error },
+        }
+    }
+
+    /// Whether waiting can help.
+    pub(super) fn may_come_back(&self) -> bool {
+        !matches!(self, Self::Denied { .. })
+    }
+}
+
+/// The socket that the arguments mean, or that the settings name.
+///
+/// # Errors
+/// The settings are needed and wrong.
+pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
+    if let Some(socket) = &args.socket {
+        return Ok(socket.clone());
+    }
+    let settings = SettingsArgs { config: args.config.clone(), sets: Vec::new(), feature_gates: Vec::new() };
+    let loaded = settings.load().context("the settings do not say where the debug socket is; name it with --socket")?;
+    Ok(loaded.settings.debug.listen.clone())
+}
+
+/// Connects once; a connection that ends is not made again behind the caller's back.
+///
+/// # Errors
+/// Nobody is there, or we may not.
+pub(super) async fn connect(socket: &SocketSpec) -> Result<Client, ConnectError> {
+    let path = PathBuf::from(socket.path());
+    let stream = UnixStream::connect(&path).await.map_err(|error| ConnectError::new(socket, error))?;
+    let once = Mutex::new(Some(TokioIo::new(stream)));
+    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+        let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        std::future::ready(stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+    });
+    let endpoint = Endpoint::from_static("http://localhost")
+        .connect_timeout(ANSWER_TIMEOUT)
+        .http2_keep_alive_interval(Duration::from_secs(15))
+        .keep_alive_timeout(Duration::from_secs(15))
+        .keep_alive_while_idle(true);
+    let channel = endpoint.connect_with_connector(connector).await;
+    let channel = channel.map_err(|source| ConnectError::NotAnAgent { socket: socket.clone(), source })?;
+    Ok(DebugClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+}
+
+/// The socket and the connection in one.
+pub(super) async fn open(args: &AgentArgs) -> anyhow::Result<Client> {
+    Ok(connect(&socket(args)?).await?)
+}
+
+/// A request that does not wait for ever.
+pub(super) fn request<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(ANSWER_TIMEOUT);
+    request
+}
+
+/// What a status means to a person.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Refused(String);
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        let said = super::format::one_line(status.message());
+        Self(match status.code() {
+            Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => said,
+            Code::ResourceExhausted => format!("the agent is busy, try again: {said}"),
+            Code::Unavailable => format!("the agent cannot say now: {said}"),
+            Code::DeadlineExceeded | Code::Cancelled => {
+                format!("the agent did not answer within {} s", ANSWER_TIMEOUT.as_secs())
+            }
+            Code::Unimplemented => "the agent is older than this command and does not know the question".into(),
+            code => format!("the agent failed to answer ({code:?}): {said}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(path: &std::path::Path) -> SocketSpec {
+        SocketSpec::parse(&format!("unix://{}", path.display())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn errors_name_the_socket_and_what_to_do() {
+        let folder = std::env::temp_dir().join(format!("keelson-cli-client-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let missing = connect(&spec(&folder.join("none.sock"))).await.unwrap_err();
+        assert!(missing.to_string().contains("none.sock: there is no such socket. Is it running"), "{missing}");
+        assert!(missing.may_come_back());
+
+        let stale = folder.join("stale.sock");
+        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+        let stale = connect(&spec(&stale)).await.unwrap_err();
+        assert!(stale.to_string().contains("nobody listens"), "{stale}");
+
+        let denied = ConnectError::new(&spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
+        assert!(denied.to_string().contains("socket's group"), "{denied}");
+        assert!(!denied.may_come_back());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn statuses_in_words() {
+        let said = |status: Status| Refused::from(status).to_string();
+        assert_eq!(said(Status::not_found("there is no actor \"x\"")), "there is no actor \"x\"");
+        assert_eq!(said(Status::resource_exhausted("full")), "the agent is busy, try again: full");
+        assert_eq!(said(Status::internal("a\x1bb")), "the agent failed to answer (Internal): a\u{fffd}b");
+    }
+}

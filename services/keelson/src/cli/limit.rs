@@ -1,0 +1,128 @@
+//! `keelson limit [N | --reset]`.
+//!
+//! In: the debug API's limit. Out: what is in force and why; a new one is in force at once.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use keelson_proto::debug::{self as pb, set_limit_request::To};
+
+use super::{
+    AgentArgs, Output, client, exit,
+    format::one_line,
+    output::{json, print},
+};
+
+/// Shows or changes the limit of parallel image pulls.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson limit            what is in force, and where it came from\n  \
+    keelson limit 5          five at a time from now on; running pulls go on, the queue moves up\n  \
+    keelson limit 1          one after the other\n  \
+    keelson limit 0          no limit\n  \
+    keelson limit --reset    back to what the settings say\n\n\
+    A limit set here stays over restarts of the agent until it is reset.")]
+pub(crate) struct LimitArgs {
+    /// The new limit; 0 for none.
+    #[arg(value_name = "N", conflicts_with = "reset")]
+    limit: Option<u32>,
+    /// Go back to what the settings say.
+    #[arg(long)]
+    reset: bool,
+    /// How to write the limit then in force.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+/// Runs `keelson limit`.
+///
+/// # Errors
+/// The agent cannot be reached, or refuses.
+pub(crate) async fn run_limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
+    exit(run(args).await)
+}
+
+async fn run(args: LimitArgs) -> anyhow::Result<()> {
+    let mut client = client::open(&args.agent).await?;
+    let to = match (args.limit, args.reset) {
+        (Some(limit), _) => Some(To::MaxParallelImagePulls(limit)),
+        (None, true) => Some(To::Reset(true)),
+        (None, false) => None,
+    };
+    let answer = match to {
+        None => client.get_limit(client::request(pb::GetLimitRequest {})).await,
+        to => client.set_limit(client::request(pb::SetLimitRequest { to })).await,
+    };
+    let limit = answer.map_err(client::Refused::from)?.into_inner();
+    let text = match args.output {
+        Output::Json => json(&limit)?,
+        Output::Table => describe(&limit),
+    };
+    print(&text)?;
+    Ok(())
+}
+
+fn words(limit: u32) -> String {
+    match limit {
+        0 => "no limit".into(),
+        1 => "1 (one after the other)".into(),
+        limit => limit.to_string(),
+    }
+}
+
+fn describe(limit: &pb::Limit) -> String {
+    let origin = if limit.overridden {
+        format!("set by hand; the settings say {} (keelson limit --reset goes back)", words(limit.configured))
+    } else {
+        "from the settings".into()
+    };
+    let mut lines = vec![
+        format!("Limit:         {}", words(limit.max_parallel_image_pulls)),
+        format!("Origin:        {origin}"),
+        format!("When full:     {}", one_line(&limit.when_full)),
+        format!("Counted by:    {}", one_line(&limit.enforced_by)),
+    ];
+    if limit.per_registry > 0 {
+        lines.push(format!("Per registry:  {}", limit.per_registry));
+    }
+    if !limit.enforce_note.is_empty() {
+        lines.push(format!("Note:          {}", one_line(&limit.enforce_note)));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_in_words() {
+        let plain = pb::Limit {
+            max_parallel_image_pulls: 3,
+            configured: 3,
+            when_full: "wait".into(),
+            enforced_by: "agent".into(),
+            ..pb::Limit::default()
+        };
+        let expected = "Limit:         3\nOrigin:        from the settings\nWhen full:     wait\nCounted by:    agent";
+        assert_eq!(describe(&plain), expected);
+        let odd = pb::Limit {
+            max_parallel_image_pulls: 0,
+            configured: 1,
+            overridden: true,
+            enforce_note: "the runtime is away".into(),
+            per_registry: 2,
+            ..plain
+        };
+        let expected = "\
+Limit:         no limit
+Origin:        set by hand; the settings say 1 (one after the other) (keelson limit --reset goes back)
+When full:     wait
+Counted by:    agent
+Per registry:  2
+Note:          the runtime is away";
+        assert_eq!(describe(&odd), expected);
+    }
+}

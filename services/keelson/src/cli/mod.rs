@@ -1,0 +1,60 @@
+//! The commands that look into a running agent: `keelson actors | pulls | limit | state`.
+//!
+//! Owns: their arguments, how they find and ask the agent, and how answers look.
+//! In: arguments, and the debug API on the agent's unix socket. Out: text or JSON on standard output,
+//! complaints on standard error, and exit codes: 0 well, 1 failed, 2 wrong usage.
+
+mod actors;
+mod client;
+mod format;
+mod limit;
+mod output;
+mod pulls;
+mod state;
+mod table;
+mod watch;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, ValueEnum};
+use keelson_config::{Errors, SocketSpec};
+
+pub(crate) use actors::{ActorsArgs, run_actors};
+pub(crate) use limit::{LimitArgs, run_limit};
+pub(crate) use output::{complain, print};
+pub(crate) use pulls::{PullsArgs, run_pulls};
+pub(crate) use state::{StateArgs, run_state};
+
+/// Which agent is asked.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AgentArgs {
+    /// The debug socket of the agent [default: debug.listen of the settings, as a rule
+    /// unix:///run/keelson/debug.sock].
+    #[arg(long, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
+    socket: Option<SocketSpec>,
+    /// The settings file that says where the debug socket is [default: /etc/keelson/keelson.toml, if it
+    /// exists].
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    config: Option<PathBuf>,
+}
+
+/// How the answer is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    Table,
+    /// For scripts; the fields are those of the debug API.
+    Json,
+}
+
+/// The exit code of a command; wrong settings are wrong usage.
+fn exit(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    match result {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) if error.downcast_ref::<Errors>().is_some() => {
+            complain(&format!("keelson: {error:#}"));
+            Ok(ExitCode::from(2))
+        }
+        Err(error) => Err(error),
+    }
+}

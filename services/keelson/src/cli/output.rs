@@ -1,0 +1,37 @@
+//! Writing to the terminal, or to whatever stands in its place.
+//!
+//! In: text. Out: standard output and standard error. A reader that left (`keelson pulls | head -1`) is
+//! no error.
+
+use std::io::{self, Write as _};
+
+/// Writes `text` to standard output and ends the line.
+///
+/// # Errors
+/// Standard output cannot be written to; a closed pipe is no error.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    match write(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// As [`print`], but a closed pipe is an error: for those who would go on writing.
+pub(super) fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    if !text.ends_with('\n') {
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}
+
+/// Writes a line to standard error. If even that fails there is nobody to tell.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
+}
+
+/// A document as indented JSON.
+pub(super) fn json(document: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(document)?)
+}

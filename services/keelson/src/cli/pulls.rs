@@ -1,0 +1,241 @@
+//! `keelson pulls [--watch]`.
+//!
+//! In: the debug API's pulls. Out: running, queued and finished pulls as a table or JSON, once; or, in
+//! [`watch`](super::watch), as they change.
+
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+use keelson_proto::debug as pb;
+
+use super::{
+    AgentArgs, Output, client, exit,
+    format::{clean, count, duration_ms, image, in_use, one_line, progress, since_ms, state},
+    output::{json, print},
+    table::Table,
+    watch,
+};
+
+/// Shows image pulls.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson pulls                                running, queued and lately finished pulls\n  \
+    keelson pulls --watch                        progress bars; survives a restart of the agent\n  \
+    keelson pulls --until-idle                   watch until nothing is running or queued\n  \
+    keelson pulls -o json | jq '.pulls[] | select(.state == \"running\") | .image'\n  \
+    keelson pulls --watch -o json                one document a line and a change\n\n\
+    States: checking (is it there already?), queued, running, running (present) (there already; beside the\n\
+    limit), waiting for runtime, retrying (when_full = \"reject\"), held (after a restart, for a caller with\n\
+    credentials), abandoned (no caller is left; ends soon).")]
+pub(crate) struct PullsArgs {
+    /// Stay and show changes until Ctrl-C.
+    #[arg(short, long)]
+    watch: bool,
+    /// Stay until nothing is running or queued.
+    #[arg(long)]
+    until_idle: bool,
+    /// List at most so many queued pulls; the counts are of all.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    max_queued: u32,
+    /// How to write it.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+/// Runs `keelson pulls`.
+///
+/// # Errors
+/// The agent cannot be reached, or refuses. While watching only the first contact must succeed.
+pub(crate) async fn run_pulls(args: PullsArgs) -> anyhow::Result<ExitCode> {
+    exit(run(args).await)
+}
+
+async fn run(args: PullsArgs) -> anyhow::Result<()> {
+    if args.watch || args.until_idle {
+        let socket = client::socket(&args.agent)?;
+        let watch = watch::Watch { socket, max_queued: args.max_queued, until_idle: args.until_idle };
+        return watch.run(args.output).await;
+    }
+    let mut client = client::open(&args.agent).await?;
+    let request = pb::ListPullsRequest { max_queued: args.max_queued };
+    let list = client.list_pulls(client::request(request)).await.map_err(client::Refused::from)?.into_inner();
+    let text = match args.output {
+        Output::Json => json(&list)?,
+        Output::Table => table(&list, now_unix_ms()),
+    };
+    print(&text)?;
+    Ok(())
+}
+
+/// The wall clock, as the agent's times are.
+pub(super) fn now_unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// `3 of 3 in use, 12 queued (oldest 1m37s), 15 callers, runtime up`.
+pub(super) fn summary(list: &pb::PullList) -> String {
+    let mut text = format!("{}, {} queued", in_use(list), list.queued);
+    if list.queued > 0 {
+        text.push_str(&format!(" (oldest {})", duration_ms(list.oldest_wait_ms)));
+    }
+    text.push_str(&format!(", {}, runtime {}", count(list.callers.into(), "caller"), clean(&list.runtime_health)));
+    if !list.runtime_error.is_empty() {
+        text.push_str(&format!(": {}", one_line(&list.runtime_error)));
+    }
+    text
+}
+
+fn table(list: &pb::PullList, now: i64) -> String {
+    let mut text = format!("{}\n", summary(list));
+    let mut current = Table::new(&["ID", "IMAGE", "STATE", "FOR", "CALLERS", "POD", "PROGRESS"]);
+    for pull in &list.pulls {
+        current.row(current_row(pull, now));
+    }
+    if !current.is_empty() {
+        text.push('\n');
+        text.push_str(&current.text());
+    }
+    let listed = list.pulls.iter().filter(|pull| pull.position > 0).count() as u64;
+    if u64::from(list.queued) > listed {
+        text.push_str(&format!("and {} more queued (--max-queued lists more)\n", u64::from(list.queued) - listed));
+    }
+    let mut finished = Table::new(&["ID", "FINISHED", "ENDED", "TOOK", "ATTEMPTS", "ERROR"]);
+    for pull in &list.finished {
+        let ended = format!("{} {} ago", state(pull), since_ms(pull.finished_unix_ms, now));
+        let took = took(pull).map(duration_ms).unwrap_or_default();
+        finished.row([
+            pull.id.to_string(),
+            image(&pull.image),
+            ended,
+            took,
+            pull.attempts.to_string(),
+            one_line(&pull.error),
+        ]);
+    }
+    if !finished.is_empty() {
+        text.push('\n');
+        text.push_str(&finished.text());
+    }
+    text
+}
+
+fn current_row(pull: &pb::Pull, now: i64) -> [String; 7] {
+    let state = match pull.position {
+        0 => state(pull),
+        position => format!("{} #{position}", state(pull)),
+    };
+    let since = if pull.started_unix_ms == 0 { pull.requested_unix_ms } else { pull.started_unix_ms };
+    let mut notes: Vec<String> = pull.progress.iter().map(progress).filter(|text| !text.is_empty()).collect();
+    if pull.attempts > 1 {
+        notes.push(format!("attempt {}", pull.attempts));
+    }
+    if pull.resumed {
+        notes.push("resumed".into());
+    }
+    if !pull.error.is_empty() {
+        notes.push(one_line(&pull.error));
+    }
+    [
+        pull.id.to_string(),
+        image(&pull.image),
+        state,
+        since_ms(since, now),
+        pull.callers.to_string(),
+        clean(&pull.pod),
+        notes.join("  "),
+    ]
+}
+
+/// How long a finished pull ran; of one that never started, how long it waited.
+pub(super) fn took(pull: &pb::Pull) -> Option<i64> {
+    let start = if pull.started_unix_ms == 0 { pull.requested_unix_ms } else { pull.started_unix_ms };
+    (pull.finished_unix_ms > 0 && start > 0).then(|| pull.finished_unix_ms.saturating_sub(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list() -> pb::PullList {
+        let running = pb::Pull {
+            id: 41,
+            image: "docker.io/library/postgres:17.2".into(),
+            state: pb::PullState::Running.into(),
+            callers: 2,
+            attempts: 2,
+            pod: "shop/db-0".into(),
+            requested_unix_ms: 1,
+            started_unix_ms: 50_000,
+            progress: Some(pb::Progress { bytes_done: 1 << 20, bytes_total: 4 << 20, ..pb::Progress::default() }),
+            resumed: true,
+            ..pb::Pull::default()
+        };
+        let queued = pb::Pull {
+            id: 42,
+            image: format!("ghcr.io/acme/x@sha256:{}", "ab".repeat(32)),
+            state: pb::PullState::Queued.into(),
+            position: 1,
+            callers: 1,
+            requested_unix_ms: 30_000,
+            ..pb::Pull::default()
+        };
+        let failed = pb::Pull {
+            id: 40,
+            image: "docker.io/library/nothing:1".into(),
+            state: pb::PullState::Failed.into(),
+            attempts: 4,
+            requested_unix_ms: 10_000,
+            started_unix_ms: 12_000,
+            finished_unix_ms: 55_000,
+            error: "not found".into(),
+            ..pb::Pull::default()
+        };
+        pb::PullList {
+            limit: Some(pb::Limit { max_parallel_image_pulls: 3, ..pb::Limit::default() }),
+            running: 1,
+            queued: 10_000,
+            callers: 10_002,
+            oldest_wait_ms: 97_000,
+            pulls: vec![running, queued],
+            finished: vec![failed],
+            runtime_health: "up".into(),
+            runtime_error: String::new(),
+        }
+    }
+
+    #[test]
+    fn pulls_as_a_table() {
+        let expected = "\
+1 of 3 in use, 10000 queued (oldest 1m37s), 10002 callers, runtime up
+
+ID  IMAGE                               STATE      FOR  CALLERS  POD        PROGRESS
+41  docker.io/library/postgres:17.2     running    10s  2        shop/db-0  25%  1.0 MiB of 4.0 MiB  attempt 2  resumed
+42  ghcr.io/acme/x@sha256:abababababab  queued #1  30s  1        -          -
+and 9999 more queued (--max-queued lists more)
+
+ID  FINISHED                     ENDED            TOOK  ATTEMPTS  ERROR
+40  docker.io/library/nothing:1  failed 5.0s ago  43s   4         not found
+";
+        assert_eq!(table(&list(), 60_000), expected);
+    }
+
+    #[test]
+    fn nothing_at_all_is_one_line() {
+        let idle = pb::PullList { runtime_health: "down".into(), runtime_error: "a\nb".into(), ..Default::default() };
+        assert_eq!(table(&idle, 0), "0 running, no limit, 0 queued, 0 callers, runtime down: a b\n");
+    }
+
+    #[test]
+    fn json_has_short_states() {
+        let document: serde_json::Value = serde_json::from_str(&json(&list()).unwrap()).unwrap();
+        assert_eq!(document["pulls"][0]["state"], "running");
+        assert_eq!(document["pulls"][1]["progress"], serde_json::Value::Null);
+        assert_eq!(document["finished"][0]["state"], "failed");
+    }
+}

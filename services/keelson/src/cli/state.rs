@@ -1,0 +1,114 @@
+//! `keelson state`.
+//!
+//! In: the debug API's storage. Out: where the durable state is and how it is.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use keelson_proto::debug as pb;
+
+use super::{
+    AgentArgs, Output, client, exit,
+    format::{bytes, clean, one_line},
+    output::{json, print},
+    table::Table,
+};
+
+/// Shows the durable state.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson state\n  \
+    keelson state -o json | jq .size_bytes\n\n\
+    The state holds no secrets. It may be deleted while the agent is stopped: running and queued pulls are\n\
+    then forgotten, and their callers ask again.")]
+pub(crate) struct StateArgs {
+    /// How to write it.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+/// Runs `keelson state`.
+///
+/// # Errors
+/// The agent cannot be reached, or refuses.
+pub(crate) async fn run_state(args: StateArgs) -> anyhow::Result<ExitCode> {
+    exit(run(args).await)
+}
+
+async fn run(args: StateArgs) -> anyhow::Result<()> {
+    let mut client = client::open(&args.agent).await?;
+    let answer = client.get_storage(client::request(pb::GetStorageRequest {})).await;
+    let storage = answer.map_err(client::Refused::from)?.into_inner();
+    let text = match args.output {
+        Output::Json => json(&storage)?,
+        Output::Table => describe(&storage),
+    };
+    print(&text)?;
+    Ok(())
+}
+
+fn describe(storage: &pb::Storage) -> String {
+    let health = match storage.last_error.as_str() {
+        "" => "the last write reached the disk".to_owned(),
+        error => format!("THE LAST WRITE FAILED: {}", one_line(error)),
+    };
+    let mut text = format!(
+        "Backend:  {}\nPath:     {}\nSchema:   {}\nSize:     {}\nHealth:   {health}\n",
+        clean(&storage.backend),
+        clean(&storage.path),
+        storage.schema_version,
+        bytes(storage.size_bytes),
+    );
+    if !storage.damaged_moved_to.is_empty() {
+        let folder = clean(&storage.damaged_moved_to);
+        text.push_str(&format!("Damaged:  what was there was damaged, and is now at {folder}\n"));
+    }
+    let mut table = Table::new(&["TABLE", "RECORDS"]);
+    for entry in &storage.tables {
+        table.row([clean(&entry.name), entry.records.to_string()]);
+    }
+    if !table.is_empty() {
+        text.push('\n');
+        text.push_str(&table.text());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sound_store_and_a_broken_one() {
+        let sound = pb::Storage {
+            backend: "sled".into(),
+            path: "/var/lib/keelson/state".into(),
+            schema_version: 1,
+            size_bytes: 524_288,
+            tables: vec![pb::StorageTable { name: "pulls".into(), records: 16 }],
+            ..pb::Storage::default()
+        };
+        let expected = "\
+Backend:  sled
+Path:     /var/lib/keelson/state
+Schema:   1
+Size:     512 KiB
+Health:   the last write reached the disk
+
+TABLE  RECORDS
+pulls  16
+";
+        assert_eq!(describe(&sound), expected);
+        let broken = pb::Storage {
+            last_error: "no space left on device".into(),
+            damaged_moved_to: "/var/lib/keelson/state.damaged-1".into(),
+            tables: Vec::new(),
+            ..sound
+        };
+        let text = describe(&broken);
+        assert!(text.contains("Health:   THE LAST WRITE FAILED: no space left on device\n"), "{text}");
+        assert!(text.ends_with("is now at /var/lib/keelson/state.damaged-1\n"), "{text}");
+    }
+}

@@ -1,0 +1,238 @@
+//! `keelson pulls --watch`.
+//!
+//! Owns: the stream of lists, contact with an agent that goes away and comes back, and when to end:
+//! Ctrl-C, a reader that left, or idleness with `--until-idle`.
+//! In: the debug API's `WatchPulls`. Out: lists to a [`Screen`]: progress bars on a terminal, a line a
+//! change elsewhere, or JSON.
+
+mod bars;
+mod news;
+
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+use keelson_config::SocketSpec;
+use keelson_proto::debug as pb;
+use tonic::{Code, Status, Streaming};
+
+use self::{bars::Bars, news::News};
+use super::{
+    Output,
+    client::{self, ConnectError},
+    output, pulls,
+};
+
+/// How soon a lost agent is looked for again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What to watch and until when.
+#[derive(Debug)]
+pub(super) struct Watch {
+    pub(super) socket: SocketSpec,
+    pub(super) max_queued: u32,
+    pub(super) until_idle: bool,
+}
+
+/// Where lists are shown.
+trait Screen {
+    /// The agent's newest list.
+    fn show(&mut self, list: &pb::PullList) -> io::Result<()>;
+    /// The agent is gone, or back.
+    fn note(&mut self, text: &str) -> io::Result<()>;
+    /// Nothing more comes.
+    fn end(&mut self);
+}
+
+/// Why a stream of lists is over.
+enum Over {
+    /// What was waited for is there.
+    Idle,
+    /// Contact is lost; the reason for a person.
+    Lost(String),
+}
+
+impl Watch {
+    /// Shows lists until the end.
+    pub(super) async fn run(&self, output: Output) -> anyhow::Result<()> {
+        let mut screen: Box<dyn Screen> = match output {
+            Output::Json => Box::new(Documents),
+            Output::Table if io::stdout().is_terminal() => Box::new(Bars::new()),
+            Output::Table => Box::new(Lines::default()),
+        };
+        let result = tokio::select! {
+            result = self.follow(screen.as_mut()) => result,
+            _ = tokio::signal::ctrl_c() => Ok(()),
+        };
+        screen.end();
+        match result {
+            Err(error) if left(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn follow(&self, screen: &mut dyn Screen) -> anyhow::Result<()> {
+        let mut lists = self.open().await.map_err(|lost| lost.into_error())?;
+        loop {
+            let reason = match self.read(&mut lists, screen).await? {
+                Over::Idle => return Ok(()),
+                Over::Lost(reason) => reason,
+            };
+            screen.note(&format!("the agent is gone ({reason}); waiting for it to come back"))?;
+            lists = self.reopen().await?;
+            screen.note("the agent is back")?;
+        }
+    }
+
+    async fn read(&self, lists: &mut Streaming<pb::PullList>, screen: &mut dyn Screen) -> anyhow::Result<Over> {
+        loop {
+            match lists.message().await {
+                Ok(Some(list)) => {
+                    screen.show(&list)?;
+                    if self.until_idle && idle(&list) {
+                        return Ok(Over::Idle);
+                    }
+                }
+                Ok(None) => return Ok(Over::Lost("it ended the stream".into())),
+                Err(status) if comes_back(&status) => return Ok(Over::Lost(reason(&status))),
+                Err(status) => return Err(client::Refused::from(status).into()),
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Streaming<pb::PullList>, Lost> {
+        let mut client = client::connect(&self.socket).await.map_err(Lost::Connect)?;
+        let request = pb::WatchPullsRequest { max_queued: self.max_queued, interval_ms: 250 };
+        Ok(client.watch_pulls(request).await.map_err(Lost::Status)?.into_inner())
+    }
+
+    async fn reopen(&self) -> anyhow::Result<Streaming<pb::PullList>> {
+        loop {
+            tokio::time::sleep(RETRY).await;
+            match self.open().await {
+                Ok(lists) => return Ok(lists),
+                Err(lost) if lost.may_come_back() => {}
+                Err(lost) => return Err(lost.into_error()),
+            }
+        }
+    }
+}
+
+/// Why there is no stream.
+enum Lost {
+    Connect(ConnectError),
+    Status(Status),
+}
+
+impl Lost {
+    fn may_come_back(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.may_come_back(),
+            Self::Status(status) => comes_back(status),
+        }
+    }
+
+    fn into_error(self) -> anyhow::Error {
+        match self {
+            Self::Connect(error) => error.into(),
+            Self::Status(status) => client::Refused::from(status).into(),
+        }
+    }
+}
+
+/// Whether an agent that said this may answer later. A broken connection shows as `Unknown`, `Internal`
+/// or `Cancelled`, by where it broke.
+fn comes_back(status: &Status) -> bool {
+    !matches!(status.code(), Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied)
+}
+
+fn reason(status: &Status) -> String {
+    match status.code() {
+        Code::Unavailable | Code::ResourceExhausted => super::format::one_line(status.message()),
+        _ => "the connection broke".into(),
+    }
+}
+
+/// Nothing runs or waits; pulls that are held for a caller with credentials may stay held for long.
+fn idle(list: &pb::PullList) -> bool {
+    let held = |pull: &pb::Pull| pull.state() == pb::PullState::Held;
+    list.running == 0 && list.queued == 0 && list.pulls.iter().all(held)
+}
+
+/// Whether the reader of our output left.
+fn left(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// A line a change.
+#[derive(Default)]
+struct Lines {
+    news: News,
+}
+
+impl Screen for Lines {
+    fn show(&mut self, list: &pb::PullList) -> io::Result<()> {
+        self.news.of(list).iter().try_for_each(|line| output::write(line))
+    }
+
+    fn note(&mut self, text: &str) -> io::Result<()> {
+        self.news.forget();
+        output::write(text)
+    }
+
+    fn end(&mut self) {}
+}
+
+/// A JSON document a line.
+struct Documents;
+
+impl Screen for Documents {
+    fn show(&mut self, list: &pb::PullList) -> io::Result<()> {
+        output::write(&serde_json::to_string(list)?)
+    }
+
+    fn note(&mut self, text: &str) -> io::Result<()> {
+        // Standard output holds documents and nothing else.
+        super::complain(text);
+        Ok(())
+    }
+
+    fn end(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idleness() {
+        let list = |running, queued, states: &[pb::PullState]| pb::PullList {
+            running,
+            queued,
+            pulls: states.iter().map(|state| pb::Pull { state: (*state).into(), ..Default::default() }).collect(),
+            ..Default::default()
+        };
+        use pb::PullState as S;
+        assert!(idle(&list(0, 0, &[])));
+        assert!(idle(&list(0, 0, &[S::Held])));
+        assert!(!idle(&list(1, 0, &[S::Running])));
+        assert!(!idle(&list(0, 1, &[S::Queued])));
+        assert!(!idle(&list(0, 0, &[S::RunningPresent])));
+        assert!(!idle(&list(0, 0, &[S::Retrying])));
+        assert!(!idle(&list(0, 0, &[S::WaitingForRuntime])));
+    }
+
+    #[test]
+    fn which_ends_are_for_good() {
+        for (status, back) in [
+            (Status::unavailable("the agent is stopping"), true),
+            (Status::unknown("transport error"), true),
+            (Status::resource_exhausted("busy"), true),
+            (Status::invalid_argument("interval"), false),
+            (Status::unimplemented(""), false),
+        ] {
+            assert_eq!(comes_back(&status), back, "{status}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Where the settings of this process come from, and `keelson config`.
+//!
+//! Owns: the flags that select and override settings. In: flags, the environment, files. Out:
+//! [`keelson_config::Loaded`], or every mistake at once with exit code 2.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand, ValueEnum};
+use keelson_config::{Errors, Format, Loaded, Sources};
+
+use crate::cli;
+
+/// Flags of every command that reads settings.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SettingsArgs {
+    /// The settings file [default: /etc/keelson/keelson.toml, if it exists].
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Override one setting, such as pulls.max_parallel_image_pulls=3; may be repeated.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", global = true)]
+    pub(crate) sets: Vec<String>,
+    /// Turn features on or off, such as PerRegistryPullLimit=true; `keelson config gates` lists them.
+    #[arg(long, value_name = "NAME=BOOL,...", global = true)]
+    pub(crate) feature_gates: Vec<String>,
+}
+
+impl SettingsArgs {
+    /// Reads and checks everything.
+    ///
+    /// # Errors
+    /// Every mistake at once, each with its place.
+    pub(crate) fn load(&self) -> Result<Loaded, Errors> {
+        let hostname = nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned();
+        let mut sources = Sources::new(hostname);
+        sources.file.clone_from(&self.config);
+        sources.env = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| name.starts_with("KEELSON_"))
+            .collect();
+        sources.sets.clone_from(&self.sets);
+        sources.feature_gates.clone_from(&self.feature_gates);
+        keelson_config::load(&sources)
+    }
+
+    /// As [`SettingsArgs::load`]; the mistakes go to standard error.
+    pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
+        self.load().map_err(|errors| {
+            cli::complain(&errors.to_string());
+            ExitCode::from(2)
+        })
+    }
+}
+
+/// `keelson config`.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    command: ConfigCommand,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Check file, environment and flags; exit code 2 if anything is wrong.
+    Check,
+    /// Print the effective settings and where each came from.
+    Show {
+        /// Table, JSON, or a settings file with the origins as comments.
+        #[arg(short, long, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// Print a settings file with every key, its default and its meaning.
+    Example,
+    /// List the feature gates.
+    Gates,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+    Toml,
+}
+
+/// Runs `keelson config`.
+///
+/// # Errors
+/// Nothing to standard output could be written.
+pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
+    let text = match &args.command {
+        ConfigCommand::Example => keelson_config::shipped::EXAMPLE.to_owned(),
+        ConfigCommand::Gates => keelson_config::list_gates(),
+        ConfigCommand::Check => match args.settings.load_or_complain() {
+            Ok(loaded) => match loaded.file {
+                Some(file) => format!("{}: all settings are valid", file.display()),
+                None => "no settings file; environment, flags and defaults are valid".to_owned(),
+            },
+            Err(code) => return Ok(code),
+        },
+        ConfigCommand::Show { output } => match args.settings.load_or_complain() {
+            Ok(loaded) => {
+                let format = match output {
+                    Output::Table => Format::Table,
+                    Output::Json => Format::Json,
+                    Output::Toml => Format::Toml,
+                };
+                keelson_config::render_show(&loaded, format)
+            }
+            Err(code) => return Ok(code),
+        },
+    };
+    cli::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,75 @@
+//! `make bench`: what the agent costs, beside direct containerd in the same run.
+//!
+//! Owns: the measurements of image pulls. In: the release build, containerd and a registry of its own.
+//! Out: a table for `docs/performance.md` on standard output. Every figure that has a peer alternates
+//! with it, so that what else the machine does hits both. Nothing here fails for being slow.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod calls;
+mod memory;
+mod pulls;
+mod restart;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use keelson_tests::containerd::Kind;
+
+/// One line of the table.
+struct Row {
+    what: String,
+    direct: String,
+    agent: String,
+    ratio: Option<f64>,
+    target: &'static str,
+}
+
+impl Row {
+    fn print(&self) {
+        let ratio = self.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+        println!("| {} | {} | {} | {ratio} | {} |", self.what, self.direct, self.agent, self.target);
+    }
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<ExitCode> {
+    keelson_tests::process::quiet();
+    // Names on the command line pick measurements: calls, pulls, memory, restart.
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
+    println!("| what | direct | through the agent | ratio | target |");
+    println!("|---|---|---|---|---|");
+    for kind in Kind::ALL {
+        if run("calls") {
+            calls::image_status(kind).await?.iter().for_each(Row::print);
+        }
+        if run("pulls") {
+            pulls::small_images(kind).await?.print();
+        }
+    }
+    if run("memory") {
+        memory::idle().await?.print();
+        memory::queued().await?.iter().for_each(Row::print);
+    }
+    if run("restart") {
+        restart::kill_to_serving().await?.iter().for_each(Row::print);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The value below which the share `q` of `sorted` lies.
+fn quantile<T: Copy>(sorted: &[T], q: f64) -> Option<T> {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    let index = ((sorted.len() as f64 - 1.0) * q).round() as usize;
+    sorted.get(index).copied()
+}
+
+/// Megabytes of resident memory.
+fn megabytes(pid: u32) -> Result<f64> {
+    use anyhow::Context as _;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the agent's memory")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")?;
+    Ok(kilobytes / 1024.0)
+}

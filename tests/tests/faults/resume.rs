@@ -1,0 +1,165 @@
+//! Cases 10 to 13: the agent or the runtime dies in the middle of a pull, and nothing is fetched twice.
+
+use crate::common::{
+    MIB, agent_leases, idle, ingested, leases, logged, make_lease, no_lease_left, pulling,
+};
+use anyhow::{Context as _, Result, ensure};
+use keelson_storage::{StateStore as _, Table};
+use keelson_tests::agent::Settings;
+use keelson_tests::containerd::Kind;
+use keelson_tests::cri::{Cri, Pull, failed};
+use keelson_tests::images::{Image, ImageSpec, LARGE};
+use keelson_tests::node::Node;
+use keelson_tests::on_both_runtimes;
+use keelson_tests::proxy::{Fault, Match, RuleId};
+use keelson_tests::util::{PATIENCE, eventually, until};
+
+on_both_runtimes!(
+    case_10_an_agent_killed_in_mid_pull_resumes,
+    case_11_an_orphan_lease_is_reaped_at_start,
+    case_12_a_runtime_killed_in_mid_pull_is_waited_for,
+    case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for,
+);
+
+/// How much of the layer is sent before the fault.
+const SENT: u64 = 5 * MIB;
+
+/// Waits until a pull has come as far as [`SENT`], and most of that is on containerd's disk.
+async fn halfway(node: &Node, image: &Image) -> Result<()> {
+    let layer = &image.layers[0].digest;
+    until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == SENT).await?;
+    until("the runtime has written 4 MiB", || ingested(&node.containerd) >= SENT - MIB).await
+}
+
+async fn one_large(node: &Node) -> Result<(Image, String, RuleId)> {
+    let image = ImageSpec::single("large", LARGE).push(node.registry.address(), None).await?;
+    let name = node.name(&image);
+    let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(SENT));
+    Ok((image, name, hold))
+}
+
+/// The second GET went on where the first had stopped.
+fn resumed_with_range(node: &Node, image: &Image) -> Result<()> {
+    let layer = &image.layers[0];
+    let gets = node.proxy.records().gets(&layer.digest);
+    ensure!(gets.len() == 2, "{gets:?}");
+    let from = gets[1].range_start.context("the second GET has no Range")?;
+    ensure!(from >= SENT - MIB, "the second GET begins at {from}");
+    ensure!(gets[1].bytes == layer.size - from, "{gets:?}");
+    ensure!(node.proxy.records().full_fetches(layer) == 0, "{gets:?}");
+    Ok(())
+}
+
+async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
+    let node = Node::start(kind).await?;
+    let (image, name, hold) = one_large(&node).await?;
+    let mut agent = node.agent(&Settings::limit(3)).await?;
+    let call = pulling(&agent.cri().await?, Pull::new(&name));
+    halfway(&node, &image).await?;
+    let before = agent_leases(&node.containerd).await?;
+    ensure!(before.len() == 1, "one pull has one lease, not {before:?}");
+
+    agent.kill9()?;
+    failed(call.await?, "the agent is dead")?;
+    until("the runtime stops the pull", || node.proxy.records().active_repos().is_empty()).await?;
+    ensure!(agent_leases(&node.containerd).await? == before, "the lease outlives the agent");
+
+    // The pull that goes on by itself is held here, so that the caller surely joins it.
+    let mark = node.proxy.records().count();
+    let second = node.proxy.rule_times(Match::layers(), Fault::Hang, 1);
+    node.proxy.remove(hold);
+    agent.start_again().await?;
+    until("the agent goes on by itself", || !node.proxy.records().active_repos().is_empty()).await?;
+    ensure!(agent_leases(&node.containerd).await? == before, "it goes on in the lease of before");
+    let again = pulling(&agent.cri().await?, Pull::new(&name));
+    crate::common::metric_is(&agent, "keelson_image_pull_callers", 1.0).await?;
+    node.proxy.remove(second);
+    again.await?.context("the caller that asked again")?;
+
+    resumed_with_range(&node, &image)?;
+    let layers = node.proxy.records().since(mark).into_iter();
+    let layers = layers.filter(|seen| seen.digest.as_ref() == Some(&image.layers[0].digest)).count();
+    ensure!(layers == 1, "the caller that asked again started nothing of its own");
+    no_lease_left(&node.containerd).await?;
+    ensure!(agent.cri().await?.image_status(&name).await?.is_some());
+    idle(&agent).await
+}
+
+async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
+    let node = Node::start(kind).await?;
+    let mut agent = node.agent(&Settings::new()).await?;
+    ensure!(agent.terminate().await?.success());
+    // As if it had been killed between making a lease and the end of its pull, the journal being empty.
+    let own = {
+        let opened = keelson_storage::open(&agent.state_dir())?;
+        let id = opened.store.get(Table::Meta, b"instance_id")?.context("the state has no instance id")?;
+        String::from_utf8(id)?
+    };
+    make_lease(&node.containerd, "orphan-1", Some(&own)).await?;
+    make_lease(&node.containerd, "orphan-2", Some(&own)).await?;
+    make_lease(&node.containerd, "of-another-agent", Some("0123456789abcdef")).await?;
+    make_lease(&node.containerd, "of-nobody", None).await?;
+
+    agent.start_again().await?;
+    eventually(PATIENCE, "only foreign leases are left", || async {
+        let mut left: Vec<_> = leases(&node.containerd).await?.into_iter().map(|lease| lease.id).collect();
+        left.sort();
+        ensure!(left == ["of-another-agent", "of-nobody"], "these are left: {left:?}");
+        Ok(())
+    })
+    .await?;
+    // A later probe of the runtime must not change its mind.
+    agent.kill9()?;
+    agent.start_again().await?;
+    let image = ImageSpec::single("any", MIB).push(node.registry.address(), None).await?;
+    agent.cri().await?.pull_image(&node.name(&image)).await?;
+    eventually(PATIENCE, "the pull's own lease is gone", || async {
+        let left = leases(&node.containerd).await?;
+        ensure!(left.len() == 2, "these are left: {left:?}");
+        Ok(())
+    })
+    .await
+}
+
+async fn case_12_a_runtime_killed_in_mid_pull_is_waited_for(kind: Kind) -> Result<()> {
+    let mut node = Node::start(kind).await?;
+    let (image, name, hold) = one_large(&node).await?;
+    let agent = node.agent(&Settings::limit(3)).await?;
+    let cri = agent.cri().await?;
+    let call = pulling(&cri, Pull::new(&name));
+    halfway(&node, &image).await?;
+
+    node.containerd.kill9()?;
+    until("the proxy sees the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
+    logged(&agent, 0, "lost its runtime").await?;
+    ensure!(!call.is_finished(), "the caller is held");
+    node.proxy.remove(hold);
+    node.containerd.start_again().await?;
+    call.await?.context("the caller that was held")?;
+
+    resumed_with_range(&node, &image)?;
+    no_lease_left(&node.containerd).await?;
+    // The same connection serves on.
+    ensure!(cri.image_status(&name).await?.is_some());
+    idle(&agent).await
+}
+
+async fn case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for(kind: Kind) -> Result<()> {
+    let mut node = Node::start(kind).await?;
+    let (image, name, hold) = one_large(&node).await?;
+    let agent = node.agent(&Settings::limit(3)).await?;
+    let call = pulling(&Cri::lazy(&agent.socket())?, Pull::new(&name));
+    halfway(&node, &image).await?;
+
+    node.containerd.terminate().await?;
+    until("the proxy sees the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
+    ensure!(!call.is_finished(), "the caller is held");
+    node.proxy.remove(hold);
+    node.containerd.start_again().await?;
+    call.await?.context("the caller that was held")?;
+    ensure!(agent.cri().await?.image_status(&name).await?.is_some());
+    // The lease is ours, so that a runtime which ends in peace keeps the bytes as one that is killed does.
+    resumed_with_range(&node, &image)?;
+    no_lease_left(&node.containerd).await?;
+    idle(&agent).await
+}

@@ -1,0 +1,214 @@
+//! The durable state: newer, damaged, on a full disk, on a disk that cannot be written.
+
+use crate::common::{idle, logged, metric, metric_is};
+use crate::settings::refused;
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_storage::Manifest;
+use keelson_tests::agent::{Agent, Settings};
+use keelson_tests::containerd::Kind;
+use keelson_tests::images::{BlobDigest, TINY};
+use keelson_tests::node::Node;
+use keelson_tests::scratch::Scratch;
+use keelson_tests::util::{PATIENCE, eventually};
+use nix::mount::{MsFlags, mount};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// The digest of every file below a folder.
+fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(digests(&path)?);
+        } else {
+            found.insert(path.clone(), BlobDigest::of(&fs::read(&path)?));
+        }
+    }
+    Ok(found)
+}
+
+/// An agent before no runtime, that has run once and ended in peace.
+async fn ran_once(scratch: &Scratch) -> Result<Agent> {
+    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
+    let mut agent = Agent::new(scratch, &nowhere, &Settings::new())?;
+    agent.start_live().await?;
+    ensure!(agent.terminate().await?.success());
+    Ok(agent)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_schema_is_refused_and_left_untouched() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let mut agent = ran_once(&scratch).await?;
+    let state = agent.state_dir();
+    let known = Manifest::read(&state)?;
+    let newer = Manifest { schema: known.schema + 1, ..known.clone() };
+    newer.write(&state)?;
+    let before = digests(&state.join("state"))?;
+    ensure!(!before.is_empty());
+
+    let (code, said) = refused(&mut agent).await?;
+    ensure!(code == Some(1), "exit code {code:?}");
+    for word in ["schema version", &newer.schema.to_string(), &known.schema.to_string(), "newer"] {
+        ensure!(said.contains(word), "{word:?} is not in:\n{said}");
+    }
+    ensure!(digests(&state.join("state"))? == before, "every file is as it was");
+    ensure!(!agent.socket().exists() && !agent.debug_socket().exists(), "no socket is left behind");
+
+    known.write(&state)?;
+    agent.start_live().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let images = node.push_many("apps", 4, TINY).await?;
+    let mut agent = node.agent(&Settings::new()).await?;
+    let damages: [fn(&Path) -> Result<()>; 3] = [cut_the_database, overwrite_the_database, lose_the_manifest];
+    for (n, damage) in damages.into_iter().enumerate() {
+        agent.cri().await?.pull_image(&node.name(&images[n])).await?;
+        ensure!(agent.terminate().await?.success());
+        damage(&agent.state_dir().join("state"))?;
+        let found = digests(&agent.state_dir().join("state"))?.into_values().collect::<Vec<_>>();
+        let from = agent.log()?.len();
+        agent.start_again().await?;
+        logged(&agent, from, "DAMAGED").await?;
+        let aside = damaged_folders(&agent.state_dir())?;
+        ensure!(aside.len() == n + 1, "after damage {n} these are there: {aside:?}");
+        let newest = aside.last().context("one was moved aside")?;
+        logged(&agent, from, &newest.display().to_string()).await?;
+        let kept = digests(newest)?.into_values().collect::<Vec<_>>();
+        let all_kept = found.iter().all(|digest| kept.contains(digest));
+        ensure!(all_kept, "damage {n}: not every file was kept as it was found");
+    }
+    agent.cri().await?.pull_image(&node.name(&images[3])).await?;
+    // The new one is whole.
+    let from = agent.log()?.len();
+    agent.kill9()?;
+    agent.start_again().await?;
+    let log = agent.log()?.split_off(from);
+    ensure!(!log.contains("DAMAGED"), "{log}");
+    ensure!(damaged_folders(&agent.state_dir())?.len() == 3);
+    Ok(())
+}
+
+fn damaged_folders(state: &Path) -> Result<Vec<PathBuf>> {
+    let all = fs::read_dir(state)?.flatten().map(|entry| entry.path());
+    let mut damaged: Vec<_> =
+        all.filter(|path| path.to_string_lossy().contains("state.damaged-")).collect();
+    // The order in which they were made: names end in the time, and a number where that was not enough.
+    damaged.sort_by_key(|path| fs::metadata(path).and_then(|meta| meta.modified()).ok());
+    Ok(damaged)
+}
+
+/// The largest file of the database.
+fn database(store: &Path) -> Result<PathBuf> {
+    let files = digests(store)?.into_keys();
+    let size = |path: &PathBuf| fs::metadata(path).map_or(0, |meta| meta.len());
+    files.filter(|path| path.ends_with("db")).max_by_key(size).context("the store has no file db")
+}
+
+fn cut_the_database(store: &Path) -> Result<()> {
+    let path = database(store)?;
+    let file = fs::File::options().write(true).open(&path)?;
+    file.set_len(100)?;
+    Ok(())
+}
+
+fn overwrite_the_database(store: &Path) -> Result<()> {
+    let path = database(store)?;
+    let length = usize::try_from(fs::metadata(&path)?.len())?;
+    fs::write(&path, vec![0xa5; length])?;
+    Ok(())
+}
+
+fn lose_the_manifest(store: &Path) -> Result<()> {
+    fs::remove_file(store.join("manifest"))?;
+    Ok(())
+}
+
+/// Mounts a small disk on the agent's state folder; it goes with the test's folder.
+fn small_disk(agent: &Agent, size: &str) -> Result<PathBuf> {
+    let at = agent.state_dir();
+    fs::create_dir_all(&at)?;
+    let options = format!("size={size}");
+    mount(Some("tmpfs"), &at, Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).context("cannot mount")?;
+    Ok(at)
+}
+
+fn fill_up(disk: &Path) -> Result<PathBuf> {
+    let ballast = disk.join("ballast");
+    match fs::write(&ballast, vec![1; 64 << 20]) {
+        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(ballast),
+        other => bail!("the disk is not full: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let images = node.push_many("apps", 3, TINY).await?;
+    let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::limit(1))?;
+    let disk = small_disk(&agent, "8m")?;
+    agent.start_again().await?;
+    let cri = agent.cri().await?;
+    cri.pull_image(&node.name(&images[0])).await?;
+    metric_is(&agent, "keelson_store_durable", 1.0).await?;
+
+    let ballast = fill_up(&disk)?;
+    let name = node.name(&images[1]);
+    eventually(PATIENCE, "a write fails", || async {
+        // Pulls write; how many still fit is the store's business. Each of them must succeed.
+        cri.pull_image(&name).await?;
+        cri.remove(&name).await?;
+        ensure!(metric(&agent, "keelson_store_durable").await? == 0.0, "all is written still");
+        Ok(())
+    })
+    .await?;
+    ensure!(metric(&agent, "keelson_store_write_errors_total").await? >= 1.0);
+    let ready = agent.http_get("/readyz").await?;
+    ensure!(!ready.status.is_success() && ready.text().contains("state"), "{}", ready.text());
+    agent.http_get("/livez").await?.success()?;
+    for image in &images {
+        cri.pull_image(&node.name(image)).await?;
+    }
+    ensure!(agent.log()?.contains("could not be written"), "{}", agent.log()?);
+
+    fs::remove_file(ballast)?;
+    agent.ready().await?;
+    metric_is(&agent, "keelson_store_durable", 1.0).await?;
+    idle(&agent).await?;
+    agent.kill9()?;
+    agent.start_again().await?;
+    ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
+    agent.cri().await?.pull_image(&name).await?;
+    agent.kill9()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_folder_that_cannot_be_written_is_named() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
+    let mut full = Agent::new(&scratch, &nowhere, &Settings::new())?;
+    let disk = small_disk(&full, "1m")?;
+    fill_up(&disk)?;
+    let (_, said) = refused(&mut full).await?;
+    ensure!(said.contains(&disk.display().to_string()) && said.contains("full"), "{said}");
+
+    let mut fixed = Agent::new(&scratch, &nowhere, &Settings::new())?;
+    let disk = small_disk(&fixed, "8m")?;
+    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(None::<&str>, &disk, None::<&str>, read_only, None::<&str>).context("cannot make it read-only")?;
+    let (_, said) = refused(&mut fixed).await?;
+    ensure!(said.contains(&disk.display().to_string()) && said.contains("read-only"), "{said}");
+
+    let mut file = Agent::new(&scratch, &nowhere, &Settings::new())?;
+    fs::write(file.state_dir(), "precious")?;
+    let (_, said) = refused(&mut file).await?;
+    ensure!(said.contains(&file.state_dir().display().to_string()), "{said}");
+    ensure!(fs::read(file.state_dir())? == b"precious");
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! Image pulls through the real agent, before a real containerd and a real registry.
+//!
+//! Owns: what shows that the agent keeps its promises about pulls. In: the `keelson` program and the components that
+//! the harness starts. Out: nothing. What counts is measured outside the agent: at the registry (the proxy before it),
+//! at the runtime (its log, its content, its leases) and at the callers. The agent's own view is used to tell that a
+//! request has arrived, and is tested where it is itself the matter. The numbers in the names of tests are those of
+//! the list of cases for image pulls.
+//!
+//! Nothing here waits for a time to pass where it can wait for something to happen: a registry that holds its answers
+//! back keeps pulls running for as long as a test needs them to.
+
+mod chain;
+mod clients;
+mod errors;
+mod leaving;
+mod limit;
+mod live;
+mod option;
+mod present;
+mod progress;
+mod reentry;
+mod registries;
+mod reject;
+mod rig;
+mod scripted;
+mod secrets;
+mod sharing;
+mod stall;

@@ -1,0 +1,64 @@
+//! Images that are there already.
+
+use crate::rig::Rig;
+use anyhow::{Result, ensure};
+use keelson_tests::agent::Settings;
+use keelson_tests::containerd::Kind;
+use keelson_tests::driver::Driver;
+use keelson_tests::images::{ImageSpec, LARGE, LayerSpec, TINY};
+use keelson_tests::on_both_runtimes;
+
+on_both_runtimes!(case_05_a_present_image_passes_a_full_queue, case_05_a_tag_that_moved_is_counted);
+
+async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::limit(1)).await?;
+    let images = rig.node.push_many("full", 4, TINY).await?;
+    let there = &images[0];
+    rig.cri.pull_image(&rig.node.name(there)).await?;
+    let holds = rig.hold_each(&images[1..]);
+    let going = rig.begin_in_order(&images[1..]).await?;
+    rig.active(&images[1..2]).await?;
+
+    // Every slot is held, and two wait: both kinds of client get their answer.
+    assert_eq!(rig.cri.pull(&rig.ask(there).pod("web", "uid-1")).await?, there.config.0);
+    let driver = Driver::new(&rig.agent.endpoint())?;
+    let answer = driver.run(&["pull", &rig.node.name(there)]).await?.success()?;
+    assert_eq!(answer["imageRef"], there.config.0.as_str());
+    let seen = rig.pulls().await?;
+    ensure!((seen.running, seen.queued, seen.callers) == (1, 2, 3), "{seen:?}");
+    assert_eq!(rig.records().full_fetches(&there.layers[0]), 1);
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    crate::rig::all_succeed(going, &images[1..]).await
+}
+
+async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::limit(1)).await?;
+    let spec = ImageSpec::single("moved", TINY);
+    let before = spec.push(rig.node.registry.address(), None).await?;
+    assert_eq!(rig.cri.pull_image(&rig.node.name(&before)).await?, before.config.0);
+    let after = ImageSpec { layers: vec![LayerSpec::random(LARGE / 3, 4711)], ..spec };
+    let after = after.push(rig.node.registry.address(), None).await?;
+    ensure!(after.config != before.config && rig.node.name(&after) == rig.node.name(&before), "it did not move");
+
+    let stalled = ImageSpec::single("stalled", TINY).push(rig.node.registry.address(), None).await?;
+    let hold = rig.hold(&stalled);
+    let first = rig.begin(&stalled);
+    rig.active(std::slice::from_ref(&stalled)).await?;
+
+    // It looks present, turns out to be a download, and has to wait for its slot like any other.
+    let hold_moved = rig.hold(&after);
+    let name = rig.node.name(&after);
+    let moved = rig.begin(&after);
+    rig.see("it runs, as a present image", |pulls| pulls.state(&name) == Some("running_present")).await?;
+    rig.see("it waits for a slot", |pulls| pulls.state(&name) == Some("queued")).await?;
+    rig.node.proxy.remove(hold_moved);
+    rig.active(std::slice::from_ref(&stalled)).await?;
+    ensure!(!moved.is_finished(), "it ended without a slot");
+    rig.node.proxy.remove(hold);
+    assert_eq!(first.await??, stalled.config.0);
+    assert_eq!(moved.await??, after.config.0);
+    assert_eq!(rig.records().full_fetches(&after.layers[0]), 1);
+    rig.idle().await
+}

@@ -1,0 +1,236 @@
+//! Owns: a node with an agent before it, and how a test looks at pulls. In: settings. Out: calls, views and measures.
+
+use anyhow::{Context as _, Result, ensure};
+use keelson_tests::agent::{Agent, Settings};
+use keelson_tests::containerd::{Kind, Options};
+use keelson_tests::cri::{Cri, Pull};
+use keelson_tests::images::Image;
+use keelson_tests::node::Node;
+use keelson_tests::proxy::{Fault, Match, Records, RuleId, Seen};
+use keelson_tests::registry::Access;
+use keelson_tests::util::{PATIENCE, eventually};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use tokio::task::JoinHandle;
+use tonic::Status;
+
+/// An agent before a containerd before a registry.
+pub struct Rig {
+    /// A connection to the agent.
+    pub cri: Cri,
+    pub agent: Agent,
+    pub node: Node,
+}
+
+/// A pull that goes on in a task of its own. Aborting it is what a client does that cancels.
+pub type Going = JoinHandle<Result<String, Status>>;
+
+impl Rig {
+    pub async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
+        Self::before(Node::start(kind).await?, settings).await
+    }
+
+    /// With a registry that asks for credentials.
+    pub async fn with_users(kind: Kind, settings: &Settings) -> Result<Self> {
+        Self::before(Node::start_with(kind, Access::Users, &Options::default()).await?, settings).await
+    }
+
+    pub async fn before(node: Node, settings: &Settings) -> Result<Self> {
+        let agent = node.agent(settings).await?;
+        Ok(Self { cri: agent.cri().await?, agent, node })
+    }
+
+    pub fn records(&self) -> &Records {
+        self.node.proxy.records()
+    }
+
+    /// What to ask for this image.
+    pub fn ask(&self, image: &Image) -> Pull {
+        Pull::new(&self.node.name(image))
+    }
+
+    /// Begins a pull without credentials.
+    pub fn begin(&self, image: &Image) -> Going {
+        self.begin_with(self.ask(image))
+    }
+
+    pub fn begin_with(&self, pull: Pull) -> Going {
+        begin(&self.cri, pull)
+    }
+
+    /// Begins pulls one after the other, each when the agent has the one before: their order is known.
+    pub async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<Going>> {
+        let before = self.pulls().await?.callers;
+        let mut going = Vec::new();
+        for (n, image) in (1..).zip(images) {
+            going.push(self.begin(image));
+            self.callers(before + n).await?;
+        }
+        Ok(going)
+    }
+
+    /// Keeps the layers of this image back.
+    pub fn hold(&self, image: &Image) -> RuleId {
+        self.node.proxy.rule(Match::layers().repo(&image.repo), Fault::Hang)
+    }
+
+    /// Keeps the layers of each of these images back.
+    pub fn hold_each(&self, images: &[Image]) -> Vec<RuleId> {
+        images.iter().map(|image| self.hold(image)).collect()
+    }
+
+    /// The agent's view.
+    pub async fn pulls(&self) -> Result<Pulls> {
+        Pulls::of(&self.agent).await
+    }
+
+    /// Waits until the agent's view is as it should be.
+    pub async fn see(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+        see(&self.agent, what, holds).await
+    }
+
+    /// Waits until the agent serves so many callers.
+    pub async fn callers(&self, count: u32) -> Result<Pulls> {
+        self.see(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
+    }
+
+    /// Waits until layers of exactly these images are being sent.
+    pub async fn active(&self, images: &[Image]) -> Result<()> {
+        let wanted: BTreeSet<String> = images.iter().map(|image| image.repo.clone()).collect();
+        eventually(PATIENCE, "the registry is asked for the layers of these images", || {
+            let now = self.records().active_repos();
+            let wanted = &wanted;
+            async move {
+                ensure!(now == *wanted, "of {now:?}, not of {wanted:?}");
+                Ok(())
+            }
+        })
+        .await
+    }
+
+    /// Waits until nothing is left of any pull, in the agent and on its way.
+    pub async fn idle(&self) -> Result<()> {
+        self.see("no pull is left", |pulls| pulls.pulls.is_empty() && pulls.running == 0 && pulls.callers == 0).await?;
+        self.active(&[]).await
+    }
+
+    /// How often the runtime was asked to pull this name, by its own account.
+    pub fn asked_of_runtime(&self, name: &str) -> Result<usize> {
+        let said = format!("PullImage \\\"{name}\\\"");
+        let log = self.node.containerd.log()?;
+        Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
+    }
+}
+
+/// containerd logs a question, and then its success or failure with the same beginning.
+fn is_question(line: &str) -> bool {
+    !line.contains("returns image reference") && !line.contains("level=error")
+}
+
+/// Begins a pull over this connection.
+pub fn begin(cri: &Cri, pull: Pull) -> Going {
+    let cri = cri.clone();
+    tokio::spawn(async move { cri.pull(&pull).await })
+}
+
+/// Waits until the view of an agent is as it should be.
+pub async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+    eventually(PATIENCE, what, || async {
+        let pulls = Pulls::of(agent).await?;
+        ensure!(holds(&pulls), "it is {pulls:?}");
+        Ok(pulls)
+    })
+    .await
+}
+
+/// Waits for pulls that must succeed with their images.
+pub async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
+    for (going, image) in going.into_iter().zip(images) {
+        let reference = going.await?.with_context(|| format!("the pull of {}", image.repo))?;
+        ensure!(reference == image.config.0, "{} is {}, not {reference}", image.repo, image.config);
+    }
+    Ok(())
+}
+
+/// The agent's view of pulls: `/debug/pulls`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Pulls {
+    pub limit: Limit,
+    pub running: u32,
+    pub queued: u32,
+    pub callers: u32,
+    pub pulls: Vec<Shown>,
+    pub finished: Vec<Shown>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Limit {
+    pub max_parallel_image_pulls: u32,
+    pub configured: u32,
+    pub overridden: bool,
+    pub enforced_by: String,
+    pub enforce_note: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Shown {
+    pub image: String,
+    pub state: String,
+    pub position: u32,
+    pub callers: u32,
+    pub progress: Option<Progress>,
+    pub error: String,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Progress {
+    pub bytes_done: u64,
+    pub bytes_total: u64,
+    pub layers_done: u32,
+    pub layers_total: u32,
+}
+
+impl Pulls {
+    pub async fn of(agent: &Agent) -> Result<Self> {
+        let json = agent.pulls_json().await?;
+        serde_json::from_value(json.clone()).with_context(|| format!("not the pulls of an agent: {json}"))
+    }
+
+    /// The state of the only pull of this image that has not ended.
+    pub fn state(&self, name: &str) -> Option<&str> {
+        self.of_image(name).map(|pull| pull.state.as_str())
+    }
+
+    pub fn of_image(&self, name: &str) -> Option<&Shown> {
+        self.pulls.iter().find(|pull| pull.image == name)
+    }
+}
+
+/// When the registry was at work for each repository: from the first request that names it to the end of the last.
+/// A pull lasts longer than that, so pulls that overlap here did run together.
+pub fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
+    let mut spans = BTreeMap::new();
+    for seen in seen {
+        let (Some(repo), Some(end)) = (&seen.repo, seen.finished) else { continue };
+        let span = spans.entry(repo.clone()).or_insert((seen.started, end));
+        *span = (span.0.min(seen.started), span.1.max(end));
+    }
+    spans
+}
+
+/// The most of these spans that overlap. Only for repositories that were pulled once.
+pub fn most_at_once(spans: &BTreeMap<String, (Instant, Instant)>) -> usize {
+    let within = |at: Instant| spans.values().filter(|(from, to)| *from <= at && at < *to).count();
+    // The most are open where one begins.
+    spans.values().map(|(from, _)| within(*from)).max().unwrap_or(0)
+}
+
+#[test]
+fn overlaps_are_counted() {
+    let base = Instant::now();
+    let at = |ms| base + std::time::Duration::from_millis(ms);
+    let span = |name: &str, from, to| (name.to_owned(), (at(from), at(to)));
+    let spans = BTreeMap::from([span("a", 0, 10), span("b", 5, 20), span("c", 10, 12), span("d", 30, 40)]);
+    assert_eq!(most_at_once(&spans), 2, "a and b, b and c: c begins when a has ended");
+}
