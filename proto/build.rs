@@ -31,7 +31,8 @@ const FIELDS_AS_JSON: &[(&str, &str)] = &[
 
 fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Builder {
     for message in AS_JSON {
-        builder = builder.type_attribute(format!(".keelson.debug.v1.{message}"), "#[derive(serde::Serialize)]");
+        builder =
+            builder.type_attribute(format!(".keelson.debug.v1.{message}"), "#[derive(serde::Serialize)]");
     }
     for (field, attribute) in FIELDS_AS_JSON {
         builder = builder.field_attribute(format!(".keelson.debug.v1.{field}"), *attribute);

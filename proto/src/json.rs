@@ -55,11 +55,13 @@ mod tests {
 
     #[test]
     fn json_in_a_string_is_json() {
-        let actor = |state: &str| as_json(&Actor { state_json: state.into(), ..Actor::default() })["state"].clone();
+        let actor =
+            |state: &str| as_json(&Actor { state_json: state.into(), ..Actor::default() })["state"].clone();
         assert_eq!(actor(r#"{"queue":[1,2]}"#), json!({"queue": [1, 2]}));
         assert_eq!(actor(""), Value::Null);
         assert_eq!(actor("{broken"), json!("{broken"));
-        let setting = Setting { key: "pulls.max_parallel_image_pulls".into(), value: "3".into(), ..Setting::default() };
+        let setting =
+            Setting { key: "pulls.max_parallel_image_pulls".into(), value: "3".into(), ..Setting::default() };
         assert_eq!(as_json(&setting)["value"], json!(3));
     }
 }

@@ -79,6 +79,13 @@ struct World {
     next: std::cell::Cell<u64>,
 }
 
+/// A test that failed while the store was blocked must not wait for it for ever.
+impl Drop for World {
+    fn drop(&mut self) {
+        self.store.block(false);
+    }
+}
+
 type Answered = oneshot::Receiver<Answer>;
 
 impl World {

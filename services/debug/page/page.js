@@ -8,6 +8,7 @@ import { bytes, duration, image, left, micros, number, part, plural, state } fro
 const SILENCE_MS = 15_000; // The agent sends at least every 5 s.
 const RETRY_MS = [500, 1_000, 2_000, 5_000];
 const DETAIL_MS = 2_000;
+const OLD_ERROR_MS = 15 * 60_000;
 
 const byId = (id) => document.getElementById(id);
 const expanded = new Map(); // Actor name -> when its detail was asked for last.
@@ -137,6 +138,9 @@ function showFacts(pulls, version) {
 
 const RUNNING = new Set(["running", "running_present", "waiting_for_runtime", "abandoned"]);
 
+// A number may come again when the agent lost its state.
+const pullKey = (pull) => `${pull.id}/${pull.requested_unix_ms}`;
+
 function createRunning(pull) {
   const item = make("li", "pull");
   item.dataset.pullId = pull.id;
@@ -257,14 +261,37 @@ function empty(name, count) {
 function showPulls(pulls) {
   const running = pulls.pulls.filter((pull) => RUNNING.has(pull.state));
   const waiting = pulls.pulls.filter((pull) => !RUNNING.has(pull.state));
-  sync(byId("running"), running, (pull) => pull.id, createRunning, updateRunning);
-  sync(byId("queue"), waiting, (pull) => pull.id, createQueued, updateQueued);
-  sync(byId("finished"), pulls.finished, (pull) => pull.id, createFinished, updateFinished);
+  sync(byId("running"), running, pullKey, createRunning, updateRunning);
+  sync(byId("queue"), waiting, pullKey, createQueued, updateQueued);
+  sync(byId("finished"), pulls.finished, pullKey, createFinished, updateFinished);
   empty("running", running.length);
   empty("queue", waiting.length);
   empty("finished", pulls.finished.length);
   const listed = waiting.filter((pull) => pull.position > 0).length;
-  show(byId("queue-more"), pulls.queued > listed ? `and ${number(pulls.queued - listed)} more` : "");
+  fold("queue", waiting.length, pulls.queued > listed ? `${number(pulls.queued - listed)} more are not listed here.` : "");
+  fold("finished", pulls.finished.length, "");
+}
+
+// Long lists show their beginning until one asks for the rest.
+const FOLDED = 10;
+const unfolded = new Set();
+
+function fold(name, count, note) {
+  const open = unfolded.has(name);
+  byId(name).classList.toggle("folded", !open);
+  const button = document.querySelector(`[data-fold="${name}"]`);
+  button.hidden = count <= FOLDED;
+  button.setAttribute("aria-expanded", String(open));
+  text(button, open ? `Show the first ${FOLDED}` : `Show all ${number(count)}`);
+  if (name === "queue") show(byId("queue-more"), note);
+}
+
+for (const button of document.querySelectorAll("[data-fold]")) {
+  button.addEventListener("click", () => {
+    const name = button.dataset.fold;
+    if (!unfolded.delete(name)) unfolded.add(name);
+    render();
+  });
 }
 
 // ---- actors ----
@@ -354,7 +381,9 @@ function updateActor(group, actor) {
   text(restarts, number(actor.restarts));
   restarts.dataset.tone = actor.restarts > 3 ? "busy" : "";
   const ago = actor.last_error_unix_ms ? `${since(actor.last_error_unix_ms)} ago: ` : "";
-  text(partOf(group, "error"), actor.last_error ? ago + actor.last_error : "");
+  const error = partOf(group, "error");
+  text(error, actor.last_error ? ago + actor.last_error : "");
+  error.dataset.age = agentNow() - actor.last_error_unix_ms > OLD_ERROR_MS ? "old" : "new";
   if (expanded.has(actor.name)) loadDetail(actor.name);
 }
 
@@ -371,7 +400,7 @@ async function loadDetail(name) {
     const selection = window.getSelection();
     if (String(selection) && detail.contains(selection.anchorNode)) return;
     const scrolled = detail.querySelector("pre")?.scrollTop ?? 0;
-    detail.replaceChildren(...detailOf(actor));
+    detail.replaceChildren(detailOf(actor));
     detail.querySelector("pre").scrollTop = scrolled;
   } catch (error) {
     if (detail) detail.replaceChildren(make("p", "error", `This actor could not be read: ${error.message}`));
@@ -392,11 +421,11 @@ function detailOf(actor) {
   const stateBlock = make("pre", "", JSON.stringify(actor.state, null, 2));
   stateBlock.tabIndex = 0;
   stateBlock.setAttribute("aria-label", `State of ${actor.name}`);
-  return [
+  return make("div", "blocks",
     block("Messages", actor.messages.length ? messagesOf(actor) : make("p", "meta", "none yet")),
     block("Last events", actor.events.length ? events : make("p", "meta", "none yet")),
     block("State", stateBlock),
-  ];
+  );
 }
 
 function messagesOf(actor) {

@@ -68,14 +68,19 @@ impl<IO> Guarded<IO> {
             self.stalled = None;
             return write;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + STALL)));
+        let stalled =
+            self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + STALL)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
     }
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for Guarded<IO> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
@@ -159,7 +164,10 @@ mod tests {
         let first = admit(&slots, || std::future::ready(answers.pop().unwrap())).await;
         let second = admit(&slots, || std::future::ready(Ok(duplex(1).0)));
         tokio::pin!(second);
-        assert!(tokio::time::timeout(Duration::from_secs(60), &mut second).await.is_err(), "no slot was free");
+        assert!(
+            tokio::time::timeout(Duration::from_secs(60), &mut second).await.is_err(),
+            "no slot was free"
+        );
         drop(first);
         second.await;
     }

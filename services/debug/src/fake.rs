@@ -1,0 +1,200 @@
+//! A scripted agent for tests: it answers what it was told to.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use keelson_proto::debug as pb;
+use tokio::sync::watch;
+
+use crate::{AgentView, Check, ViewError};
+
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) pulls: Result<pb::PullList, ViewError>,
+    pub(crate) limit: Result<pb::Limit, ViewError>,
+    pub(crate) ready: Vec<Check>,
+    pub(crate) live: Vec<Check>,
+    /// No answer ever comes.
+    pub(crate) stuck: bool,
+    /// `max_queued` of every question about pulls.
+    pub(crate) asked: Vec<u32>,
+    /// Every limit that was set.
+    pub(crate) set: Vec<Option<u32>>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Fake {
+    script: Arc<Mutex<Script>>,
+    bump: Arc<watch::Sender<u64>>,
+}
+
+pub(crate) fn check(name: &str, ok: bool, message: &str) -> Check {
+    Check { name: name.into(), ok, message: message.into(), since_unix_ms: 0 }
+}
+
+impl Fake {
+    pub(crate) fn new() -> Self {
+        let script = Script {
+            pulls: Ok(pulls()),
+            limit: Ok(limit()),
+            ready: vec![check("store", true, ""), check("runtime", true, "")],
+            live: vec![check("actors", true, "")],
+            stuck: false,
+            asked: Vec::new(),
+            set: Vec::new(),
+        };
+        Self { script: Arc::new(Mutex::new(script)), bump: Arc::new(watch::channel(0).0) }
+    }
+
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap()
+    }
+
+    /// Something changed.
+    pub(crate) fn bump(&self) {
+        self.bump.send_modify(|n| *n += 1);
+    }
+
+    /// The number of running pulls becomes `running`.
+    pub(crate) fn run(&self, running: u32) {
+        self.script().pulls.as_mut().unwrap().running = running;
+        self.bump();
+    }
+
+    pub(crate) fn watchers(&self) -> usize {
+        self.bump.receiver_count()
+    }
+
+    async fn perhaps_stuck(&self) {
+        if self.script().stuck {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+pub(crate) fn limit() -> pb::Limit {
+    pb::Limit {
+        max_parallel_image_pulls: 3,
+        configured: 3,
+        when_full: "wait".into(),
+        enforced_by: "agent".into(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn pulls() -> pb::PullList {
+    let pull = pb::Pull {
+        id: 7,
+        image: "r.example/a:1".into(),
+        registry: "r.example".into(),
+        state: pb::PullState::Running.into(),
+        callers: 2,
+        attempts: 1,
+        requested_unix_ms: 1_000,
+        started_unix_ms: 2_000,
+        progress: Some(pb::Progress {
+            bytes_done: 1,
+            bytes_total: 2,
+            phase: "downloading".into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    pb::PullList {
+        limit: Some(limit()),
+        running: 1,
+        pulls: vec![pull],
+        runtime_health: "up".into(),
+        ..Default::default()
+    }
+}
+
+fn actor() -> pb::Actor {
+    pb::Actor {
+        name: "PullCoordinator".into(),
+        status: "running".into(),
+        mailbox_capacity: 64,
+        ..Default::default()
+    }
+}
+
+impl AgentView for Fake {
+    async fn version(&self) -> pb::GetVersionResponse {
+        self.perhaps_stuck().await;
+        pb::GetVersionResponse {
+            version: "1.2.3".into(),
+            node_name: "n1".into(),
+            ready: true,
+            ..Default::default()
+        }
+    }
+
+    async fn actors(&self) -> Vec<pb::Actor> {
+        self.perhaps_stuck().await;
+        vec![actor()]
+    }
+
+    async fn actor(&self, name: &str) -> Option<pb::Actor> {
+        self.perhaps_stuck().await;
+        let event = pb::ActorEvent { unix_ms: 5, text: "started".into() };
+        let full = pb::Actor { state_json: r#"{"limit":3}"#.into(), events: vec![event], ..actor() };
+        (name == "PullCoordinator").then_some(full)
+    }
+
+    fn actor_names(&self) -> Vec<String> {
+        vec!["PullCoordinator".into(), "RuntimeClient".into()]
+    }
+
+    async fn pulls(&self, max_queued: u32) -> Result<pb::PullList, ViewError> {
+        self.perhaps_stuck().await;
+        self.script().asked.push(max_queued);
+        self.script().pulls.clone()
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.bump.subscribe()
+    }
+
+    async fn limit(&self) -> Result<pb::Limit, ViewError> {
+        self.script().limit.clone()
+    }
+
+    async fn set_limit(&self, limit: Option<u32>) -> Result<pb::Limit, ViewError> {
+        self.script().set.push(limit);
+        self.script().limit.clone()
+    }
+
+    async fn storage(&self) -> Result<pb::Storage, ViewError> {
+        let table = pb::StorageTable { name: "pulls".into(), records: 4 };
+        Ok(pb::Storage {
+            backend: "memory".into(),
+            schema_version: 1,
+            tables: vec![table],
+            ..Default::default()
+        })
+    }
+
+    async fn config(&self) -> pb::Config {
+        let setting = pb::Setting {
+            key: "pulls.when_full".into(),
+            value: "\"wait\"".into(),
+            origin: "default".into(),
+            live: true,
+        };
+        pb::Config { settings: vec![setting], feature_gates: Vec::new() }
+    }
+
+    async fn livez(&self) -> Vec<Check> {
+        self.perhaps_stuck().await;
+        self.script().live.clone()
+    }
+
+    async fn readyz(&self) -> Vec<Check> {
+        self.perhaps_stuck().await;
+        self.script().ready.clone()
+    }
+
+    async fn metrics(&self) -> String {
+        self.perhaps_stuck().await;
+        "# TYPE up gauge\nup 1\n# EOF\n".into()
+    }
+}

@@ -42,7 +42,10 @@ pub(crate) async fn kubelet(cri: &Cri, pull: &Pull, patience: Duration) -> Resul
             Ok(_) => return Ok(failures),
             Err(status) => {
                 failures += 1;
-                ensure!(started.elapsed() < patience, "{pull:?} failed {failures} times, at last with {status}");
+                ensure!(
+                    started.elapsed() < patience,
+                    "{pull:?} failed {failures} times, at last with {status}"
+                );
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -91,7 +94,10 @@ pub(crate) async fn no_lease_left(containerd: &Containerd) -> Result<()> {
 
 /// The most bytes that containerd has written of one unfinished blob.
 pub(crate) fn ingested(containerd: &Containerd) -> u64 {
-    let root = containerd.socket().parent().map(|folder| folder.join("root/io.containerd.content.v1.content/ingest"));
+    let root = containerd
+        .socket()
+        .parent()
+        .map(|folder| folder.join("root/io.containerd.content.v1.content/ingest"));
     let entries = root.and_then(|root| fs::read_dir(root).ok()).into_iter().flatten().flatten();
     let size = |entry: fs::DirEntry| Some(fs::metadata(entry.path().join("data")).ok()?.len());
     entries.filter_map(size).max().unwrap_or(0)
@@ -123,7 +129,9 @@ pub(crate) async fn metric_is(agent: &Agent, name: &str, expected: f64) -> Resul
 
 /// Waits until the agent has nothing to do and no slot is taken.
 pub(crate) async fn idle(agent: &Agent) -> Result<()> {
-    for name in ["keelson_image_pulls_in_flight", "keelson_image_pull_queue_depth", "keelson_image_pull_callers"] {
+    for name in
+        ["keelson_image_pulls_in_flight", "keelson_image_pull_queue_depth", "keelson_image_pull_callers"]
+    {
         metric_is(agent, name, 0.0).await?;
     }
     Ok(())

@@ -64,7 +64,9 @@ async fn ten_thousand_callers_behind_a_stalled_slot_are_all_answered() -> Result
     agent.sighup()?;
     for (n, call) in calls.into_iter().enumerate() {
         match call.await? {
-            Ok(reference) => ensure!(good(n) && reference == format!("id of {}", name(n)), "{n}: {reference}"),
+            Ok(reference) => {
+                ensure!(good(n) && reference == format!("id of {}", name(n)), "{n}: {reference}")
+            }
             Err(status) => {
                 let as_it_came = status.code() == Code::Unknown && status.message() == REFUSAL;
                 ensure!(!good(n) && as_it_came, "{n}: {status}");

@@ -5,9 +5,9 @@ use anyhow::{Context as _, Result};
 use keelson_proto::cri::image_service_server::{ImageService, ImageServiceServer};
 use keelson_proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use keelson_proto::cri::{
-    Image, ImageFsInfoRequest, ImageFsInfoResponse, ImageStatusRequest, ImageStatusResponse, ListImagesRequest,
-    ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest, RemoveImageResponse, StatusRequest,
-    StatusResponse, VersionRequest, VersionResponse,
+    Image, ImageFsInfoRequest, ImageFsInfoResponse, ImageStatusRequest, ImageStatusResponse,
+    ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
+    RemoveImageResponse, StatusRequest, StatusResponse, VersionRequest, VersionResponse,
 };
 use keelson_tests::scratch::Scratch;
 use std::collections::BTreeSet;
@@ -123,7 +123,10 @@ fn name_of(image: Option<keelson_proto::cri::ImageSpec>) -> String {
 
 #[tonic::async_trait]
 impl ImageService for Shared {
-    async fn list_images(&self, _: Request<ListImagesRequest>) -> Result<Response<ListImagesResponse>, Status> {
+    async fn list_images(
+        &self,
+        _: Request<ListImagesRequest>,
+    ) -> Result<Response<ListImagesResponse>, Status> {
         let (images, bytes) = self.lock().list;
         let image = |n: usize| {
             let id = format!("sha256:{n:064x}");
@@ -133,14 +136,20 @@ impl ImageService for Shared {
         Ok(Response::new(ListImagesResponse { images: (0..images).map(image).collect() }))
     }
 
-    async fn image_status(&self, request: Request<ImageStatusRequest>) -> Result<Response<ImageStatusResponse>, Status> {
+    async fn image_status(
+        &self,
+        request: Request<ImageStatusRequest>,
+    ) -> Result<Response<ImageStatusResponse>, Status> {
         let name = name_of(request.into_inner().image);
         let there = self.lock().present.contains(&name);
         let image = there.then(|| Image { id: format!("id of {name}"), size: 1, ..Image::default() });
         Ok(Response::new(ImageStatusResponse { image, ..ImageStatusResponse::default() }))
     }
 
-    async fn pull_image(&self, request: Request<PullImageRequest>) -> Result<Response<PullImageResponse>, Status> {
+    async fn pull_image(
+        &self,
+        request: Request<PullImageRequest>,
+    ) -> Result<Response<PullImageResponse>, Status> {
         let name = name_of(request.into_inner().image);
         {
             let mut inner = self.lock();
@@ -158,12 +167,18 @@ impl ImageService for Shared {
         Ok(Response::new(PullImageResponse { image_ref: format!("id of {name}") }))
     }
 
-    async fn remove_image(&self, request: Request<RemoveImageRequest>) -> Result<Response<RemoveImageResponse>, Status> {
+    async fn remove_image(
+        &self,
+        request: Request<RemoveImageRequest>,
+    ) -> Result<Response<RemoveImageResponse>, Status> {
         self.lock().present.remove(&name_of(request.into_inner().image));
         Ok(Response::new(RemoveImageResponse {}))
     }
 
-    async fn image_fs_info(&self, _: Request<ImageFsInfoRequest>) -> Result<Response<ImageFsInfoResponse>, Status> {
+    async fn image_fs_info(
+        &self,
+        _: Request<ImageFsInfoRequest>,
+    ) -> Result<Response<ImageFsInfoResponse>, Status> {
         Ok(Response::new(ImageFsInfoResponse::default()))
     }
 }

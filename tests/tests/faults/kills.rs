@@ -252,7 +252,11 @@ impl Show {
                 };
                 for pair in gets.windows(2) {
                     let ((_, end), (from, _)) = (span(&pair[0]), span(&pair[1]));
-                    ensure!(from + LOST >= end, "{} was at {end} and went on at {from}: {gets:#?}", image.repo);
+                    ensure!(
+                        from + LOST >= end,
+                        "{} was at {end} and went on at {from}: {gets:#?}",
+                        image.repo
+                    );
                 }
                 let full = proxy.records().full_fetches(layer);
                 ensure!(full <= 1, "{} was fetched {full} times in full: {gets:#?}", image.repo);
@@ -273,7 +277,8 @@ impl Show {
         let more = self.node.push_many("more", LIMIT + 1, 2 * MIB).await?;
         let hold = self.node.proxy.rule(Match::layers(), Fault::StallAfter(MIB));
         let cri = self.agent.cri().await?;
-        let calls: Vec<_> = more.iter().map(|image| pulling(&cri, Pull::new(&self.node.name(image)))).collect();
+        let calls: Vec<_> =
+            more.iter().map(|image| pulling(&cri, Pull::new(&self.node.name(image)))).collect();
         let active = || self.node.proxy.records().active_repos();
         until("every slot is free", || active().len() == LIMIT).await?;
         crate::common::metric_is(&self.agent, "keelson_image_pull_queue_depth", 1.0).await?;

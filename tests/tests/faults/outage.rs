@@ -137,7 +137,10 @@ async fn a_runtime_that_hangs_is_noticed_and_does_not_take_the_agent_along() -> 
 
     drop(stopped);
     call.await?.context("the pull that was held")?;
-    eventually(PATIENCE, "it is ready again", || async { agent.http_get("/readyz").await?.success().map(drop) }).await?;
+    eventually(PATIENCE, "it is ready again", || async {
+        agent.http_get("/readyz").await?.success().map(drop)
+    })
+    .await?;
     ensure!(cri.image_status(&node.name(&images[1])).await?.is_some());
     idle(&agent).await
 }

@@ -91,14 +91,16 @@ async fn a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout(kind: K
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 3, 6 * MIB).await?;
     let names: Vec<_> = images.iter().map(|image| node.name(image)).collect();
-    let settings = Settings::limit(1).set("pulls.stall_timeout", "5s").set("pulls.progress_interval", "100ms");
+    let settings =
+        Settings::limit(1).set("pulls.stall_timeout", "5s").set("pulls.progress_interval", "100ms");
     let agent = node.agent(&settings).await?;
     let cri = agent.cri().await?;
     // One before its manifest, one in the middle of its layer; both before the third.
     let mute = node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::Hang);
     let stalled = node.proxy.rule(Match::layers().repo(&images[1].repo), Fault::StallAfter(3 * MIB));
     let first = pulling(&cri, Pull::new(&names[0]));
-    until("the first asks for its manifest", || node.proxy.records().order() == [images[0].repo.clone()]).await?;
+    until("the first asks for its manifest", || node.proxy.records().order() == [images[0].repo.clone()])
+        .await?;
     let second = pulling(&cri, Pull::new(&names[1]));
     metric_is(&agent, "keelson_image_pull_queue_depth", 1.0).await?;
     let third = pulling(&cri, Pull::new(&names[2]));

@@ -1,8 +1,6 @@
 //! Cases 10 to 13: the agent or the runtime dies in the middle of a pull, and nothing is fetched twice.
 
-use crate::common::{
-    MIB, agent_leases, idle, ingested, leases, logged, make_lease, no_lease_left, pulling,
-};
+use crate::common::{MIB, agent_leases, idle, ingested, leases, logged, make_lease, no_lease_left, pulling};
 use anyhow::{Context as _, Result, ensure};
 use keelson_storage::{StateStore as _, Table};
 use keelson_tests::agent::Settings;

@@ -1,1 +1,261 @@
-//! To come.
+//! The service manager's side: notifications, watchdog, sockets that outlive the agent, and the unit files.
+
+use crate::common::{MIB, metric_is};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use keelson_tests::agent::{Agent, Settings};
+use keelson_tests::containerd::Kind;
+use keelson_tests::cri::Cri;
+use keelson_tests::node::Node;
+use keelson_tests::scratch::Scratch;
+use keelson_tests::util::{PATIENCE, eventually};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tokio::net::UnixDatagram;
+
+/// What systemd listens on.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    fn start(scratch: &Scratch, agent: &mut Agent) -> Result<Self> {
+        let path = scratch.path().join("notify");
+        let socket = UnixDatagram::bind(&path).context("cannot listen for notifications")?;
+        agent.env("NOTIFY_SOCKET", &path.display().to_string());
+        Ok(Self(socket))
+    }
+
+    /// The fields of the next notification that has this line.
+    async fn told(&self, line: &str) -> Result<BTreeMap<String, String>> {
+        let mut seen = Vec::new();
+        let wait = async {
+            loop {
+                let mut buffer = vec![0; 4096];
+                let length = self.0.recv(&mut buffer).await?;
+                let text = String::from_utf8(buffer[..length].to_vec())?;
+                if text.lines().any(|have| have == line) {
+                    let fields = text.lines().filter_map(|line| line.split_once('='));
+                    return Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
+                }
+                seen.push(text);
+            }
+        };
+        let told = tokio::time::timeout(PATIENCE, wait).await;
+        told.unwrap_or_else(|_| Err(anyhow!("waited {PATIENCE:?} for {line}; these came: {seen:?}")))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_tells_that_it_is_ready_lives_reloads_and_stops() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::new())?;
+    let manager = Manager::start(&node.scratch, &mut agent)?;
+    agent.env("WATCHDOG_USEC", "300000");
+    agent.start_live().await?;
+    let ready = manager.told("READY=1").await?;
+    ensure!(ready.get("STATUS").is_some_and(|status| status.contains("containerd.sock")), "{ready:?}");
+    // Ready means that a connection is taken, whatever the runtime does.
+    agent.cri().await?;
+    for _ in 0..3 {
+        manager.told("WATCHDOG=1").await?;
+    }
+
+    agent.configure(&Settings::limit(2))?;
+    agent.sighup()?;
+    let reloading = manager.told("RELOADING=1").await?;
+    let since: u64 = reloading.get("MONOTONIC_USEC").context("Type=notify-reload needs the time")?.parse()?;
+    ensure!(since > 0);
+    manager.told("READY=1").await?;
+    metric_is(&agent, "keelson_image_pull_limit", 2.0).await?;
+    agent.configure(&Settings::new().set("pulls.when_full", "maybe"))?;
+    agent.sighup()?;
+    manager.told("RELOADING=1").await?;
+    manager.told("READY=1").await.context("a reload that failed is over too")?;
+    manager.told("WATCHDOG=1").await?;
+
+    let ended = tokio::spawn(async move { agent.terminate().await });
+    manager.told("STOPPING=1").await?;
+    ensure!(ended.await??.success());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_ready_for_systemd_though_the_runtime_is_not_there() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
+    let mut agent = Agent::new(&scratch, &nowhere, &Settings::new())?;
+    let manager = Manager::start(&scratch, &mut agent)?;
+    agent.start_live().await?;
+    // Before=kubelet.service would otherwise wait for a containerd that may wait for nobody.
+    manager.told("READY=1").await.map(drop)
+}
+
+/// Sockets that are made before the agent and outlive it. The shell puts them where systemd would, and becomes the
+/// agent, so that the pid is right.
+struct Activation {
+    cri: UnixListener,
+    debug: UnixListener,
+}
+
+const SHELL: &str = "exec 3<&0 4<&1 </dev/null >&2; LISTEN_PID=$$ exec \"$@\"";
+
+impl Activation {
+    fn new(agent: &Agent) -> Result<Self> {
+        let listen = |path: &Path| UnixListener::bind(path).with_context(|| format!("cannot listen at {path:?}"));
+        Ok(Self { cri: listen(&agent.socket())?, debug: listen(&agent.debug_socket())? })
+    }
+
+    fn start(&self, agent: &Agent, names: &str, log: &Path) -> Result<Running> {
+        let log = fs::File::options().create(true).append(true).open(log)?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "sh", "-c", SHELL, "sh"]);
+        command.arg(agent.program()).arg("agent").arg("--config").arg(agent.config());
+        command.env("LISTEN_FDS", "2").env("LISTEN_FDNAMES", names);
+        command.stdin(Stdio::from(OwnedFd::from(self.cri.try_clone()?)));
+        command.stdout(Stdio::from(OwnedFd::from(self.debug.try_clone()?))).stderr(log);
+        Ok(Running(command.spawn().context("cannot start the agent")?))
+    }
+}
+
+struct Running(Child);
+
+impl Running {
+    fn kill(&mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn live(agent: &Agent) -> Result<()> {
+    eventually(PATIENCE, "the agent lives", || async { agent.http_get("/livez").await?.success().map(drop) }).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let images = node.push_many("apps", 2, MIB).await?;
+    let agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::limit(1))?;
+    let log = node.scratch.path().join("activated.log");
+    let sockets = Activation::new(&agent)?;
+
+    // Before it has ever started: the connection waits.
+    let first = tokio::spawn({
+        let (cri, name) = (Cri::connect(&agent.socket()).await?, node.name(&images[0]));
+        async move { cri.pull_image(&name).await }
+    });
+    let mut running = sockets.start(&agent, "cri:debug", &log)?;
+    first.await?.context("a call from before the start")?;
+    live(&agent).await?;
+
+    for round in 0..3 {
+        running.kill()?;
+        let mut calls = Vec::new();
+        for _ in 0..10 {
+            let cri = Cri::connect(&agent.socket()).await.context("refused while the agent was away")?;
+            calls.push(tokio::spawn(async move { cri.version().await }));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        ensure!(calls.iter().all(|call| !call.is_finished()), "nobody is there to answer");
+        running = sockets.start(&agent, "cri:debug", &log)?;
+        for call in calls {
+            call.await?.with_context(|| format!("a call from before start {round}"))?;
+        }
+        live(&agent).await?;
+    }
+    agent.cri().await?.pull_image(&node.name(&images[1])).await?;
+    debug_answers(&agent).await?;
+
+    // The files are not its own: they stay when it ends in peace.
+    let pid = nix::unistd::Pid::from_raw(running.0.id().try_into()?);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+    eventually(PATIENCE, "it ends", || {
+        let ended = running.0.try_wait();
+        async move {
+            match ended? {
+                Some(status) if status.success() => Ok(()),
+                Some(status) => bail!("it ended with {status}"),
+                None => bail!("it still runs"),
+            }
+        }
+    })
+    .await?;
+    ensure!(agent.socket().exists() && agent.debug_socket().exists());
+
+    // The names count, not the order.
+    fs::remove_file(agent.socket())?;
+    fs::remove_file(agent.debug_socket())?;
+    let swapped = Activation::new(&agent)?;
+    let swapped = Activation { cri: swapped.debug, debug: swapped.cri };
+    let _running = swapped.start(&agent, "debug:cri", &log)?;
+    agent.cri().await?.version().await?;
+    debug_answers(&agent).await
+}
+
+async fn debug_answers(agent: &Agent) -> Result<()> {
+    use keelson_proto::debug::debug_client::DebugClient;
+    let endpoint = format!("unix://{}", agent.debug_socket().display());
+    let mut client = DebugClient::new(tonic::transport::Endpoint::from_shared(endpoint)?.connect().await?);
+    let version = client.get_version(keelson_proto::debug::GetVersionRequest {}).await?.into_inner();
+    ensure!(version.node_name == "node", "{version:?}");
+    Ok(())
+}
+
+/// A unit file: its sections, each with its settings in order.
+fn unit(name: &str) -> Result<Vec<(String, String, String)>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(name);
+    let text = fs::read_to_string(&path).with_context(|| format!("no {}", path.display()))?;
+    let mut section = String::new();
+    let mut entries = Vec::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name.to_owned();
+        } else {
+            let (key, value) = line.split_once('=').with_context(|| format!("{name}: {line:?} is no setting"))?;
+            entries.push((section.clone(), key.to_owned(), value.to_owned()));
+        }
+    }
+    Ok(entries)
+}
+
+fn value<'a>(unit: &'a [(String, String, String)], key: &str) -> Result<&'a str> {
+    let found = unit.iter().find(|(_, have, _)| have == key);
+    found.map(|(_, _, value)| value.as_str()).with_context(|| format!("the unit has no {key}"))
+}
+
+#[test]
+fn the_unit_files_agree_with_the_defaults() -> Result<()> {
+    let defaults = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/keelson.toml"))?;
+    let service = unit("keelson.service")?;
+    ensure!(value(&service, "Type")? == "notify-reload" || value(&service, "Type")? == "notify");
+    ensure!(value(&service, "ExecStart")?.ends_with("/keelson agent"));
+    ensure!(value(&service, "Restart")? == "always");
+    ensure!(value(&service, "StateDirectory")? == "keelson");
+    ensure!(defaults.contains("#state_dir = \"/var/lib/keelson\""));
+    let seconds = |text: &str| -> Result<u64> { Ok(text.trim_end_matches('s').parse()?) };
+    let drain = defaults.lines().find_map(|line| line.strip_prefix("#drain_timeout = "));
+    let drain = seconds(drain.context("no drain_timeout")?.trim_matches('"'))?;
+    ensure!(seconds(value(&service, "TimeoutStopSec")?)? > drain, "systemd must not kill what still drains");
+    ensure!(value(&service, "Before")?.contains("kubelet.service"));
+    for (name, descriptor, mode) in [("keelson-cri.socket", "cri", "0660"), ("keelson-debug.socket", "debug", "0660")] {
+        let socket = unit(name)?;
+        let path = value(&socket, "ListenStream")?;
+        ensure!(defaults.contains(&format!("#listen = \"unix://{path}\"")), "{name}: {path} is not the default");
+        ensure!(value(&socket, "FileDescriptorName")? == descriptor);
+        ensure!(value(&socket, "SocketMode")? == mode);
+        ensure!(value(&socket, "Service")? == "keelson.service");
+        ensure!(value(&service, "Sockets")?.contains(name));
+    }
+    Ok(())
+}

@@ -23,7 +23,8 @@ fn seen(status: &Status) -> (Code, String, Vec<u8>) {
 
 async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
-    let [broken, refused]: [_; 2] = rig.node.push_many("wrong", 2, TINY).await?.try_into().expect("two were asked for");
+    let images = rig.node.push_many("wrong", 2, TINY).await?;
+    let (broken, refused) = (&images[0], &images[1]);
     spoil(&rig.node, &broken.layers[0])?;
     rig.node.proxy.rule(Match::any().repo(&refused.repo), Fault::status(500));
     let at = rig.node.proxy.address();
@@ -35,8 +36,8 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
         ("no such image", format!("{at}/missing:v1")),
         ("no such tag", format!("{at}/{}:v2", broken.repo)),
         ("no such digest", format!("{at}/{}@sha256:{}", broken.repo, "0".repeat(64))),
-        ("the registry answers 500", rig.node.name(&refused)),
-        ("a layer that is not what its digest says", rig.node.name(&broken)),
+        ("the registry answers 500", rig.node.name(refused)),
+        ("a layer that is not what its digest says", rig.node.name(broken)),
         ("nobody listens", format!("{nobody}/app:v1")),
     ];
     let direct = rig.node.containerd.cri().await?;
@@ -77,7 +78,8 @@ async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
     let rig = Rig::start(Kind::V2, &Settings::limit(1)).await?;
     let long = format!("{}/{}:v1", rig.node.proxy.address(), "x".repeat(300));
     let endless = "y".repeat(1 << 20);
-    let names = ["", " ", "UPPER/Case:v1", "a b", "http://example/app", "app:", "app@sha256:12", &long, &endless];
+    let names =
+        ["", " ", "UPPER/Case:v1", "a b", "http://example/app", "app:", "app@sha256:12", &long, &endless];
     for name in names {
         let status = failed(rig.cri.pull_image(name).await, "it is no name of an image")?;
         let shown: String = name.chars().take(30).collect();
@@ -85,7 +87,11 @@ async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
             matches!(status.code(), Code::InvalidArgument | Code::Unknown) && status.message().len() > 10,
             "{shown:?}: {status}"
         );
-        ensure!(status.message().len() < 4096, "{shown:?}: the message repeats {} bytes", status.message().len());
+        ensure!(
+            status.message().len() < 4096,
+            "{shown:?}: the message repeats {} bytes",
+            status.message().len()
+        );
     }
     let mut empty = Pull::new("app").request();
     empty.get_mut().image = None;
@@ -94,6 +100,6 @@ async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
     // None of them took a place or a slot.
     rig.idle().await?;
     let image = ImageSpec::single("fine", TINY).push(rig.node.registry.address(), None).await?;
-    assert_eq!(rig.cri.pull_image(&rig.node.name(&image)).await?, image.config.0);
+    assert_eq!(rig.begin(&image).await??, image.config.0);
     Ok(())
 }

@@ -44,7 +44,8 @@ async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()>
     ensure!(left.pulls.iter().all(|pull| pull.state == "abandoned"), "{left:?}");
     // After the grace period the three are cancelled at the runtime too.
     rig.idle().await?;
-    let layers: Vec<_> = rig.records().all().into_iter().filter(|seen| seen.kind == proxy::Kind::Layer).collect();
+    let layers: Vec<_> =
+        rig.records().all().into_iter().filter(|seen| seen.kind == proxy::Kind::Layer).collect();
     ensure!(layers.iter().all(|seen| seen.outcome == Outcome::Aborted), "{layers:?}");
     assert_eq!(rig.records().order().len(), 3, "one that was queued came to the registry");
 
@@ -71,7 +72,7 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
         until("the runtime has thrown away what it had", || ingested(&rig.node) == 0).await?;
     }
     rig.node.proxy.remove(hold);
-    assert_eq!(rig.cri.pull_image(&rig.node.name(&image)).await?, image.config.0);
+    assert_eq!(rig.begin(&image).await??, image.config.0);
     let gets = rig.records().gets(&layer.digest);
     ensure!(gets.len() == 2 && gets[0].outcome == Outcome::Aborted, "{gets:?}");
     Ok((rig, image, gets))
@@ -82,7 +83,10 @@ fn ingested(node: &Node) -> u64 {
     let beside = node.containerd.socket().parent().map(PathBuf::from).unwrap_or_default();
     let ingests = std::fs::read_dir(beside.join("root/io.containerd.content.v1.content/ingest"));
     let sizes = ingests.into_iter().flatten().flatten();
-    sizes.filter_map(|entry| Some(std::fs::metadata(entry.path().join("data")).ok()?.len())).max().unwrap_or(0)
+    sizes
+        .filter_map(|entry| Some(std::fs::metadata(entry.path().join("data")).ok()?.len()))
+        .max()
+        .unwrap_or(0)
 }
 
 async fn case_08_a_cancel_without_keeping_begins_from_zero(kind: Kind) -> Result<()> {
@@ -133,11 +137,15 @@ async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it() -
     second.abort();
     rig.see("nobody wants it", |pulls| pulls.state(&name) == Some("abandoned")).await?;
     let third = rig.begin(&image);
-    rig.see("it is wanted again", |pulls| pulls.state(&name) == Some("running") && pulls.callers == 1).await?;
+    rig.see("it is wanted again", |pulls| pulls.state(&name) == Some("running") && pulls.callers == 1)
+        .await?;
     rig.node.proxy.remove(hold);
     assert_eq!(third.await??, image.config.0);
     let gets = rig.records().gets(&image.layers[0].digest);
-    ensure!(gets.len() == 1 && gets[0].outcome == Outcome::Complete, "it was not one pull all along: {gets:?}");
+    ensure!(
+        gets.len() == 1 && gets[0].outcome == Outcome::Complete,
+        "it was not one pull all along: {gets:?}"
+    );
     assert_eq!(rig.asked_of_runtime(&name)?, 1);
     Ok(())
 }

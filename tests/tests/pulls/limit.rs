@@ -8,7 +8,8 @@ use keelson_tests::cri::Pull;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::TINY;
 use keelson_tests::on_both_runtimes;
-use keelson_tests::util::Seeded;
+use keelson_tests::proxy::{Fault, Match};
+use keelson_tests::util::{Seeded, until};
 use rand::seq::SliceRandom as _;
 use std::time::Duration;
 
@@ -81,7 +82,7 @@ async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()
     }
     let mut wanted: Vec<_> = (0..200).map(|n| n % images.len()).collect();
     wanted.shuffle(Seeded::new()?.rng());
-    let hold = rig.node.proxy.rule(keelson_tests::proxy::Match::layers(), keelson_tests::proxy::Fault::Hang);
+    let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
     let mut going = Vec::new();
     for (n, which) in wanted.iter().enumerate() {
         let pull = Pull::new(&rig.node.name(&images[*which]));
@@ -89,6 +90,7 @@ async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()
     }
     let seen = rig.callers(200).await?;
     ensure!((seen.running, seen.queued) == (4, 56), "{seen:?}");
+    until("four are at the registry", || rig.records().active_repos().len() == LIMIT).await?;
     rig.node.proxy.remove(hold);
     let asked: Vec<_> = wanted.iter().map(|which| images[*which].clone()).collect();
     all_succeed(going, &asked).await?;
@@ -116,7 +118,6 @@ async fn without_a_limit_all_run_together(kind: Kind) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn serialized_pulls_run_one_after_the_other_in_order() -> Result<()> {
-    // It wins over a limit that allows more.
     let settings = Settings::new().set("pulls.serialize_image_pulls", true);
     let rig = Rig::start(Kind::V2, &settings).await?;
     let images = rig.node.push_many("serial", 12, TINY).await?;

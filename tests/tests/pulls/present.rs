@@ -14,7 +14,7 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1)).await?;
     let images = rig.node.push_many("full", 4, TINY).await?;
     let there = &images[0];
-    rig.cri.pull_image(&rig.node.name(there)).await?;
+    rig.begin(there).await??;
     let holds = rig.hold_each(&images[1..]);
     let going = rig.begin_in_order(&images[1..]).await?;
     rig.active(&images[1..2]).await?;
@@ -37,10 +37,13 @@ async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1)).await?;
     let spec = ImageSpec::single("moved", TINY);
     let before = spec.push(rig.node.registry.address(), None).await?;
-    assert_eq!(rig.cri.pull_image(&rig.node.name(&before)).await?, before.config.0);
+    assert_eq!(rig.begin(&before).await??, before.config.0);
     let after = ImageSpec { layers: vec![LayerSpec::random(LARGE / 3, 4711)], ..spec };
     let after = after.push(rig.node.registry.address(), None).await?;
-    ensure!(after.config != before.config && rig.node.name(&after) == rig.node.name(&before), "it did not move");
+    ensure!(
+        after.config != before.config && rig.node.name(&after) == rig.node.name(&before),
+        "it did not move"
+    );
 
     let stalled = ImageSpec::single("stalled", TINY).push(rig.node.registry.address(), None).await?;
     let hold = rig.hold(&stalled);

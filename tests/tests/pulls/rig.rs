@@ -16,51 +16,51 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 
 /// An agent before a containerd before a registry.
-pub struct Rig {
+pub(crate) struct Rig {
     /// A connection to the agent.
-    pub cri: Cri,
-    pub agent: Agent,
-    pub node: Node,
+    pub(crate) cri: Cri,
+    pub(crate) agent: Agent,
+    pub(crate) node: Node,
 }
 
 /// A pull that goes on in a task of its own. Aborting it is what a client does that cancels.
-pub type Going = JoinHandle<Result<String, Status>>;
+pub(crate) type Going = JoinHandle<Result<String, Status>>;
 
 impl Rig {
-    pub async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
         Self::before(Node::start(kind).await?, settings).await
     }
 
     /// With a registry that asks for credentials.
-    pub async fn with_users(kind: Kind, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn with_users(kind: Kind, settings: &Settings) -> Result<Self> {
         Self::before(Node::start_with(kind, Access::Users, &Options::default()).await?, settings).await
     }
 
-    pub async fn before(node: Node, settings: &Settings) -> Result<Self> {
+    pub(crate) async fn before(node: Node, settings: &Settings) -> Result<Self> {
         let agent = node.agent(settings).await?;
         Ok(Self { cri: agent.cri().await?, agent, node })
     }
 
-    pub fn records(&self) -> &Records {
+    pub(crate) fn records(&self) -> &Records {
         self.node.proxy.records()
     }
 
     /// What to ask for this image.
-    pub fn ask(&self, image: &Image) -> Pull {
+    pub(crate) fn ask(&self, image: &Image) -> Pull {
         Pull::new(&self.node.name(image))
     }
 
     /// Begins a pull without credentials.
-    pub fn begin(&self, image: &Image) -> Going {
+    pub(crate) fn begin(&self, image: &Image) -> Going {
         self.begin_with(self.ask(image))
     }
 
-    pub fn begin_with(&self, pull: Pull) -> Going {
+    pub(crate) fn begin_with(&self, pull: Pull) -> Going {
         begin(&self.cri, pull)
     }
 
     /// Begins pulls one after the other, each when the agent has the one before: their order is known.
-    pub async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<Going>> {
+    pub(crate) async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<Going>> {
         let before = self.pulls().await?.callers;
         let mut going = Vec::new();
         for (n, image) in (1..).zip(images) {
@@ -71,32 +71,32 @@ impl Rig {
     }
 
     /// Keeps the layers of this image back.
-    pub fn hold(&self, image: &Image) -> RuleId {
+    pub(crate) fn hold(&self, image: &Image) -> RuleId {
         self.node.proxy.rule(Match::layers().repo(&image.repo), Fault::Hang)
     }
 
     /// Keeps the layers of each of these images back.
-    pub fn hold_each(&self, images: &[Image]) -> Vec<RuleId> {
+    pub(crate) fn hold_each(&self, images: &[Image]) -> Vec<RuleId> {
         images.iter().map(|image| self.hold(image)).collect()
     }
 
     /// The agent's view.
-    pub async fn pulls(&self) -> Result<Pulls> {
+    pub(crate) async fn pulls(&self) -> Result<Pulls> {
         Pulls::of(&self.agent).await
     }
 
     /// Waits until the agent's view is as it should be.
-    pub async fn see(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+    pub(crate) async fn see(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
         see(&self.agent, what, holds).await
     }
 
     /// Waits until the agent serves so many callers.
-    pub async fn callers(&self, count: u32) -> Result<Pulls> {
+    pub(crate) async fn callers(&self, count: u32) -> Result<Pulls> {
         self.see(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
     }
 
     /// Waits until layers of exactly these images are being sent.
-    pub async fn active(&self, images: &[Image]) -> Result<()> {
+    pub(crate) async fn active(&self, images: &[Image]) -> Result<()> {
         let wanted: BTreeSet<String> = images.iter().map(|image| image.repo.clone()).collect();
         eventually(PATIENCE, "the registry is asked for the layers of these images", || {
             let now = self.records().active_repos();
@@ -110,13 +110,16 @@ impl Rig {
     }
 
     /// Waits until nothing is left of any pull, in the agent and on its way.
-    pub async fn idle(&self) -> Result<()> {
-        self.see("no pull is left", |pulls| pulls.pulls.is_empty() && pulls.running == 0 && pulls.callers == 0).await?;
+    pub(crate) async fn idle(&self) -> Result<()> {
+        self.see("no pull is left", |pulls| {
+            pulls.pulls.is_empty() && pulls.running == 0 && pulls.callers == 0
+        })
+        .await?;
         self.active(&[]).await
     }
 
     /// How often the runtime was asked to pull this name, by its own account.
-    pub fn asked_of_runtime(&self, name: &str) -> Result<usize> {
+    pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
         let said = format!("PullImage \\\"{name}\\\"");
         let log = self.node.containerd.log()?;
         Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
@@ -129,13 +132,16 @@ fn is_question(line: &str) -> bool {
 }
 
 /// Begins a pull over this connection.
-pub fn begin(cri: &Cri, pull: Pull) -> Going {
+pub(crate) fn begin(cri: &Cri, pull: Pull) -> Going {
     let cri = cri.clone();
-    tokio::spawn(async move { cri.pull(&pull).await })
+    tokio::spawn(async move {
+        let pulling = tokio::time::timeout(PATIENCE, cri.pull(&pull)).await;
+        pulling.unwrap_or_else(|_| Err(Status::aborted("the test has lost its patience with this pull")))
+    })
 }
 
 /// Waits until the view of an agent is as it should be.
-pub async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
     eventually(PATIENCE, what, || async {
         let pulls = Pulls::of(agent).await?;
         ensure!(holds(&pulls), "it is {pulls:?}");
@@ -145,7 +151,7 @@ pub async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> R
 }
 
 /// Waits for pulls that must succeed with their images.
-pub async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
+pub(crate) async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
     for (going, image) in going.into_iter().zip(images) {
         let reference = going.await?.with_context(|| format!("the pull of {}", image.repo))?;
         ensure!(reference == image.config.0, "{} is {}, not {reference}", image.repo, image.config);
@@ -155,61 +161,59 @@ pub async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image
 
 /// The agent's view of pulls: `/debug/pulls`.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Pulls {
-    pub limit: Limit,
-    pub running: u32,
-    pub queued: u32,
-    pub callers: u32,
-    pub pulls: Vec<Shown>,
-    pub finished: Vec<Shown>,
+pub(crate) struct Pulls {
+    pub(crate) limit: Limit,
+    pub(crate) running: u32,
+    pub(crate) queued: u32,
+    pub(crate) callers: u32,
+    pub(crate) pulls: Vec<Shown>,
+    pub(crate) finished: Vec<Shown>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub struct Limit {
-    pub max_parallel_image_pulls: u32,
-    pub configured: u32,
-    pub overridden: bool,
-    pub enforced_by: String,
-    pub enforce_note: String,
+pub(crate) struct Limit {
+    pub(crate) max_parallel_image_pulls: u32,
+    pub(crate) enforced_by: String,
+    pub(crate) enforce_note: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub struct Shown {
-    pub image: String,
-    pub state: String,
-    pub position: u32,
-    pub callers: u32,
-    pub progress: Option<Progress>,
-    pub error: String,
+pub(crate) struct Shown {
+    pub(crate) image: String,
+    pub(crate) state: String,
+    pub(crate) position: u32,
+    pub(crate) callers: u32,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) error: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub struct Progress {
-    pub bytes_done: u64,
-    pub bytes_total: u64,
-    pub layers_done: u32,
-    pub layers_total: u32,
+pub(crate) struct Progress {
+    pub(crate) bytes_done: u64,
+    pub(crate) bytes_total: u64,
+    pub(crate) layers_done: u32,
+    pub(crate) layers_total: u32,
 }
 
 impl Pulls {
-    pub async fn of(agent: &Agent) -> Result<Self> {
+    pub(crate) async fn of(agent: &Agent) -> Result<Self> {
         let json = agent.pulls_json().await?;
         serde_json::from_value(json.clone()).with_context(|| format!("not the pulls of an agent: {json}"))
     }
 
     /// The state of the only pull of this image that has not ended.
-    pub fn state(&self, name: &str) -> Option<&str> {
+    pub(crate) fn state(&self, name: &str) -> Option<&str> {
         self.of_image(name).map(|pull| pull.state.as_str())
     }
 
-    pub fn of_image(&self, name: &str) -> Option<&Shown> {
+    pub(crate) fn of_image(&self, name: &str) -> Option<&Shown> {
         self.pulls.iter().find(|pull| pull.image == name)
     }
 }
 
 /// When the registry was at work for each repository: from the first request that names it to the end of the last.
 /// A pull lasts longer than that, so pulls that overlap here did run together.
-pub fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
+pub(crate) fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
     let mut spans = BTreeMap::new();
     for seen in seen {
         let (Some(repo), Some(end)) = (&seen.repo, seen.finished) else { continue };
@@ -220,7 +224,7 @@ pub fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
 }
 
 /// The most of these spans that overlap. Only for repositories that were pulled once.
-pub fn most_at_once(spans: &BTreeMap<String, (Instant, Instant)>) -> usize {
+pub(crate) fn most_at_once(spans: &BTreeMap<String, (Instant, Instant)>) -> usize {
     let within = |at: Instant| spans.values().filter(|(from, to)| *from <= at && at < *to).count();
     // The most are open where one begins.
     spans.values().map(|(from, _)| within(*from)).max().unwrap_or(0)

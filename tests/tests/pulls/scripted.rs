@@ -1,18 +1,115 @@
-//! A runtime that says what a test wants it to: for answers that containerd never gives.
+//! A runtime that answers every pull with one error, for answers that containerd never gives.
 
 use anyhow::{Context as _, Result};
-use keelson_proto::cri::runtime_service_server::RuntimeServiceServer;
+use keelson_proto::cri::image_service_server::{ImageService, ImageServiceServer};
+use keelson_proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+use keelson_proto::cri::{
+    ImageFsInfoRequest, ImageFsInfoResponse, ImageStatusRequest, ImageStatusResponse, ListImagesRequest,
+    ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest, RemoveImageResponse,
+    StatusRequest, StatusResponse, VersionRequest, VersionResponse,
+};
 use keelson_tests::agent::{Agent, Settings};
-use keelson_tests::cri::{Pull, failed};
+use keelson_tests::cri::failed;
+use keelson_tests::driver::Driver;
 use keelson_tests::scratch::Scratch;
-use keelson_tests::util::PATIENCE;
+use std::path::Path;
 use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::metadata::MetadataValue;
-use tonic::{Code, Status};
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// Fails every pull with a copy of its status.
+#[derive(Clone)]
+struct Scripted(Status);
+
+#[tonic::async_trait]
+impl RuntimeService for Scripted {
+    async fn version(&self, _: Request<VersionRequest>) -> Answer<VersionResponse> {
+        Ok(Response::new(VersionResponse {
+            runtime_name: "scripted".to_owned(),
+            ..VersionResponse::default()
+        }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusResponse> {
+        Ok(Response::new(Default::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl ImageService for Scripted {
+    async fn list_images(&self, _: Request<ListImagesRequest>) -> Answer<ListImagesResponse> {
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn image_status(&self, _: Request<ImageStatusRequest>) -> Answer<ImageStatusResponse> {
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn pull_image(&self, _: Request<PullImageRequest>) -> Answer<PullImageResponse> {
+        Err(self.0.clone())
+    }
+
+    async fn remove_image(&self, _: Request<RemoveImageRequest>) -> Answer<RemoveImageResponse> {
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn image_fs_info(&self, _: Request<ImageFsInfoRequest>) -> Answer<ImageFsInfoResponse> {
+        Ok(Response::new(Default::default()))
+    }
+}
+
+/// Serves on a socket until the task is aborted.
+fn serve(socket: &Path, status: Status) -> Result<JoinHandle<Result<(), tonic::transport::Error>>> {
+    let listener = UnixListener::bind(socket).context("cannot listen")?;
+    let scripted = Scripted(status);
+    let server = Server::builder()
+        .add_service(RuntimeServiceServer::new(scripted.clone()))
+        .add_service(ImageServiceServer::new(scripted));
+    Ok(tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener))))
+}
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_16_a_special_error_keeps_its_words_details_and_metadata() -> Result<()> {
-    let _ = (PATIENCE, Code::Ok, MetadataValue::from_static(""));
+async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<()> {
+    let cases = [
+        (Code::Unknown, "RegistryUnavailable: x"),
+        (
+            Code::Unknown,
+            "SignatureValidationFailed: no signature at 100 % of the mirrors, größer\nand a second line",
+        ),
+        (Code::ResourceExhausted, "TooManyPullingInParallel: this runtime has a limit of its own"),
+        (Code::Internal, ""),
+    ];
+    for (code, message) in cases {
+        let scratch = Scratch::new()?;
+        let socket = scratch.dir("runtime")?.join("cri.sock");
+        let mut status = Status::with_details(code, message, b"\x0a\x03abc\xff\x00".as_slice().into());
+        status.metadata_mut().insert("x-runtime-hint", "try-again".parse()?);
+        status
+            .metadata_mut()
+            .insert_bin("x-runtime-bin", tonic::metadata::MetadataValue::from_bytes(&[0, 159, 146]));
+        let server = serve(&socket, status.clone())?;
+        let agent = Agent::start(&scratch, &format!("unix://{}", socket.display()), &Settings::new()).await?;
+
+        let got =
+            failed(agent.cri().await?.pull_image("registry.example/app:v1").await, "the runtime says so")?;
+        assert_eq!((got.code(), got.message(), got.details()), (code, message, status.details()));
+        for name in ["x-runtime-hint", "x-runtime-bin"] {
+            let of = |status: &Status| status.metadata().clone().into_headers().get(name).cloned();
+            assert_eq!(of(&got), of(&status), "{name}");
+        }
+        // The kubelet looks for the reason at the beginning of the error, where the code is Unknown.
+        let go =
+            Driver::new(&agent.endpoint())?.run(&["pull", "registry.example/app:v1"]).await?.failure()?;
+        assert_eq!((go.number, go.message.as_str()), (code as u32, message));
+        if code == Code::Unknown {
+            assert_eq!(go.text, message);
+        }
+        drop(agent);
+        server.abort();
+    }
     Ok(())
 }

@@ -10,6 +10,7 @@ use keelson_tests::images::{Image, ImageSpec, TINY};
 use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::Seen;
 use keelson_tests::registry::{ALICE, BOB};
+use keelson_tests::util::until;
 
 on_both_runtimes!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share);
 
@@ -30,8 +31,8 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     assert_eq!(rig.asked_of_runtime(&rig.node.name(alone))?, 1);
     let hold = rig.hold(apart);
     let two = [begin(&direct, rig.ask(apart)), begin(&direct, rig.ask(apart))];
-    rig.active(&[apart.clone()]).await?;
-    keelson_tests::util::until("both have asked the runtime", || {
+    rig.active(std::slice::from_ref(apart)).await?;
+    until("both have asked the runtime", || {
         rig.asked_of_runtime(&rig.node.name(apart)).is_ok_and(|count| count == 2)
     })
     .await?;
@@ -78,7 +79,7 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
     rig.active(std::slice::from_ref(&image)).await?;
     // While the good one runs, the bad ones fail by their own merit.
     for (pull, expected) in [(bad.clone(), &expected), (rig.ask(&image), &nobody)] {
-        let status = failed(rig.cri.pull(&pull).await, "its credentials are not good")?;
+        let status = failed(rig.begin_with(pull.clone()).await?, "its credentials are not good")?;
         assert_eq!((status.code(), status.message()), (expected.code(), expected.message()));
     }
     let other = rig.begin_with(rig.ask(&image).user(&BOB));
@@ -94,7 +95,7 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
 
     // The image is there now. Whose credentials are bad is told what the runtime tells them.
     let expected = direct.pull(&bad).await;
-    let got = rig.cri.pull(&bad).await;
+    let got = rig.begin_with(bad.clone()).await?;
     let text = |result: Result<String, tonic::Status>| result.map_err(|s| (s.code(), s.message().to_owned()));
     assert_eq!(text(got), text(expected));
     rig.idle().await

@@ -21,8 +21,11 @@ struct Options {
 }
 
 fn options() -> anyhow::Result<Options> {
-    let mut options =
-        Options { http: "127.0.0.1:9440".into(), socket: "fake-debug.sock".into(), scene: world::Scene::Busy };
+    let mut options = Options {
+        http: "127.0.0.1:9440".into(),
+        socket: "fake-debug.sock".into(),
+        scene: world::Scene::Busy,
+    };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));

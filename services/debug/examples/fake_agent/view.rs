@@ -58,7 +58,8 @@ impl FakeView {
     }
 }
 
-const READY_REASON: &str = "the runtime does not answer on /run/containerd/containerd.sock: connection refused";
+const READY_REASON: &str =
+    "the runtime does not answer on /run/containerd/containerd.sock: connection refused";
 
 impl AgentView for FakeView {
     async fn version(&self) -> pb::GetVersionResponse {
@@ -192,7 +193,9 @@ impl AgentView for FakeView {
 
     async fn metrics(&self) -> String {
         let queued = self.world().queue.len();
-        format!("# HELP keelson_pulls_queued Pulls that wait.\n# TYPE keelson_pulls_queued gauge\nkeelson_pulls_queued {queued}\n# EOF\n")
+        format!(
+            "# HELP keelson_pulls_queued Pulls that wait.\n# TYPE keelson_pulls_queued gauge\nkeelson_pulls_queued {queued}\n# EOF\n"
+        )
     }
 }
 

@@ -99,10 +99,13 @@ impl World {
             image: image.into(),
             registry: registry(image),
             state: if id % 13 == 5 { pb::PullState::Checking } else { pb::PullState::Queued }.into(),
-            callers: u32::try_from(1 + (id % 5 == 0) as u64 * 3).unwrap_or(1),
+            callers: if id.is_multiple_of(5) { 4 } else { 1 },
             with_credentials: id % 4 == 3,
-            pod: ["kube-system/kube-apiserver-node-7", "payments/settlement-worker-6f7d9c5b8-x2x9q", "web/front-0"]
-                [usize::try_from(id % 3).unwrap_or_default()]
+            pod: [
+                "kube-system/kube-apiserver-node-7",
+                "payments/settlement-worker-6f7d9c5b8-x2x9q",
+                "web/front-0",
+            ][usize::try_from(id % 3).unwrap_or_default()]
             .into(),
             requested_unix_ms: at,
             ..Default::default()
@@ -130,7 +133,8 @@ impl World {
             pull.callers = 0;
             pull.state = state.into();
             let total = 38_000_000 + pull.id * 91_000_000;
-            pull.progress = Some(pb::Progress { bytes_done: total, bytes_total: total, ..Default::default() });
+            pull.progress =
+                Some(pb::Progress { bytes_done: total, bytes_total: total, ..Default::default() });
             self.finished.push_front(pull);
         }
     }
@@ -197,7 +201,8 @@ impl World {
         for mut pull in done {
             pull.finished_unix_ms = now;
             pull.callers = 0;
-            pull.state = if pull.id % 9 == 8 { pb::PullState::Failed } else { pb::PullState::Succeeded }.into();
+            pull.state =
+                if pull.id % 9 == 8 { pb::PullState::Failed } else { pb::PullState::Succeeded }.into();
             if pull.id % 9 == 8 {
                 pull.error = "rpc error: code = Unavailable desc = registry answered 503 four times".into();
             }

@@ -37,12 +37,12 @@ const STREAMS: u32 = 128;
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long calls may take to finish at the end.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Serves the debug API on `listener` until `shutdown`.
 ///
 /// Health follows [`AgentView::readyz`]. At the end watchers get UNAVAILABLE, and calls that do not
-/// finish within two seconds are cut off.
+/// finish within a second are cut off.
 ///
 /// # Errors
 /// The transport failed; a single connection's trouble is none.

@@ -89,7 +89,10 @@ impl<V: AgentView> Debug for DebugService<V> {
         actor.map(Response::new).ok_or_else(|| Status::not_found(no_such_actor(&name, &self.view)))
     }
 
-    async fn list_pulls(&self, request: Request<pb::ListPullsRequest>) -> Result<Response<pb::PullList>, Status> {
+    async fn list_pulls(
+        &self,
+        request: Request<pb::ListPullsRequest>,
+    ) -> Result<Response<pb::PullList>, Status> {
         let max_queued = max_queued(request.into_inner().max_queued)?;
         Ok(Response::new(answer(self.view.pulls(max_queued)).await?))
     }
@@ -100,7 +103,8 @@ impl<V: AgentView> Debug for DebugService<V> {
         let interval_ms = if request.interval_ms == 0 { DEFAULT_INTERVAL_MS } else { request.interval_ms };
         if !INTERVALS_MS.contains(&interval_ms) {
             let (least, most) = INTERVALS_MS.into_inner();
-            let text = format!("interval_ms is {interval_ms}; it can be {least} to {most}, or 0 for the default");
+            let text =
+                format!("interval_ms is {interval_ms}; it can be {least} to {most}, or 0 for the default");
             return Err(Status::invalid_argument(text));
         }
         let interval = Duration::from_millis(interval_ms.into());

@@ -1,0 +1,332 @@
+//! The debug API over gRPC: the methods without a socket on paused time, and the server on one.
+
+use std::path::{Path, PathBuf};
+
+use futures_util::StreamExt as _;
+use hyper_util::rt::TokioIo;
+use keelson_proto::debug::{
+    self as pb, debug_client::DebugClient, debug_server::Debug as _, set_limit_request::To,
+};
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tonic::{
+    Code, Request, Status,
+    transport::{Channel, Endpoint},
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_reflection::pb::{v1, v1alpha};
+
+use super::{service::DebugService, *};
+use crate::{
+    ViewError,
+    fake::{Fake, check},
+};
+
+fn service(fake: &Fake) -> (DebugService<Fake>, CancellationToken) {
+    let stop = CancellationToken::new();
+    (DebugService::new(fake.clone(), stop.clone()), stop)
+}
+
+fn watch(max_queued: u32, interval_ms: u32) -> Request<pb::WatchPullsRequest> {
+    Request::new(pb::WatchPullsRequest { max_queued, interval_ms })
+}
+
+#[tokio::test]
+async fn actors() {
+    let (service, _stop) = service(&Fake::new());
+    let get =
+        async |name: &str| service.get_actor(Request::new(pb::GetActorRequest { name: name.into() })).await;
+    let actor = get("PullCoordinator").await.unwrap().into_inner();
+    assert_eq!((actor.state_json.as_str(), actor.events.len()), (r#"{"limit":3}"#, 1));
+    for name in ["", "nobody"] {
+        let status = get(name).await.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound);
+        assert!(status.message().ends_with("there are: PullCoordinator, RuntimeClient"), "{status}");
+    }
+    let all = service.list_actors(Request::new(pb::ListActorsRequest {})).await.unwrap().into_inner();
+    assert_eq!(all.actors.len(), 1);
+}
+
+#[tokio::test]
+async fn the_other_questions() {
+    let (service, _stop) = service(&Fake::new());
+    let version = service.get_version(Request::new(pb::GetVersionRequest {})).await.unwrap().into_inner();
+    assert_eq!(version.node_name, "n1");
+    let storage = service.get_storage(Request::new(pb::GetStorageRequest {})).await.unwrap().into_inner();
+    assert_eq!(storage.backend, "memory");
+    let config = service.get_config(Request::new(pb::GetConfigRequest {})).await.unwrap().into_inner();
+    assert_eq!(config.settings[0].value, "\"wait\"");
+}
+
+#[tokio::test]
+async fn limits_are_handed_on_and_nonsense_is_not() {
+    let fake = Fake::new();
+    let (service, _stop) = service(&fake);
+    let set = async |to| service.set_limit(Request::new(pb::SetLimitRequest { to })).await;
+    assert_eq!(set(Some(To::MaxParallelImagePulls(5))).await.unwrap().into_inner(), crate::fake::limit());
+    set(Some(To::MaxParallelImagePulls(0))).await.unwrap();
+    set(Some(To::Reset(true))).await.unwrap();
+    assert_eq!(fake.script().set, [Some(5), Some(0), None]);
+    for nonsense in [None, Some(To::Reset(false))] {
+        assert_eq!(set(nonsense).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    assert_eq!(fake.script().set.len(), 3);
+    fake.script().limit = Err(ViewError::Unavailable("the store refused".into()));
+    let status = set(Some(To::Reset(true))).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "the store refused"));
+}
+
+#[tokio::test]
+async fn pulls_and_bad_requests() {
+    let fake = Fake::new();
+    let (service, _stop) = service(&fake);
+    let list = async |max_queued| service.list_pulls(Request::new(pb::ListPullsRequest { max_queued })).await;
+    assert_eq!(list(0).await.unwrap().into_inner(), crate::fake::pulls());
+    list(10_000).await.unwrap();
+    assert_eq!(fake.script().asked, [100, 10_000]);
+    assert_eq!(list(10_001).await.unwrap_err().code(), Code::InvalidArgument);
+    for request in [watch(10_001, 0), watch(0, 99), watch(0, 3_600_001)] {
+        let status = service.watch_pulls(request).await.err().unwrap();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    }
+    for (error, code) in [
+        (ViewError::Busy("a".into()), Code::ResourceExhausted),
+        (ViewError::Unavailable("b".into()), Code::Unavailable),
+        (ViewError::Invalid("c".into()), Code::InvalidArgument),
+    ] {
+        fake.script().pulls = Err(error.clone());
+        let status = list(0).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_gets_the_newest_state_at_its_own_pace() {
+    let fake = Fake::new();
+    let (service, stop) = service(&fake);
+    let mut lists = service.watch_pulls(watch(7, 100)).await.unwrap().into_inner();
+    let start = Instant::now();
+    assert_eq!(lists.next().await.unwrap().unwrap().running, 1);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    for running in 2..=50 {
+        fake.run(running);
+    }
+    assert_eq!(lists.next().await.unwrap().unwrap().running, 50);
+    assert_eq!(start.elapsed(), Duration::from_millis(100));
+    // One that does not read for an hour is not asked for, and then gets one list and not a backlog.
+    for running in 51..=3_650 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        fake.run(running);
+    }
+    assert_eq!(lists.next().await.unwrap().unwrap().running, 3_650);
+    assert_eq!(fake.script().asked, [7, 7, 7]);
+    // Changes that change nothing for this watcher are not sent.
+    fake.bump();
+    assert!(tokio::time::timeout(Duration::from_secs(60), lists.next()).await.is_err());
+    stop.cancel();
+    let last = lists.next().await.unwrap().unwrap_err();
+    assert_eq!(last.code(), Code::Unavailable);
+    assert!(lists.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_is_waited_out_and_an_error_ends_the_watch() {
+    let fake = Fake::new();
+    let (service, _stop) = service(&fake);
+    let mut lists = service.watch_pulls(watch(0, 0)).await.unwrap().into_inner();
+    fake.script().pulls = Err(ViewError::Busy("full".into()));
+    let waiting = tokio::spawn(async move { (lists.next().await, lists) });
+    tokio::time::sleep(Duration::from_millis(10_100)).await;
+    assert_eq!(fake.script().asked.len(), 21, "twice a second, not in a loop");
+    fake.script().pulls = Ok(crate::fake::pulls());
+    let (list, mut lists) = waiting.await.unwrap();
+    assert_eq!(list.unwrap().unwrap().running, 1);
+    fake.script().pulls = Err(ViewError::Unavailable("restarting".into()));
+    fake.bump();
+    assert_eq!(lists.next().await.unwrap().unwrap_err().message(), "restarting");
+    assert!(lists.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_agent_is_unavailable() {
+    let fake = Fake::new();
+    fake.script().stuck = true;
+    let (service, _stop) = service(&fake);
+    let status = service.get_version(Request::new(pb::GetVersionRequest {})).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    let mut lists = service.watch_pulls(watch(0, 0)).await.unwrap().into_inner();
+    assert_eq!(lists.next().await.unwrap().unwrap_err().code(), Code::Unavailable);
+}
+
+/// A server on a socket of its own.
+struct Served {
+    _folder: TempDir,
+    socket: PathBuf,
+    stop: tokio::sync::oneshot::Sender<()>,
+    server: tokio::task::JoinHandle<Result<(), ServeError>>,
+}
+
+impl Served {
+    fn start(fake: &Fake) -> Self {
+        let folder = TempDir::new().unwrap();
+        let socket = folder.path().join("debug.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let fake = fake.clone();
+        let server = tokio::spawn(async move {
+            serve_grpc(listener, fake, async { stopped.await.unwrap_or_default() }).await
+        });
+        Self { _folder: folder, socket, stop, server }
+    }
+}
+
+async fn channel(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connect = move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    };
+    Endpoint::from_static("http://localhost")
+        .connect_with_connector(tower::service_fn(connect))
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn health_follows_readiness() {
+    let fake = Fake::new();
+    fake.script().ready = vec![check("runtime", false, "gone")];
+    let served = Served::start(&fake);
+    let mut health = HealthClient::new(channel(&served.socket).await);
+    for service in ["", SERVICE] {
+        let answer = health.check(HealthCheckRequest { service: service.into() }).await.unwrap().into_inner();
+        assert_eq!(
+            answer.status(),
+            ServingStatus::NotServing,
+            "{service:?} is never SERVING before it is ready"
+        );
+    }
+    let mut watched = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    fake.script().ready = vec![check("runtime", true, "")];
+    loop {
+        let status = watched.message().await.unwrap().unwrap().status();
+        if status == ServingStatus::Serving {
+            break;
+        }
+    }
+    let unknown = health.check(HealthCheckRequest { service: "other".into() }).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    served.stop.send(()).unwrap();
+    loop {
+        match watched.message().await {
+            Ok(Some(answer)) if answer.status() == ServingStatus::Serving => {}
+            Ok(Some(answer)) => break assert_eq!(answer.status(), ServingStatus::NotServing),
+            // The server may be gone before the last word is out.
+            Ok(None) | Err(_) => break,
+        }
+    }
+    served.server.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn reflection_lists_what_is_served_and_nothing_else() {
+    let served = Served::start(&Fake::new());
+    let channel = channel(&served.socket).await;
+
+    use v1::{ServerReflectionRequest, server_reflection_request::MessageRequest};
+    let ask = |message_request| ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(message_request),
+    };
+    let questions = [
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol("keelson.debug.v1.Debug.WatchPulls".into())),
+    ];
+    let mut client = v1::server_reflection_client::ServerReflectionClient::new(channel.clone());
+    let mut answers =
+        client.server_reflection_info(futures_util::stream::iter(questions)).await.unwrap().into_inner();
+    let services = match answers.message().await.unwrap().unwrap().message_response.unwrap() {
+        v1::server_reflection_response::MessageResponse::ListServicesResponse(list) => list.service,
+        other => panic!("{other:?}"),
+    };
+    let mut names: Vec<String> = services.into_iter().map(|service| service.name).collect();
+    names.sort();
+    assert_eq!(names, ["grpc.health.v1.Health", SERVICE]);
+    match answers.message().await.unwrap().unwrap().message_response.unwrap() {
+        v1::server_reflection_response::MessageResponse::FileDescriptorResponse(files) => {
+            assert_eq!(files.file_descriptor_proto.len(), 1);
+        }
+        other => panic!("{other:?}"),
+    }
+
+    let old = v1alpha::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(
+            v1alpha::server_reflection_request::MessageRequest::ListServices(String::new()),
+        ),
+    };
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel);
+    let mut answers =
+        client.server_reflection_info(futures_util::stream::iter([old])).await.unwrap().into_inner();
+    assert!(answers.message().await.unwrap().unwrap().message_response.is_some());
+}
+
+#[tokio::test]
+async fn many_watchers_of_which_most_never_read() {
+    const WATCHERS: usize = 200;
+    let fake = Fake::new();
+    let served = Served::start(&fake);
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        let mut client = DebugClient::new(channel(&served.socket).await);
+        for _ in 0..WATCHERS / 4 / 2 {
+            idle.push(client.watch_pulls(watch(0, 100)).await.unwrap().into_inner());
+        }
+        // Calls of their own beside the watchers of the same connection.
+        assert_eq!(client.get_version(pb::GetVersionRequest {}).await.unwrap().into_inner().node_name, "n1");
+    }
+    let mut client = DebugClient::new(channel(&served.socket).await);
+    let mut reader = client.watch_pulls(watch(0, 100)).await.unwrap().into_inner();
+    reader.message().await.unwrap().unwrap();
+    for running in 2..20 {
+        fake.run(running);
+    }
+    loop {
+        if reader.message().await.unwrap().unwrap().running == 19 {
+            break;
+        }
+    }
+    assert_eq!(fake.watchers(), idle.len() + 1);
+    served.stop.send(()).unwrap();
+    // The end reaches those who read, and is not held up by those who do not.
+    let end: Status = loop {
+        match reader.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the watch ended without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(end.code(), Code::Unavailable, "{end}");
+    served.server.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn garbage_harms_nobody() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let served = Served::start(&Fake::new());
+    for garbage in
+        [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnonsense-frames"]
+    {
+        let mut stream = UnixStream::connect(&served.socket).await.unwrap();
+        // The server may hang up before all of it is written.
+        let _ = stream.write_all(garbage).await;
+        let _ = stream.shutdown().await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+    }
+    let mut client = DebugClient::new(channel(&served.socket).await);
+    assert_eq!(client.get_limit(pb::GetLimitRequest {}).await.unwrap().into_inner(), crate::fake::limit());
+}

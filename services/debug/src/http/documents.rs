@@ -108,7 +108,8 @@ pub(super) async fn actor<V: AgentView>(
     Path(name): Path<String>,
 ) -> Answer<pb::Actor> {
     let actor = within(shared.view.actor(&name)).await?;
-    let actor = actor.ok_or_else(|| Failure::new(StatusCode::NOT_FOUND, no_such_actor(&name, &shared.view)))?;
+    let actor =
+        actor.ok_or_else(|| Failure::new(StatusCode::NOT_FOUND, no_such_actor(&name, &shared.view)))?;
     Ok(Document(actor))
 }
 

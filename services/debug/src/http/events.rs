@@ -88,7 +88,8 @@ fn follow<V: AgentView>(
                 }
                 let event = Event::default().event("state").retry(RETRY).json_data(&now);
                 // Nothing in the document can fail to be JSON; a comment keeps the stream whole if it did.
-                let event = event.unwrap_or_else(|_| Event::default().comment("the state could not be written"));
+                let event =
+                    event.unwrap_or_else(|_| Event::default().comment("the state could not be written"));
                 Some((Ok(event), (view, follower, slot)))
             }
         }

@@ -10,7 +10,9 @@ use axum::{
     extract::Request,
     http::{
         HeaderName, HeaderValue, Method, StatusCode, Version,
-        header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS},
+        header::{
+            ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+        },
         uri::Authority,
     },
     middleware::Next,

@@ -42,7 +42,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest request head.
 const HEAD_BYTES: usize = 16 * 1024;
 /// How long answers may take to finish at the end.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What the handlers share.
 #[derive(Debug)]

@@ -14,12 +14,18 @@ use axum::{
 use super::Shared;
 use crate::{AgentView, Check, view::within};
 
-pub(super) async fn livez<V: AgentView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn livez<V: AgentView>(
+    State(shared): State<Shared<V>>,
+    RawQuery(query): RawQuery,
+) -> Response {
     let checks = within(shared.view.livez()).await;
     respond("livez", checks.unwrap_or_else(|error| silent(&error.to_string())), query.as_deref())
 }
 
-pub(super) async fn readyz<V: AgentView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn readyz<V: AgentView>(
+    State(shared): State<Shared<V>>,
+    RawQuery(query): RawQuery,
+) -> Response {
     let checks = within(shared.view.readyz()).await;
     respond("readyz", checks.unwrap_or_else(|error| silent(&error.to_string())), query.as_deref())
 }
@@ -33,7 +39,8 @@ fn respond(endpoint: &str, checks: Vec<Check>, query: Option<&str>) -> Response 
     let passed = checks.iter().all(|check| check.ok);
     let mut parameters = query.unwrap_or_default().split('&').map(|parameter| parameter.split('=').next());
     let verbose = parameters.any(|name| name == Some("verbose"));
-    let text = if passed && !verbose { "ok".into() } else { report(endpoint, &checks, passed, now_unix_ms()) };
+    let text =
+        if passed && !verbose { "ok".into() } else { report(endpoint, &checks, passed, now_unix_ms()) };
     let status = if passed { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
     (status, [(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
 }

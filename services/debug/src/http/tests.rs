@@ -1,0 +1,450 @@
+//! Every route over HTTP, without a socket; connections over in-memory pipes on paused time.
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, Method, Request, StatusCode, header},
+    response::Response,
+};
+use futures_util::StreamExt as _;
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+    time::{Instant, timeout},
+};
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::{
+    ViewError,
+    fake::{Fake, check},
+};
+
+const BOUND: &str = "127.0.0.1:9440";
+
+fn app(fake: &Fake) -> (Router, CancellationToken) {
+    let stop = CancellationToken::new();
+    (router(fake.clone(), BOUND.parse().unwrap(), stop.clone()), stop)
+}
+
+fn request(method: Method, path: &str) -> Request<Body> {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "localhost:9440")
+        .body(Body::empty())
+        .unwrap()
+}
+
+async fn send(fake: &Fake, request: Request<Body>) -> Response {
+    app(fake).0.oneshot(request).await.unwrap()
+}
+
+async fn body(response: Response) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+async fn get(fake: &Fake, path: &str) -> (StatusCode, HeaderMap, String) {
+    let response = send(fake, request(Method::GET, path)).await;
+    (response.status(), response.headers().clone(), body(response).await)
+}
+
+async fn get_json(fake: &Fake, path: &str) -> (StatusCode, Value) {
+    let (status, headers, text) = get(fake, path).await;
+    assert_eq!(headers[header::CONTENT_TYPE], "application/json", "{path}");
+    (status, serde_json::from_str(&text).unwrap())
+}
+
+#[tokio::test]
+async fn documents() {
+    let fake = Fake::new();
+    let (status, version) = get_json(&fake, "/version").await;
+    assert_eq!(status, StatusCode::OK);
+    let expected = json!({
+        "version": "1.2.3", "node_name": "n1", "instance_id": "", "started_unix_ms": 0, "runtime_name": "",
+        "runtime_version": "", "runtime_endpoint": "", "ready": true, "not_ready_reasons": []
+    });
+    assert_eq!(version, expected);
+
+    let (_, actors) = get_json(&fake, "/debug/actors").await;
+    assert_eq!(actors["actors"][0]["name"], "PullCoordinator");
+    let (_, storage) = get_json(&fake, "/debug/storage").await;
+    assert_eq!(storage["tables"], json!([{"name": "pulls", "records": 4}]));
+    let (_, config) = get_json(&fake, "/debug/config").await;
+    let setting = json!({"key": "pulls.when_full", "value": "wait", "origin": "default", "live": true});
+    assert_eq!(config, json!({"settings": [setting], "feature_gates": []}));
+}
+
+#[tokio::test]
+async fn an_actor_whole_and_one_that_is_not_there() {
+    let fake = Fake::new();
+    let (status, actor) = get_json(&fake, "/debug/actors/PullCoordinator").await;
+    assert_eq!(status, StatusCode::OK);
+    let expected = json!({
+        "name": "PullCoordinator", "status": "running", "summary": "", "mailbox_depth": 0, "mailbox_capacity": 64,
+        "restarts": 0, "started_unix_ms": 0, "last_error": "", "last_error_unix_ms": 0, "messages": [],
+        "events": [{"unix_ms": 5, "text": "started"}], "state": {"limit": 3}
+    });
+    assert_eq!(actor, expected);
+    let (status, error) = get_json(&fake, "/debug/actors/no%20such").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    let text = r#"there is no actor "no such"; there are: PullCoordinator, RuntimeClient"#;
+    assert_eq!(error, json!({ "error": text }));
+    let (status, _, _) = get(&fake, "/debug/actors/%FF").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn pulls_and_their_query() {
+    let fake = Fake::new();
+    let (status, pulls) = get_json(&fake, "/debug/pulls").await;
+    assert_eq!(status, StatusCode::OK);
+    let pull = json!({
+        "id": 7, "image": "r.example/a:1", "registry": "r.example", "runtime_handler": "", "state": "running",
+        "position": 0, "callers": 2, "attempts": 1, "with_credentials": false, "pod": "", "requested_unix_ms": 1000,
+        "started_unix_ms": 2000, "finished_unix_ms": 0, "error": "", "resumed": false,
+        "progress": {"bytes_done": 1, "bytes_total": 2, "layers_done": 0, "layers_total": 0, "bytes_per_second": 0,
+                     "idle_ms": 0, "phase": "downloading"}
+    });
+    let limit = json!({
+        "max_parallel_image_pulls": 3, "configured": 3, "overridden": false, "when_full": "wait",
+        "enforced_by": "agent", "enforce_note": "", "per_registry": 0
+    });
+    let expected = json!({
+        "limit": limit, "running": 1, "queued": 0, "callers": 0, "oldest_wait_ms": 0, "pulls": [pull],
+        "finished": [], "runtime_health": "up", "runtime_error": ""
+    });
+    assert_eq!(pulls, expected);
+
+    assert_eq!(get(&fake, "/debug/pulls?max_queued=10000").await.0, StatusCode::OK);
+    assert_eq!(fake.script().asked, [100, 10_000]);
+    for wrong in ["max_queued=10001", "max_queued=-1", "max_queued=x", "max_queued=4294967296", "max_queud=5"]
+    {
+        let (status, error) = get_json(&fake, &format!("/debug/pulls?{wrong}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
+        assert!(error["error"].as_str().unwrap().contains("max_que"), "{wrong}: {error}");
+    }
+    assert_eq!(fake.script().asked.len(), 2, "the agent is not asked what makes no sense");
+}
+
+#[tokio::test]
+async fn errors_of_the_agent() {
+    let fake = Fake::new();
+    for (error, status) in [
+        (ViewError::Busy("full".into()), StatusCode::SERVICE_UNAVAILABLE),
+        (ViewError::Unavailable("restarting".into()), StatusCode::SERVICE_UNAVAILABLE),
+        (ViewError::Invalid("no".into()), StatusCode::BAD_REQUEST),
+    ] {
+        fake.script().pulls = Err(error.clone());
+        let response = send(&fake, request(Method::GET, "/debug/pulls")).await;
+        assert_eq!(response.status(), status, "{error:?}");
+        let retry = response.headers().contains_key(header::RETRY_AFTER);
+        assert_eq!(retry, status == StatusCode::SERVICE_UNAVAILABLE);
+        let document: Value = serde_json::from_str(&body(response).await).unwrap();
+        assert_eq!(document["error"], error.to_string());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_agent_is_reported_and_not_waited_for() {
+    let fake = Fake::new();
+    fake.script().stuck = true;
+    let start = Instant::now();
+    for path in ["/version", "/metrics", "/debug/actors", "/debug/actors/PullCoordinator", "/debug/pulls"] {
+        let (status, _, text) = get(&fake, path).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        assert!(text.contains("did not answer within 5 s"), "{path}: {text}");
+    }
+    assert_eq!(start.elapsed(), crate::ANSWER_TIMEOUT * 5);
+    let (status, _, text) = get(&fake, "/livez").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(text.starts_with("[-]answers failed: the agent did not answer"), "{text}");
+}
+
+#[tokio::test]
+async fn probes() {
+    let fake = Fake::new();
+    for path in ["/livez", "/readyz", "/readyz?x=verbose"] {
+        let (status, headers, text) = get(&fake, path).await;
+        assert_eq!((status, text.as_str()), (StatusCode::OK, "ok"), "{path}");
+        assert_eq!(headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
+    }
+    for path in ["/readyz?verbose", "/readyz?verbose=true", "/readyz?a=b&verbose"] {
+        assert_eq!(get(&fake, path).await.2, "[+]store ok\n[+]runtime ok\nreadyz check passed\n", "{path}");
+    }
+    fake.script().ready[1] = check("runtime", false, "gone");
+    let (status, _, text) = get(&fake, "/readyz").await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(text, "[+]store ok\n[-]runtime failed: gone\nreadyz check failed\n");
+    assert_eq!(get(&fake, "/livez").await.0, StatusCode::OK, "not ready is no reason to be restarted");
+    fake.script().live[0] = check("actors", false, "PullCoordinator keeps failing");
+    assert_eq!(get(&fake, "/livez").await.0, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn metrics() {
+    let (status, headers, text) = get(&Fake::new(), "/metrics").await;
+    assert_eq!((status, text.as_str()), (StatusCode::OK, "# TYPE up gauge\nup 1\n# EOF\n"));
+    assert_eq!(headers[header::CONTENT_TYPE], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+}
+
+#[tokio::test]
+async fn the_page_needs_nothing_from_elsewhere() {
+    let fake = Fake::new();
+    let (status, headers, html) = get(&fake, "/").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(headers[header::CONTENT_TYPE], "text/html; charset=utf-8");
+    let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{policy}");
+    assert!(!policy.contains("unsafe"), "{policy}");
+    assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+    // Every file that it names is served, from here.
+    let names = html.split(['"', '\'']).filter(|text| text.starts_with("/assets/"));
+    let mut files: Vec<&str> = names.collect();
+    files.push("/assets/format.js");
+    assert!(files.len() >= 4, "{files:?}");
+    for file in files {
+        let (status, headers, text) = get(&fake, file).await;
+        assert_eq!(status, StatusCode::OK, "{file}");
+        assert!(!text.is_empty() && headers.contains_key(header::CONTENT_TYPE), "{file}");
+        let elsewhere = text.replace("http://www.w3.org/2000/svg", "");
+        assert!(!elsewhere.contains("http://") && !elsewhere.contains("https://"), "{file}");
+        for markup in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            assert!(!text.contains(markup), "{file} uses {markup}");
+        }
+    }
+    assert!(!html.contains("://") && !html.contains("style=") && !html.contains("onclick"), "{html}");
+}
+
+const PATHS: &[&str] = &[
+    "/",
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/version",
+    "/debug/actors",
+    "/debug/actors/PullCoordinator",
+    "/debug/pulls",
+    "/debug/storage",
+    "/debug/config",
+    "/debug/events",
+    "/assets/page.css",
+];
+
+#[tokio::test]
+async fn only_get_and_head() {
+    let fake = Fake::new();
+    for path in PATHS {
+        for method in
+            [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS, Method::TRACE]
+        {
+            let response = send(&fake, request(method.clone(), path)).await;
+            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            assert_eq!(response.headers()[header::ALLOW], "GET, HEAD");
+        }
+        let response = send(&fake, request(Method::HEAD, path)).await;
+        assert_eq!(response.status(), StatusCode::OK, "HEAD {path}");
+        assert_eq!(body(response).await, "", "HEAD {path}");
+    }
+}
+
+#[tokio::test]
+async fn unknown_paths_name_the_known_ones() {
+    let fake = Fake::new();
+    for path in ["/debug", "/debug/", "/debug/actors/a/b", "/../etc/passwd", "/favicon.ico"] {
+        let (status, error) = get_json(&fake, path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+        assert!(error["error"].as_str().unwrap().contains("/debug/pulls"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn other_hosts_are_refused_on_every_path() {
+    let fake = Fake::new();
+    for path in PATHS {
+        let evil = Request::get(*path).header(header::HOST, "evil.example:9440").body(Body::empty()).unwrap();
+        assert_eq!(send(&fake, evil).await.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
+    }
+    let status = async |request: axum::http::request::Builder| {
+        send(&fake, request.body(Body::empty()).unwrap()).await.status()
+    };
+    assert_eq!(status(Request::get("/livez")).await, StatusCode::BAD_REQUEST, "HTTP/1.1 without a host");
+    let old = Request::get("/livez").version(axum::http::Version::HTTP_10);
+    assert_eq!(status(old).await, StatusCode::OK);
+    let garbage = Request::get("/livez").header(header::HOST, "a b/c");
+    assert_eq!(status(garbage).await, StatusCode::BAD_REQUEST);
+    let two = Request::get("/livez").header(header::HOST, "localhost").header(header::HOST, "evil.example");
+    assert_eq!(status(two).await, StatusCode::MISDIRECTED_REQUEST);
+    let absolute = Request::get("http://evil.example/livez").header(header::HOST, "localhost");
+    assert_eq!(status(absolute).await, StatusCode::MISDIRECTED_REQUEST);
+    assert_eq!(status(Request::get("/livez").header(header::HOST, BOUND)).await, StatusCode::OK);
+}
+
+/// The events of a stream, each as its document.
+struct Events(axum::body::BodyDataStream);
+
+impl Events {
+    async fn open(app: &Router) -> Self {
+        let response = app.clone().oneshot(request(Method::GET, "/debug/events")).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+        Self(response.into_body().into_data_stream())
+    }
+
+    /// The next document; `None` at the end. Comments are passed over.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            let chunk = self.0.next().await?.unwrap();
+            let text = String::from_utf8(chunk.to_vec()).unwrap();
+            if text.starts_with(':') {
+                continue;
+            }
+            assert!(text.starts_with("event: state\n") && text.ends_with("\n\n"), "{text}");
+            let data = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+            return Some(serde_json::from_str(data).unwrap());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_coalesced_and_end_with_the_agent() {
+    let fake = Fake::new();
+    let (app, stop) = app(&fake);
+    let mut events = Events::open(&app).await;
+    let start = Instant::now();
+    let first = events.next().await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO, "the first comes at once");
+    assert_eq!(first["pulls"]["running"], 1);
+    assert_eq!(first["version"]["node_name"], "n1");
+    assert_eq!(first["actors"][0]["name"], "PullCoordinator");
+    assert!(first["now_unix_ms"].as_i64().unwrap() > 0);
+    for running in 2..=1000 {
+        fake.run(running);
+    }
+    assert_eq!(events.next().await.unwrap()["pulls"]["running"], 1000, "the newest state");
+    assert_eq!(start.elapsed(), Duration::from_millis(500));
+    assert_eq!(fake.script().asked, [100, 100], "a thousand changes are one question");
+    events.next().await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_millis(5500), "a quiet agent still says that it is there");
+    stop.cancel();
+    assert_eq!(events.next().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_go_on_while_the_pulls_cannot_be_had() {
+    let fake = Fake::new();
+    fake.script().pulls = Err(ViewError::Unavailable("PullCoordinator is restarting".into()));
+    let (app, _stop) = app(&fake);
+    let mut events = Events::open(&app).await;
+    let without = events.next().await.unwrap();
+    assert_eq!(without["pulls"], Value::Null);
+    assert_eq!(without["pulls_error"], "PullCoordinator is restarting");
+    assert_eq!(without["actors"][0]["status"], "running");
+    fake.script().pulls = Ok(crate::fake::pulls());
+    assert_eq!(events.next().await.unwrap()["pulls"]["running"], 1, "asked again without a change");
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_streams_are_bounded_and_give_their_place_back() {
+    let fake = Fake::new();
+    let (app, _stop) = app(&fake);
+    let mut streams = Vec::new();
+    for _ in 0..EVENT_STREAMS {
+        streams.push(Events::open(&app).await);
+    }
+    let refused = app.clone().oneshot(request(Method::GET, "/debug/events")).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(app.clone().oneshot(request(Method::GET, "/livez")).await.unwrap().status(), StatusCode::OK);
+    streams.pop();
+    streams.push(Events::open(&app).await);
+    drop(streams);
+    assert_eq!(fake.watchers(), 0);
+}
+
+fn connect(fake: &Fake) -> DuplexStream {
+    let (ours, theirs) = duplex(64 * 1024);
+    let (app, stop) = app(fake);
+    let graceful = GracefulShutdown::new();
+    let watcher = graceful.watcher();
+    tokio::spawn(async move {
+        // Neither end comes while the connection lasts.
+        let _held = (graceful, stop);
+        serve_connection(Guarded::new(theirs, None), app, watcher).await;
+    });
+    ours
+}
+
+async fn read_all(client: &mut DuplexStream) -> String {
+    let mut read = Vec::new();
+    client.read_to_end(&mut read).await.unwrap();
+    String::from_utf8(read).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_never_ends_is_not_waited_for() {
+    let mut client = connect(&Fake::new());
+    let start = Instant::now();
+    client.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n").await.unwrap();
+    let drip = async {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if client.write_all(b"X-Slow: 1\r\n").await.is_err() {
+                return;
+            }
+        }
+    };
+    timeout(HEAD_TIMEOUT * 2, drip).await.expect("the connection was kept");
+    assert!(start.elapsed() >= HEAD_TIMEOUT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_closed() {
+    let mut client = connect(&Fake::new());
+    client.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let answer = timeout(HEAD_TIMEOUT * 2, read_all(&mut client)).await.expect("the connection was kept");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn malformed_and_oversized_requests_get_a_status() {
+    for (request, status) in [
+        (b"HELLO\r\n\r\n".to_vec(), "HTTP/1.1 400"),
+        (b"GET / HTTP/9.9\r\n\r\n".to_vec(), "HTTP/1.1 400"),
+        (
+            [b"GET /".to_vec(), vec![b'x'; 2 * HEAD_BYTES], b" HTTP/1.1\r\n\r\n".to_vec()].concat(),
+            "HTTP/1.1 4",
+        ),
+        (
+            [b"GET / HTTP/1.1\r\nA: ".to_vec(), vec![b'x'; 2 * HEAD_BYTES], b"\r\n\r\n".to_vec()].concat(),
+            "HTTP/1.1 431",
+        ),
+        ([b"GET / HTTP/1.1\r\n".to_vec(), b"A: b\r\n".repeat(65), b"\r\n".to_vec()].concat(), "HTTP/1.1 431"),
+    ] {
+        let mut client = connect(&Fake::new());
+        client.write_all(&request).await.unwrap();
+        let answer = timeout(HEAD_TIMEOUT * 2, read_all(&mut client)).await.expect("the connection was kept");
+        assert!(answer.starts_with(status), "{:?}: {answer:?}", &request[..request.len().min(30)]);
+    }
+}
+
+#[tokio::test]
+async fn the_server_serves_and_stops() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(serve_http(listener, Fake::new(), async { stopped.await.unwrap_or_default() }));
+    let mut events = tokio::net::TcpStream::connect(address).await.unwrap();
+    events
+        .write_all(format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut first = [0; 15];
+    events.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+    stop.send(()).unwrap();
+    let mut rest = Vec::new();
+    events.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.ends_with(b"0\r\n\r\n"), "the stream ends as a whole, not in the middle");
+    server.await.unwrap().unwrap();
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody listens any more");
+}

@@ -11,7 +11,7 @@ use keelson_actors::{
     metrics::Metrics,
     pulls::{PullCoordinator, PullCoordinatorParts, core::Policy},
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
-    supervise::{self, Fatal},
+    supervise,
 };
 use keelson_config::{Enforce, Gate, Loaded, Settings, WhenFull};
 use keelson_cri::{
@@ -90,7 +90,7 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
     let settings = loaded.settings.clone();
     let store = open(&settings)?;
     let instance = instance_id(&*store)?;
-    let fatal: Fatal = Arc::new(panics::fatal);
+    let fatal = panics::fatal();
     let clock = Clock::start();
     let metrics = Metrics::default();
     let (health, health_seen) = watch::channel(Health::Unknown);

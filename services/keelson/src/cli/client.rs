@@ -99,7 +99,9 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
         return Ok(socket.clone());
     }
     let settings = SettingsArgs { config: args.config.clone(), sets: Vec::new(), feature_gates: Vec::new() };
-    let loaded = settings.load().context("the settings do not say where the debug socket is; name it with --socket")?;
+    let loaded = settings
+        .load()
+        .context("the settings do not say where the debug socket is; name it with --socket")?;
     Ok(loaded.settings.debug.listen.clone())
 }
 
@@ -152,7 +154,9 @@ impl From<Status> for Refused {
             Code::DeadlineExceeded | Code::Cancelled => {
                 format!("the agent did not answer within {} s", ANSWER_TIMEOUT.as_secs())
             }
-            Code::Unimplemented => "the agent is older than this command and does not know the question".into(),
+            Code::Unimplemented => {
+                "the agent is older than this command and does not know the question".into()
+            }
             code => format!("the agent failed to answer ({code:?}): {said}"),
         })
     }
@@ -171,7 +175,10 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("keelson-cli-client-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let missing = connect(&spec(&folder.join("none.sock"))).await.unwrap_err();
-        assert!(missing.to_string().contains("none.sock: there is no such socket. Is it running"), "{missing}");
+        assert!(
+            missing.to_string().contains("none.sock: there is no such socket. Is it running"),
+            "{missing}"
+        );
         assert!(missing.may_come_back());
 
         let stale = folder.join("stale.sock");

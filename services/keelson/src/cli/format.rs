@@ -116,8 +116,8 @@ pub(super) fn progress(progress: &pb::Progress) -> String {
     let left = progress.bytes_total.saturating_sub(progress.bytes_done);
     if progress.bytes_per_second > 0 && left > 0 {
         parts.push(format!("{}/s", bytes(progress.bytes_per_second)));
-        let seconds = left / progress.bytes_per_second;
-        parts.push(format!("{} left", duration_ms(i64::try_from(seconds.saturating_mul(1000)).unwrap_or(i64::MAX))));
+        let ms = u128::from(left) * 1000 / u128::from(progress.bytes_per_second);
+        parts.push(format!("{} left", duration_ms(i64::try_from(ms).unwrap_or(i64::MAX))));
     } else if progress.idle_ms >= 5_000 && left > 0 {
         parts.push(format!("no byte for {}", duration_ms(progress.idle_ms)));
     }
@@ -183,8 +183,14 @@ mod tests {
 
     #[test]
     fn small_numbers() {
-        assert_eq!([micros(0), micros(999), micros(1_920), micros(2_000_113)], ["0us", "999us", "1.9ms", "2.0s"]);
-        assert_eq!([percent(1, 0), percent(0, 9), percent(1, 3), percent(9, 9), percent(10, 9)], [0, 0, 33, 100, 100]);
+        assert_eq!(
+            [micros(0), micros(999), micros(1_920), micros(2_000_113)],
+            ["0us", "999us", "1.9ms", "2.0s"]
+        );
+        assert_eq!(
+            [percent(1, 0), percent(0, 9), percent(1, 3), percent(9, 9), percent(10, 9)],
+            [0, 0, 33, 100, 100]
+        );
         assert_eq!(percent(u64::MAX - 1, u64::MAX), 99);
         assert_eq!([count(0, "pull"), count(1, "pull"), count(2, "pull")], ["0 pulls", "1 pull", "2 pulls"]);
     }
@@ -213,7 +219,8 @@ mod tests {
         assert_eq!(progress(&full), "62%  240 MiB of 387 MiB  21.0 MiB/s  7.0s left  5/9 layers");
         let stalled = pb::Progress { bytes_per_second: 0, idle_ms: 65_000, ..full.clone() };
         assert_eq!(progress(&stalled), "62%  240 MiB of 387 MiB  no byte for 1m05s  5/9 layers");
-        let unpacking = pb::Progress { bytes_done: 387 << 20, layers_done: 9, phase: "unpacking".into(), ..full };
+        let unpacking =
+            pb::Progress { bytes_done: 387 << 20, layers_done: 9, phase: "unpacking".into(), ..full };
         assert_eq!(progress(&unpacking), "100%  387 MiB of 387 MiB  9/9 layers  unpacking");
         let start = pb::Progress { phase: "resolving".into(), ..pb::Progress::default() };
         assert_eq!(progress(&start), "resolving");

@@ -106,7 +106,8 @@ mod tests {
             enforced_by: "agent".into(),
             ..pb::Limit::default()
         };
-        let expected = "Limit:         3\nOrigin:        from the settings\nWhen full:     wait\nCounted by:    agent";
+        let expected =
+            "Limit:         3\nOrigin:        from the settings\nWhen full:     wait\nCounted by:    agent";
         assert_eq!(describe(&plain), expected);
         let odd = pb::Limit {
             max_parallel_image_pulls: 0,

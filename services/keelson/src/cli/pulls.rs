@@ -84,7 +84,11 @@ pub(super) fn summary(list: &pb::PullList) -> String {
     if list.queued > 0 {
         text.push_str(&format!(" (oldest {})", duration_ms(list.oldest_wait_ms)));
     }
-    text.push_str(&format!(", {}, runtime {}", count(list.callers.into(), "caller"), clean(&list.runtime_health)));
+    text.push_str(&format!(
+        ", {}, runtime {}",
+        count(list.callers.into(), "caller"),
+        clean(&list.runtime_health)
+    ));
     if !list.runtime_error.is_empty() {
         text.push_str(&format!(": {}", one_line(&list.runtime_error)));
     }
@@ -103,7 +107,10 @@ fn table(list: &pb::PullList, now: i64) -> String {
     }
     let listed = list.pulls.iter().filter(|pull| pull.position > 0).count() as u64;
     if u64::from(list.queued) > listed {
-        text.push_str(&format!("and {} more queued (--max-queued lists more)\n", u64::from(list.queued) - listed));
+        text.push_str(&format!(
+            "and {} more queued (--max-queued lists more)\n",
+            u64::from(list.queued) - listed
+        ));
     }
     let mut finished = Table::new(&["ID", "FINISHED", "ENDED", "TOOK", "ATTEMPTS", "ERROR"]);
     for pull in &list.finished {
@@ -172,7 +179,11 @@ mod tests {
             pod: "shop/db-0".into(),
             requested_unix_ms: 1,
             started_unix_ms: 50_000,
-            progress: Some(pb::Progress { bytes_done: 1 << 20, bytes_total: 4 << 20, ..pb::Progress::default() }),
+            progress: Some(pb::Progress {
+                bytes_done: 1 << 20,
+                bytes_total: 4 << 20,
+                ..pb::Progress::default()
+            }),
             resumed: true,
             ..pb::Pull::default()
         };
@@ -227,7 +238,11 @@ ID  FINISHED                     ENDED            TOOK  ATTEMPTS  ERROR
 
     #[test]
     fn nothing_at_all_is_one_line() {
-        let idle = pb::PullList { runtime_health: "down".into(), runtime_error: "a\nb".into(), ..Default::default() };
+        let idle = pb::PullList {
+            runtime_health: "down".into(),
+            runtime_error: "a\nb".into(),
+            ..Default::default()
+        };
         assert_eq!(table(&idle, 0), "0 running, no limit, 0 queued, 0 callers, runtime down: a b\n");
     }
 

@@ -34,7 +34,8 @@ impl Table {
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = String::new();
         for row in &self.rows {
-            let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            let cells: Vec<String> =
+                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
             text.push_str(cells.join("  ").trim_end());
             text.push('\n');
         }
@@ -52,6 +53,9 @@ mod tests {
         assert!(table.is_empty());
         table.row(["a".into(), "1000000".into(), String::new()]);
         table.row(["\u{e4}\u{f6}\u{fc}-name".into(), "2".into(), "long text".into()]);
-        assert_eq!(table.text(), "NAME      N        TEXT\na         1000000  -\n\u{e4}\u{f6}\u{fc}-name  2        long text\n");
+        assert_eq!(
+            table.text(),
+            "NAME      N        TEXT\na         1000000  -\n\u{e4}\u{f6}\u{fc}-name  2        long text\n"
+        );
     }
 }

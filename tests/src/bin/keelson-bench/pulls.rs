@@ -19,7 +19,8 @@ pub(super) async fn small_images(kind: Kind) -> Result<Row> {
     let (mut by_direct, mut by_agent) = (Vec::new(), Vec::new());
     // The first round of each side warms up and does not count.
     for round in 0..=ROUNDS {
-        let took = [pull(&node, &direct, "direct", round).await?, pull(&node, &through, "agent", round).await?];
+        let took =
+            [pull(&node, &direct, "direct", round).await?, pull(&node, &through, "agent", round).await?];
         if round > 0 {
             by_direct.push(took[0]);
             by_agent.push(took[1]);

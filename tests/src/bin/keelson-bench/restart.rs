@@ -35,7 +35,10 @@ pub(super) async fn kill_to_serving() -> Result<Vec<Row>> {
         ratio: None,
         target,
     };
-    Ok(vec![row("kill -9 to serving, median of 15", 0.5, "200 ms"), row("kill -9 to serving, worst of 15", 1.0, "")])
+    Ok(vec![
+        row("kill -9 to serving, median of 15", 0.5, "200 ms"),
+        row("kill -9 to serving, worst of 15", 1.0, ""),
+    ])
 }
 
 /// When the kubelet's first call is answered.

@@ -106,7 +106,10 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn connect(socket: &Path) -> Self {
-        Self::connect_with(socket, &h2::client::Builder::new()).await
+        let mut builder = h2::client::Builder::new();
+        // As grpc-go, which has no such limits.
+        builder.max_local_error_reset_streams(None).data_frame_budget(usize::MAX);
+        Self::connect_with(socket, &builder).await
     }
 
     pub(crate) async fn connect_with(socket: &Path, builder: &h2::client::Builder) -> Self {

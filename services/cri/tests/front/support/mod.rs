@@ -28,6 +28,7 @@ use keelson_cri::{
     listen::{Bound, SocketFile},
     runtime::ContainerRuntime,
 };
+use keelson_proto::cri;
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -158,6 +159,17 @@ impl Agent {
     pub(crate) fn handled(&self, message: &str) -> u64 {
         let messages = self.pulls.recorder().overview().messages;
         messages.iter().find(|of| of.message == message).map_or(0, |of| of.handled)
+    }
+}
+
+/// As a kubelet sends it: with the pod that asks.
+pub(crate) fn pull_request(image: &str) -> cri::PullImageRequest {
+    let metadata =
+        cri::PodSandboxMetadata { name: "web-0".into(), uid: "uid-0".into(), namespace: "shop".into(), attempt: 0 };
+    cri::PullImageRequest {
+        image: Some(cri::ImageSpec { image: image.into(), ..Default::default() }),
+        auth: None,
+        sandbox_config: Some(cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() }),
     }
 }
 

@@ -64,9 +64,12 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The whole request body.
+    /// The whole request body; never ends if the caller leaves before.
     pub(crate) async fn read(&mut self) -> Bytes {
-        client::read(&mut self.body).await.expect("a whole request")
+        match client::read(&mut self.body).await {
+            Ok(body) => body,
+            Err(_) => std::future::pending().await,
+        }
     }
 
     pub(crate) async fn message<M: Message + Default>(&mut self) -> M {
@@ -80,9 +83,9 @@ impl Call {
     }
 
     pub(crate) async fn answer_bytes(mut self, body: Bytes, trailers: HeaderMap) {
-        let mut to = self.respond.send_response(grpc_head(), false).expect("sends");
+        // A caller that has left does not read it.
+        let Ok(mut to) = self.respond.send_response(grpc_head(), false) else { return };
         if client::write(&mut to, body, false).await.is_ok() {
-            // A caller that has left does not read it.
             let _ = to.send_trailers(trailers);
         }
     }
@@ -94,9 +97,13 @@ impl Call {
         let _ = self.respond.send_response(head, true);
     }
 
-    /// Ends when the caller resets the stream or loses its connection: `None`.
-    pub(crate) async fn left(mut self) -> Option<Reason> {
+    /// Ends when the caller resets the stream, or, with `None`, when its connection is gone.
+    pub(crate) async fn reset(&mut self) -> Option<Reason> {
         poll_fn(|cx| self.respond.poll_reset(cx)).await.ok()
+    }
+
+    pub(crate) async fn left(mut self) -> Option<Reason> {
+        self.reset().await
     }
 
     /// Closes the connection without a word.
@@ -238,6 +245,10 @@ async fn connection(stream: UnixStream, handler: Handler, log: Arc<Mutex<Log>>) 
         .max_header_list_size(16 << 20)
         .initial_window_size(1 << 20)
         .initial_connection_window_size(8 << 20)
+        // As grpc-go, which has no such limits.
+        .max_pending_accept_reset_streams(usize::MAX)
+        .max_local_error_reset_streams(None)
+        .data_frame_budget(usize::MAX)
         .handshake::<_, Bytes>(tap)
         .await
     else {

@@ -167,10 +167,12 @@ mod tests {
     #[test]
     fn messages_and_the_line_below() {
         use pb::PullState as S;
-        let pull = pb::Pull { state: S::WaitingForRuntime.into(), attempts: 2, resumed: true, ..Default::default() };
+        let pull =
+            pb::Pull { state: S::WaitingForRuntime.into(), attempts: 2, resumed: true, ..Default::default() };
         assert_eq!(message(&pull), "waiting for runtime  attempt 2  resumed");
         assert_eq!(message(&pb::Pull { state: S::Running.into(), ..Default::default() }), "running");
-        let queued = |position: u32| pb::Pull { image: format!("q/{position}"), position, ..Default::default() };
+        let queued =
+            |position: u32| pb::Pull { image: format!("q/{position}"), position, ..Default::default() };
         let list = pb::PullList {
             queued: 5,
             oldest_wait_ms: 61_000,
@@ -179,7 +181,8 @@ mod tests {
             runtime_health: "up".into(),
             ..Default::default()
         };
-        let expected = "0 running, no limit, 5 queued (oldest 1m01s), 1 caller, runtime up; next: q/1, q/2, q/3";
+        let expected =
+            "0 running, no limit, 5 queued (oldest 1m01s), 1 caller, runtime up; next: q/1, q/2, q/3";
         assert_eq!(below(&list), expected);
     }
 }

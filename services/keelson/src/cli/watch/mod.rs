@@ -85,7 +85,11 @@ impl Watch {
         }
     }
 
-    async fn read(&self, lists: &mut Streaming<pb::PullList>, screen: &mut dyn Screen) -> anyhow::Result<Over> {
+    async fn read(
+        &self,
+        lists: &mut Streaming<pb::PullList>,
+        screen: &mut dyn Screen,
+    ) -> anyhow::Result<Over> {
         loop {
             match lists.message().await {
                 Ok(Some(list)) => {
@@ -210,7 +214,10 @@ mod tests {
         let list = |running, queued, states: &[pb::PullState]| pb::PullList {
             running,
             queued,
-            pulls: states.iter().map(|state| pb::Pull { state: (*state).into(), ..Default::default() }).collect(),
+            pulls: states
+                .iter()
+                .map(|state| pb::Pull { state: (*state).into(), ..Default::default() })
+                .collect(),
             ..Default::default()
         };
         use pb::PullState as S;

@@ -19,13 +19,20 @@ struct Said {
     quarter: u64,
 }
 
+/// A pull's number and when it was asked for: an agent that lost its state begins to count anew.
+type Key = (u64, i64);
+
+fn key(pull: &pb::Pull) -> Key {
+    (pull.id, pull.requested_unix_ms)
+}
+
 /// What was said.
 #[derive(Debug, Default)]
 pub(super) struct News {
     began: bool,
-    pulls: HashMap<u64, Said>,
-    ended: HashSet<u64>,
-    ended_order: VecDeque<u64>,
+    pulls: HashMap<Key, Said>,
+    ended: HashSet<Key>,
+    ended_order: VecDeque<Key>,
     limit: u32,
     health: String,
 }
@@ -52,13 +59,13 @@ impl News {
         let mut now = HashMap::with_capacity(list.pulls.len());
         for pull in &list.pulls {
             let said = Said { state: pull.state, quarter: quarter(pull) };
-            let before = self.pulls.get(&pull.id).copied();
+            let before = self.pulls.get(&key(pull)).copied();
             // At the start the queue is in the summary.
             let told = before == Some(said) || (first && before.is_none() && !is_running(pull));
             if !told {
                 lines.push(line(pull));
             }
-            now.insert(pull.id, said);
+            now.insert(key(pull), said);
         }
         self.pulls = now;
         lines
@@ -70,17 +77,17 @@ impl News {
         let old = !self.began && self.ended.is_empty() && self.pulls.is_empty();
         let mut lines = Vec::new();
         for pull in list.finished.iter().rev() {
-            if !self.ended.insert(pull.id) {
+            if !self.ended.insert(key(pull)) {
                 continue;
             }
-            self.ended_order.push_back(pull.id);
+            self.ended_order.push_back(key(pull));
             if !old {
                 lines.push(end(pull));
             }
         }
         while self.ended_order.len() > REMEMBERED {
-            if let Some(id) = self.ended_order.pop_front() {
-                self.ended.remove(&id);
+            if let Some(oldest) = self.ended_order.pop_front() {
+                self.ended.remove(&oldest);
             }
         }
         lines
@@ -153,7 +160,13 @@ mod tests {
     use super::*;
 
     fn pull(id: u64, state: pb::PullState, position: u32) -> pb::Pull {
-        pb::Pull { id, image: format!("r.example/image:{id}"), state: state.into(), position, ..Default::default() }
+        pb::Pull {
+            id,
+            image: format!("r.example/image:{id}"),
+            state: state.into(),
+            position,
+            ..Default::default()
+        }
     }
 
     fn list(pulls: Vec<pb::Pull>, finished: Vec<pb::Pull>) -> pb::PullList {
@@ -177,12 +190,11 @@ mod tests {
         let lines = news.of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()]));
         assert_eq!(
             lines,
-            [
-                "1 of 1 in use, 1 queued (oldest 0ms), 0 callers, runtime up",
-                "running: r.example/image:2"
-            ]
+            ["1 of 1 in use, 1 queued (oldest 0ms), 0 callers, runtime up", "running: r.example/image:2"]
         );
-        assert!(news.of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()])).is_empty());
+        assert!(
+            news.of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()])).is_empty()
+        );
 
         let mut half = pull(2, S::Running, 0);
         half.progress = Some(pb::Progress { bytes_done: 52, bytes_total: 100, ..Default::default() });
@@ -199,7 +211,10 @@ mod tests {
             ..pull(2, S::Failed, 0)
         };
         let ended = list(vec![pull(3, S::Running, 0), pull(4, S::Queued, 1)], vec![failed, old]);
-        assert_eq!(news.of(&ended), ["failed: r.example/image:2 in 12s: no route", "running: r.example/image:3"]);
+        assert_eq!(
+            news.of(&ended),
+            ["failed: r.example/image:2 in 12s: no route", "running: r.example/image:3"]
+        );
     }
 
     #[test]

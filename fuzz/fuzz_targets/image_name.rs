@@ -1,0 +1,34 @@
+//! Image references.
+
+#![no_main]
+
+use keelson_actors::pulls::{ImageName, MAX_NAME, MAX_TAG};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let name = match ImageName::parse(text) {
+        Ok(name) => name,
+        Err(error) => {
+            let said = error.to_string();
+            // What is no reference may hold a password, and this is logged.
+            assert!(text.len() < 16 || !said.contains(text), "the error repeats its input");
+            return;
+        }
+    };
+    let full = &**name.full();
+    assert_eq!(ImageName::parse(full).as_ref(), Ok(&name), "the full form stands for itself");
+    assert!(full.is_ascii() && !full.contains(char::is_whitespace) && !full.contains("://"));
+    if name.registry().is_empty() {
+        assert_eq!((full, full.len()), (text, 64), "only an image id has no registry");
+        return;
+    }
+    let rest = full.strip_prefix(&**name.registry()).and_then(|rest| rest.strip_prefix('/'));
+    let rest = rest.expect("the full form begins with its registry");
+    let (path, end) = match rest.split_once('@') {
+        Some((path, digest)) => (path, digest),
+        None => rest.split_once(':').expect("the full form has a tag or a digest"),
+    };
+    assert!(!path.is_empty() && !end.is_empty() && !path.contains([':', '@']));
+    assert!(name.registry().len() + 1 + path.len() <= MAX_NAME);
+    assert!(rest.contains('@') || end.len() <= MAX_TAG);
+});

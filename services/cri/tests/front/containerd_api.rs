@@ -1,0 +1,351 @@
+//! Leases and progress on containerd's own API.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use futures_util::FutureExt as _;
+use keelson_actors::{
+    pulls::{ListPulls, PullCall, core::Policy},
+    runtime::{Phase, Progress, PullReply, Runtime as _, RuntimePull},
+};
+use keelson_cri::runtime::ContainerRuntime;
+use keelson_proto::Code;
+use tokio::sync::watch;
+
+use crate::support::{
+    Agent, Call, Containerd, FakeRuntime, HOLD, PULL_IMAGE, Sockets, frame, pull_request, run, until,
+};
+
+const OWNER: &str = "0123456789abcdef";
+const OWNED: &str = "keelson.dev/owner";
+const EXPIRES: &str = "containerd.io/gc.expire";
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn serve(sockets: &Sockets, containerd: &Containerd) -> FakeRuntime {
+    let containerd = containerd.clone();
+    FakeRuntime::start(&sockets.runtime(), move |call: Call| containerd.clone().handle(call))
+}
+
+fn pull_in(lease: Option<&str>) -> RuntimePull {
+    let call = Arc::new(PullCall::rebuild("r.io/x", "", None).unwrap());
+    RuntimePull { call, lease: lease.map(str::to_owned), option: None }
+}
+
+fn in_hours(hours: u64) -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR * u32::try_from(hours).unwrap()).to_string()
+}
+
+fn hours_left(containerd: &Containerd, lease: &str) -> u64 {
+    let at = humantime::parse_rfc3339(&containerd.leases()[lease].labels[EXPIRES]).unwrap();
+    (at.duration_since(std::time::SystemTime::now()).unwrap() + HOUR / 60).as_secs() / 3600
+}
+
+fn code(reply: &PullReply) -> Option<Code> {
+    reply.result.as_ref().err().map(|status| status.code)
+}
+
+#[test]
+fn a_pull_makes_its_lease_first_and_names_it() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        for _ in 0..2 {
+            let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
+            assert_eq!((code(&reply), lost), (None, false));
+        }
+        assert_eq!(containerd.journal(), ["create keelson-1"], "made once, then known");
+        assert_eq!(containerd.leases()["keelson-1"].labels[OWNED], OWNER);
+        assert_eq!(hours_left(&containerd, "keelson-1"), 24);
+        assert!(runtime.calls(PULL_IMAGE).iter().all(|call| call.headers["containerd-lease"] == "keelson-1"));
+        client.drop_lease("keelson-1".into()).await.unwrap();
+        client.drop_lease("keelson-1".into()).await.expect("one that is not there is no error");
+        assert!(containerd.leases().is_empty());
+    });
+}
+
+#[test]
+fn a_lease_of_a_former_life_is_used_as_it_is_while_it_lasts() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let (owner, expires) = ((OWNED, OWNER), in_hours(20));
+        containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &[("content", "sha256:a")]);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert!(containerd.journal().is_empty());
+        assert_eq!(containerd.leases()["keelson-1"].resources.len(), 1);
+    });
+}
+
+#[test]
+fn a_lease_that_expires_soon_is_made_anew_with_all_it_pins() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let (owner, expires) = ((OWNED, OWNER), in_hours(2));
+        let pinned = [("content", "sha256:a"), ("ingests", "layer-sha256:b")];
+        containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert_eq!(hours_left(&containerd, "keelson-1"), 24);
+        let lease = &containerd.leases()["keelson-1"];
+        assert_eq!(lease.resources.len(), 2);
+        assert_eq!(lease.labels[OWNED], OWNER);
+        // At no moment is anything unpinned.
+        assert_eq!(
+            containerd.journal(),
+            [
+                "create keelson-1-renewing",
+                "add keelson-1-renewing sha256:a",
+                "add keelson-1-renewing layer-sha256:b",
+                "delete keelson-1",
+                "create keelson-1",
+                "add keelson-1 sha256:a",
+                "add keelson-1 layer-sha256:b",
+                "delete keelson-1-renewing",
+            ]
+        );
+    });
+}
+
+#[test]
+fn a_lease_that_vanished_is_made_again_once() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        containerd.drop_lease("keelson-1");
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert_eq!(containerd.journal(), ["create keelson-1", "create keelson-1"]);
+        assert_eq!(runtime.calls(PULL_IMAGE).len(), 3);
+    });
+}
+
+#[test]
+fn a_lease_that_keeps_vanishing_is_the_runtimes_own_error() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let own = containerd.clone();
+        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+            let containerd = own.clone();
+            async move {
+                if call.path == PULL_IMAGE {
+                    containerd.drop_lease("keelson-1");
+                }
+                containerd.handle(call).await;
+            }
+        });
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
+        assert_eq!((code(&reply), lost), (Some(Code::NotFound), false));
+        assert_eq!(runtime.calls(PULL_IMAGE).len(), 2);
+        // Another NotFound is about the image, and nothing to try again for.
+        let (reply, _) = client.pull(pull_in(None)).await;
+        assert_eq!(code(&reply), None);
+    });
+}
+
+#[test]
+fn a_lease_in_use_is_not_deleted() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let (gate, opened) = watch::channel(false);
+        let own = containerd.clone();
+        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+            let (containerd, mut opened) = (own.clone(), opened.clone());
+            async move {
+                if call.path == PULL_IMAGE {
+                    opened.wait_for(|open| *open).await.unwrap();
+                }
+                containerd.handle(call).await;
+            }
+        });
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let pull = client.pull(pull_in(Some("keelson-1")));
+        // Even before it is polled for the first time.
+        client.drop_lease("keelson-1".into()).await.unwrap();
+        let pull = tokio::spawn(pull);
+        until("it runs", || !runtime.calls(PULL_IMAGE).is_empty()).await;
+        client.drop_lease("keelson-1".into()).await.unwrap();
+        client.reap_leases(BTreeSet::new()).await.unwrap();
+        assert!(containerd.leases().contains_key("keelson-1"));
+        gate.send_replace(true);
+        assert_eq!(code(&pull.await.unwrap().0), None);
+        client.drop_lease("keelson-1".into()).await.unwrap();
+        assert!(containerd.leases().is_empty());
+    });
+}
+
+#[test]
+fn case_11_only_own_orphans_are_reaped() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let other = [(OWNED, "fedcba9876543210")];
+        containerd.put_lease("orphan-1", &[(OWNED, OWNER)], &[]);
+        containerd.put_lease("orphan-2", &[(OWNED, OWNER)], &[]);
+        containerd.put_lease("journaled", &[(OWNED, OWNER)], &[]);
+        containerd.put_lease("of-another-agent", &other, &[]);
+        containerd.put_lease("of-somebody", &[], &[]);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        assert_eq!(code(&client.pull(pull_in(Some("in-use"))).await.0), None);
+        let reaped = client.reap_leases(["journaled".to_owned()].into()).await.unwrap();
+        assert_eq!(reaped, ["orphan-1", "orphan-2"]);
+        let left: Vec<String> = containerd.leases().into_keys().collect();
+        assert_eq!(left, ["in-use", "journaled", "of-another-agent", "of-somebody"]);
+    });
+}
+
+#[test]
+fn a_runtime_without_containerds_api_serves_all_the_same() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default().without_own_api());
+        let runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let info = client.probe().await.unwrap();
+        assert_eq!((&*info.name, info.capabilities.leases, info.capabilities.content), ("fake", false, false));
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
+    });
+}
+
+#[test]
+fn a_lease_api_that_is_refused_is_as_good_as_none() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        containerd.fail_next_lease_call(7, "not for you");
+        let capabilities = client.probe().await.unwrap().capabilities;
+        assert_eq!((capabilities.leases, capabilities.content), (false, true));
+        // But one that is not there yet says nothing about the runtime's next hour.
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        containerd.fail_next_lease_call(14, "server is not initialized yet");
+        assert!(client.probe().await.is_err());
+        assert!(client.probe().await.unwrap().capabilities.leases);
+    });
+}
+
+#[test]
+fn a_runtime_that_is_gone_is_named_in_every_error() {
+    run(async {
+        let sockets = Sockets::new();
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let name = format!("unix://{}", sockets.runtime().display());
+        let errors = [
+            client.probe().map(|result| result.unwrap_err().to_string()).await,
+            client.image_size(pull_in(None).call).map(|result| result.unwrap_err().to_string()).await,
+            client.progress(vec!["keelson-1".into()]).map(|result| result.unwrap_err().to_string()).await,
+            client.drop_lease("keelson-1".into()).map(|result| result.unwrap_err().to_string()).await,
+            client.reap_leases(BTreeSet::new()).map(|result| result.unwrap_err().to_string()).await,
+        ];
+        for error in errors {
+            assert!(error.starts_with(&name) && error.contains("No such file"), "{error}");
+        }
+        for lease in [None, Some("keelson-1")] {
+            let (reply, lost) = client.pull(pull_in(lease)).await;
+            let status = reply.result.unwrap_err();
+            assert!(lost && status.code == Code::Unavailable && status.message.contains(&name), "{status:?}");
+        }
+    });
+}
+
+const MANIFEST: &str = r#"{"schemaVersion":2,"config":{"digest":"sha256:c","size":10},
+    "layers":[{"digest":"sha256:a","size":100},{"digest":"sha256:b","size":300},{"digest":"sha256:d","size":50}]}"#;
+
+#[test]
+fn progress_comes_from_the_manifest_and_the_ingests() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let read = || async {
+            let read = client.progress(vec!["gone".into(), "keelson-1".into()]).await.unwrap();
+            assert!(read.len() <= 1 && read.iter().all(|(lease, _)| lease == "keelson-1"));
+            read.first().map(|(_, progress)| *progress)
+        };
+        assert_eq!(read().await, None, "no lease yet");
+        containerd.put_lease("keelson-1", &[], &[]);
+        assert_eq!(read().await, Some(Progress::default()));
+        // An index, and a manifest with one layer that another image brought before.
+        containerd.put_blob("sha256:i", 30, r#"{"manifests":[{"digest":"sha256:m","size":9}]}"#);
+        containerd.put_blob("sha256:m", 200, MANIFEST);
+        containerd.put_blob("sha256:d", 50, "there before");
+        containerd.put_lease("keelson-1", &[], &[("content", "sha256:i"), ("content", "sha256:m"), ("snapshots/x", "y")]);
+        containerd.put_ingest("layer-sha256:a", 40);
+        containerd.put_ingest("layer-sha256:z", 7);
+        let progress = Progress {
+            phase: Phase::Downloading,
+            bytes_done: 90,
+            bytes_total: 460,
+            layers_done: 1,
+            layers_total: 3,
+        };
+        assert_eq!(read().await, Some(progress));
+        containerd.put_blob("sha256:a", 100, "a layer");
+        containerd.put_blob("sha256:b", 300, "a layer");
+        containerd.put_blob("sha256:c", 10, "{}");
+        let all = ["i", "m", "a", "b", "c"].map(|name| format!("sha256:{name}"));
+        let all: Vec<_> = all.iter().map(|digest| ("content", &**digest)).collect();
+        containerd.put_lease("keelson-1", &[], &all);
+        let done =
+            Progress { phase: Phase::Unpacking, bytes_done: 460, bytes_total: 460, layers_done: 3, layers_total: 3 };
+        assert_eq!(read().await, Some(done));
+        assert_eq!(read().await, Some(done));
+        let mut reads = containerd.journal();
+        reads.retain(|line| line.starts_with("read "));
+        reads.sort();
+        assert_eq!(reads, ["read sha256:c", "read sha256:i", "read sha256:m"], "each once, and no layer");
+    });
+}
+
+#[test]
+fn a_large_blob_is_no_manifest_and_is_not_read() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        containerd.put_blob("sha256:l", 5 << 20, MANIFEST);
+        containerd.put_lease("keelson-1", &[], &[("content", "sha256:l"), ("content", "sha256:gone")]);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let read = client.progress(vec!["keelson-1".into()]).await.unwrap();
+        assert_eq!(read, [("keelson-1".to_owned(), Progress::default())]);
+        assert!(containerd.journal().is_empty());
+    });
+}
+
+#[test]
+fn a_running_pull_shows_its_progress() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let own = containerd.clone();
+        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+            let containerd = own.clone();
+            async move {
+                if call.path == PULL_IMAGE {
+                    let lease = containerd.enter_lease(&call).unwrap().expect("a lease");
+                    containerd.put_blob("sha256:m", 200, MANIFEST);
+                    containerd.put_lease(&lease, &[(OWNED, OWNER)], &[("content", "sha256:m")]);
+                    containerd.put_ingest("layer-sha256:b", 120);
+                    tokio::time::sleep(Duration::from_secs(30)).await;
+                }
+                containerd.handle(call).await;
+            }
+        });
+        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, ..Policy::default() }).await;
+        agent.runtime_up().await;
+        let client = agent.client().await;
+        let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        until("it runs", || !runtime.calls(PULL_IMAGE).is_empty()).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let list = agent.pulls.ask(ListPulls { max_queued: 10 }).await.unwrap();
+        assert_eq!(list.pulls.len(), 1);
+        let running = &list.pulls[0];
+        assert_eq!((running.bytes_done, running.bytes_total, running.layers_total), (120, 460, 3));
+        assert_eq!(pull.reply().await.unwrap().code(), 0);
+        until("the lease is given up", || containerd.leases().is_empty()).await;
+    });
+}

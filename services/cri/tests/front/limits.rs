@@ -1,0 +1,233 @@
+//! Clients of every kind, and many of them.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use h2::Reason;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
+
+use crate::support::{
+    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame, grpc_ok,
+    pull_request, run, until,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Says `hello` and reads until the front hangs up.
+async fn rude(agent: &Agent, hello: &[u8]) -> Vec<u8> {
+    let mut stream = UnixStream::connect(&agent.socket).await.unwrap();
+    // The front may hang up before everything is written.
+    let _ = stream.write_all(hello).await;
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard).await;
+    heard
+}
+
+#[test]
+fn what_is_no_http2_is_hung_up_on() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        let garbage: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let mut preface_then_garbage = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        preface_then_garbage.extend(&garbage);
+        for hello in [&garbage[..], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &preface_then_garbage, b"", b"PRI * HTTP/2.0"] {
+            rude(&agent, hello).await;
+        }
+        // A whole preface and then silence is a client that has nothing to say yet.
+        let mut idle = UnixStream::connect(&agent.socket).await.unwrap();
+        idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        assert_eq!(agent.client().await.call(VERSION, EMPTY).await.code(), 0);
+        assert_eq!(runtime.connections(), 2, "no connection is made for those that ask nothing");
+    });
+}
+
+#[test]
+fn a_half_open_connection_costs_nobody_else() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        // The head of a HEADERS frame, of which the rest never comes.
+        let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x04\0\0\0\x01\x83";
+        let mut half = Vec::new();
+        for _ in 0..50 {
+            let mut stream = UnixStream::connect(&agent.socket).await.unwrap();
+            stream.write_all(hello).await.unwrap();
+            half.push(stream);
+        }
+        tokio::time::sleep(60 * SECOND).await;
+        let client = agent.client().await;
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+        // One that has closed its side and waits for the answer.
+        let (mut reading, writing) = UnixStream::connect(&agent.socket).await.unwrap().into_split();
+        writing.forget();
+        drop(half);
+        tokio::time::sleep(20 * SECOND).await;
+        let mut heard = Vec::new();
+        reading.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+    });
+}
+
+#[test]
+fn five_hundred_connections_at_once() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        let clients = join_all((0..500).map(|_| agent.client())).await;
+        let replies = join_all(clients.iter().map(|client| client.call(ImageStatus::PATH, EMPTY))).await;
+        assert!(replies.iter().all(|reply| reply.code() == 0));
+        assert_eq!(runtime.open_connections(), 501);
+        drop(clients);
+        until("all are closed", || runtime.open_connections() == 1).await;
+    });
+}
+
+/// A runtime that keeps every call until the gate opens.
+fn gated(sockets: &Sockets) -> (FakeRuntime, tokio::sync::watch::Sender<bool>) {
+    let (gate, opened) = tokio::sync::watch::channel(false);
+    let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let mut opened = opened.clone();
+        async move {
+            if call.headers.contains_key("x-wait") {
+                let body = call.read().await;
+                opened.wait_for(|open| *open).await.unwrap();
+                return call.answer_bytes(body, grpc_ok()).await;
+            }
+            call.standard().await;
+        }
+    });
+    (runtime, gate)
+}
+
+#[test]
+fn five_thousand_calls_at_once_on_one_connection() {
+    run(async {
+        let sockets = Sockets::new();
+        let (runtime, gate) = gated(&sockets);
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let calls = join_all((0..5_000_u32).map(|n| {
+            let body = client::frame_bytes(&n.to_be_bytes());
+            client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(body))
+        }))
+        .await;
+        until("all are at the runtime", || runtime.calls(ImageStatus::PATH).len() == 5_000).await;
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the connection has room for more");
+        gate.send_replace(true);
+        for (n, call) in calls.into_iter().enumerate() {
+            let reply = call.reply().await.unwrap();
+            assert_eq!(reply.body[5..], u32::try_from(n).unwrap().to_be_bytes());
+        }
+        assert_eq!(runtime.connections(), 2);
+        assert!(client.is_open());
+    });
+}
+
+#[test]
+fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_alive() {
+    run(async {
+        let sockets = Sockets::new();
+        let (runtime, gate) = gated(&sockets);
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        for turn in 0..3 {
+            let calls: Vec<_> =
+                join_all((0..3_000).map(|_| client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY)))).await;
+            if turn > 0 {
+                // Else they are cancelled in the packet that makes them.
+                until("they are there", || runtime.calls(ImageStatus::PATH).len() >= turn * 3_000).await;
+            }
+            for mut call in calls {
+                call.body.send_reset(Reason::CANCEL);
+            }
+            assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "turn {turn}");
+        }
+        // Late answers to cancelled calls are nobody's fault.
+        gate.send_replace(true);
+        tokio::time::sleep(60 * SECOND).await;
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+        assert!(client.is_open() && client.frames.of_kind(Frame::GOAWAY).is_empty());
+        assert_eq!((runtime.connections(), runtime.frames(Frame::GOAWAY)), (2, 0));
+    });
+}
+
+#[test]
+fn case_18_a_pull_request_of_17_mib_is_refused_and_the_connection_lives() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let mut request = pull_request("r.io/x");
+        let annotations = &mut request.image.as_mut().unwrap().annotations;
+        annotations.insert("large".into(), "x".repeat(17 * 1024 * 1024));
+        let call = client.send(PULL_IMAGE, &[], None).await;
+        let (mut body, large) = (call.body, frame(&request));
+        // The front stops reading before the end.
+        let writing = tokio::spawn(async move { client::write(&mut body, large, true).await });
+        let head = call.response.await.unwrap().into_parts().0;
+        assert_eq!(head.headers["grpc-status"], "8");
+        let text = head.headers["grpc-message"].to_str().unwrap();
+        assert!(text.contains("larger than 16777216 bytes"), "{text}");
+        writing.abort();
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+        // 16 MiB and not a byte more.
+        let annotations = &mut request.image.as_mut().unwrap().annotations;
+        annotations.insert("large".into(), "x".repeat(16 * 1024 * 1024 - 64));
+        let room = 16 * 1024 * 1024 + 5 - frame(&request).len();
+        request.image.as_mut().unwrap().annotations.get_mut("large").unwrap().push_str(&"x".repeat(room));
+        assert_eq!(frame(&request).len(), 16 * 1024 * 1024 + 5);
+        let reply = client.call(PULL_IMAGE, frame(&request)).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        assert_eq!(runtime.calls(PULL_IMAGE).len(), 1);
+    });
+}
+
+#[test]
+fn a_graceful_stop_lets_running_calls_end() {
+    run(async {
+        let sockets = Sockets::new();
+        let (runtime, gate) = gated(&sockets);
+        let mut agent = Agent::start(&sockets).await;
+        let client = Arc::new(agent.client().await);
+        let running = client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY)).await;
+        let idle = agent.client().await;
+        assert_eq!(idle.call(VERSION, EMPTY).await.code(), 0);
+        let silent = UnixStream::connect(&agent.socket).await.unwrap();
+        until("it is at the runtime", || !runtime.calls(ImageStatus::PATH).is_empty()).await;
+        agent.stop.send_replace(true);
+        tokio::time::sleep(SECOND).await;
+        assert!(!client.frames.of_kind(Frame::GOAWAY).is_empty());
+        assert!(UnixStream::connect(&agent.socket).await.is_err(), "nobody listens any more");
+        assert!(!idle.is_open() && client.is_open());
+        let serving = agent.serving.take().unwrap();
+        assert!(!serving.is_finished(), "a call still runs");
+        gate.send_replace(true);
+        assert_eq!(running.reply().await.unwrap().code(), 0);
+        serving.await.unwrap();
+        drop(silent);
+    });
+}
+
+#[test]
+fn a_list_of_headers_far_over_the_usual_passes() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let long = "x".repeat(200_000);
+        let reply = client.try_call(ImageStatus::PATH, &[("x-long", &long)], EMPTY).await.unwrap();
+        assert_eq!(reply.code(), 0);
+        assert_eq!(runtime.calls(ImageStatus::PATH)[0].headers["x-long"], *long);
+    });
+}

@@ -1,0 +1,260 @@
+//! A runtime that is late, goes, and comes back.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::Reason;
+use tokio::time::Instant;
+
+use crate::support::{
+    Agent, Call, EMPTY, FakeRuntime, HOLD, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame,
+    grpc_head, grpc_status, pull_request, run, until,
+};
+
+const UNKNOWN: &str = "/runtime.v9.TimeService/Rewind";
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn case_14_calls_are_held_for_a_runtime_that_is_late_and_then_succeed() {
+    run(async {
+        let sockets = Sockets::new();
+        let agent = Agent::start(&sockets).await;
+        let client = Arc::new(agent.client().await);
+        let asking: Vec<_> = [VERSION, IMAGE_FS_INFO, ImageStatus::PATH]
+            .into_iter()
+            .map(|path| {
+                let client = client.clone();
+                tokio::spawn(async move { client.call(path, EMPTY).await })
+            })
+            .collect();
+        tokio::time::sleep(60 * SECOND).await;
+        assert!(asking.iter().all(|asking| !asking.is_finished()), "all are held");
+        let since = Instant::now();
+        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        for asking in asking {
+            assert_eq!(asking.await.unwrap().code(), 0);
+        }
+        assert!(since.elapsed() <= 3 * SECOND, "found {:?} after it came", since.elapsed());
+    });
+}
+
+#[test]
+fn an_absent_runtime_is_unavailable_by_name_when_the_hold_time_is_over() {
+    run(async {
+        let sockets = Sockets::new();
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        for path in [VERSION, ImageStatus::PATH, UNKNOWN] {
+            let since = Instant::now();
+            let reply = client.call(path, EMPTY).await;
+            assert_eq!(since.elapsed().as_secs(), HOLD.as_secs(), "{path}");
+            assert_eq!(reply.code(), 14);
+            let expected = format!("does not answer at unix://{}", sockets.runtime().display());
+            assert!(reply.text().contains(&expected), "{}", reply.text());
+            assert!(reply.text().contains("cri.hold_timeout"), "{}", reply.text());
+        }
+        agent.settings.send_modify(|settings| settings.hold = Duration::ZERO);
+        let since = Instant::now();
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 14);
+        assert_eq!(since.elapsed(), Duration::ZERO);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_a_held_call_is_forgotten() {
+    run(async {
+        let sockets = Sockets::new();
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let mut call = client.send(UNKNOWN, &[], Some(EMPTY)).await;
+        tokio::time::sleep(10 * SECOND).await;
+        call.body.send_reset(Reason::CANCEL);
+        tokio::time::sleep(SECOND).await;
+        let runtime = FakeRuntime::standard(&sockets.runtime());
+        tokio::time::sleep(10 * SECOND).await;
+        assert_eq!(runtime.calls(UNKNOWN).len(), 0);
+    });
+}
+
+/// A runtime that says UNAVAILABLE to every call at first, as containerd does while it starts.
+fn not_ready(sockets: &Sockets, refusals: u32) -> FakeRuntime {
+    let left = Arc::new(AtomicU32::new(refusals));
+    FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+        let left = left.clone();
+        async move {
+            // The agent's own probes do not count.
+            let of_client = call.headers.contains_key("x-client");
+            if of_client && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
+                return call.refuse(grpc_status(14, "server is not initialized yet"));
+            }
+            call.standard().await;
+        }
+    })
+}
+
+#[test]
+fn calls_that_a_starting_kubelet_exits_on_are_tried_again_and_no_others() {
+    run(async {
+        for (path, code, tries) in [(VERSION, 0, 6), (IMAGE_FS_INFO, 0, 6), (ImageStatus::PATH, 14, 1), (UNKNOWN, 14, 1)]
+        {
+            let sockets = Sockets::new();
+            let runtime = not_ready(&sockets, 5);
+            let agent = Agent::start(&sockets).await;
+            let reply = agent.client().await.try_call(path, &[("x-client", "1")], EMPTY).await.unwrap();
+            assert_eq!(reply.code(), code, "{path}");
+            let mine = runtime.calls(path).into_iter().filter(|call| call.headers.contains_key("x-client"));
+            assert_eq!(mine.count(), tries, "{path}");
+        }
+    });
+}
+
+#[test]
+fn a_runtime_that_never_gets_ready_has_the_last_word() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = not_ready(&sockets, u32::MAX);
+        let agent = Agent::start(&sockets).await;
+        let since = Instant::now();
+        let reply = agent.client().await.try_call(VERSION, &[("x-client", "1")], EMPTY).await.unwrap();
+        assert_eq!((reply.code(), reply.text()), (14, "server is not initialized yet"));
+        assert!(since.elapsed() > HOLD - 2 * SECOND && since.elapsed() <= HOLD, "{:?}", since.elapsed());
+    });
+}
+
+#[test]
+fn a_start_up_call_with_a_large_body_passes_whole() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
+            if !call.headers.contains_key("x-client") {
+                return call.standard().await;
+            }
+            let body = call.read().await;
+            call.answer_bytes(Bytes::from(body.len().to_string()), grpc_status(0, "")).await;
+        });
+        let agent = Agent::start(&sockets).await;
+        for length in [64 * 1024, 64 * 1024 + 1, 3_000_000] {
+            let body = Bytes::from(vec![1; length]);
+            let reply = agent.client().await.try_call(VERSION, &[("x-client", "1")], body).await.unwrap();
+            assert_eq!(reply.body, length.to_string());
+        }
+    });
+}
+
+#[test]
+fn case_15_the_next_call_on_the_same_connection_finds_the_restarted_runtime() {
+    run(async {
+        let sockets = Sockets::new();
+        let mut runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        for removes_its_file in [true, false, true] {
+            assert_eq!(client.call(ImageStatus::PATH, EMPTY).await.code(), 0);
+            match removes_its_file {
+                true => runtime.vanish().await,
+                false => {
+                    runtime.die().await;
+                    std::fs::remove_file(sockets.runtime()).unwrap();
+                }
+            }
+            tokio::time::sleep(300 * SECOND).await;
+            runtime.appear();
+            let since = Instant::now();
+            assert_eq!(client.call(ImageStatus::PATH, EMPTY).await.code(), 0);
+            assert!(since.elapsed() <= 3 * SECOND);
+            let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+            assert_eq!(reply.code(), 0, "{}", reply.text());
+            assert!(since.elapsed() <= 4 * SECOND, "pulls go on {:?} after it is back", since.elapsed());
+        }
+        assert!(client.is_open());
+    });
+}
+
+#[test]
+fn a_stale_socket_file_is_an_absent_runtime() {
+    run(async {
+        let sockets = Sockets::new();
+        let mut runtime = FakeRuntime::standard(&sockets.runtime());
+        runtime.die().await;
+        let agent = Agent::start(&sockets).await;
+        let reply = agent.client().await.call(VERSION, EMPTY).await;
+        assert_eq!(reply.code(), 14);
+        assert!(reply.text().contains("Connection refused"), "{}", reply.text());
+    });
+}
+
+#[test]
+fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
+            match &*call.path {
+                UNKNOWN => {
+                    call.drop_connection();
+                    // Dropping the call would reset it first.
+                    std::future::pending::<()>().await;
+                }
+                _ => call.standard().await,
+            }
+        });
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        for _ in 0..3 {
+            let reply = client.call(UNKNOWN, EMPTY).await;
+            let expected =
+                format!("the container runtime at unix://{} broke the connection off", sockets.runtime().display());
+            assert_eq!(reply.code(), 14);
+            assert!(reply.text().starts_with(&expected), "{}", reply.text());
+            assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call is connected anew");
+        }
+    });
+}
+
+#[test]
+fn a_connection_lost_in_mid_stream_ends_in_trailers() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
+            if call.path != UNKNOWN {
+                return call.standard().await;
+            }
+            let mut to = call.respond.send_response(grpc_head(), false).unwrap();
+            client::write(&mut to, Bytes::from(vec![9; 100_000]), false).await.unwrap();
+            tokio::time::sleep(SECOND).await;
+            call.drop_connection();
+            std::future::pending::<()>().await;
+        });
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let reply = client.call(UNKNOWN, EMPTY).await;
+        assert_eq!(reply.body.len(), 100_000);
+        let trailers = reply.trailers.as_ref().expect("trailers");
+        assert_eq!(trailers["grpc-status"], "14");
+        assert!(reply.text().contains(&sockets.runtime().display().to_string()), "{}", reply.text());
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+    });
+}
+
+#[test]
+fn connections_to_the_runtime_live_as_long_as_their_clients() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        for _ in 0..20 {
+            let client = agent.client().await;
+            for _ in 0..3 {
+                assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+            }
+        }
+        until("only the agent's own connection is left", || runtime.open_connections() == 1).await;
+        assert_eq!(runtime.connections(), 21, "one for each client");
+    });
+}

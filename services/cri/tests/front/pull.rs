@@ -1,0 +1,380 @@
+//! Pulls: decoded, coordinated, answered in the runtime's words.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::Reason;
+use http::HeaderMap;
+use keelson_actors::pulls::core::Policy;
+use keelson_proto::{PULL_OPTION_ANNOTATION, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
+use prost::Message as _;
+use tokio::{sync::watch, time::Instant};
+
+use crate::support::{
+    Agent, Call, EMPTY, FakeRuntime, Frame, HOLD, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame, grpc_head,
+    grpc_ok, grpc_status, pull_request, run, tonic_channel, unframe, until,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Answers pulls when the gate opens, and says what else becomes of them.
+struct Pulls {
+    runtime: FakeRuntime,
+    gate: watch::Sender<bool>,
+    requests: Arc<Mutex<Vec<Bytes>>>,
+    /// Calls that were reset or lost.
+    left: Arc<Mutex<Vec<Option<Reason>>>>,
+}
+
+fn gated(sockets: &Sockets) -> Pulls {
+    let (gate, opened) = watch::channel(false);
+    let (requests, left): (Arc<Mutex<Vec<Bytes>>>, Arc<Mutex<Vec<_>>>) = (Arc::default(), Arc::default());
+    let (seen, gone) = (requests.clone(), left.clone());
+    let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let (seen, gone, mut opened) = (seen.clone(), gone.clone(), opened.clone());
+        async move {
+            if call.path != PULL_IMAGE {
+                return call.standard().await;
+            }
+            let body = call.read().await;
+            seen.lock().unwrap().push(body);
+            tokio::select! {
+                _ = opened.wait_for(|open| *open) => {}
+                reason = call.reset() => return gone.lock().unwrap().push(reason),
+            }
+            call.answer_bytes(frame(&cri::PullImageResponse { image_ref: "sha256:1".into() }), grpc_ok()).await;
+        }
+    });
+    Pulls { runtime, gate, requests, left }
+}
+
+#[test]
+fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        pulls.gate.send_replace(true);
+        let agent = Agent::start(&sockets).await;
+        let mut request = pull_request("r.io/x:v1");
+        request.auth = Some(cri::AuthConfig { username: "robot".into(), password: "pw".into(), ..Default::default() });
+        let mut wire = request.encode_to_vec();
+        // A field that this build does not know, as a newer kubelet would send.
+        wire.extend([0xf8, 0x07, 0x2a]);
+        let reply = agent.client().await.call(PULL_IMAGE, client::frame_bytes(&wire)).await;
+        assert_eq!((reply.code(), reply.head.status.as_u16()), (0, 200));
+        assert_eq!(reply.head.headers["content-type"], "application/grpc");
+        assert_eq!(unframe::<cri::PullImageResponse>(&reply.body).image_ref, "sha256:1");
+        assert_eq!(*pulls.requests.lock().unwrap(), [client::frame_bytes(&wire)]);
+        let mut tonic = cri::image_service_client::ImageServiceClient::new(tonic_channel(&agent.socket).await);
+        assert_eq!(tonic.pull_image(request).await.unwrap().into_inner().image_ref, "sha256:1");
+    });
+}
+
+#[test]
+fn a_pulls_metadata_passes_without_what_is_not_for_the_runtime() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        pulls.gate.send_replace(true);
+        let agent = Agent::start(&sockets).await;
+        let headers = [
+            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+            ("tracestate", "a=1"),
+            ("tracestate", "b=2"),
+            ("baggage", "k=v"),
+            ("x-bytes-bin", "AAECgP8"),
+            ("grpc-timeout", "100S"),
+            ("grpc-trace-bin", "AAA"),
+            ("containerd-lease", "not-yours"),
+            ("containerd-namespace", "moby"),
+            ("user-agent", "grpc-go/1.80.0"),
+        ];
+        let reply =
+            agent.client().await.try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x"))).await.unwrap();
+        assert_eq!(reply.code(), 0);
+        let seen = &pulls.runtime.calls(PULL_IMAGE)[0].headers;
+        let all = |name: &str| -> Vec<_> { seen.get_all(name).iter().map(|value| value.to_str().unwrap()).collect() };
+        assert_eq!(all("traceparent"), [headers[0].1]);
+        assert_eq!(all("tracestate"), ["a=1", "b=2"]);
+        assert_eq!(all("baggage"), ["k=v"]);
+        assert_eq!(all("x-bytes-bin"), ["AAECgP8"]);
+        for name in ["grpc-timeout", "grpc-trace-bin", "containerd-lease", "containerd-namespace"] {
+            assert!(all(name).is_empty(), "{name}: {:?}", all(name));
+        }
+        assert_eq!(all("te"), ["trailers"]);
+    });
+}
+
+#[test]
+fn case_16_a_runtimes_error_comes_verbatim() {
+    run(async {
+        let sockets = Sockets::new();
+        let turn = Arc::new(Mutex::new(0));
+        let long = "x".repeat(100_000);
+        let texts = ["RegistryUnavailable: x", "100%25 %C3%A4%0Aend", long.clone().leak()];
+        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+            let turn = turn.clone();
+            async move {
+                if call.path != PULL_IMAGE {
+                    return call.standard().await;
+                }
+                call.read().await;
+                let turn = std::mem::replace(&mut *turn.lock().unwrap(), 1);
+                let image = call.headers["x-text"].to_str().unwrap().parse::<usize>().unwrap();
+                let mut status = grpc_status(2, texts[image]);
+                // h{"\n\x05 as a google.rpc.Status of some kind: bytes that need no padding and some that do.
+                status.insert("grpc-status-details-bin", "CAISA2Zvbw".parse().unwrap());
+                status.append("x-retry", "a".parse().unwrap());
+                status.append("x-retry", "b".parse().unwrap());
+                status.insert("x-raw-bin", "AP8B".parse().unwrap());
+                if turn == 0 {
+                    return call.refuse(status);
+                }
+                // As trailers of an answer that had begun.
+                let to = call.respond.send_response(grpc_head(), false);
+                to.unwrap().send_trailers(status).unwrap();
+            }
+        });
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        for text in [0, 0, 1, 2] {
+            let headers = [("x-text", &*text.to_string())];
+            let reply = client.try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x"))).await.unwrap();
+            let status = reply.status();
+            assert_eq!((reply.code(), reply.text()), (2, texts[text]));
+            assert_eq!(status["grpc-status-details-bin"], "CAISA2Zvbw");
+            assert_eq!(status.get_all("x-retry").iter().collect::<Vec<_>>(), ["a", "b"]);
+            assert_eq!(status["x-raw-bin"], "AP8B");
+        }
+    });
+}
+
+#[test]
+fn a_successful_pulls_metadata_comes_back_once() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
+            if call.path != PULL_IMAGE {
+                return call.standard().await;
+            }
+            call.read().await;
+            let mut trailers = grpc_ok();
+            trailers.insert("x-took-bin", "AAEC".parse().unwrap());
+            let mut head = grpc_head();
+            head.headers_mut().insert("x-node", "n1".parse().unwrap());
+            let mut to = call.respond.send_response(head, false).unwrap();
+            to.send_data(frame(&cri::PullImageResponse { image_ref: "sha256:1".into() }), false).unwrap();
+            to.send_trailers(trailers).unwrap();
+        });
+        let agent = Agent::start(&sockets).await;
+        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        let mut all = HeaderMap::new();
+        all.extend(reply.head.headers.clone());
+        all.extend(reply.trailers.clone().unwrap());
+        assert_eq!((all.get_all("x-node").iter().count(), all.get_all("x-took-bin").iter().count()), (1, 1));
+        assert_eq!((&all["x-node"], &all["x-took-bin"]), (&"n1".parse().unwrap(), &"AAEC".parse().unwrap()));
+    });
+}
+
+#[test]
+fn case_20_a_silent_pull_of_ten_minutes_meets_no_ping_and_no_goaway() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        // No stall detection: this is about connections.
+        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, stall_timeout: None, ..Policy::default() }).await;
+        let client = agent.client().await;
+        let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        for _ in 0..60 {
+            tokio::time::sleep(10 * SECOND).await;
+            let since = Instant::now();
+            assert_eq!(client.call(ImageStatus::PATH, EMPTY).await.code(), 0);
+            assert!(since.elapsed() < SECOND);
+        }
+        assert_eq!(pulls.runtime.calls(PULL_IMAGE).len(), 1);
+        pulls.gate.send_replace(true);
+        assert_eq!(pull.reply().await.unwrap().code(), 0);
+        assert_eq!((pulls.runtime.frames(Frame::PING), pulls.runtime.frames(Frame::GOAWAY)), (0, 0));
+        assert!(client.frames.of_kind(Frame::PING).is_empty() && client.frames.of_kind(Frame::GOAWAY).is_empty());
+        assert_eq!(pulls.runtime.connections(), 2);
+    });
+}
+
+#[test]
+fn case_07_a_caller_that_cancels_gives_its_pull_up_after_the_grace_period() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let mut call = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        until("it runs", || pulls.requests.lock().unwrap().len() == 1).await;
+        call.body.send_reset(Reason::CANCEL);
+        until("the coordinator knows", || agent.handled("CallerLeft") == 1).await;
+        assert!(pulls.left.lock().unwrap().is_empty(), "the grace period runs");
+        tokio::time::sleep(11 * SECOND).await;
+        assert_eq!(*pulls.left.lock().unwrap(), [Some(Reason::CANCEL)]);
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+        assert_eq!(agent.metrics.in_flight.get(), 0);
+    });
+}
+
+#[test]
+fn case_07_a_killed_callers_pulls_leave_the_queue_at_once() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, limit: 3, ..Policy::default() }).await;
+        let client = agent.client().await;
+        let mut calls = Vec::new();
+        for n in 0..13 {
+            calls.push(client.send(PULL_IMAGE, &[], Some(frame(&pull_request(&format!("r.io/x{n}"))))).await);
+        }
+        until("three run", || pulls.requests.lock().unwrap().len() == 3).await;
+        until("ten wait", || agent.metrics.queue_depth.get() == 10).await;
+        client.kill();
+        tokio::time::sleep(SECOND).await;
+        assert_eq!((agent.metrics.queue_depth.get(), agent.metrics.in_flight.get()), (0, 3));
+        assert_eq!((agent.handled("CallerLeft"), agent.metrics.callers.get()), (13, 0));
+        tokio::time::sleep(10 * SECOND).await;
+        assert_eq!(agent.metrics.in_flight.get(), 0);
+        assert_eq!(*pulls.left.lock().unwrap(), [Some(Reason::CANCEL); 3]);
+        assert_eq!(pulls.requests.lock().unwrap().len(), 3);
+    });
+}
+
+#[test]
+fn an_answered_caller_does_not_leave_too() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        pulls.gate.send_replace(true);
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        assert_eq!(client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await.code(), 0);
+        client.kill();
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(agent.handled("CallerLeft"), 0);
+    });
+}
+
+#[test]
+fn case_03_two_callers_share_one_call() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        let agent = Agent::start(&sockets).await;
+        let (first, second) = (agent.client().await, agent.client().await);
+        let request = frame(&pull_request("r.io/x"));
+        let one = first.send(PULL_IMAGE, &[], Some(request.clone())).await;
+        let two = second.send(PULL_IMAGE, &[], Some(request)).await;
+        until("both wait", || agent.metrics.callers.get() == 2).await;
+        pulls.gate.send_replace(true);
+        for call in [one, two] {
+            let reply = call.reply().await.unwrap();
+            assert_eq!(unframe::<cri::PullImageResponse>(&reply.body).image_ref, "sha256:1");
+        }
+        assert_eq!(pulls.runtime.calls(PULL_IMAGE).len(), 1);
+    });
+}
+
+#[test]
+fn a_callers_deadline_is_kept_while_the_pull_waits() {
+    run(async {
+        let sockets = Sockets::new();
+        let pulls = gated(&sockets);
+        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, limit: 1, ..Policy::default() }).await;
+        let client = agent.client().await;
+        let running = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/first")))).await;
+        until("it runs", || pulls.requests.lock().unwrap().len() == 1).await;
+        let since = Instant::now();
+        let patience = [("grpc-timeout", "45S")];
+        let reply = client.try_call(PULL_IMAGE, &patience, frame(&pull_request("r.io/second"))).await.unwrap();
+        assert_eq!((reply.code(), since.elapsed().as_secs()), (4, 45));
+        assert!(reply.text().contains("queued"), "{}", reply.text());
+        pulls.gate.send_replace(true);
+        assert_eq!(running.reply().await.unwrap().code(), 0);
+    });
+}
+
+#[test]
+fn pulls_are_held_for_an_absent_runtime_and_refused_by_name() {
+    run(async {
+        let sockets = Sockets::new();
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let since = Instant::now();
+        let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!((reply.code(), since.elapsed().as_secs()), (14, HOLD.as_secs()));
+        assert!(reply.text().contains(&format!("unix://{}", sockets.runtime().display())), "{}", reply.text());
+        let waiting = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        tokio::time::sleep(50 * SECOND).await;
+        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        assert_eq!(waiting.reply().await.unwrap().code(), 0);
+    });
+}
+
+#[test]
+fn a_pull_whose_connection_breaks_is_made_again() {
+    run(async {
+        let sockets = Sockets::new();
+        let broken = Arc::new(Mutex::new(1));
+        let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+            let broken = broken.clone();
+            async move {
+                if call.path == PULL_IMAGE && std::mem::replace(&mut *broken.lock().unwrap(), 0) == 1 {
+                    call.read().await;
+                    call.drop_connection();
+                    return std::future::pending().await;
+                }
+                call.standard().await;
+            }
+        });
+        let agent = Agent::start(&sockets).await;
+        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        assert_eq!(runtime.calls(PULL_IMAGE).len(), 2);
+        assert_eq!(agent.metrics.lost.get(), 1);
+    });
+}
+
+#[test]
+fn the_pull_option_goes_to_a_runtime_that_offers_it() {
+    run(async {
+        let sockets = Sockets::new();
+        let requests: Arc<Mutex<Vec<cri::PullImageRequest>>> = Arc::default();
+        let seen = requests.clone();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+            let seen = seen.clone();
+            async move {
+                match &*call.path {
+                    VERSION => {
+                        let mut head = grpc_head();
+                        let offer = format!("other, {PULL_OPTION_MAX_PARALLEL}");
+                        head.headers_mut().insert(PULL_OPTIONS_HEADER, offer.parse().unwrap());
+                        let mut to = call.respond.send_response(head, false).unwrap();
+                        to.send_data(frame(&cri::VersionResponse::default()), false).unwrap();
+                        to.send_trailers(grpc_ok()).unwrap();
+                    }
+                    PULL_IMAGE => {
+                        let request = call.message().await;
+                        seen.lock().unwrap().push(request);
+                        call.answer_bytes(frame(&cri::PullImageResponse::default()), grpc_ok()).await;
+                    }
+                    _ => call.standard().await,
+                }
+            }
+        });
+        let policy = Policy { hold: HOLD, limit: 7, enforce_by_runtime: true, ..Policy::default() };
+        let agent = Agent::start_with(&sockets, policy).await;
+        agent.runtime_up().await;
+        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        let request = requests.lock().unwrap()[0].clone();
+        assert_eq!(request.image.unwrap().annotations[PULL_OPTION_ANNOTATION], "7");
+        assert_eq!(request.sandbox_config, pull_request("").sandbox_config);
+    });
+}
