@@ -29,6 +29,20 @@ const EVENTS: usize = 50;
 /// Longer handling is recorded as this, so that the histogram stays small: ten minutes.
 const MAX_MICROS: u64 = 600_000_000;
 
+/// Declares messages: fields, result, and the name that people see.
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
+            impl actix::Message for $name { type Result = $result; }
+            impl $crate::inspect::Verb for $name { const NAME: &'static str = stringify!($name); }
+        )+
+    };
+}
+pub(crate) use verbs;
+
 /// A message with the name that people see.
 pub trait Verb: Message {
     /// As in the design: `RequestPull`, `PullFinished`...

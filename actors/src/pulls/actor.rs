@@ -8,7 +8,7 @@
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised,
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
     fut::wrap_future,
 };
 use keelson_proto::debug as pb;
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    inspect::{Mailbox, Recorder, Status, Verb},
+    inspect::{Mailbox, Recorder, Status, verbs},
     metrics::{Metrics, PullResult},
     runtime::{
         CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress,
@@ -39,18 +39,6 @@ pub use super::core::FinishedPull;
 
 /// Where a caller's answer goes. Dropped without an answer: the coordinator is gone.
 pub type AnswerTo = oneshot::Sender<Answer>;
-
-macro_rules! verbs {
-    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
-        $(
-            $(#[$doc])*
-            #[derive(Debug)]
-            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
-            impl Message for $name { type Result = $result; }
-            impl Verb for $name { const NAME: &'static str = stringify!($name); }
-        )+
-    };
-}
 
 verbs! {
     /// A caller wants an image.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, Message, SpawnHandle, Supervised,
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
     fut::wrap_future,
 };
 use futures_util::{
@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    inspect::{Mailbox, Recorder, Verb},
+    inspect::{Mailbox, Recorder, verbs},
     metrics::Metrics,
     pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
     supervise::{Fatal, Restart, Supervision},
@@ -43,18 +43,6 @@ use crate::{
 const PRESENCE_CHECKS: usize = 16;
 /// A pull is not looked at before it is this old: most small images are done by then.
 const PROGRESS_AFTER: Duration = Duration::from_millis(800);
-
-macro_rules! verbs {
-    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
-        $(
-            $(#[$doc])*
-            #[derive(Debug)]
-            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
-            impl Message for $name { type Result = $result; }
-            impl Verb for $name { const NAME: &'static str = stringify!($name); }
-        )+
-    };
-}
 
 verbs! {
     /// Ask the runtime for an image.
