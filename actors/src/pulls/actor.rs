@@ -16,7 +16,7 @@ use keelson_storage::{StateStore, StoreError};
 use tokio::sync::{oneshot, watch};
 
 use super::{
-    core::{Answer, CallerId, Core, Effect, End, Event, Policy, Refusal},
+    core::{Answer, CallerId, Core, Counts, Effect, End, Event, Policy, Refusal},
     journal::{JournalIo, Pipeline, Restored},
     record::Write,
     request::PullCall,
@@ -79,6 +79,8 @@ verbs! {
         /// At most so many queued ones.
         max_queued: usize,
     }
+    /// Brings the gauges that grow with time up to date, before they are read.
+    CountNow => () {}
     /// The actor's state as JSON, for people.
     Inspected => String {}
     Tick => () {}
@@ -128,6 +130,8 @@ pub struct PullCoordinator {
     timer: Option<(Duration, SpawnHandle)>,
     draining: Option<oneshot::Sender<()>>,
     newest_finished: u64,
+    /// What the summary was made from.
+    shown: Option<Counts>,
 }
 
 impl fmt::Debug for PullCoordinator {
@@ -158,6 +162,7 @@ impl PullCoordinator {
             timer: None,
             draining: None,
             newest_finished: 0,
+            shown: None,
         }
     }
 
@@ -305,15 +310,20 @@ impl PullCoordinator {
         }
     }
 
+    /// Brings metrics and summary up to date.
     fn count(&mut self) {
         let counts = self.core.counts();
-        let metrics = &self.metrics;
+        let metrics = self.metrics.clone();
         metrics.in_flight.set(counts.running.into());
         metrics.in_flight_present.set(counts.present.into());
         metrics.queue_depth.set(counts.queued.into());
         metrics.held.set(counts.held.into());
         metrics.callers.set(counts.callers.into());
         metrics.limit.set(counts.limit.into());
+        if self.shown != Some(counts) {
+            self.shown = Some(counts);
+            self.recorder().status(Status::Running, summary(counts));
+        }
         let oldest = self.core.oldest_wait(self.clock.now()).unwrap_or_default();
         metrics.oldest_wait.set(oldest.as_secs_f64());
         let ended = self.core.ended();
@@ -373,8 +383,24 @@ impl PullCoordinator {
         if self.draining.is_some() {
             self.step(Event::Drain, ctx);
         }
-        self.recorder().status(Status::Running, "");
+        self.recorder().status(Status::Running, summary(self.core.counts()));
     }
+}
+
+/// What the coordinator does, in a few words.
+fn summary(counts: Counts) -> String {
+    let Counts { running, present, queued, held, limit, .. } = counts;
+    let mut text = match limit {
+        0 => format!("{running} running without a limit, {queued} queued"),
+        limit => format!("{running} of {limit} running, {queued} queued"),
+    };
+    if present > 0 {
+        text.push_str(&format!(", {present} of images that are there"));
+    }
+    if held > 0 {
+        text.push_str(&format!(", {held} waiting for credentials"));
+    }
+    text
 }
 
 /// An error with its causes, for texts that stand alone.
@@ -409,6 +435,7 @@ impl Supervised for PullCoordinator {
         self.rewrite = false;
         self.timer = None;
         self.newest_finished = 0;
+        self.shown = None;
         for (_, to) in self.answers.drain() {
             let _ = to.send(Answer::Refused(Refusal::Restarting));
         }
@@ -527,6 +554,15 @@ impl Handler<ListPulls> for PullCoordinator {
     fn handle(&mut self, message: ListPulls, _: &mut Context<Self>) -> Self::Result {
         let _handling = self.recorder().handling::<ListPulls>();
         actix::MessageResult(self.core.list(message.max_queued, self.clock.now()))
+    }
+}
+
+impl Handler<CountNow> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, _: CountNow, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CountNow>();
+        self.count();
     }
 }
 

@@ -21,8 +21,8 @@ mod record;
 mod request;
 
 pub use actor::{
-    AnswerTo, CallerLeft, Configure, Drain, FinishedPull, Inspected, LimitView, ListPulls, PullCoordinator,
-    PullCoordinatorParts, RequestPull, SetLimit,
+    AnswerTo, CallerLeft, Configure, CountNow, Drain, FinishedPull, Inspected, LimitView, ListPulls,
+    PullCoordinator, PullCoordinatorParts, RequestPull, SetLimit,
 };
 pub use core::{Answer, CallerId, PullId, Refusal};
 pub use image::{ImageName, ImageNameError, MAX_NAME, MAX_TAG};

@@ -96,7 +96,7 @@ function showVersion(version) {
   const ready = byId("ready");
   text(ready, version.ready ? "ready" : "not ready");
   ready.dataset.tone = version.ready ? "good" : "bad";
-  text(byId("ready-note"), version.started_unix_ms ? `since ${moment(version.started_unix_ms)}` : "");
+  text(byId("ready-note"), version.started_unix_ms ? `started ${moment(version.started_unix_ms)}` : "");
   show(byId("not-ready"), version.ready ? "" : `Not ready: ${version.not_ready_reasons.join("; ") || "no reason given"}.`);
   text(byId("runtime-note"), version.runtime_endpoint);
 }

@@ -8,8 +8,9 @@ use std::{future::Future, time::Duration};
 use keelson_proto::debug as pb;
 use tokio::sync::watch;
 
-/// How long the agent may take to answer before the asker is told that it does not.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the agent may take to answer before the asker is told that it does not. A view that finds
+/// out which actor is stuck should know sooner.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The agent as seen from outside. The binary implements it on its actors; tests script it.
 ///

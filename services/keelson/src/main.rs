@@ -18,8 +18,10 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 /// shows and survives image pulls.
 #[derive(Debug, Parser)]
 #[command(name = "keelson", version, arg_required_else_help = true, max_term_width = 100)]
-#[command(after_help = "Start here: `keelson agent` runs the agent; `keelson pulls --watch` shows what it does.\n\
-    Settings: /etc/keelson/keelson.toml; `keelson config show` says what is in force and why.")]
+#[command(
+    after_help = "Start here: `keelson agent` runs the agent; `keelson pulls --watch` shows what it does.\n\
+    Settings: /etc/keelson/keelson.toml; `keelson config show` says what is in force and why."
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

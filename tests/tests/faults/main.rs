@@ -9,6 +9,7 @@
 
 mod clients;
 mod common;
+mod connection;
 mod crowd;
 mod fake;
 mod kills;
@@ -18,6 +19,6 @@ mod registry;
 mod resume;
 mod settings;
 mod signals;
-mod silent;
+
 mod state;
 mod systemd;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use keelson_tests::agent::Settings;
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::{Cri, Pull, failed};
-use keelson_tests::images::{ImageSpec, TINY};
+use keelson_tests::images::TINY;
 use keelson_tests::node::Node;
 use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{Fault, Match, Outcome};

@@ -167,7 +167,7 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
     let ballast = fill_up(&disk)?;
     // A queue that is larger than what the store has room for in the files that it has.
     let hold = node.proxy.rule(Match::manifests(), Fault::Hang);
-    let long = |n: usize| format!("{}/{}/{n}:v1", node.proxy.address(), "long/".repeat(40));
+    let long = |n: usize| format!("{}/{}{n}:v1", node.proxy.address(), "long/".repeat(40));
     let pod = "p".repeat(250);
     let crowd: Vec<_> =
         (0..4000).map(|n| pulling(&cri, Pull::new(&long(n)).pod(&pod, &format!("uid-{n}")))).collect();

@@ -104,13 +104,16 @@ const SHELL: &str = "exec 3<&0 4<&1 </dev/null >&2; LISTEN_PID=$$ exec \"$@\"";
 
 impl Activation {
     fn new(agent: &Agent) -> Result<Self> {
-        let listen = |path: &Path| UnixListener::bind(path).with_context(|| format!("cannot listen at {path:?}"));
+        let listen =
+            |path: &Path| UnixListener::bind(path).with_context(|| format!("cannot listen at {path:?}"));
         Ok(Self { cri: listen(&agent.socket())?, debug: listen(&agent.debug_socket())? })
     }
 
     fn start(&self, agent: &Agent, names: &str, log: &Path) -> Result<Running> {
         let log = fs::File::options().create(true).append(true).open(log)?;
         let mut command = Command::new("setpriv");
+        // Root without a capability, as the unit has it.
+        command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
         command.args(["--pdeathsig", "KILL", "--", "sh", "-c", SHELL, "sh"]);
         command.arg(agent.program()).arg("agent").arg("--config").arg(agent.config());
         command.env("LISTEN_FDS", "2").env("LISTEN_FDNAMES", names);
@@ -139,7 +142,8 @@ impl Drop for Running {
 }
 
 async fn live(agent: &Agent) -> Result<()> {
-    eventually(PATIENCE, "the agent lives", || async { agent.http_get("/livez").await?.success().map(drop) }).await
+    eventually(PATIENCE, "the agent lives", || async { agent.http_get("/livez").await?.success().map(drop) })
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -222,7 +226,8 @@ fn unit(name: &str) -> Result<Vec<(String, String, String)>> {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = name.to_owned();
         } else {
-            let (key, value) = line.split_once('=').with_context(|| format!("{name}: {line:?} is no setting"))?;
+            let (key, value) =
+                line.split_once('=').with_context(|| format!("{name}: {line:?} is no setting"))?;
             entries.push((section.clone(), key.to_owned(), value.to_owned()));
         }
     }
@@ -248,10 +253,15 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
     let drain = seconds(drain.context("no drain_timeout")?.trim_matches('"'))?;
     ensure!(seconds(value(&service, "TimeoutStopSec")?)? > drain, "systemd must not kill what still drains");
     ensure!(value(&service, "Before")?.contains("kubelet.service"));
-    for (name, descriptor, mode) in [("keelson-cri.socket", "cri", "0660"), ("keelson-debug.socket", "debug", "0660")] {
+    for (name, descriptor, mode) in
+        [("keelson-cri.socket", "cri", "0660"), ("keelson-debug.socket", "debug", "0660")]
+    {
         let socket = unit(name)?;
         let path = value(&socket, "ListenStream")?;
-        ensure!(defaults.contains(&format!("#listen = \"unix://{path}\"")), "{name}: {path} is not the default");
+        ensure!(
+            defaults.contains(&format!("#listen = \"unix://{path}\"")),
+            "{name}: {path} is not the default"
+        );
         ensure!(value(&socket, "FileDescriptorName")? == descriptor);
         ensure!(value(&socket, "SocketMode")? == mode);
         ensure!(value(&socket, "Service")? == "keelson.service");

@@ -85,7 +85,8 @@ impl Browser {
 
     /// What the browser complained about since the page was opened.
     pub(crate) async fn complaints(&self) -> Result<Vec<String>> {
-        let log = call(Method::POST, &format!("{}/se/log", self.session), &json!({ "type": "browser" })).await?;
+        let log =
+            call(Method::POST, &format!("{}/se/log", self.session), &json!({ "type": "browser" })).await?;
         let entries = log.as_array().cloned().unwrap_or_default();
         Ok(entries.iter().map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect())
     }

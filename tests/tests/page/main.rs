@@ -56,7 +56,10 @@ async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
     desk.until(&format!("{} === 2", count("[data-actor]"))).await?;
     // Bytes are shown, of a known total.
     desk.until("/MiB of 5\\.\\d MiB/.test(document.getElementById('running').innerText)").await?;
-    ensure!(desk.eval("document.body.innerText.includes('page/image-0')").await? == true, "the image is named");
+    ensure!(
+        desk.eval("document.body.innerText.includes('page/image-0')").await? == true,
+        "the image is named"
+    );
     keep(&desk, "desk").await?;
     for (look, name) in [(NIGHT, "night"), (PHONE, "phone")] {
         let browser = Browser::start(&node.scratch, look).await?;
@@ -102,7 +105,8 @@ async fn the_page_needs_nothing_from_elsewhere_and_runs_no_markup_from_names() -
     ensure!(browser.eval("typeof window.pwned").await? == "undefined", "markup from a pod's name ran");
     let fits = "document.documentElement.scrollWidth <= window.innerWidth";
     ensure!(browser.eval(fits).await? == true, "a long name makes the page wider than the window");
-    let foreign = "performance.getEntriesByType('resource').filter(r => !r.name.startsWith(location.origin)).length";
+    let foreign =
+        "performance.getEntriesByType('resource').filter(r => !r.name.startsWith(location.origin)).length";
     ensure!(browser.eval(foreign).await? == 0, "the page loads something from elsewhere");
     let complaints = browser.complaints().await.context("the browser's log")?;
     ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");

@@ -2,8 +2,8 @@
 
 use crate::rig::{Rig, all_succeed, begin};
 use anyhow::{Context as _, Result, ensure};
-use keelson_proto::containerd::leases::ListRequest;
 use keelson_proto::containerd::leases::leases_client::LeasesClient;
+use keelson_proto::containerd::leases::{CreateRequest, DeleteRequest, ListRequest};
 use keelson_tests::agent::Settings;
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::failed;
@@ -15,6 +15,7 @@ use keelson_tests::proxy::{self, Fault, Match, Outcome, Seen};
 use keelson_tests::util::{PATIENCE, eventually, until};
 use std::path::PathBuf;
 use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request};
 
 on_both_runtimes!(
@@ -70,6 +71,10 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
     assert_eq!(rig.records().gets(&layer.digest).len(), 1);
     if gone {
         until("the runtime has thrown away what it had", || ingested(&rig.node) == 0).await?;
+    } else {
+        // The runtime throws away now what it would throw away in a moment.
+        collect_garbage(&rig.node).await?;
+        ensure!(ingested(&rig.node) >= 4 << 20, "only {} bytes are left", ingested(&rig.node));
     }
     rig.node.proxy.remove(hold);
     assert_eq!(rig.begin(&image).await??, image.config.0);
@@ -115,11 +120,28 @@ async fn case_09_a_cancel_with_a_lease_goes_on_where_it_was(kind: Kind) -> Resul
 
 /// The leases that containerd has.
 async fn leases(node: &Node) -> Result<Vec<String>> {
-    let channel = tonic::transport::Endpoint::from_shared(node.containerd.endpoint())?.connect().await?;
-    let mut request = Request::new(ListRequest::default());
-    request.metadata_mut().insert("containerd-namespace", "k8s.io".parse()?);
-    let list = LeasesClient::new(channel).list(request).await?.into_inner();
+    let request = in_namespace(ListRequest::default())?;
+    let list = lease_service(node).await?.list(request).await?.into_inner();
     Ok(list.leases.into_iter().map(|lease| lease.id).collect())
+}
+
+/// Makes containerd collect its garbage, and waits for that: the end of a lease may ask for it.
+async fn collect_garbage(node: &Node) -> Result<()> {
+    let mut service = lease_service(node).await?;
+    let id = "of-the-test".to_owned();
+    service.create(in_namespace(CreateRequest { id: id.clone(), ..CreateRequest::default() })?).await?;
+    service.delete(in_namespace(DeleteRequest { id, sync: true })?).await?;
+    Ok(())
+}
+
+async fn lease_service(node: &Node) -> Result<LeasesClient<Channel>> {
+    Ok(LeasesClient::new(Endpoint::from_shared(node.containerd.endpoint())?.connect().await?))
+}
+
+fn in_namespace<T>(message: T) -> Result<Request<T>> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("containerd-namespace", "k8s.io".parse()?);
+    Ok(request)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,6 +28,7 @@ fn base64(bytes: &[u8]) -> String {
         for n in 0..=part.len() {
             text.push(char::from(ALPHABET[(bits >> (18 - 6 * n) & 63) as usize]));
         }
+        text.extend(std::iter::repeat_n('=', 3 - part.len()));
     }
     text
 }

@@ -39,6 +39,7 @@ use std::{
 use queue::{Place, Queue};
 use reentry::Reentry;
 pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal};
+pub use view::Counts;
 
 use super::{
     record::Write,

@@ -7,6 +7,7 @@
 //! Everything here is meant to run on one thread with a current-thread tokio runtime: a call then
 //! crosses the agent without waking another thread, which is most of what it costs.
 
+mod cork;
 pub mod grpc;
 mod pass;
 mod pull;
@@ -14,6 +15,7 @@ mod upstream;
 
 use std::{
     fmt,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -36,6 +38,7 @@ use tokio::{
     sync::watch,
 };
 
+use cork::Corked;
 use upstream::Upstream;
 
 /// The call that is not passed through.
@@ -163,9 +166,11 @@ where
 {
     let stopped = stopped(stop);
     tokio::pin!(stopped);
-    let handshake = tokio::time::timeout(HANDSHAKE, limits().handshake::<_, Bytes>(io));
+    let io = Corked::new(io);
+    let mut handshake = limits().handshake::<_, Bytes>(io.clone());
+    let handshake = poll_fn(|cx| io.drive(cx, |cx| Pin::new(&mut handshake).poll(cx)));
     let shaken = tokio::select! {
-        shaken = handshake => shaken,
+        shaken = tokio::time::timeout(HANDSHAKE, handshake) => shaken,
         () = &mut stopped => return,
     };
     let mut connection = match shaken {
@@ -179,7 +184,7 @@ where
     loop {
         let accepted = tokio::select! {
             biased;
-            accepted = poll_fn(|cx| connection.poll_accept(cx)) => accepted,
+            accepted = poll_fn(|cx| io.drive(cx, |cx| connection.poll_accept(cx))) => accepted,
             () = &mut stopped, if !draining => {
                 connection.graceful_shutdown();
                 draining = true;

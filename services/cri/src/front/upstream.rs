@@ -7,15 +7,17 @@
 use std::{
     io,
     path::PathBuf,
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::future::poll_fn;
 use h2::client::SendRequest;
 use tokio::{net::UnixStream, sync::Mutex, time::Instant};
 
-use super::{CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, SMALL_FRAMES, STREAM_WINDOW};
+use super::{cork::Corked, CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, SMALL_FRAMES, STREAM_WINDOW};
 
 /// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -100,9 +102,10 @@ impl Upstream {
             .max_local_error_reset_streams(None)
             .data_frame_budget(SMALL_FRAMES)
             .enable_push(false);
-        let (sender, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
+        let io = Corked::new(stream);
+        let (sender, mut connection) = builder.handshake(io.clone()).await.map_err(io::Error::other)?;
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = poll_fn(|cx| io.drive(cx, |cx| Pin::new(&mut connection).poll(cx))).await {
                 tracing::debug!(%error, "a connection to the container runtime ended");
             }
         });

@@ -8,6 +8,7 @@
 //! containerd's own default for a pull: should the agent never come back, nothing stays for ever.
 
 use std::{
+    error::Error as _,
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
@@ -67,6 +68,16 @@ pub(super) fn in_namespace<T>(message: T) -> Request<T> {
     request
 }
 
+/// Whether an API of containerd's can be used: not if there is none, nor if it refuses. A runtime that
+/// is away or not ready yet says neither.
+pub(super) fn answers<T>(probed: Result<T, Status>) -> Result<bool, Status> {
+    match probed {
+        Ok(_) => Ok(true),
+        Err(status) if status.code() == Code::Unavailable || status.source().is_some() => Err(status),
+        Err(_) => Ok(false),
+    }
+}
+
 impl LeaseBook {
     pub(super) fn new(channel: Channel, owner: &str) -> Self {
         Self {
@@ -84,11 +95,7 @@ impl LeaseBook {
     /// Whether the runtime has a lease API at all.
     pub(super) async fn supported(&self) -> Result<bool, Status> {
         let none = ListRequest { filters: vec!["id==keelson-probe".into()] };
-        match self.client.clone().list(in_namespace(none)).await {
-            Ok(_) => Ok(true),
-            Err(status) if status.code() == Code::Unimplemented => Ok(false),
-            Err(status) => Err(status),
-        }
+        answers(self.client.clone().list(in_namespace(none)).await)
     }
 
     pub(super) fn using(&self, lease: &str) -> Using {

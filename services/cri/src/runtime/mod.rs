@@ -135,19 +135,21 @@ impl Inner {
         Ok(RuntimeInfo { name: version.runtime_name, version: version.runtime_version, capabilities })
     }
 
-    async fn pull(&self, pull: RuntimePull) -> (PullReply, bool) {
+    async fn pull(&self, mut pull: RuntimePull) -> (PullReply, bool) {
         if let Some(lease) = &pull.lease
             && let Err(status) = self.leases.ensure(lease).await
+            && let Some(lost) = self.without_lease(&mut pull, &status)
         {
-            return self.reply_of(&status);
+            return lost;
         }
         match self.pull_once(&pull).await {
             Err(status) if is_lost_lease(&status, &pull) => {
                 // Deleted behind our back, or expired: make it again and ask once more.
                 if let Some(lease) = &pull.lease
                     && let Err(status) = self.leases.renew(lease).await
+                    && let Some(lost) = self.without_lease(&mut pull, &status)
                 {
-                    return self.reply_of(&status);
+                    return lost;
                 }
                 match self.pull_once(&pull).await {
                     Ok(reply) => (reply, false),
@@ -157,6 +159,19 @@ impl Inner {
             Ok(reply) => (reply, false),
             Err(status) => self.reply_of(&status),
         }
+    }
+
+    /// There is no lease to pull in: if that is because the runtime is away, so is the pull. Else it
+    /// goes on without one: pods must start, even if what a cancelled pull has fetched is then lost.
+    fn without_lease(&self, pull: &mut RuntimePull, status: &Status) -> Option<(PullReply, bool)> {
+        let reply = self.reply_of(status);
+        if reply.1 || status.code() == Code::Unavailable {
+            return Some((reply.0, true));
+        }
+        let image = &*pull.call.image;
+        tracing::warn!(image, reason = describe(status), "the pull goes on without a lease");
+        pull.lease = None;
+        None
     }
 
     async fn pull_once(&self, pull: &RuntimePull) -> Result<PullReply, Status> {

@@ -15,7 +15,7 @@ use keelson_proto::containerd::{
 use serde::Deserialize;
 use tonic::{Code, Status, transport::Channel};
 
-use super::leases::in_namespace;
+use super::leases::{answers, in_namespace};
 
 /// Larger blobs are layers, not manifests (the distribution specification's limit for manifests).
 const MAX_MANIFEST: i64 = 4 * 1024 * 1024;
@@ -58,11 +58,7 @@ impl ProgressReader {
     /// Whether the runtime has a content API at all.
     pub(super) async fn supported(&mut self) -> Result<bool, Status> {
         let none = ListStatusesRequest { filters: vec!["ref==keelson-probe".into()] };
-        match self.content.list_statuses(in_namespace(none)).await {
-            Ok(_) => Ok(true),
-            Err(status) if status.code() == Code::Unimplemented => Ok(false),
-            Err(status) => Err(status),
-        }
+        answers(self.content.list_statuses(in_namespace(none)).await)
     }
 
     pub(super) async fn read(&mut self, leases: Vec<String>) -> Result<Vec<(String, Progress)>, Status> {

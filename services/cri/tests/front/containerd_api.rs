@@ -147,6 +147,23 @@ fn a_lease_that_keeps_vanishing_is_the_runtimes_own_error() {
 }
 
 #[test]
+fn a_lease_that_cannot_be_made_costs_the_progress_and_not_the_pull() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        containerd.fail_next_lease_call(2, "disk full");
+        let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
+        assert_eq!((code(&reply), lost), (None, false));
+        assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
+        // A runtime that is not ready is another matter: the pull waits for it.
+        containerd.fail_next_lease_call(14, "server is not initialized yet");
+        assert!(client.pull(pull_in(Some("keelson-1"))).await.1, "lost");
+        assert_eq!(runtime.calls(PULL_IMAGE).len(), 1);
+    });
+}
+
+#[test]
 fn a_lease_in_use_is_not_deleted() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
@@ -343,7 +360,7 @@ fn a_running_pull_shows_its_progress() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         let list = agent.pulls.ask(ListPulls { max_queued: 10 }).await.unwrap();
         assert_eq!(list.pulls.len(), 1);
-        let running = &list.pulls[0];
+        let running = list.pulls[0].progress.as_ref().expect("a reading");
         assert_eq!((running.bytes_done, running.bytes_total, running.layers_total), (120, 460, 3));
         assert_eq!(pull.reply().await.unwrap().code(), 0);
         until("the lease is given up", || containerd.leases().is_empty()).await;

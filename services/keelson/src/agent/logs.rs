@@ -5,7 +5,9 @@
 
 use anyhow::Context as _;
 use keelson_config::{Agent, LogFormat};
-use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _};
+use tracing_subscriber::{
+    EnvFilter, Registry, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
+};
 
 /// Changes the filter of the running process.
 #[derive(Debug, Clone)]

@@ -135,7 +135,8 @@ async fn bind(
     inherited: Option<std::os::unix::net::UnixListener>,
 ) -> anyhow::Result<Bound> {
     if let Some(listener) = inherited {
-        return Bound::inherited(listener).with_context(|| format!("cannot use the socket from systemd for {spec}"));
+        return Bound::inherited(listener)
+            .with_context(|| format!("cannot use the socket from systemd for {spec}"));
     }
     Ok(Bound::bind(spec.path(), mode.bits()).await?)
 }

@@ -140,8 +140,12 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
     let pulls = Mailbox::new(pulls, recorder);
 
     let (front_settings, live) = watch::channel(front_settings(&settings));
-    let front_parts =
-        FrontParts { runtime_socket: endpoint, pulls: pulls.clone(), metrics: metrics.clone(), settings: live };
+    let front_parts = FrontParts {
+        runtime_socket: endpoint,
+        pulls: pulls.clone(),
+        metrics: metrics.clone(),
+        settings: live,
+    };
     let front = FrontThread::start(listener, front_parts)?;
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
     let (stop_debug, _) = watch::channel(false);

@@ -16,7 +16,7 @@ use keelson_actors::{
     clock::unix_ms,
     inspect::{Mailbox, MailboxError, Recorder},
     metrics::Metrics,
-    pulls::{Inspected, LimitView, ListPulls, PullCoordinator, SetLimit},
+    pulls::{CountNow, Inspected, LimitView, ListPulls, PullCoordinator, SetLimit},
     runtime::{RuntimeClient, RuntimeState, core::Health},
 };
 use keelson_config::{Gate, Loaded};
@@ -79,8 +79,10 @@ impl View {
         let answers = |outcome: Result<Result<_, MailboxError>, _>| {
             !matches!(outcome, Err(_) | Ok(Err(MailboxError::Closed(_))))
         };
-        let pulls_answer = tokio::time::timeout(LIVE_PATIENCE, async { pulls.ask(LimitView {}).await.map(drop) });
-        let runtime_answer = tokio::time::timeout(LIVE_PATIENCE, async { runtime.ask(RuntimeState {}).await.map(drop) });
+        let pulls_answer =
+            tokio::time::timeout(LIVE_PATIENCE, async { pulls.ask(LimitView {}).await.map(drop) });
+        let runtime_answer =
+            tokio::time::timeout(LIVE_PATIENCE, async { runtime.ask(RuntimeState {}).await.map(drop) });
         let (pulls_answer, runtime_answer) = tokio::join!(pulls_answer, runtime_answer);
         if !answers(pulls_answer) {
             return Some(pulls.recorder().name());
@@ -106,7 +108,9 @@ impl View {
         }
         match &*self.0.parts.health.borrow() {
             Health::Up { .. } => {}
-            Health::Unknown => reasons.push(("runtime", "the container runtime has not answered yet".to_owned())),
+            Health::Unknown => {
+                reasons.push(("runtime", "the container runtime has not answered yet".to_owned()))
+            }
             Health::Down { reason, .. } => reasons.push(("runtime", reason.clone())),
         }
         if self.0.parts.metrics.store_durable.get() == 0 {
@@ -186,7 +190,9 @@ impl AgentView for View {
         /// As for `pulls.max_parallel_image_pulls`.
         const MOST: u32 = 10_000;
         if let Some(limit) = limit.filter(|limit| *limit > MOST) {
-            return Err(ViewError::Invalid(format!("{limit} is no sensible limit: use 0 for none, or 1 to {MOST}")));
+            return Err(ViewError::Invalid(format!(
+                "{limit} is no sensible limit: use 0 for none, or 1 to {MOST}"
+            )));
         }
         asked(self.0.parts.pulls.ask(SetLimit { limit })).await
     }
@@ -194,8 +200,11 @@ impl AgentView for View {
     async fn storage(&self) -> Result<pb::Storage, ViewError> {
         let store = self.0.parts.store.clone();
         let stats = tokio::task::spawn_blocking(move || store.stats()).await;
-        let stats = stats.map_err(|error| ViewError::Unavailable(format!("the store did not answer: {error}")))?;
-        let shown = |path: Option<std::path::PathBuf>| path.map(|path| path.display().to_string()).unwrap_or_default();
+        let stats =
+            stats.map_err(|error| ViewError::Unavailable(format!("the store did not answer: {error}")))?;
+        let shown = |path: Option<std::path::PathBuf>| {
+            path.map(|path| path.display().to_string()).unwrap_or_default()
+        };
         Ok(pb::Storage {
             backend: stats.backend,
             path: shown(stats.path),
@@ -203,7 +212,11 @@ impl AgentView for View {
             size_bytes: stats.size_bytes,
             last_error: stats.last_error.unwrap_or_default(),
             damaged_moved_to: shown(stats.damaged_moved_to),
-            tables: stats.tables.into_iter().map(|(name, records)| pb::StorageTable { name, records }).collect(),
+            tables: stats
+                .tables
+                .into_iter()
+                .map(|(name, records)| pb::StorageTable { name, records })
+                .collect(),
         })
     }
 
@@ -257,6 +270,8 @@ impl AgentView for View {
     }
 
     async fn metrics(&self) -> String {
+        // A coordinator that does not answer must not hide the metrics that say so.
+        let _ = asked(self.0.parts.pulls.ask(CountNow {})).await;
         let mut text = String::new();
         // Into a string, encoding cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.0.registry);

@@ -95,7 +95,10 @@ fn one(actor: &pb::Actor, now: i64) -> String {
     let mut lines = vec![
         format!("Name:      {}", clean(&actor.name)),
         format!("Status:    {}", clean(&actor.status)),
-        format!("Summary:   {}", one_line(&actor.summary)),
+        format!(
+            "Summary:   {}",
+            if actor.summary.is_empty() { "-".into() } else { one_line(&actor.summary) }
+        ),
         format!("Up:        {}", since_ms(actor.started_unix_ms, now)),
         format!("Mailbox:   {} of {}", actor.mailbox_depth, actor.mailbox_capacity),
         format!("Restarts:  {}", actor.restarts),

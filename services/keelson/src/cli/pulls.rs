@@ -27,8 +27,8 @@ use super::{
     keelson pulls --until-idle                   watch until nothing is running or queued\n  \
     keelson pulls -o json | jq '.pulls[] | select(.state == \"running\") | .image'\n  \
     keelson pulls --watch -o json                one document a line and a change\n\n\
-    States: checking (is it there already?), queued, running, running (present) (there already; beside the\n\
-    limit), waiting for runtime, retrying (when_full = \"reject\"), held (after a restart, for a caller with\n\
+    States: checking (is the image there already?), queued, running, running (present) (there already, beside \
+    the limit), waiting for runtime, retrying (when_full = \"reject\"), held (after a restart, for a caller with \
     credentials), abandoned (no caller is left; ends soon).")]
 pub(crate) struct PullsArgs {
     /// Stay and show changes until Ctrl-C.

@@ -19,7 +19,7 @@ use super::{
 #[command(after_help = "Examples:\n  \
     keelson state\n  \
     keelson state -o json | jq .size_bytes\n\n\
-    The state holds no secrets. It may be deleted while the agent is stopped: running and queued pulls are\n\
+    The state holds no secrets. It may be deleted while the agent is stopped: running and queued pulls are \
     then forgotten, and their callers ask again.")]
 pub(crate) struct StateArgs {
     /// How to write it.

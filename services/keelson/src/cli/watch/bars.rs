@@ -12,10 +12,12 @@ use keelson_proto::debug as pb;
 use super::{Screen, news::News, pulls::summary};
 use crate::cli::format::{image, percent, progress, state};
 
+// Names and bars are kept short, so that bytes and speed fit on 80 columns.
+
 /// With a percentage: `image  ━━━━━━╸    62%  240 MiB of 387 MiB ...`.
-const KNOWN: &str = "{prefix:38!}  {bar:20.cyan/dim}  {wide_msg}";
+const KNOWN: &str = "{prefix:30!}  {bar:12.cyan/dim}  {wide_msg}";
 /// Without: nothing is known of its size.
-const UNKNOWN: &str = "{prefix:38!}  {spinner:.cyan} {wide_msg}";
+const UNKNOWN: &str = "{prefix:30!}  {spinner:.cyan} {wide_msg}";
 const SUMMARY: &str = "{wide_msg:.bold}";
 /// How many of the queue are named.
 const NEXT: usize = 3;
@@ -107,7 +109,7 @@ fn shown(pull: &pb::Pull) -> bool {
 
 /// The end of a long name says more than its beginning.
 fn label(name: &str) -> String {
-    const WIDTH: usize = 38;
+    const WIDTH: usize = 30;
     let name = image(name);
     let length = name.chars().count();
     if length <= WIDTH {
@@ -160,7 +162,7 @@ mod tests {
     fn labels_fit() {
         assert_eq!(label("a/b:1"), "a/b:1");
         let long = label(&format!("registry.example/{}/worker:2026", "x".repeat(60)));
-        assert_eq!(long.chars().count(), 38);
+        assert_eq!(long.chars().count(), 30);
         assert!(long.starts_with('…') && long.ends_with("/worker:2026"), "{long}");
     }
 
