@@ -18,7 +18,7 @@
 //! <state_dir>/state/manifest          schema version and the generation that counts (plain text)
 //! <state_dir>/state/g<N>/             one generation: a sled database
 //! <state_dir>/state/g<N>/acked        number of the last batch that was acknowledged
-//! <state_dir>/state.damaged-<UTC>/    a store that could not be read, as it was found
+//! <state_dir>/state.damaged-<UTC>/    a store that could not be read, as sled left it when it tried to read it
 //! ```
 //!
 //! # Panics inside sled

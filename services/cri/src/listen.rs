@@ -63,7 +63,9 @@ impl Bound {
     pub async fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
         let io = |doing| move |source| ListenError::Io { path: path.to_owned(), doing, source };
         match fs::symlink_metadata(path) {
-            Ok(meta) if !meta.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
+            Ok(meta) if !meta.file_type().is_socket() => {
+                return Err(ListenError::NotASocket(path.to_owned()));
+            }
             Ok(_) => match UnixStream::connect(path).await {
                 Ok(_) => return Err(ListenError::InUse(path.to_owned())),
                 // Nobody behind it: left over from a process that was killed.

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_proto::containerd::leases::leases_client::LeasesClient;
-use keelson_proto::containerd::leases::{CreateRequest, Lease, ListRequest};
+use keelson_proto::containerd::leases::{CreateRequest, DeleteRequest, Lease, ListRequest};
 use keelson_tests::agent::Agent;
 use keelson_tests::containerd::Containerd;
 use keelson_tests::cri::{Cri, Pull};
@@ -79,6 +79,14 @@ pub(crate) async fn make_lease(containerd: &Containerd, id: &str, owner: Option<
     let labels = owner.map(|owner| (OWNER_LABEL.to_owned(), owner.to_owned()));
     let request = CreateRequest { id: id.to_owned(), labels: labels.into_iter().collect::<HashMap<_, _>>() };
     lease_client(containerd).await?.create(in_cri_namespace(request)).await?;
+    Ok(())
+}
+
+/// Makes containerd remove what nothing holds, and waits for that.
+pub(crate) async fn collect_garbage(containerd: &Containerd) -> Result<()> {
+    make_lease(containerd, "of-the-test", None).await?;
+    let request = DeleteRequest { id: "of-the-test".to_owned(), sync: true };
+    lease_client(containerd).await?.delete(in_cri_namespace(request)).await?;
     Ok(())
 }
 

@@ -19,6 +19,5 @@ mod registry;
 mod resume;
 mod settings;
 mod signals;
-
 mod state;
 mod systemd;

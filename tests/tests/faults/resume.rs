@@ -1,6 +1,8 @@
 //! Cases 10 to 13: the agent or the runtime dies in the middle of a pull, and nothing is fetched twice.
 
-use crate::common::{MIB, agent_leases, idle, ingested, leases, logged, make_lease, no_lease_left, pulling};
+use crate::common::{
+    MIB, agent_leases, collect_garbage, idle, ingested, leases, logged, make_lease, no_lease_left, pulling,
+};
 use anyhow::{Context as _, Result, ensure};
 use keelson_storage::{StateStore as _, Table};
 use keelson_tests::agent::Settings;
@@ -61,6 +63,7 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     failed(call.await?, "the agent is dead")?;
     until("the runtime stops the pull", || node.proxy.records().active_repos().is_empty()).await?;
     ensure!(agent_leases(&node.containerd).await? == before, "the lease outlives the agent");
+    collect_garbage(&node.containerd).await?;
 
     // The pull that goes on by itself is held here, so that the caller surely joins it.
     let mark = node.proxy.records().count();

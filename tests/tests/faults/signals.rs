@@ -1,6 +1,6 @@
 //! SIGTERM, SIGINT and SIGHUP.
 
-use crate::common::{Call, idle, ingested, logged, metric_is, pulling};
+use crate::common::{Call, collect_garbage, idle, ingested, logged, metric_is, pulling};
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::Kind;
@@ -119,6 +119,9 @@ async fn when_the_drain_time_is_over_the_next_start_goes_on_where_it_was() -> Re
         failed((&mut busy.running).await?, "the agent is gone")?;
         busy.ended_well().await?;
         busy.node.proxy.remove(busy.hold);
+        // The runtime has stopped the pull; from now on only the agent's lease keeps what came.
+        until("the runtime has stopped it", || busy.node.proxy.records().active_repos().is_empty()).await?;
+        collect_garbage(&busy.node.containerd).await?;
         busy.agent.start_again().await?;
         for image in &busy.images {
             busy.arrives(image).await?;

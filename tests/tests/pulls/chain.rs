@@ -89,8 +89,12 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     all_succeed(going, &images).await?;
     let at_once = most_at_once(&spans(&rig.records().all()));
     ensure!(at_once <= 2, "{at_once} at once");
-    let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
-    assert_eq!(rig.records().order(), wanted);
+    // Two run at once, so the runtime may turn neighbours round, but not more.
+    let order = rig.records().order();
+    for (wanted, image) in images.iter().enumerate() {
+        let came = order.iter().position(|repo| *repo == image.repo);
+        ensure!(came.is_some_and(|came| came.abs_diff(wanted) <= 1), "{} came as {came:?}: {order:?}", image.repo);
+    }
     Ok(())
 }
 

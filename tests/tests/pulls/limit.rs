@@ -38,7 +38,10 @@ async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Resul
     }
     all_succeed(going, &images).await?;
     let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
-    assert_eq!(rig.records().order(), wanted);
+    let mut order = rig.records().order();
+    // The first two have a slot each from the start: which of them the runtime asks for first is its business.
+    order[..2].sort_unstable();
+    assert_eq!(order, wanted);
     assert_eq!(rig.records().max_concurrent_repos(), 2);
     assert_eq!(most_at_once(&spans(&rig.records().all())), 2);
     rig.idle().await

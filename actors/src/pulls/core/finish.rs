@@ -178,7 +178,7 @@ impl Core {
         if self.lease_in_use(image, &lease) {
             return;
         }
-        if done {
+        if done || !self.policy.keep_progress {
             fx.push(Effect::DropLease(lease));
             return;
         }

@@ -131,7 +131,9 @@ impl Core {
     /// One lease for an image and handler: whoever pulls it next finds the bytes there.
     fn lease_name(&self, id: PullId) -> Option<String> {
         let Health::Up(capabilities) = &self.health else { return None };
-        if !self.policy.keep_progress || !capabilities.leases {
+        // Even where nothing is to be kept: without a lease nothing is known of a pull's progress,
+        // and one that stalls could not be told from one that works.
+        if !capabilities.leases {
             return None;
         }
         let key = &self.pulls.get(&id)?.call.key;
@@ -238,7 +240,8 @@ impl Core {
             self.watch_stall(id, now);
             return;
         }
-        let kept = if pull.lease.is_some() { "; what has arrived is kept for the next try" } else { "" };
+        let keeps = pull.lease.is_some() && self.policy.keep_progress;
+        let kept = if keeps { "; what has arrived is kept for the next try" } else { "" };
         let refusal = Refusal::Stalled { registry: pull.call.name.registry().to_string(), idle, kept };
         fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
         fx.push(Effect::Note(Note { warn: true, text: format!("{}: {refusal}", pull.call.name.full()) }));

@@ -126,21 +126,24 @@ fn case_07_the_kubelet_dies_with_3_active_and_10_queued() {
 
 #[test]
 fn case_08_without_leases_nothing_is_kept() {
-    for bench in [
-        {
-            let mut bench = Bench::new(limit(1));
-            bench.event(Event::RuntimeUp(crate::runtime::Capabilities { leases: false, ..CONTAINERD }));
-            bench
-        },
-        Bench::up(Policy { keep_progress: false, ..limit(1) }),
-    ] {
-        let mut bench = bench;
-        let caller = bench.ask(image("r/a"));
-        assert_eq!(bench.start_of(bench.pull(caller)), Some((None, None)));
-        bench.leave(caller);
-        bench.pass(seconds(10));
-        assert_eq!((bench.cancels.len(), bench.journal.leases.len()), (1, 0));
-    }
+    let mut bench = Bench::new(limit(1));
+    bench.event(Event::RuntimeUp(crate::runtime::Capabilities { leases: false, ..CONTAINERD }));
+    let caller = bench.ask(image("r/a"));
+    assert_eq!(bench.start_of(bench.pull(caller)), Some((None, None)));
+    bench.leave(caller);
+    bench.pass(seconds(10));
+    assert_eq!((bench.cancels.len(), bench.journal.leases.len()), (1, 0));
+}
+
+#[test]
+fn case_08_with_keep_progress_off_the_lease_only_serves_the_readings() {
+    let mut bench = Bench::up(Policy { keep_progress: false, ..limit(1) });
+    let caller = bench.ask(image("r/a"));
+    let (lease, _) = bench.start_of(bench.pull(caller)).expect("started");
+    bench.leave(caller);
+    bench.pass(seconds(10));
+    assert_eq!((bench.cancels.len(), bench.journal.leases.len()), (1, 0));
+    assert_eq!(bench.dropped, [lease.expect("containerd has leases")], "nothing is kept");
 }
 
 #[test]

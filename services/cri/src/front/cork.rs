@@ -48,7 +48,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Corked<T> {
 
     /// Polls the connection, then writes what it had to say. An error of the socket is left for the
     /// connection, which finds it when it reads.
-    pub(super) fn drive<R>(&self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<R>) -> Poll<R> {
+    pub(super) fn drive<R>(
+        &self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<R>,
+    ) -> Poll<R> {
         let polled = poll(cx);
         // Pending: the socket wakes this task when it has room, and the rest is written then.
         let _ = self.inner().poll_drain(cx);

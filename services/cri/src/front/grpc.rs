@@ -55,7 +55,8 @@ impl FrameError {
 /// It is not exactly one uncompressed message.
 pub fn unframe(mut body: Bytes) -> Result<Bytes, FrameError> {
     let Some((prefix, _)) = body.split_at_checked(PREFIX) else { return Err(FrameError::Truncated) };
-    let (flag, length) = (prefix[0], u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize);
+    let (flag, length) =
+        (prefix[0], u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize);
     if flag != 0 {
         return Err(FrameError::Compressed);
     }
@@ -136,7 +137,8 @@ fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let word = chunk.iter().fold(0_u32, |word, byte| (word << 8) | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        let word =
+            chunk.iter().fold(0_u32, |word, byte| (word << 8) | u32::from(*byte)) << (8 * (3 - chunk.len()));
         for index in 0..=chunk.len() {
             let six = (word >> (18 - 6 * index)) & 0x3f;
             out.push(char::from(ALPHABET[six as usize]));

@@ -54,8 +54,8 @@ pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
 
 /// Cancelled calls that are remembered, so that frames which cross the cancellation are known for late.
 const LATE_CALLS: usize = 1024;
-/// h2's allowance for small DATA frames that wait to be read, at up to 256 each: 256 thousand of them.
-const SMALL_FRAMES: usize = 64 * 1024 * 1024;
+/// Calls that may be cancelled before this thread has come to see them.
+const UNSEEN_CALLS: usize = 100_000;
 
 /// What can change while the front runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,8 +154,7 @@ fn limits() -> h2::server::Builder {
         .max_header_list_size(MAX_HEADERS)
         .max_concurrent_reset_streams(LATE_CALLS)
         .max_local_error_reset_streams(None)
-        .max_pending_accept_reset_streams(100_000)
-        .data_frame_budget(SMALL_FRAMES);
+        .max_pending_accept_reset_streams(UNSEEN_CALLS);
     builder
 }
 
@@ -213,4 +212,3 @@ async fn call(
         pass::handle(request, respond, &front, &upstream).await;
     }
 }
-

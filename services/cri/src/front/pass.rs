@@ -26,6 +26,9 @@ const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.
 /// Bodies of start-up calls are a few bytes; a larger one is passed through without the retry.
 const START_UP_BODY: usize = 64 * 1024;
 
+/// How much of a request's body goes with its head: a DATA frame.
+const EAGER: usize = 16 * 1024;
+
 /// How a call ended, when it did not end well.
 enum Broken {
     /// The client is gone: nothing to answer.
@@ -69,7 +72,11 @@ async fn exchange(
 ) -> Result<Option<i32>, Broken> {
     let path = request.uri().path();
     let start_up = START_UP.contains(&path);
-    let offer = path == START_UP[0] && front.parts.settings.borrow().offer_pull_option;
+    // Said even where no option is obeyed: it also tells another agent that this is one.
+    let offer = (path == START_UP[0]).then(|| match front.parts.settings.borrow().offer_pull_option {
+        true => PULL_OPTION_MAX_PARALLEL,
+        false => "",
+    });
     let (head, body) = forward_head(request);
     let opening = async {
         match start_up {
@@ -119,7 +126,7 @@ async fn upload(rest: Option<Upload>) {
             false => send_all(&mut to, begun, false).await,
         };
         let pumped = match sent {
-            Ok(()) => pump(&mut body, &mut to).await.map(drop),
+            Ok(()) => pump(&mut body, &mut to, true).await.map(drop),
             Err(side) => Err(side),
         };
         if let Err(Side::From(ended)) = pumped {
@@ -229,13 +236,13 @@ fn is_unavailable(response: &Response<RecvStream>) -> bool {
 async fn answer(
     response: Response<RecvStream>,
     respond: &mut SendResponse<Bytes>,
-    offer: bool,
+    offer: Option<&'static str>,
     upstream: &Upstream,
 ) -> Result<Option<i32>, Broken> {
     let (mut parts, mut from) = response.into_parts();
-    if offer {
+    if let Some(options) = offer {
         let name = HeaderName::from_static(PULL_OPTIONS_HEADER);
-        parts.headers.insert(name, HeaderValue::from_static(PULL_OPTION_MAX_PARALLEL));
+        parts.headers.insert(name, HeaderValue::from_static(options));
     }
     let code = grpc::code_of(&parts.headers);
     let ended = from.is_end_stream();
@@ -244,7 +251,7 @@ async fn answer(
     if ended {
         return Ok(code);
     }
-    match pump(&mut from, &mut to).await {
+    match pump(&mut from, &mut to, false).await {
         Ok(trailers) => Ok(trailers.or(code)),
         Err(Side::To) => Err(Broken::Client),
         Err(Side::From(Some(reason))) => {
@@ -276,12 +283,23 @@ impl Side {
 }
 
 /// Moves bytes and trailers, never faster than the receiver takes them. Returns the trailers' status.
-async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<Option<i32>, Side> {
+///
+/// A stream that was opened a moment ago has no room until its connection has been polled, which would
+/// part a request's head from its body in two writes. `eager`: the first piece does not wait for that.
+async fn pump(
+    from: &mut RecvStream,
+    to: &mut SendStream<Bytes>,
+    mut eager: bool,
+) -> Result<Option<i32>, Side> {
     while let Some(data) = next_data(from, to).await? {
         let length = data.len();
         // Asked once: the end may come while the receiver makes room, and is then still to be sent.
         let last = from.is_end_stream();
-        send_all(to, data, last).await?;
+        if std::mem::take(&mut eager) && length <= EAGER {
+            to.send_data(data, last).map_err(|_| Side::To)?;
+        } else {
+            send_all(to, data, last).await?;
+        }
         // The sender may send as much again.
         from.flow_control().release_capacity(length).map_err(|error| Side::from(&error))?;
         if last {
@@ -344,7 +362,9 @@ fn broke(error: &h2::Error, upstream: &Upstream) -> Broken {
         Some(reason) if error.is_reset() => Broken::Reset(reason),
         _ => {
             let socket = upstream.socket().display();
-            Broken::Runtime(format!("the container runtime at unix://{socket} broke the connection off: {error}"))
+            Broken::Runtime(format!(
+                "the container runtime at unix://{socket} broke the connection off: {error}"
+            ))
         }
     }
 }

@@ -111,7 +111,9 @@ fn refuse(respond: &mut SendResponse<Bytes>, code: Code, text: &str) {
 fn send_reply(respond: &mut SendResponse<Bytes>, reply: &PullReply) {
     let mut metadata = HeaderMap::new();
     for (name, value) in &reply.metadata {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_maybe_shared(value.clone())) {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::try_from(name), HeaderValue::from_maybe_shared(value.clone()))
+        {
             metadata.append(name, value);
         }
     }

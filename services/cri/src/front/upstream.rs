@@ -4,20 +4,14 @@
 //! again after the runtime came back. In: a wish for a connection, and for how long it may be waited
 //! for. Out: a handle to send on, or a sentence that says what is wrong with the socket.
 
-use std::{
-    io,
-    path::PathBuf,
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::client::SendRequest;
 use tokio::{net::UnixStream, sync::Mutex, time::Instant};
 
-use super::{cork::Corked, CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, SMALL_FRAMES, STREAM_WINDOW};
+use super::{CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, STREAM_WINDOW, cork::Corked};
 
 /// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -100,7 +94,6 @@ impl Upstream {
             // As towards clients: some of these are counted over a connection's life.
             .max_concurrent_reset_streams(LATE_CALLS)
             .max_local_error_reset_streams(None)
-            .data_frame_budget(SMALL_FRAMES)
             .enable_push(false);
         let io = Corked::new(stream);
         let (sender, mut connection) = builder.handshake(io.clone()).await.map_err(io::Error::other)?;

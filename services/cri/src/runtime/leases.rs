@@ -8,8 +8,8 @@
 //! containerd's own default for a pull: should the agent never come back, nothing stays for ever.
 
 use std::{
-    error::Error as _,
     collections::{BTreeSet, HashMap},
+    error::Error as _,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -132,7 +132,8 @@ impl LeaseBook {
 
     async fn create(&self, lease: &str) -> Result<(), Status> {
         let expires = humantime::format_rfc3339_seconds(SystemTime::now() + LIFETIME).to_string();
-        let labels = [(OWNER_LABEL.to_owned(), self.owner.clone()), (EXPIRE_LABEL.to_owned(), expires)].into();
+        let labels =
+            [(OWNER_LABEL.to_owned(), self.owner.clone()), (EXPIRE_LABEL.to_owned(), expires)].into();
         let request = CreateRequest { id: lease.to_owned(), labels };
         self.client.clone().create(in_namespace(request)).await.map(drop)
     }

@@ -9,21 +9,16 @@ mod leases;
 mod progress;
 mod raw;
 
-use std::{
-    collections::BTreeSet,
-    error::Error as _,
-    fmt,
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, error::Error as _, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
 use keelson_actors::{
     pulls::PullCall,
-    runtime::{Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull, WireStatus},
+    runtime::{
+        Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull, WireStatus,
+    },
 };
 use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
 use tokio::{net::UnixStream, sync::Mutex};
@@ -112,18 +107,25 @@ impl Inner {
     async fn ask(&self) -> Result<RuntimeInfo, Status> {
         let mut runtime = cri::runtime_service_client::RuntimeServiceClient::new(self.channel.clone());
         let version = runtime.version(cri::VersionRequest { version: "v1".into() }).await?;
-        let pull_option = version
+        let options: Vec<String> = version
             .metadata()
             .get_all(PULL_OPTIONS_HEADER)
             .iter()
-            .filter_map(|value| value.to_str().ok())
+            .filter_map(|value| value.to_str().ok().map(str::to_owned))
+            .collect();
+        let pull_option = options
+            .iter()
             .any(|list| list.split(',').any(|option| option.trim() == PULL_OPTION_MAX_PARALLEL));
+        // Another agent: what it passes through of containerd's API says nothing about its pulls, which
+        // run in leases of its own. It keeps and watches their progress itself.
+        let is_agent = !options.is_empty();
         let version = version.into_inner();
         let mut images = cri::image_service_client::ImageServiceClient::new(self.channel.clone());
         images.image_fs_info(cri::ImageFsInfoRequest {}).await?;
         let mut known = self.known.lock().await;
         let containerd = match *known {
             Some(known) => known,
+            None if is_agent => Capabilities::default(),
             None => Capabilities {
                 pull_option: false,
                 leases: self.leases.supported().await?,
@@ -189,7 +191,11 @@ impl Inner {
     fn reply_of(&self, status: &Status) -> (PullReply, bool) {
         // A status that the runtime sent has no source; one made for a broken connection has.
         if status.source().is_some() {
-            let text = format!("the container runtime at {} broke the pull off: {}", self.endpoint, describe(status));
+            let text = format!(
+                "the container runtime at {} broke the pull off: {}",
+                self.endpoint,
+                describe(status)
+            );
             return (PullReply::status(Code::Unavailable, text), true);
         }
         let not_ready = status.code() == Code::Unavailable && status.message().contains("not initialized");
@@ -224,7 +230,11 @@ async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, St
 
 /// A status in words, with the causes that tonic keeps in its sources.
 fn describe(status: &Status) -> String {
-    let mut text = if status.message().is_empty() { format!("{:?}", status.code()) } else { status.message().to_owned() };
+    let mut text = if status.message().is_empty() {
+        format!("{:?}", status.code())
+    } else {
+        status.message().to_owned()
+    };
     let mut source = status.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
@@ -237,7 +247,8 @@ fn describe(status: &Status) -> String {
 }
 
 fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
-    status.code() == Code::NotFound && pull.lease.as_deref().is_some_and(|lease| status.message().contains(lease))
+    status.code() == Code::NotFound
+        && pull.lease.as_deref().is_some_and(|lease| status.message().contains(lease))
 }
 
 /// A caller's metadata, for the runtime: values go as they came, binary ones in their base64.
@@ -257,8 +268,12 @@ fn metadata_of(call: &PullCall) -> MetadataMap {
 fn custom(metadata: &MetadataMap) -> Vec<(String, bytes::Bytes)> {
     let own = |name: &str| name.starts_with("grpc-") || matches!(name, "content-type" | "date" | "trailer");
     let entry = |entry| match entry {
-        KeyAndValueRef::Ascii(name, value) => (name.as_str().to_owned(), value.as_encoded_bytes().to_vec().into()),
-        KeyAndValueRef::Binary(name, value) => (name.as_str().to_owned(), value.as_encoded_bytes().to_vec().into()),
+        KeyAndValueRef::Ascii(name, value) => {
+            (name.as_str().to_owned(), value.as_encoded_bytes().to_vec().into())
+        }
+        KeyAndValueRef::Binary(name, value) => {
+            (name.as_str().to_owned(), value.as_encoded_bytes().to_vec().into())
+        }
     };
     metadata.iter().map(entry).filter(|(name, _): &(String, bytes::Bytes)| !own(name)).collect()
 }
@@ -291,7 +306,10 @@ impl Runtime for ContainerRuntime {
         async move { inner.image_size(&call).await }.boxed()
     }
 
-    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>> {
+    fn progress(
+        &self,
+        leases: Vec<String>,
+    ) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>> {
         let inner = self.inner.clone();
         async move {
             let mut reader = inner.progress.lock().await;

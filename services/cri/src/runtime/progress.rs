@@ -62,7 +62,8 @@ impl ProgressReader {
     }
 
     pub(super) async fn read(&mut self, leases: Vec<String>) -> Result<Vec<(String, Progress)>, Status> {
-        let all = self.content.list_statuses(in_namespace(ListStatusesRequest { filters: Vec::new() })).await?;
+        let all =
+            self.content.list_statuses(in_namespace(ListStatusesRequest { filters: Vec::new() })).await?;
         let ingests: Ingests = all
             .into_inner()
             .statuses
@@ -112,11 +113,19 @@ impl ProgressReader {
                 self.look_for(&layer.digest).await?;
             }
         }
-        Ok(Some(measure(&manifest, |digest| complete.contains(digest) || self.there.contains(digest), ingests)))
+        Ok(Some(measure(
+            &manifest,
+            |digest| complete.contains(digest) || self.there.contains(digest),
+            ingests,
+        )))
     }
 
     /// The manifest that this blob is, if it is one.
-    async fn manifest(&mut self, digest: &str, complete: &HashSet<String>) -> Result<Option<Manifest>, Status> {
+    async fn manifest(
+        &mut self,
+        digest: &str,
+        complete: &HashSet<String>,
+    ) -> Result<Option<Manifest>, Status> {
         if let Some(known) = self.blobs.get(digest) {
             return Ok(known.clone());
         }
@@ -199,7 +208,9 @@ mod tests {
 
     #[test]
     fn an_index_is_no_manifest() {
-        assert!(serde_json::from_str::<Manifest>(r#"{"manifests":[{"digest":"sha256:a","size":1}]}"#).is_err());
+        assert!(
+            serde_json::from_str::<Manifest>(r#"{"manifests":[{"digest":"sha256:a","size":1}]}"#).is_err()
+        );
     }
 
     #[test]
@@ -211,7 +222,10 @@ mod tests {
         };
         assert_eq!(measured(&[], &[]), (Phase::Resolving, 0, 0));
         assert_eq!(measured(&["sha256:c"], &[("layer-sha256:a", 40)]), (Phase::Downloading, 50, 0));
-        assert_eq!(measured(&["sha256:c", "sha256:a"], &[("layer-sha256:b", 999)]), (Phase::Downloading, 410, 1));
+        assert_eq!(
+            measured(&["sha256:c", "sha256:a"], &[("layer-sha256:b", 999)]),
+            (Phase::Downloading, 410, 1)
+        );
         assert_eq!(measured(&["sha256:c", "sha256:a", "sha256:b"], &[]), (Phase::Unpacking, 410, 2));
         let total = measure(&manifest(), |_| false, &Ingests::new());
         assert_eq!((total.bytes_total, total.layers_total), (410, 2));

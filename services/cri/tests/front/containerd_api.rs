@@ -31,7 +31,8 @@ fn pull_in(lease: Option<&str>) -> RuntimePull {
 }
 
 fn in_hours(hours: u64) -> String {
-    humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR * u32::try_from(hours).unwrap()).to_string()
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR * u32::try_from(hours).unwrap())
+        .to_string()
 }
 
 fn hours_left(containerd: &Containerd, lease: &str) -> u64 {
@@ -221,12 +222,37 @@ fn a_runtime_without_containerds_api_serves_all_the_same() {
         let runtime = serve(&sockets, &containerd);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let info = client.probe().await.unwrap();
-        assert_eq!((&*info.name, info.capabilities.leases, info.capabilities.content), ("fake", false, false));
+        assert_eq!(
+            (&*info.name, info.capabilities.leases, info.capabilities.content),
+            ("fake", false, false)
+        );
         let agent = Agent::start(&sockets).await;
         agent.runtime_up().await;
         let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
         assert_eq!(reply.code(), 0, "{}", reply.text());
         assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
+    });
+}
+
+#[test]
+fn two_agents_in_a_row_leave_leases_to_the_one_beside_containerd() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let runtime = serve(&sockets, &containerd);
+        let near = Agent::start(&sockets).await;
+        near.runtime_up().await;
+        for obeys_option in [true, false] {
+            near.settings.send_modify(|settings| settings.offer_pull_option = obeys_option);
+            let far = ContainerRuntime::new(near.socket.clone(), "fedcba9876543210");
+            let capabilities = far.probe().await.unwrap().capabilities;
+            assert_eq!(capabilities.pull_option, obeys_option);
+            assert_eq!((capabilities.leases, capabilities.content), (false, false));
+            assert_eq!(code(&far.pull(pull_in(None)).await.0), None);
+        }
+        let pulls = runtime.calls(PULL_IMAGE);
+        assert_eq!(pulls.len(), 2);
+        let of_near = |lease: &http::HeaderValue| lease.to_str().unwrap().contains(OWNER);
+        assert!(pulls.iter().all(|call| of_near(&call.headers["containerd-lease"])), "{pulls:?}");
     });
 }
 
@@ -292,7 +318,11 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
         containerd.put_blob("sha256:i", 30, r#"{"manifests":[{"digest":"sha256:m","size":9}]}"#);
         containerd.put_blob("sha256:m", 200, MANIFEST);
         containerd.put_blob("sha256:d", 50, "there before");
-        containerd.put_lease("keelson-1", &[], &[("content", "sha256:i"), ("content", "sha256:m"), ("snapshots/x", "y")]);
+        containerd.put_lease(
+            "keelson-1",
+            &[],
+            &[("content", "sha256:i"), ("content", "sha256:m"), ("snapshots/x", "y")],
+        );
         containerd.put_ingest("layer-sha256:a", 40);
         containerd.put_ingest("layer-sha256:z", 7);
         let progress = Progress {
@@ -309,8 +339,13 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
         let all = ["i", "m", "a", "b", "c"].map(|name| format!("sha256:{name}"));
         let all: Vec<_> = all.iter().map(|digest| ("content", &**digest)).collect();
         containerd.put_lease("keelson-1", &[], &all);
-        let done =
-            Progress { phase: Phase::Unpacking, bytes_done: 460, bytes_total: 460, layers_done: 3, layers_total: 3 };
+        let done = Progress {
+            phase: Phase::Unpacking,
+            bytes_done: 460,
+            bytes_total: 460,
+            layers_done: 3,
+            layers_total: 3,
+        };
         assert_eq!(read().await, Some(done));
         assert_eq!(read().await, Some(done));
         let mut reads = containerd.journal();

@@ -10,8 +10,8 @@ use tokio::{
 };
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame, grpc_ok,
-    pull_request, run, until,
+    Agent, ByHand, Call, EMPTY, FakeRuntime, Frame, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame,
+    grpc_ok, pull_request, run, until,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -33,10 +33,17 @@ fn what_is_no_http2_is_hung_up_on() {
         let runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
         agent.runtime_up().await;
-        let garbage: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let garbage: Vec<u8> =
+            (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let mut preface_then_garbage = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         preface_then_garbage.extend(&garbage);
-        for hello in [&garbage[..], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &preface_then_garbage, b"", b"PRI * HTTP/2.0"] {
+        for hello in [
+            &garbage[..],
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            &preface_then_garbage,
+            b"",
+            b"PRI * HTTP/2.0",
+        ] {
             rude(&agent, hello).await;
         }
         // A whole preface and then silence is a client that has nothing to say yet.
@@ -141,7 +148,8 @@ fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_al
         let client = agent.client().await;
         for turn in 0..3 {
             let calls: Vec<_> =
-                join_all((0..3_000).map(|_| client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY)))).await;
+                join_all((0..3_000).map(|_| client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY))))
+                    .await;
             if turn > 0 {
                 // Else they are cancelled in the packet that makes them.
                 until("they are there", || runtime.calls(ImageStatus::PATH).len() >= turn * 3_000).await;
@@ -157,6 +165,41 @@ fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_al
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
         assert!(client.is_open() && client.frames.of_kind(Frame::GOAWAY).is_empty());
         assert_eq!((runtime.connections(), runtime.frames(Frame::GOAWAY)), (2, 0));
+    });
+}
+
+#[test]
+fn calls_cancelled_in_the_packet_that_makes_them_leave_the_connection_alive() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        let mut client = ByHand::connect(&agent.socket).await;
+        // As after a node was stopped for a while, and every call on it ran out of time.
+        let mut packet = Vec::new();
+        for n in 0..500 {
+            packet.extend(ByHand::request(2 * n + 1, ImageStatus::PATH));
+            packet.extend(ByHand::cancel(2 * n + 1));
+        }
+        client.write(&packet).await;
+        client.write(&ByHand::request(1001, VERSION)).await;
+        assert!(client.answered(1001).await);
+    });
+}
+
+#[test]
+fn malformed_calls_do_not_add_up_over_the_life_of_a_connection() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        let agent = Agent::start(&sockets).await;
+        let mut client = ByHand::connect(&agent.socket).await;
+        for n in 0..1_500 {
+            client.write(&ByHand::malformed(2 * n + 1)).await;
+            assert!(!client.answered(2 * n + 1).await);
+        }
+        client.write(&ByHand::request(3_001, VERSION)).await;
+        assert!(client.answered(3_001).await);
     });
 }
 
@@ -202,6 +245,7 @@ fn a_graceful_stop_lets_running_calls_end() {
         let running = client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY)).await;
         let idle = agent.client().await;
         assert_eq!(idle.call(VERSION, EMPTY).await.code(), 0);
+        // In the middle of its handshake, which may take 10 s.
         let silent = UnixStream::connect(&agent.socket).await.unwrap();
         until("it is at the runtime", || !runtime.calls(ImageStatus::PATH).is_empty()).await;
         agent.stop.send_replace(true);
@@ -213,7 +257,9 @@ fn a_graceful_stop_lets_running_calls_end() {
         assert!(!serving.is_finished(), "a call still runs");
         gate.send_replace(true);
         assert_eq!(running.reply().await.unwrap().code(), 0);
+        let since = tokio::time::Instant::now();
         serving.await.unwrap();
+        assert!(since.elapsed() < SECOND, "{:?}", since.elapsed());
         drop(silent);
     });
 }

@@ -1,5 +1,8 @@
 //! The CRI front and the runtime connection against a scripted runtime, through real sockets.
 
+// The lints know test functions, not the helpers beside them.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod containerd_api;
 mod limits;
 mod outage;

@@ -13,8 +13,8 @@ use h2::Reason;
 use tokio::time::Instant;
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, HOLD, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame,
-    grpc_head, grpc_status, pull_request, run, until,
+    Agent, Call, EMPTY, FakeRuntime, HOLD, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, Sockets, VERSION, client,
+    frame, grpc_head, grpc_status, pull_request, run, until,
 };
 
 const UNKNOWN: &str = "/runtime.v9.TimeService/Rewind";
@@ -90,7 +90,9 @@ fn not_ready(sockets: &Sockets, refusals: u32) -> FakeRuntime {
         async move {
             // The agent's own probes do not count.
             let of_client = call.headers.contains_key("x-client");
-            if of_client && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
+            if of_client
+                && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+            {
                 return call.refuse(grpc_status(14, "server is not initialized yet"));
             }
             call.standard().await;
@@ -101,7 +103,8 @@ fn not_ready(sockets: &Sockets, refusals: u32) -> FakeRuntime {
 #[test]
 fn calls_that_a_starting_kubelet_exits_on_are_tried_again_and_no_others() {
     run(async {
-        for (path, code, tries) in [(VERSION, 0, 6), (IMAGE_FS_INFO, 0, 6), (ImageStatus::PATH, 14, 1), (UNKNOWN, 14, 1)]
+        for (path, code, tries) in
+            [(VERSION, 0, 6), (IMAGE_FS_INFO, 0, 6), (ImageStatus::PATH, 14, 1), (UNKNOWN, 14, 1)]
         {
             let sockets = Sockets::new();
             let runtime = not_ready(&sockets, 5);
@@ -207,8 +210,10 @@ fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
         let client = agent.client().await;
         for _ in 0..3 {
             let reply = client.call(UNKNOWN, EMPTY).await;
-            let expected =
-                format!("the container runtime at unix://{} broke the connection off", sockets.runtime().display());
+            let expected = format!(
+                "the container runtime at unix://{} broke the connection off",
+                sockets.runtime().display()
+            );
             assert_eq!(reply.code(), 14);
             assert!(reply.text().starts_with(&expected), "{}", reply.text());
             assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call is connected anew");

@@ -9,8 +9,8 @@ use http::HeaderMap;
 use keelson_proto::cri;
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, Reply, Sockets, VERSION, client, frame, grpc_head, grpc_ok,
-    grpc_status, run, tonic_channel, unframe, until,
+    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, Reply, Sockets, VERSION, client, frame, grpc_head,
+    grpc_ok, grpc_status, run, tonic_channel, unframe, until,
 };
 
 const UNKNOWN: &str = "/runtime.v9.TimeService/Rewind";
@@ -70,8 +70,10 @@ fn an_unknown_unary_call_passes_with_metadata_and_trailers_verbatim() {
         let seen = runtime.calls(UNKNOWN);
         assert_eq!(seen.len(), 1);
         for (name, _) in headers {
-            let sent: Vec<_> = headers.iter().filter(|(other, _)| *other == name).map(|(_, value)| *value).collect();
-            let came: Vec<_> = seen[0].headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect();
+            let sent: Vec<_> =
+                headers.iter().filter(|(other, _)| *other == name).map(|(_, value)| *value).collect();
+            let came: Vec<_> =
+                seen[0].headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect();
             assert_eq!(came, sent, "{name}");
         }
         assert_eq!(seen[0].headers["te"], "trailers");
@@ -85,7 +87,8 @@ fn containerds_own_metadata_is_stripped_from_cri_calls_only() {
         let runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
         let client = agent.client().await;
-        let headers = [("containerd-lease", "mine"), ("containerd-namespace", "other"), ("x-containerd-lease", "no")];
+        let headers =
+            [("containerd-lease", "mine"), ("containerd-namespace", "other"), ("x-containerd-lease", "no")];
         let own = "/containerd.services.leases.v1.Leases/Frobnicate";
         for path in [ImageStatus::PATH, own] {
             client.try_call(path, &headers, EMPTY).await.unwrap();
@@ -94,7 +97,10 @@ fn containerds_own_metadata_is_stripped_from_cri_calls_only() {
         assert_eq!((cri.get("containerd-lease"), cri.get("containerd-namespace")), (None, None));
         assert_eq!(cri["x-containerd-lease"], "no");
         let own = &runtime.calls(own)[0].headers;
-        assert_eq!((&own["containerd-lease"], &own["containerd-namespace"]), (&"mine".parse().unwrap(), &"other".parse().unwrap()));
+        assert_eq!(
+            (&own["containerd-lease"], &own["containerd-namespace"]),
+            (&"mine".parse().unwrap(), &"other".parse().unwrap())
+        );
     });
 }
 
@@ -104,8 +110,7 @@ fn case_19_unimplemented_passes_as_it_is() {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
-        let reply =
-            agent.client().await.call("/runtime.v1.ImageService/StreamImages", EMPTY).await;
+        let reply = agent.client().await.call("/runtime.v1.ImageService/StreamImages", EMPTY).await;
         assert_eq!(reply.code(), 12);
         assert_eq!(reply.text(), "unknown method /runtime.v1.ImageService/StreamImages");
         assert!(reply.trailers.is_none(), "nothing but a head, as it came");
@@ -387,6 +392,35 @@ fn a_client_that_does_not_read_stops_the_runtime_and_nobody_else() {
     });
 }
 
+#[test]
+fn a_runtime_that_does_not_read_stops_the_client() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
+            match &*call.path {
+                UNKNOWN => drop(call.left().await),
+                _ => call.standard().await,
+            }
+        });
+        let agent = Agent::start(&sockets).await;
+        let client = agent.client().await;
+        let call = client.send(UNKNOWN, &[], None).await;
+        let sent = Arc::new(Mutex::new(0_usize));
+        let (mut to, count) = (call.body, sent.clone());
+        let writing = tokio::spawn(async move {
+            while client::write(&mut to, pattern(10_000), false).await.is_ok() {
+                *count.lock().unwrap() += 10_000;
+            }
+        });
+        until("the call is there", || !runtime.calls(UNKNOWN).is_empty()).await;
+        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+        // The runtime's window of 1 MiB, the front's of as much, and buffers of sockets.
+        let sent = *sent.lock().unwrap();
+        assert!(sent > 1024 * 1024 && sent < 4 * 1024 * 1024, "{sent} bytes were taken from the client");
+        writing.abort();
+    });
+}
+
 /// A runtime that says how each call to [`UNKNOWN`] was left.
 fn waiting_runtime(sockets: &Sockets) -> (FakeRuntime, tokio::sync::mpsc::UnboundedReceiver<Option<Reason>>) {
     let (tell, told) = tokio::sync::mpsc::unbounded_channel();
@@ -411,7 +445,7 @@ fn a_clients_cancel_reaches_the_runtime() {
         let client = agent.client().await;
         for finished in [true, false] {
             let before = runtime.calls(UNKNOWN).len();
-            let mut call = client.send(UNKNOWN, &[], finished.then(|| EMPTY)).await;
+            let mut call = client.send(UNKNOWN, &[], finished.then_some(EMPTY)).await;
             until("the call is there", || runtime.calls(UNKNOWN).len() > before).await;
             call.body.send_reset(Reason::CANCEL);
             assert_eq!(left.recv().await.unwrap(), Some(Reason::CANCEL));
@@ -450,14 +484,15 @@ fn a_lost_client_leaves_nothing_at_the_runtime() {
 fn the_runtimes_reset_reaches_the_client_with_its_reason() {
     run(async {
         let sockets = Sockets::new();
-        let reasons = [Reason::INTERNAL_ERROR, Reason::ENHANCE_YOUR_CALM, Reason::REFUSED_STREAM, Reason::CANCEL];
+        let reasons =
+            [Reason::INTERNAL_ERROR, Reason::ENHANCE_YOUR_CALM, Reason::REFUSED_STREAM, Reason::CANCEL];
         let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| async move {
             if call.path != UNKNOWN {
                 return call.standard().await;
             }
             let turn: usize = call.headers["x-turn"].to_str().unwrap().parse().unwrap();
             let reason = reasons[turn / 2];
-            if turn % 2 == 0 {
+            if turn.is_multiple_of(2) {
                 return call.respond.send_reset(reason);
             }
             let mut to = call.respond.send_response(grpc_head(), false).unwrap();
@@ -486,10 +521,14 @@ fn the_first_answer_says_that_the_pull_option_is_obeyed() {
         let client = agent.client().await;
         let ask = |path: &'static str| client.call(path, EMPTY);
         let version: Reply = ask(VERSION).await;
-        assert_eq!(version.head.headers[keelson_proto::PULL_OPTIONS_HEADER], keelson_proto::PULL_OPTION_MAX_PARALLEL);
+        assert_eq!(
+            version.head.headers[keelson_proto::PULL_OPTIONS_HEADER],
+            keelson_proto::PULL_OPTION_MAX_PARALLEL
+        );
         assert_eq!(unframe::<cri::VersionResponse>(&version.body).runtime_name, "fake");
         assert!(ask(ImageStatus::PATH).await.head.headers.get(keelson_proto::PULL_OPTIONS_HEADER).is_none());
+        // An agent says that it is one, even if it obeys no option.
         agent.settings.send_modify(|settings| settings.offer_pull_option = false);
-        assert!(ask(VERSION).await.head.headers.get(keelson_proto::PULL_OPTIONS_HEADER).is_none());
+        assert_eq!(ask(VERSION).await.head.headers[keelson_proto::PULL_OPTIONS_HEADER], "");
     });
 }

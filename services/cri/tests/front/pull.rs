@@ -14,8 +14,8 @@ use prost::Message as _;
 use tokio::{sync::watch, time::Instant};
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, Frame, HOLD, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame, grpc_head,
-    grpc_ok, grpc_status, pull_request, run, tonic_channel, unframe, until,
+    Agent, Call, EMPTY, FakeRuntime, Frame, HOLD, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame,
+    grpc_head, grpc_ok, grpc_status, pull_request, run, tonic_channel, unframe, until,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -45,7 +45,8 @@ fn gated(sockets: &Sockets) -> Pulls {
                 _ = opened.wait_for(|open| *open) => {}
                 reason = call.reset() => return gone.lock().unwrap().push(reason),
             }
-            call.answer_bytes(frame(&cri::PullImageResponse { image_ref: "sha256:1".into() }), grpc_ok()).await;
+            call.answer_bytes(frame(&cri::PullImageResponse { image_ref: "sha256:1".into() }), grpc_ok())
+                .await;
         }
     });
     Pulls { runtime, gate, requests, left }
@@ -59,7 +60,8 @@ fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
         pulls.gate.send_replace(true);
         let agent = Agent::start(&sockets).await;
         let mut request = pull_request("r.io/x:v1");
-        request.auth = Some(cri::AuthConfig { username: "robot".into(), password: "pw".into(), ..Default::default() });
+        request.auth =
+            Some(cri::AuthConfig { username: "robot".into(), password: "pw".into(), ..Default::default() });
         let mut wire = request.encode_to_vec();
         // A field that this build does not know, as a newer kubelet would send.
         wire.extend([0xf8, 0x07, 0x2a]);
@@ -68,7 +70,8 @@ fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
         assert_eq!(reply.head.headers["content-type"], "application/grpc");
         assert_eq!(unframe::<cri::PullImageResponse>(&reply.body).image_ref, "sha256:1");
         assert_eq!(*pulls.requests.lock().unwrap(), [client::frame_bytes(&wire)]);
-        let mut tonic = cri::image_service_client::ImageServiceClient::new(tonic_channel(&agent.socket).await);
+        let mut tonic =
+            cri::image_service_client::ImageServiceClient::new(tonic_channel(&agent.socket).await);
         assert_eq!(tonic.pull_image(request).await.unwrap().into_inner().image_ref, "sha256:1");
     });
 }
@@ -92,11 +95,17 @@ fn a_pulls_metadata_passes_without_what_is_not_for_the_runtime() {
             ("containerd-namespace", "moby"),
             ("user-agent", "grpc-go/1.80.0"),
         ];
-        let reply =
-            agent.client().await.try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x"))).await.unwrap();
+        let reply = agent
+            .client()
+            .await
+            .try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x")))
+            .await
+            .unwrap();
         assert_eq!(reply.code(), 0);
         let seen = &pulls.runtime.calls(PULL_IMAGE)[0].headers;
-        let all = |name: &str| -> Vec<_> { seen.get_all(name).iter().map(|value| value.to_str().unwrap()).collect() };
+        let all = |name: &str| -> Vec<_> {
+            seen.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
+        };
         assert_eq!(all("traceparent"), [headers[0].1]);
         assert_eq!(all("tracestate"), ["a=1", "b=2"]);
         assert_eq!(all("baggage"), ["k=v"]);
@@ -173,7 +182,7 @@ fn a_successful_pulls_metadata_comes_back_once() {
         let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
         let mut all = HeaderMap::new();
         all.extend(reply.head.headers.clone());
-        all.extend(reply.trailers.clone().unwrap());
+        all.extend(reply.trailers.unwrap());
         assert_eq!((all.get_all("x-node").iter().count(), all.get_all("x-took-bin").iter().count()), (1, 1));
         assert_eq!((&all["x-node"], &all["x-took-bin"]), (&"n1".parse().unwrap(), &"AAEC".parse().unwrap()));
     });
@@ -185,7 +194,9 @@ fn case_20_a_silent_pull_of_ten_minutes_meets_no_ping_and_no_goaway() {
         let sockets = Sockets::new();
         let pulls = gated(&sockets);
         // No stall detection: this is about connections.
-        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, stall_timeout: None, ..Policy::default() }).await;
+        let agent =
+            Agent::start_with(&sockets, Policy { hold: HOLD, stall_timeout: None, ..Policy::default() })
+                .await;
         let client = agent.client().await;
         let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
         for _ in 0..60 {
@@ -198,7 +209,9 @@ fn case_20_a_silent_pull_of_ten_minutes_meets_no_ping_and_no_goaway() {
         pulls.gate.send_replace(true);
         assert_eq!(pull.reply().await.unwrap().code(), 0);
         assert_eq!((pulls.runtime.frames(Frame::PING), pulls.runtime.frames(Frame::GOAWAY)), (0, 0));
-        assert!(client.frames.of_kind(Frame::PING).is_empty() && client.frames.of_kind(Frame::GOAWAY).is_empty());
+        assert!(
+            client.frames.of_kind(Frame::PING).is_empty() && client.frames.of_kind(Frame::GOAWAY).is_empty()
+        );
         assert_eq!(pulls.runtime.connections(), 2);
     });
 }
@@ -292,7 +305,8 @@ fn a_callers_deadline_is_kept_while_the_pull_waits() {
         until("it runs", || pulls.requests.lock().unwrap().len() == 1).await;
         let since = Instant::now();
         let patience = [("grpc-timeout", "45S")];
-        let reply = client.try_call(PULL_IMAGE, &patience, frame(&pull_request("r.io/second"))).await.unwrap();
+        let reply =
+            client.try_call(PULL_IMAGE, &patience, frame(&pull_request("r.io/second"))).await.unwrap();
         assert_eq!((reply.code(), since.elapsed().as_secs()), (4, 45));
         assert!(reply.text().contains("queued"), "{}", reply.text());
         pulls.gate.send_replace(true);
@@ -309,7 +323,11 @@ fn pulls_are_held_for_an_absent_runtime_and_refused_by_name() {
         let since = Instant::now();
         let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
         assert_eq!((reply.code(), since.elapsed().as_secs()), (14, HOLD.as_secs()));
-        assert!(reply.text().contains(&format!("unix://{}", sockets.runtime().display())), "{}", reply.text());
+        assert!(
+            reply.text().contains(&format!("unix://{}", sockets.runtime().display())),
+            "{}",
+            reply.text()
+        );
         let waiting = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
         tokio::time::sleep(50 * SECOND).await;
         let _runtime = FakeRuntime::standard(&sockets.runtime());

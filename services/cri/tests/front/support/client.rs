@@ -7,9 +7,13 @@ use futures_util::future::poll_fn;
 use h2::{RecvStream, SendStream, client::ResponseFuture, client::SendRequest};
 use http::{HeaderMap, Request, response};
 use prost::Message;
-use tokio::{net::UnixStream, task::AbortHandle};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+    task::AbortHandle,
+};
 
-use super::{Frames, Tap};
+use super::{Frame, Frames, Tap};
 
 /// A message of no bytes, with its prefix.
 pub(crate) const EMPTY: Bytes = Bytes::from_static(&[0; 5]);
@@ -138,7 +142,8 @@ impl Client {
             request = request.header(*name, *value);
         }
         let mut sender = self.sender.clone().ready().await.expect("an open connection");
-        let (response, mut stream) = sender.send_request(request.body(()).expect("a request"), false).expect("sends");
+        let (response, mut stream) =
+            sender.send_request(request.body(()).expect("a request"), false).expect("sends");
         if let Some(body) = body {
             if body.is_empty() {
                 stream.send_data(body, true).expect("sends");
@@ -167,5 +172,58 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A client that writes its frames by hand.
+pub(crate) struct ByHand {
+    stream: Tap<UnixStream>,
+    frames: Frames,
+}
+
+impl ByHand {
+    pub(crate) async fn connect(socket: &Path) -> Self {
+        let (mut stream, frames) = Tap::new(UnixStream::connect(socket).await.expect("listens"), false);
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("writes");
+        stream.write_all(&Self::frame(4, 0, 0, b"")).await.expect("writes");
+        Self { stream, frames }
+    }
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).expect("fits").to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    /// POST, http and a path, without an authority; the request ends with it.
+    pub(crate) fn request(stream: u32, path: &str) -> Vec<u8> {
+        let length = u8::try_from(path.len()).ok().filter(|length| *length < 127).expect("fits");
+        let block = [&[0x83, 0x86, 0x04, length], path.as_bytes()].concat();
+        Self::frame(1, 5, stream, &block)
+    }
+
+    /// Only POST: no request at all.
+    pub(crate) fn malformed(stream: u32) -> Vec<u8> {
+        Self::frame(1, 5, stream, &[0x83])
+    }
+
+    pub(crate) fn cancel(stream: u32) -> Vec<u8> {
+        Self::frame(3, 0, stream, &8_u32.to_be_bytes())
+    }
+
+    pub(crate) async fn write(&mut self, frames: &[u8]) {
+        self.stream.write_all(frames).await.expect("writes");
+    }
+
+    /// Reads until the stream has ended; says whether it was answered.
+    pub(crate) async fn answered(&mut self, stream: u32) -> bool {
+        loop {
+            let of = |kind| self.frames.of_kind(kind).into_iter().filter(move |frame| frame.stream == stream);
+            if of(1).any(|frame| frame.flags & 1 == 1) {
+                return true;
+            }
+            if of(Frame::RST_STREAM).next().is_some() || self.stream.read_u8().await.is_err() {
+                return false;
+            }
+        }
     }
 }

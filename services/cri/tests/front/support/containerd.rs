@@ -8,11 +8,12 @@ use std::{
 use bytes::Bytes;
 use keelson_proto::containerd::{
     content::{
-        Info, InfoRequest, InfoResponse, ListStatusesResponse, ReadContentRequest, ReadContentResponse, Status,
+        Info, InfoRequest, InfoResponse, ListStatusesResponse, ReadContentRequest, ReadContentResponse,
+        Status,
     },
     leases::{
-        AddResourceRequest, CreateRequest, CreateResponse, DeleteRequest, Lease, ListRequest, ListResourcesRequest,
-        ListResourcesResponse, ListResponse, Resource,
+        AddResourceRequest, CreateRequest, CreateResponse, DeleteRequest, Lease, ListRequest,
+        ListResourcesRequest, ListResourcesResponse, ListResponse, Resource,
     },
 };
 
@@ -96,7 +97,8 @@ impl Containerd {
 
     /// Answers every call but pulls; those are answered at once if their lease is known.
     pub(crate) async fn handle(self, call: Call) {
-        let Some((service, method)) = call.path.strip_prefix('/').and_then(|path| path.split_once('/')) else {
+        let Some((service, method)) = call.path.strip_prefix('/').and_then(|path| path.split_once('/'))
+        else {
             return call.refuse(grpc_status(12, "no method"));
         };
         let (service, method) = (service.to_owned(), method.to_owned());

@@ -32,7 +32,7 @@ use keelson_proto::cri;
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};
 
-pub(crate) use client::{Client, EMPTY, Reply, frame, frame_bytes, unframe};
+pub(crate) use client::{ByHand, Client, EMPTY, Reply, frame, frame_bytes, unframe};
 pub(crate) use containerd::Containerd;
 pub(crate) use runtime::{
     Call, FakeRuntime, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, VERSION, grpc_head, grpc_ok, grpc_status,
@@ -91,7 +91,6 @@ pub(crate) struct Agent {
     pub(crate) stop: watch::Sender<bool>,
     pub(crate) serving: Option<JoinHandle<()>>,
     pub(crate) pulls: Mailbox<PullCoordinator>,
-    pub(crate) runtime: Mailbox<RuntimeClient>,
     pub(crate) health: watch::Receiver<Health>,
     pub(crate) metrics: Metrics,
     _file: SocketFile,
@@ -125,7 +124,7 @@ impl Agent {
             owner: "0123456789abcdef".into(),
             store: Arc::new(MemoryStore::new()),
             clock,
-            runtime: runtime.clone(),
+            runtime,
             metrics: metrics.clone(),
             changes: watch::channel(0).0,
             recorder: recorder.clone(),
@@ -143,7 +142,7 @@ impl Agent {
         let socket = sockets.front();
         let (listener, file) = Bound::bind(&socket, 0o600).await.expect("binds").into_parts();
         let serving = Some(tokio::spawn(front::serve(listener, parts, stopped)));
-        Self { socket, settings, stop, serving, pulls, runtime, health: health_seen, metrics, _file: file }
+        Self { socket, settings, stop, serving, pulls, health: health_seen, metrics, _file: file }
     }
 
     pub(crate) async fn client(&self) -> Client {
@@ -164,8 +163,12 @@ impl Agent {
 
 /// As a kubelet sends it: with the pod that asks.
 pub(crate) fn pull_request(image: &str) -> cri::PullImageRequest {
-    let metadata =
-        cri::PodSandboxMetadata { name: "web-0".into(), uid: "uid-0".into(), namespace: "shop".into(), attempt: 0 };
+    let metadata = cri::PodSandboxMetadata {
+        name: "web-0".into(),
+        uid: "uid-0".into(),
+        namespace: "shop".into(),
+        attempt: 0,
+    };
     cri::PullImageRequest {
         image: Some(cri::ImageSpec { image: image.into(), ..Default::default() }),
         auth: None,
@@ -180,5 +183,8 @@ pub(crate) async fn tonic_channel(socket: &Path) -> tonic::transport::Channel {
         let socket = socket.clone();
         async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
     });
-    tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector(connect).await.expect("connects")
+    tonic::transport::Endpoint::from_static("http://localhost")
+        .connect_with_connector(connect)
+        .await
+        .expect("connects")
 }

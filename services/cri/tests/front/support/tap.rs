@@ -81,7 +81,11 @@ impl<T> Tap<T> {
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Tap<T> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
         self.frames.0.lock().expect("parser").feed(&buf.filled()[before..]);
