@@ -14,5 +14,7 @@ targets=$("$tool" list)
 }
 for target in $targets; do
     printf 'fuzzing %s for %s s\n' "$target" "$seconds" >&2
-    "$tool" run --sanitizer none "$target" -- -max_total_time="$seconds" -timeout=10
+    mkdir -p "fuzz/corpus/$target"
+    "$tool" run --sanitizer none "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+        -max_total_time="$seconds" -timeout=10
 done

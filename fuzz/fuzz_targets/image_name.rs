@@ -6,15 +6,8 @@ use keelson_actors::pulls::{ImageName, MAX_NAME, MAX_TAG};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let name = match ImageName::parse(text) {
-        Ok(name) => name,
-        Err(error) => {
-            let said = error.to_string();
-            // What is no reference may hold a password, and this is logged.
-            assert!(text.len() < 16 || !said.contains(text), "the error repeats its input");
-            return;
-        }
-    };
+    // The error carries nothing of its input, by its type.
+    let Ok(name) = ImageName::parse(text) else { return };
     let full = &**name.full();
     assert_eq!(ImageName::parse(full).as_ref(), Ok(&name), "the full form stands for itself");
     assert!(full.is_ascii() && !full.contains(char::is_whitespace) && !full.contains("://"));

@@ -93,7 +93,11 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     let order = rig.records().order();
     for (wanted, image) in images.iter().enumerate() {
         let came = order.iter().position(|repo| *repo == image.repo);
-        ensure!(came.is_some_and(|came| came.abs_diff(wanted) <= 1), "{} came as {came:?}: {order:?}", image.repo);
+        ensure!(
+            came.is_some_and(|came| came.abs_diff(wanted) <= 1),
+            "{} came as {came:?}: {order:?}",
+            image.repo
+        );
     }
     Ok(())
 }

@@ -36,6 +36,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixListener,
     sync::watch,
+    time::Instant,
 };
 
 use cork::Corked;
@@ -56,6 +57,9 @@ pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
 const LATE_CALLS: usize = 1024;
 /// Calls that may be cancelled before this thread has come to see them.
 const UNSEEN_CALLS: usize = 100_000;
+
+/// How often a lasting failure to accept connections is logged.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 
 /// What can change while the front runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +113,7 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, stop: watch::Recei
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
     let stopped = stopped(stop.clone());
     tokio::pin!(stopped);
+    let mut said = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -125,7 +130,10 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, stop: watch::Recei
             }
             // Out of file descriptors, most likely: those in use come back.
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a CRI connection");
+                if said.is_none_or(|at: Instant| at.elapsed() >= SAY_AGAIN) {
+                    said = Some(Instant::now());
+                    tracing::warn!(%error, "cannot accept a CRI connection");
+                }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

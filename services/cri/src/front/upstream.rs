@@ -16,14 +16,36 @@ use super::{CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, STREAM_WINDOW, cork::Cor
 /// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// The runtime could not be reached in time.
+/// Why there is no connection. The text is for the caller.
 #[derive(Debug, thiserror::Error)]
-#[error("the container runtime does not answer at unix://{socket} and was waited for {waited:?} (cri.hold_timeout): {reason}", socket = .socket.display())]
-pub(super) struct Away {
-    pub(super) socket: PathBuf,
-    pub(super) waited: Duration,
-    pub(super) reason: String,
+pub(super) enum Away {
+    /// The runtime could not be reached in time.
+    #[error("the container runtime does not answer at unix://{socket} and was waited for {waited:?} (cri.hold_timeout): {reason}", socket = .socket.display())]
+    Runtime { socket: PathBuf, waited: Duration, reason: String },
+    /// Nothing is wrong with the runtime.
+    #[error(
+        "keelson has no file descriptor left for another connection to the container runtime; raise its limit (LimitNOFILE)"
+    )]
+    Descriptors,
 }
+
+/// A try that failed.
+struct Failed {
+    reason: String,
+    /// For want of file descriptors.
+    descriptors: bool,
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        // EMFILE and ENFILE have no kind of their own.
+        Self { reason: error.to_string(), descriptors: matches!(error.raw_os_error(), Some(23 | 24)) }
+    }
+}
+
+/// How long a connection is waited for when file descriptors are short: long enough for one to be
+/// given back, too short to look like an absent runtime.
+const SHORTAGE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -51,26 +73,30 @@ impl Upstream {
         let since = Instant::now();
         let mut pause = BACKOFF.0;
         loop {
-            let reason = match self.try_get().await {
+            let failed = match self.try_get().await {
                 Ok(sender) => return Ok(sender),
-                Err(reason) => reason,
+                Err(failed) => failed,
             };
             let waited = since.elapsed();
+            if failed.descriptors && waited >= SHORTAGE {
+                return Err(Away::Descriptors);
+            }
             if waited + pause > hold {
                 // A missed second try may matter more than a late answer: use up the time.
-                let left = hold.saturating_sub(waited);
-                tokio::time::sleep(left).await;
-                return match self.try_get().await {
-                    Ok(sender) => Ok(sender),
-                    Err(_) => Err(Away { socket: self.socket.clone(), waited: hold, reason }),
-                };
+                tokio::time::sleep(hold.saturating_sub(waited)).await;
+                return self.try_get().await.map_err(|failed| match failed.descriptors {
+                    true => Away::Descriptors,
+                    false => {
+                        Away::Runtime { socket: self.socket.clone(), waited: hold, reason: failed.reason }
+                    }
+                });
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(BACKOFF.1);
         }
     }
 
-    async fn try_get(&self) -> Result<SendRequest<Bytes>, String> {
+    async fn try_get(&self) -> Result<SendRequest<Bytes>, Failed> {
         let mut slot = self.slot.lock().await;
         if let Some(sender) = slot.sender.clone() {
             match sender.ready().await {
@@ -78,10 +104,10 @@ impl Upstream {
                 Err(_) => slot.sender = None,
             }
         }
-        let sender = self.connect().await.map_err(|error| error.to_string())?;
+        let sender = self.connect().await?;
         slot.sender = Some(sender.clone());
         drop(slot);
-        sender.ready().await.map_err(|error| error.to_string())
+        sender.ready().await.map_err(|error| Failed { reason: error.to_string(), descriptors: false })
     }
 
     async fn connect(&self) -> io::Result<SendRequest<Bytes>> {

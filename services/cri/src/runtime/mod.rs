@@ -86,7 +86,11 @@ impl ContainerRuntime {
 
 impl Inner {
     fn error(&self, status: &Status) -> RuntimeError {
-        RuntimeError { endpoint: self.endpoint.clone(), reason: describe(status) }
+        let reason = match status.source() {
+            Some(_) => format!("the container runtime does not answer: {}", describe(status)),
+            None => describe(status),
+        };
+        RuntimeError { endpoint: self.endpoint.clone(), reason }
     }
 
     async fn probe(&self) -> Result<RuntimeInfo, RuntimeError> {
@@ -228,22 +232,17 @@ async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, St
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {SHORT_CALL:?}"))))
 }
 
-/// A status in words, with the causes that tonic keeps in its sources.
+/// A status in words. Where tonic made it for a broken connection, the first cause says it best.
 fn describe(status: &Status) -> String {
-    let mut text = if status.message().is_empty() {
-        format!("{:?}", status.code())
-    } else {
-        status.message().to_owned()
-    };
-    let mut source = status.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
+    let mut cause = status.source();
+    while let Some(deeper) = cause.and_then(std::error::Error::source) {
+        cause = Some(deeper);
     }
-    text
+    match cause {
+        Some(cause) => cause.to_string(),
+        None if status.message().is_empty() => format!("{:?}", status.code()),
+        None => status.message().to_owned(),
+    }
 }
 
 fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {

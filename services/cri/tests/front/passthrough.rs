@@ -408,9 +408,14 @@ fn a_runtime_that_does_not_read_stops_the_client() {
         let sent = Arc::new(Mutex::new(0_usize));
         let (mut to, count) = (call.body, sent.clone());
         let writing = tokio::spawn(async move {
+            // Far more than may be taken, but an end.
             while client::write(&mut to, pattern(10_000), false).await.is_ok() {
                 *count.lock().unwrap() += 10_000;
+                if *count.lock().unwrap() > 16 * 1024 * 1024 {
+                    return to;
+                }
             }
+            to
         });
         until("the call is there", || !runtime.calls(UNKNOWN).is_empty()).await;
         tokio::time::sleep(std::time::Duration::from_secs(60)).await;

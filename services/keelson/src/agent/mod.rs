@@ -44,6 +44,7 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
     };
     let filter = logs::start(&loaded.settings.agent)?;
     panics::end_the_process();
+    raise_descriptors();
     // Before any thread exists: what systemd passes is in the environment.
     let inherited = systemd::inherited_sockets();
     let system = actix::System::with_tokio_rt(|| {
@@ -51,6 +52,16 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a tokio runtime")
     });
     system.block_on(agent(args.clone(), loaded, filter, inherited))
+}
+
+/// A client costs two descriptors, and the usual soft limit of 1,024 is for programs that use select.
+fn raise_descriptors() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the limit of file descriptors");
+    }
 }
 
 async fn agent(
