@@ -21,7 +21,7 @@ fn the_record_is_on_disk_before_the_runtime_is_asked() {
         for answered in answers {
             assert!(succeeded(answered).await);
         }
-        pass(10).await;
+        pass(1_010).await;
         assert_eq!((world.store.records(), world.runtime.script().most_running), (vec![], 2));
         assert!(missing.lock().expect("unharmed").is_empty(), "started without a record: {missing:?}");
     });
@@ -70,7 +70,7 @@ fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers()
         for answered in queued {
             assert!(succeeded(answered).await);
         }
-        pass(10).await;
+        pass(1_010).await;
         assert!(world.store.records().is_empty(), "and deletions are written again");
     });
 }

@@ -34,6 +34,8 @@ use crate::{
 
 /// How long after a failed write the whole journal is written again.
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
+/// How long the records of ended pulls wait for another write to go with.
+const FLUSH_ENDED_AFTER: Duration = Duration::from_secs(1);
 
 pub use super::core::FinishedPull;
 
@@ -130,6 +132,8 @@ pub struct PullCoordinator {
     timer: Option<(Duration, SpawnHandle)>,
     draining: Option<oneshot::Sender<()>>,
     newest_finished: u64,
+    /// A write of the records of ended pulls is planned.
+    flush_planned: bool,
     /// What the summary was made from.
     shown: Option<Counts>,
 }
@@ -162,6 +166,7 @@ impl PullCoordinator {
             timer: None,
             draining: None,
             newest_finished: 0,
+            flush_planned: false,
             shown: None,
         }
     }
@@ -227,6 +232,16 @@ impl PullCoordinator {
 
     /// Starts the next write, if there is one and none is under way.
     fn write(&mut self, ctx: &mut Context<Self>) {
+        if self.draining.is_some() {
+            self.pipeline.flush_ended();
+        } else if self.pipeline.has_ended() && !self.flush_planned {
+            self.flush_planned = true;
+            ctx.run_later(FLUSH_ENDED_AFTER, |actor, ctx| {
+                actor.flush_planned = false;
+                actor.pipeline.flush_ended();
+                actor.write(ctx);
+            });
+        }
         while let Some(writes) = self.pipeline.next_write() {
             let rewrite = std::mem::take(&mut self.rewrite);
             if self.behind && !rewrite {
@@ -285,8 +300,8 @@ impl PullCoordinator {
     fn rewrite_now(&mut self, ctx: &mut Context<Self>) {
         if self.behind {
             self.rewrite = true;
-            // Any write will do: it becomes a rewrite of everything.
-            self.perform(vec![Effect::Persist(Write::DeletePull(0))], ctx);
+            // Any write that does not wait will do: it becomes a rewrite of everything.
+            self.perform(vec![Effect::Persist(Write::DeleteLease(String::new()))], ctx);
         }
     }
 
@@ -356,7 +371,12 @@ impl PullCoordinator {
     /// Reads the journal, off this thread and before any message is handled.
     fn reload(&mut self, ctx: &mut Context<Self>) {
         let journal = self.journal.clone();
-        let load = tokio::task::spawn_blocking(move || journal.load());
+        let ended = self.pipeline.take_ended();
+        let load = tokio::task::spawn_blocking(move || {
+            // Not written: pulls that ended are taken up again, which costs a question each.
+            let _ = journal.write(&ended);
+            journal.load()
+        });
         ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| match loaded {
             Ok(Ok(restored)) => actor.restored(restored, ctx),
             Ok(Err(error)) => actor.fail(&format!("the journal cannot be read: {}", chain(&error)), ctx),
@@ -431,10 +451,11 @@ impl Supervised for PullCoordinator {
         self.supervision.restarting();
         self.core = Core::new(self.policy.clone(), &self.owner);
         self.journal = self.journal.next_life();
-        self.pipeline = Pipeline::default();
+        self.pipeline = self.pipeline.next_life();
         self.rewrite = false;
         self.timer = None;
         self.newest_finished = 0;
+        self.flush_planned = false;
         self.shown = None;
         for (_, to) in self.answers.drain() {
             let _ = to.send(Answer::Refused(Refusal::Restarting));

@@ -28,12 +28,20 @@ pub(super) struct Pipeline {
     /// What is to be written next, and what waits for that.
     next: Vec<Write>,
     after: Vec<Effect>,
+    /// Records of pulls that ended. Nothing waits for these, and one that comes back after a crash
+    /// costs one question, so they go with the next write or with [`Pipeline::flush_ended`]: a flush
+    /// of the disk for each pull that ends would slow down those that still run.
+    ended: Vec<Write>,
 }
 
 impl Pipeline {
     /// Takes an effect: gives it back if it may be performed now.
     pub(super) fn admit(&mut self, effect: Effect) -> Option<Effect> {
         match effect {
+            Effect::Persist(write @ Write::DeletePull(_)) => {
+                self.ended.push(write);
+                None
+            }
             Effect::Persist(write) => {
                 self.next.push(write);
                 None
@@ -60,7 +68,30 @@ impl Pipeline {
             return None;
         }
         self.writing = Some(std::mem::take(&mut self.after));
-        Some(std::mem::take(&mut self.next))
+        let mut writes = std::mem::take(&mut self.ended);
+        writes.append(&mut self.next);
+        Some(writes)
+    }
+
+    /// What a restarted coordinator takes over: nothing but the records of pulls that ended.
+    pub(super) fn next_life(&mut self) -> Self {
+        Self { ended: self.take_ended(), ..Self::default() }
+    }
+
+    /// The records of ended pulls, for who writes them now.
+    pub(super) fn take_ended(&mut self) -> Vec<Write> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether records of ended pulls wait for a write to go with.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Makes the records of ended pulls a write of their own.
+    pub(super) fn flush_ended(&mut self) {
+        self.ended.append(&mut self.next);
+        self.next = std::mem::take(&mut self.ended);
     }
 
     /// The write ended: the effects that waited for it.
@@ -70,7 +101,7 @@ impl Pipeline {
 
     /// Nothing is being written or waits to be.
     pub(super) fn is_idle(&self) -> bool {
-        self.writing.is_none() && self.next.is_empty()
+        self.writing.is_none() && self.next.is_empty() && self.ended.is_empty()
     }
 }
 
@@ -139,7 +170,7 @@ impl JournalIo {
             add(&mut batch, write)?;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_former() {
+        if batch.is_empty() || self.is_former() {
             return Ok(());
         }
         self.store.apply(&batch)
@@ -213,14 +244,30 @@ mod tests {
     }
 
     #[test]
-    fn effects_wait_for_the_write_before_them_and_keep_their_order() {
+    fn ended_pulls_hold_nobody_up_and_go_with_the_next_write() {
         let mut pipeline = Pipeline::default();
         assert!(pipeline.admit(Effect::Persist(Write::DeletePull(1))).is_none());
+        assert!(pipeline.next_write().is_none());
+        assert!(pipeline.admit(cancel(1)).is_some(), "nothing waits for it");
+        assert!(!pipeline.is_idle() && pipeline.has_ended());
+        assert!(pipeline.admit(Effect::Persist(Write::Limit(None))).is_none());
+        assert_eq!(pipeline.next_write().expect("both"), [Write::DeletePull(1), Write::Limit(None)]);
+        pipeline.written();
+        assert!(pipeline.is_idle() && !pipeline.has_ended());
+        assert!(pipeline.admit(Effect::Persist(Write::DeletePull(2))).is_none());
+        pipeline.flush_ended();
+        assert_eq!(pipeline.next_write().expect("on its own"), [Write::DeletePull(2)]);
+    }
+
+    #[test]
+    fn effects_wait_for_the_write_before_them_and_keep_their_order() {
+        let mut pipeline = Pipeline::default();
+        assert!(pipeline.admit(Effect::Persist(Write::Limit(Some(1)))).is_none());
         assert!(pipeline.admit(cancel(1)).is_none());
         assert_eq!(pipeline.next_write().expect("one write").len(), 1);
         // While the first is being written: one without a write of its own, one with, and a note.
         assert!(pipeline.admit(cancel(2)).is_none());
-        assert!(pipeline.admit(Effect::Persist(Write::DeletePull(3))).is_none());
+        assert!(pipeline.admit(Effect::Persist(Write::Limit(Some(3)))).is_none());
         assert!(pipeline.admit(cancel(3)).is_none());
         assert!(pipeline.admit(Effect::Note(Note { warn: false, text: String::new() })).is_some());
         assert!(pipeline.next_write().is_none(), "one at a time");

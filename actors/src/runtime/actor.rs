@@ -41,8 +41,12 @@ use crate::{
 /// Presence checks that run at once; the others wait their turn, so that a burst of ten thousand
 /// callers does not become a burst of ten thousand calls.
 const PRESENCE_CHECKS: usize = 16;
-/// A pull is not looked at before it is this old: most small images are done by then.
-const PROGRESS_AFTER: Duration = Duration::from_millis(800);
+/// A pull is not looked at before it is this old: most small images are done by then, and nobody
+/// has had the time to look.
+const PROGRESS_AFTER: Duration = Duration::from_millis(1500);
+/// The size of a pulled image, for the kubelet's metric, is asked for so long after the pull: a burst
+/// of pulls must not compete with questions about those that are done.
+const SIZE_AFTER: Duration = Duration::from_secs(2);
 
 verbs! {
     /// Ask the runtime for an image.
@@ -384,6 +388,7 @@ impl Handler<Pull> for RuntimeClient {
         // A lease that is being deleted must be gone before it is made anew.
         let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
         let since = Instant::now();
+        let turns = self.presence.clone();
         let task = actix::spawn(async move {
             if let Some(dropping) = dropping {
                 dropping.await;
@@ -396,6 +401,8 @@ impl Handler<Pull> for RuntimeClient {
             me.deliver(CallEnded { pull, attempt, lost });
             if !failed {
                 let took = waited + since.elapsed();
+                tokio::time::sleep(SIZE_AFTER).await;
+                let _turn = turns.acquire_owned().await;
                 let size = runtime.image_size(call).await.ok().flatten();
                 metrics.pulled(took, size);
             }

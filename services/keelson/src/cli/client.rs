@@ -1,7 +1,7 @@
 //! Reaching the agent.
 //!
 //! Owns: where its debug socket is, the connection, and what to tell a person when that fails.
-//! In: [`AgentArgs`](super::AgentArgs). Out: a client of `keelson.debug.v1`.
+//! In: [`AgentArgs`]. Out: a client of `keelson.debug.v1`.
 
 use std::{
     io,

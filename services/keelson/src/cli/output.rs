@@ -16,7 +16,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// As [`print`], but a closed pipe is an error: for those who would go on writing.
+/// As [`print()`], but a closed pipe is an error: for those who would go on writing.
 pub(super) fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

@@ -1,7 +1,7 @@
 //! `keelson pulls [--watch]`.
 //!
 //! In: the debug API's pulls. Out: running, queued and finished pulls as a table or JSON, once; or, in
-//! [`watch`](super::watch), as they change.
+//! [`watch`], as they change.
 
 use std::{
     process::ExitCode,
