@@ -42,8 +42,24 @@ pub(super) struct LeaseBook {
     client: LeasesClient<Channel>,
     owner: String,
     uses: Uses,
-    /// Making, renewing and deleting happen one at a time.
-    turn: tokio::sync::Mutex<()>,
+    turns: Turns,
+}
+
+/// Making, renewing and deleting of one lease happen one at a time; different leases do not wait for
+/// each other, because each call waits for containerd's disk.
+#[derive(Debug, Default)]
+struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    async fn take(&self, lease: &str) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody holds or awaits what only the map knows.
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            turns.entry(lease.to_owned()).or_default().clone()
+        };
+        turn.lock_owned().await
+    }
 }
 
 /// Keeps a lease from being deleted while a pull runs in it.
@@ -84,7 +100,7 @@ impl LeaseBook {
             client: LeasesClient::new(channel),
             owner: owner.to_owned(),
             uses: Uses::default(),
-            turn: tokio::sync::Mutex::default(),
+            turns: Turns::default(),
         }
     }
 
@@ -105,7 +121,7 @@ impl LeaseBook {
 
     /// Makes the lease, or sees to it that it lives long enough.
     pub(super) async fn ensure(&self, lease: &str) -> Result<(), Status> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turns.take(lease).await;
         let fresh = |of: &Use| {
             of.verified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < LIFETIME - RENEW_BELOW)
         };
@@ -184,7 +200,7 @@ impl LeaseBook {
 
     /// Deletes a lease, unless a pull has taken it up again.
     pub(super) async fn delete(&self, lease: &str) -> Result<(), Status> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turns.take(lease).await;
         {
             let mut uses = self.lock();
             if uses.get(lease).is_some_and(|of| of.running > 0) {
@@ -197,12 +213,13 @@ impl LeaseBook {
 
     /// Deletes every lease of this owner but `keep` and those known to this process.
     pub(super) async fn reap(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, Status> {
-        let _turn = self.turn.lock().await;
         let filter = format!("labels.\"{OWNER_LABEL}\"=={}", self.owner);
         let found = self.client.clone().list(in_namespace(ListRequest { filters: vec![filter] })).await?;
         let mut reaped = Vec::new();
         for lease in found.into_inner().leases {
             let ours = lease.labels.get(OWNER_LABEL) == Some(&self.owner);
+            // A pull that takes it up meanwhile makes it anew after this turn.
+            let _turn = self.turns.take(&lease.id).await;
             let known = keep.contains(&lease.id) || self.lock().contains_key(&lease.id);
             if ours && !known {
                 self.remove(&lease.id).await?;

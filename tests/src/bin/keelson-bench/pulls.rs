@@ -10,22 +10,30 @@ use super::{Row, quantile};
 
 const IMAGES: usize = 40;
 /// Rounds a side; each pulls images that nobody has pulled before.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 13;
 
 pub(super) async fn small_images(kind: Kind) -> Result<Row> {
     let node = Node::start(kind).await?;
     let agent = node.agent(&Settings::new()).await?;
     let (direct, through) = (node.containerd.cri().await?, agent.cri().await?);
     let (mut by_direct, mut by_agent) = (Vec::new(), Vec::new());
-    // The first round of each side warms up and does not count.
+    // The first round of each side warms up and does not count; the sides take turns at going first.
+    let mut ratios = Vec::new();
     for round in 0..=ROUNDS {
-        let took =
-            [pull(&node, &direct, "direct", round).await?, pull(&node, &through, "agent", round).await?];
+        let (straight, around) = if round % 2 == 0 {
+            let straight = pull(&node, &direct, "direct", round).await?;
+            (straight, pull(&node, &through, "agent", round).await?)
+        } else {
+            let around = pull(&node, &through, "agent", round).await?;
+            (pull(&node, &direct, "direct", round).await?, around)
+        };
         if round > 0 {
-            by_direct.push(took[0]);
-            by_agent.push(took[1]);
+            by_direct.push(straight);
+            by_agent.push(around);
+            ratios.push(around.as_secs_f64() / straight.as_secs_f64());
         }
     }
+    ratios.sort_by(f64::total_cmp);
     by_direct.sort_unstable();
     by_agent.sort_unstable();
     let median = |sorted: &[Duration]| quantile(sorted, 0.5).unwrap_or_default();
@@ -34,7 +42,8 @@ pub(super) async fn small_images(kind: Kind) -> Result<Row> {
         what: format!("{IMAGES} small images, no limit, median of {ROUNDS}, {kind:?}"),
         direct: format!("{:.3} s", direct.as_secs_f64()),
         agent: format!("{:.3} s", agent.as_secs_f64()),
-        ratio: Some(agent.as_secs_f64() / direct.as_secs_f64()),
+        // Of the rounds, not of the medians: what the disk does in a round hits both sides of it.
+        ratio: quantile(&ratios, 0.5),
         target: "1.02",
     })
 }
