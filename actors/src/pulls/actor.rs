@@ -11,19 +11,21 @@ use actix::{
     Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
     fut::wrap_future,
 };
-use keelson_proto::debug as pb;
 use keelson_storage::{StateStore, StoreError};
 use tokio::sync::{oneshot, watch};
 
 use super::{
     core::{Answer, CallerId, Core, Counts, Effect, End, Event, Policy, Refusal},
     journal::{JournalIo, Pipeline, Restored},
+    messages::{
+        AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, RequestPull,
+        SetLimit, Tick,
+    },
     record::Write,
-    request::PullCall,
 };
 use crate::{
     clock::Clock,
-    inspect::{Mailbox, Recorder, Status, verbs},
+    inspect::{Mailbox, Recorder, Status},
     metrics::{Metrics, PullResult},
     runtime::{
         CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress,
@@ -36,57 +38,6 @@ use crate::{
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
 /// How long the records of ended pulls wait for another write to go with.
 const FLUSH_ENDED_AFTER: Duration = Duration::from_secs(1);
-
-pub use super::core::FinishedPull;
-
-/// Where a caller's answer goes. Dropped without an answer: the coordinator is gone.
-pub type AnswerTo = oneshot::Sender<Answer>;
-
-verbs! {
-    /// A caller wants an image.
-    RequestPull => () {
-        /// Unique in this process.
-        caller: CallerId,
-        /// What it wants.
-        call: Arc<PullCall>,
-        /// Its gRPC deadline.
-        patience: Option<Duration>,
-        /// Where the answer goes.
-        answer: AnswerTo,
-    }
-    /// A caller is gone.
-    CallerLeft => () {
-        /// Which.
-        caller: CallerId,
-    }
-    /// Sets the limit by hand; `None` puts it back to the settings.
-    SetLimit => pb::Limit {
-        /// 0: no limit.
-        limit: Option<u32>,
-    }
-    /// The limit in force.
-    LimitView => pb::Limit {}
-    /// Takes over new settings.
-    Configure => () {
-        /// All of them.
-        policy: Policy,
-    }
-    /// Starts nothing more; tells `done` when nothing runs and the journal is written.
-    Drain => () {
-        /// Told once.
-        done: oneshot::Sender<()>,
-    }
-    /// Running pulls, queue and history.
-    ListPulls => pb::PullList {
-        /// At most so many queued ones.
-        max_queued: usize,
-    }
-    /// Brings the gauges that grow with time up to date, before they are read.
-    CountNow => () {}
-    /// The actor's state as JSON, for people.
-    Inspected => String {}
-    Tick => () {}
-}
 
 /// What the PullCoordinator needs.
 pub struct PullCoordinatorParts {

@@ -17,14 +17,15 @@ mod actor;
 pub mod core;
 mod image;
 mod journal;
+mod messages;
 mod record;
 mod request;
 
-pub use actor::{
-    AnswerTo, CallerLeft, Configure, CountNow, Drain, FinishedPull, Inspected, LimitView, ListPulls,
-    PullCoordinator, PullCoordinatorParts, RequestPull, SetLimit,
-};
-pub use core::{Answer, CallerId, PullId, Refusal};
+pub use actor::{PullCoordinator, PullCoordinatorParts};
+pub use core::{Answer, CallerId, FinishedPull, PullId, Refusal};
 pub use image::{ImageName, ImageNameError, MAX_NAME, MAX_TAG};
+pub use messages::{
+    AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, RequestPull, SetLimit,
+};
 pub use record::{KeptLease, PullRecord, RecordState};
 pub use request::{CredentialsId, CredentialsSalt, HANDLER_ANNOTATION, Pod, PullCall, PullKey, RequestError};
