@@ -184,11 +184,20 @@ impl Drop for Process {
 }
 
 /// Programs that may run on when the process that started them is gone.
-const STRAYS: [&str; 6] =
-    ["containerd-shim-runc-v2", "containerd-shim", "runc", "containerd", "docker-registry", "keelson"];
+const STRAYS: [&str; 9] = [
+    "containerd-shim-runc-v2",
+    "containerd-shim",
+    "runc",
+    "containerd",
+    "docker-registry",
+    "keelson",
+    "chromedriver",
+    "chromium",
+    "chrome_crashpad_handler",
+];
 
 /// Kills what outlives its starter and names something below `folder` in its command line, and its children: the
-/// shims that containerd leaves behind, and the containers under them.
+/// shims that containerd leaves behind, the containers under them, and browsers whose driver was killed.
 pub fn end_all_of(folder: &Path) {
     let own = std::process::id();
     let needle = folder.as_os_str().as_encoded_bytes();
