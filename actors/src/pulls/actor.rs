@@ -279,17 +279,17 @@ impl PullCoordinator {
     /// Brings metrics and summary up to date.
     fn count(&mut self) {
         let counts = self.core.counts();
-        let metrics = self.metrics.clone();
+        if self.shown != Some(counts) {
+            self.shown = Some(counts);
+            self.recorder().status(Status::Running, summary(counts));
+        }
+        let metrics = &self.metrics;
         metrics.in_flight.set(counts.running.into());
         metrics.in_flight_present.set(counts.present.into());
         metrics.queue_depth.set(counts.queued.into());
         metrics.held.set(counts.held.into());
         metrics.callers.set(counts.callers.into());
         metrics.limit.set(counts.limit.into());
-        if self.shown != Some(counts) {
-            self.shown = Some(counts);
-            self.recorder().status(Status::Running, summary(counts));
-        }
         let oldest = self.core.oldest_wait(self.clock.now()).unwrap_or_default();
         metrics.oldest_wait.set(oldest.as_secs_f64());
         let ended = self.core.ended();
