@@ -81,6 +81,10 @@ gates! {
     KeepPullProgress: Beta, "0.1", "Layers fetched so far outlive a cancelled pull and a dead agent or runtime.";
     ResumePulls: Beta, "0.1", "After a restart the agent takes up the pulls that it had queued or running.";
     PullOption: Beta, "0.1", "The limit as a pull option: obeyed in requests, handed to runtimes that support it.";
+    NodeHeartbeats: Beta, "0.1", "The agent's Lease, conditions and (role node) node status at the API server.";
+    PodAwarePulls: Beta, "0.1", "A queued pull whose pod was deleted fails at once; needs an API server.";
+    LeanLeases: Beta, "0.1", "The agent's Lease carries no managedFields, which would be most of what is stored of it.";
+    ExternalNodeConditions: Beta, "0.1", "Other processes report node conditions through the agent (SetCondition).";
     PerRegistryPullLimit: Alpha, "0.1", "Limits the pulls from one registry, so that a slow one cannot hold every slot.";
 }
 

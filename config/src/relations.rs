@@ -46,6 +46,72 @@ fn violations(settings: &Settings) -> Vec<Violation> {
     let mut found = pulls(settings);
     found.extend(http(settings));
     found.extend(sockets(settings));
+    found.extend(kube(settings));
+    found.extend(node(settings));
+    found
+}
+
+/// One way to the API server, and all that it needs.
+fn kube(settings: &Settings) -> Vec<Violation> {
+    let kube = &settings.kube;
+    let mut found = Vec::new();
+    let ways = [kube.kubeconfig.is_some(), kube.in_cluster, !kube.server.is_empty()];
+    if ways.into_iter().filter(|way| *way).count() > 1 {
+        found.push(Violation {
+            keys: &["kube.kubeconfig", "kube.in_cluster", "kube.server"],
+            message: "kubeconfig, in_cluster and server are three ways to one API server; set one of them"
+                .into(),
+        });
+    }
+    if !kube.context.is_empty() && kube.kubeconfig.is_none() {
+        found.push(Violation {
+            keys: &["kube.context", "kube.kubeconfig"],
+            message: "context chooses within a kubeconfig; set kubeconfig, or leave context empty".into(),
+        });
+    }
+    if kube.client_certificate.is_some() != kube.client_key.is_some() {
+        found.push(Violation {
+            keys: &["kube.client_certificate", "kube.client_key"],
+            message: "client_certificate and client_key belong together; set both or none".into(),
+        });
+    }
+    let single = kube.certificate_authority.is_some()
+        || kube.token_file.is_some()
+        || kube.client_certificate.is_some();
+    if single && kube.server.is_empty() {
+        found.push(Violation {
+            keys: &["kube.server", "kube.certificate_authority", "kube.token_file", "kube.client_certificate"],
+            message: "certificate_authority, token_file and client_certificate are for server; set server, or none \
+                      of them"
+                .into(),
+        });
+    }
+    if !kube.server.is_empty() && kube.token_file.is_none() && kube.client_certificate.is_none() {
+        found.push(Violation {
+            keys: &["kube.server", "kube.token_file", "kube.client_certificate"],
+            message: "server needs credentials; set token_file, or client_certificate and client_key".into(),
+        });
+    }
+    found
+}
+
+fn node(settings: &Settings) -> Vec<Violation> {
+    let node = &settings.node;
+    let mut found = Vec::new();
+    if node.lease_duration.subsec_nanos() != 0 {
+        found.push(Violation {
+            keys: &["node.lease_duration"],
+            message: "lease_duration is kept in whole seconds (leaseDurationSeconds); write \"40s\"".into(),
+        });
+    }
+    if node.node_status_report_frequency < node.node_status_update_frequency {
+        found.push(Violation {
+            keys: &["node.node_status_report_frequency", "node.node_status_update_frequency"],
+            message: "a status cannot be reported more often than it is worked out; set \
+                      node_status_report_frequency to node_status_update_frequency or more"
+                .into(),
+        });
+    }
     found
 }
 

@@ -10,7 +10,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::{Fault, quote};
 use crate::suggest::nearest;
-use crate::values::{Choice, Enforce, LogFormat, SocketMode, SocketSpec, WhenFull, path_fault};
+use crate::values::{
+    Choice, Enforce, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull, path_fault,
+};
 
 /// A value as a layer gives it, before it is known to be right.
 #[derive(Clone, Debug, PartialEq)]
@@ -202,6 +204,10 @@ pub(crate) enum TextRule {
     NodeName,
     /// Directives of a `tracing` filter.
     LogFilter,
+    /// The address of an API server; empty for none.
+    Server,
+    /// One line of any text, described so; who uses it says more.
+    Free(&'static str),
 }
 
 impl Setting for String {
@@ -213,6 +219,9 @@ impl Setting for String {
             TextRule::NodeName if text.is_empty() => {}
             TextRule::NodeName => check_node_name(text)?,
             TextRule::LogFilter => check_log_filter(text)?,
+            TextRule::Server if text.is_empty() => {}
+            TextRule::Server => check_server(text)?,
+            TextRule::Free(_) => check_line(text)?,
         }
         Ok(text.into())
     }
@@ -225,6 +234,8 @@ impl Setting for String {
         match rule {
             TextRule::NodeName => "node name (DNS subdomain), or \"\" for the host's name".into(),
             TextRule::LogFilter => "log filter".into(),
+            TextRule::Server => "`https://host:port`, or \"\" for none".into(),
+            TextRule::Free(what) => (*what).into(),
         }
     }
 }
@@ -255,6 +266,47 @@ pub(crate) fn check_node_name(name: &str) -> Result<(), Fault> {
         return Err(malformed("node names are lower case", format!("write {}", quote(&lower))));
     }
     Err(malformed("it is not a DNS subdomain (RFC 1123)", rule()))
+}
+
+/// An API server is reached by TLS only: a token on a plain connection would be anybody's.
+fn check_server(text: &str) -> Result<(), Fault> {
+    const RIGHT: &str = "https://10.0.0.1:6443";
+    let malformed = |reason: &str| Fault::Malformed {
+        what: "an API server's address",
+        value: quote(text),
+        reason: reason.into(),
+        right: format!("write \"https://host:port\", such as \"{RIGHT}\""),
+    };
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return Err(match text.contains('@') {
+            true => Fault::UserInfo { right: RIGHT },
+            false => malformed("the scheme is missing"),
+        });
+    };
+    let authority = rest.split('/').next().unwrap_or_default();
+    if authority.contains('@') || scheme.contains('@') {
+        return Err(Fault::UserInfo { right: RIGHT });
+    }
+    if scheme != "https" {
+        return Err(malformed("the connection has to be https"));
+    }
+    if authority.is_empty() || text.contains(char::is_whitespace) || text.contains(['?', '#']) {
+        return Err(malformed("it names no server"));
+    }
+    Ok(())
+}
+
+/// One line without control characters.
+fn check_line(text: &str) -> Result<(), Fault> {
+    if text.chars().any(char::is_control) {
+        return Err(Fault::Malformed {
+            what: "a line of text",
+            value: quote(text),
+            reason: "it has a control character".into(),
+            right: "write it on one line".into(),
+        });
+    }
+    Ok(())
 }
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -307,6 +359,25 @@ impl Setting for PathBuf {
 
     fn describe(_: &Any) -> String {
         "absolute path".into()
+    }
+}
+
+impl Setting for Option<PathBuf> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, rule: &Any) -> Result<Self, Fault> {
+        match raw {
+            Raw::Text(text) | Raw::Untyped(text) if text.is_empty() => Ok(None),
+            _ => PathBuf::read(raw, rule).map(Some),
+        }
+    }
+
+    fn show(&self) -> Json {
+        self.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default().into()
+    }
+
+    fn describe(_: &Any) -> String {
+        "absolute path, or \"\" for none".into()
     }
 }
 
@@ -407,7 +478,7 @@ macro_rules! choices {
         }
     )+};
 }
-choices!(WhenFull, Enforce, LogFormat);
+choices!(WhenFull, Enforce, LogFormat, Role, Register);
 
 #[cfg(test)]
 mod tests {

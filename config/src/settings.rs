@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use crate::error::Fault;
 use crate::gates::{self, FeatureGates, Gate};
 use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
-use crate::values::{Enforce, LogFormat, SocketMode, SocketSpec, WhenFull};
+use crate::values::{Enforce, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull};
 
 /// The section of the gates, whose keys are the gates' names.
 pub(crate) const GATES_SECTION: &str = "feature_gates";
@@ -265,6 +265,85 @@ settings! {
         reentry_window: Duration = secs(30), within(secs(0), mins(10)), live;
         /// How often the progress of running pulls is asked for.
         progress_interval: Duration = ms(500), within(ms(50), mins(1)), live;
+    }
+
+    /// The API server. With none of `kubeconfig`, `in_cluster` and `server` the chores that need one are off.
+    kube: Kube {
+        /// A kubeconfig file. It and the files that it names are read again when they change.
+        kubeconfig: Option<PathBuf> = None, Any, restart;
+        /// The context of the kubeconfig; empty for its current one.
+        context: String = String::new(), TextRule::Free("text, or \"\" for the current context"), restart;
+        /// Use the service account that Kubernetes mounts into a pod.
+        in_cluster: bool = false, Any, restart;
+        /// The API server's address, such as `https://10.0.0.1:6443`, for credentials given one by one.
+        server: String = String::new(), TextRule::Server, restart;
+        /// With `server`: the certificates that the API server's is signed with (PEM).
+        certificate_authority: Option<PathBuf> = None, Any, restart;
+        /// With `server`: a file that holds a bearer token.
+        token_file: Option<PathBuf> = None, Any, restart;
+        /// With `server`: the client's certificate (PEM).
+        client_certificate: Option<PathBuf> = None, Any, restart;
+        /// With `server`: the key of `client_certificate` (PEM).
+        client_key: Option<PathBuf> = None, Any, restart;
+        /// How long a request may take. A renewal's is no longer than the lease, as the kubelet's.
+        request_timeout: Duration = secs(10), within(secs(1), mins(2)), restart;
+    }
+
+    /// Heartbeats: the node's Lease, its status and its conditions.
+    node: Node {
+        /// `companion`: the kubelet is the node's heartbeat, the agent adds a Lease and conditions of its own.
+        /// `node`: the agent is the node's heartbeat; no kubelet may run on the node.
+        role: Role = Role::Companion, Any, restart;
+        /// How long a Lease is good for, in whole seconds; it is renewed every quarter of that, as the kubelet's
+        /// `nodeLeaseDurationSeconds`.
+        lease_duration: Duration = secs(40), within(secs(4), mins(10)), restart;
+        /// How often the status is worked out, as the kubelet's `nodeStatusUpdateFrequency`.
+        node_status_update_frequency: Duration = secs(10), within(secs(1), mins(10)), restart;
+        /// How often a status that has not changed is reported, as the kubelet's `nodeStatusReportFrequency`.
+        node_status_report_frequency: Duration = mins(5), within(secs(1), hours(24)), restart;
+        /// When pulls wait and none that runs has got a byte for this long, the condition ImagePullsFlowing is False.
+        pulls_stalled_after: Duration = mins(2), within(secs(10), hours(1)), restart;
+        /// With role `node`, what is done when the Node is missing: `once` makes it at the start only, as the
+        /// kubelet does; `always` also when it was deleted later; `never` waits for somebody else to.
+        register_node: Register = Register::Once, Any, restart;
+        /// With role `node`: labels of the Node, as the kubelet's `--node-labels`: `key=value,key=value`.
+        node_labels: String = String::new(), TextRule::Free("labels, `key=value,...`"), restart;
+        /// With role `node`: taints that the Node is registered with, as the kubelet's `--register-with-taints`:
+        /// `key=value:Effect,...`.
+        register_with_taints: String = String::new(), TextRule::Free("taints, `key=value:Effect,...`"), restart;
+        /// With role `node`: the zone, label `topology.kubernetes.io/zone`; empty for none.
+        zone: String = String::new(), TextRule::Free("label value, or \"\" for none"), restart;
+        /// With role `node`: the region, label `topology.kubernetes.io/region`; empty for none.
+        region: String = String::new(), TextRule::Free("label value, or \"\" for none"), restart;
+        /// With role `node`: the id that the cloud knows the machine by; empty for none.
+        provider_id: String = String::new(), TextRule::Free("text, or \"\" for none"), restart;
+        /// With role `node`: addresses of the Node, at most one a family, as the kubelet's `--node-ip`:
+        /// `10.0.0.7,fd00::7`; empty for those of the default route's interface.
+        node_ip: String = String::new(), TextRule::Free("IP addresses, `a,b`"), restart;
+        /// With role `node`: what Kubernetes' own daemons need, taken from what pods may have, as the kubelet's
+        /// `kubeReserved`: `cpu=100m,memory=200Mi,ephemeral-storage=1Gi,pid=100`.
+        kube_reserved: String = String::new(), TextRule::Free("resources, `cpu=100m,memory=200Mi,...`"), restart;
+        /// With role `node`: what the system needs, as the kubelet's `systemReserved`.
+        system_reserved: String = String::new(), TextRule::Free("resources, `cpu=100m,memory=200Mi,...`"), restart;
+        /// With role `node`: when the pressure conditions become True, as the kubelet's `evictionHard`; its own
+        /// defaults are these. The agent evicts nothing.
+        eviction_hard: String =
+            "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
+                .into(),
+            TextRule::Free("thresholds, `signal<quantity,signal<percent%`"), restart;
+        /// How long a pressure condition stays True after the pressure was last seen, as the kubelet's
+        /// `evictionPressureTransitionPeriod`.
+        eviction_pressure_transition_period: Duration = mins(5), within(secs(0), hours(1)), restart;
+        /// With role `node`: how many pods the node takes, as the kubelet's `maxPods`.
+        max_pods: u32 = 110, within(1, 10_000), restart;
+        /// With role `node`: how many images the status lists, the largest first, as the kubelet's
+        /// `nodeStatusMaxImages`; 0 for none.
+        node_status_max_images: u32 = 50, within(0, 10_000), restart;
+        /// With role `node`: the directory whose file system is `nodefs`, as the kubelet's `--root-dir`.
+        root_dir: PathBuf = "/var/lib/kubelet".into(), Any, restart;
+        /// With role `node`: the version that the Node shows as its kubelet's, for what reads the skew from it;
+        /// empty for the agent's own.
+        kubelet_version: String = String::new(), TextRule::Free("version, or \"\" for the agent's"), restart;
     }
 
     /// The debug socket (gRPC) and the debug page, metrics and probes (HTTP).

@@ -213,6 +213,28 @@ choice! {
     }
 }
 
+choice! {
+    /// Who the node's heartbeat is.
+    Role {
+        /// The kubelet; the agent adds a Lease and conditions of its own.
+        Companion = "companion",
+        /// The agent.
+        Node = "node",
+    }
+}
+
+choice! {
+    /// What is done about a Node that is missing.
+    Register {
+        /// It is made at the start, and not again when it is deleted later.
+        Once = "once",
+        /// It is made whenever it is missing.
+        Always = "always",
+        /// Nothing: somebody else makes it.
+        Never = "never",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -206,7 +206,7 @@ fn environment_names() {
         (
             "KEELSON_FOO__BAR",
             "1",
-            "unknown section \"foo\"; the sections are agent, cri, pulls, debug, feature_gates",
+            "unknown section \"foo\"; the sections are agent, cri, pulls, kube, node, debug, feature_gates",
         ),
         (
             "KEELSON_PULL__WHEN_FUL",
@@ -292,7 +292,8 @@ fn flags() {
     assert_eq!(
         error,
         "flag --feature-gates Xyzzy: unknown feature gate \"Xyzzy\"; known gates: PullDeduplication, \
-         PresentImageFastLane, KeepPullProgress, ResumePulls, PullOption, PerRegistryPullLimit, AllAlpha, \
+         PresentImageFastLane, KeepPullProgress, ResumePulls, PullOption, NodeHeartbeats, PodAwarePulls, LeanLeases, \
+         ExternalNodeConditions, PerRegistryPullLimit, AllAlpha, \
          AllBeta\n\
          flag --feature-gates PullOption: feature_gates.PullOption: expected true or false, found \"maybe\""
     );
@@ -333,6 +334,24 @@ fn syntax_errors_have_line_and_column_and_do_not_hide_other_layers() {
 }
 
 #[test]
+fn addresses_of_api_servers() {
+    for (set, word) in [
+        ("kube.server=http://10.0.0.1", "has to be https"),
+        ("kube.server=10.0.0.1:6443", "the scheme is missing"),
+        ("kube.server=https://", "it names no server"),
+        ("kube.server=https://h/?x", "it names no server"),
+        ("kube.server=https://joe:hunter2@h", "https://10.0.0.1:6443"),
+    ] {
+        let error = Case::new().set(set).errors();
+        assert!(error.contains(word) && !error.contains("hunter2"), "{set}: {error}");
+    }
+    let two = Case::new().set("kube.in_cluster=true").set("kube.kubeconfig=/etc/kubeconfig").errors();
+    assert!(two.contains("three ways to one API server"), "{two}");
+    let half = Case::new().set("kube.client_key=/etc/key").errors();
+    assert!(half.contains("set both or none"), "{half}");
+}
+
+#[test]
 fn relations() {
     let case = Case::new()
         .file("[pulls]\nserialize_image_pulls = true\n")
@@ -356,6 +375,11 @@ fn relations() {
             None,
             "cri.listen and cri.runtime_endpoint are",
         ),
+        ("kube.context=prod", None, "chooses within a kubeconfig"),
+        ("kube.token_file=/etc/token", None, "are for server"),
+        ("kube.server=https://10.0.0.1:6443", None, "server needs credentials"),
+        ("node.lease_duration=40500ms", None, "whole seconds"),
+        ("node.node_status_report_frequency=5s", None, "more often than it is worked out"),
     ] {
         let case = key.into_iter().fold(Case::new().set(set), Case::gates);
         let errors = load(&case.sources).unwrap_err();
@@ -369,6 +393,9 @@ fn relations() {
         vec!["debug.http=0.0.0.0:9440", "debug.http_allow_remote=true"],
         vec!["debug.http=[::1]:0"],
         vec!["debug.http="],
+        vec!["kube.kubeconfig=/etc/kubernetes/kubelet.conf", "kube.context=prod", "node.role=node"],
+        vec!["kube.in_cluster=true"],
+        vec!["kube.server=https://[fd00::1]:6443", "kube.token_file=/etc/token"],
         vec!["pulls.per_registry_max_parallel_image_pulls=2", "feature_gates.AllAlpha=true"],
     ] {
         let case = sound.iter().fold(Case::new(), |case, text| case.set(text));

@@ -159,6 +159,25 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             "pulls.serialize_image_pulls" | "pulls.per_registry_max_parallel_image_pulls" | "pulls.enforce",
             v,
         ) => Just(v.clone()).boxed(),
+        // One way to the API server, with what belongs to it.
+        ("kube.kubeconfig", _) => word.prop_map(|w| format!("/etc/{w}").into()).boxed(),
+        ("kube.request_timeout", _) => (1u32..=119).prop_map(|s| format!("{s}s").into()).boxed(),
+        (path, v) if path.starts_with("kube.") => Just(v.clone()).boxed(),
+        ("node.role", _) => words(&["node", "companion"]),
+        ("node.register_node", _) => words(&["once", "always", "never"]),
+        ("node.root_dir", _) => word.prop_map(|w| format!("/var/{w}").into()).boxed(),
+        ("node.lease_duration" | "node.pulls_stalled_after", _) => {
+            (10u32..=119).prop_map(|s| format!("{s}s").into()).boxed()
+        }
+        ("node.node_status_report_frequency", _) => (2u32..=60).prop_map(|m| format!("{m}m").into()).boxed(),
+        ("node.node_ip", _) => words(&["", "10.0.0.7", "10.0.0.7,fd00::7"]),
+        ("node.eviction_hard", _) => words(&["", "memory.available<1Gi"]),
+        ("node.kube_reserved" | "node.system_reserved", _) => words(&["", "cpu=100m,memory=200Mi"]),
+        ("node.register_with_taints", _) => words(&["", "a=b:NoSchedule"]),
+        ("node.node_labels", _) => words(&["", "a=b,example.com/c=d"]),
+        ("node.zone" | "node.region" | "node.provider_id" | "node.kubelet_version", _) => {
+            word.prop_map(Json::from).boxed()
+        }
         ("agent.node_name", _) => word.prop_map(Json::from).boxed(),
         ("agent.state_dir", _) => word.prop_map(|w| format!("/var/{w}").into()).boxed(),
         ("agent.log", _) => words(&["info", "WARN", "debug,keelson_cri=trace", "off,[span{x=1}]=info"]),

@@ -56,6 +56,8 @@ tables! {
     Leases = 3, "leases";
     /// Settings changed at run time.
     Settings = 4, "settings";
+    /// What was last reported to the API server, the Lease's identity, conditions set by others.
+    Heartbeats = 5, "heartbeats";
 }
 
 impl Table {
