@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from Debian's packages what a command of the Makefile needs and the machine lacks, and nothing else.
 #
-#   scripts/install-packages.sh run | test | bench | ci
+#   scripts/install-packages.sh run | cluster | test | bench | ci
 #
 # A program that is there, from wherever, is left alone. Services that come with a package are not started: Keelson's
 # commands run a containerd and a registry of their own. The toolchains (Rust, Go) are not installed, only asked for.
@@ -16,14 +16,18 @@ fail() {
 # Programs of the system are not in everyone's PATH.
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-# program:package[+package...]
+# program:package[+package...], where what is no program is named by its whole path
 common=(cc:gcc+libc6-dev setpriv:util-linux)
 run=("${common[@]}" containerd:containerd runc:runc docker-registry:docker-registry)
+faketime=/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1
+cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 "$faketime:libfaketime" perl:perl-base)
+suites=("${run[@]}" "${cluster[@]}" chromium:chromium chromedriver:chromium-driver jq:jq)
 case ${1:-} in
-run | bench) wanted=("${run[@]}") ;;
-test) wanted=("${run[@]}" chromium:chromium chromedriver:chromium-driver jq:jq) ;;
-ci) wanted=("${run[@]}" chromium:chromium chromedriver:chromium-driver jq:jq shellcheck:shellcheck git:git) ;;
-*) fail "usage: $0 run|test|bench|ci" ;;
+run) wanted=("${run[@]}") ;;
+bench | cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
+test) wanted=("${suites[@]}") ;;
+ci) wanted=("${suites[@]}" shellcheck:shellcheck git:git) ;;
+*) fail "usage: $0 run|cluster|test|bench|ci" ;;
 esac
 
 command -v cargo >/dev/null ||
@@ -32,10 +36,18 @@ if [ "$1" != run ] && ! command -v go >/dev/null; then
     fail "Go is missing: the suites build real peers with it; install 1.26 or newer from https://go.dev/dl/"
 fi
 
+# present NAME: whether the program, or the file of this path, is there.
+present() {
+    case $1 in
+    /*) [ -e "$1" ] ;;
+    *) command -v "$1" >/dev/null ;;
+    esac
+}
+
 missing=()
 packages=()
 for entry in "${wanted[@]}"; do
-    if ! command -v "${entry%%:*}" >/dev/null; then
+    if ! present "${entry%%:*}"; then
         missing+=("${entry%%:*}")
         IFS=+ read -ra names <<<"${entry#*:}"
         packages+=("${names[@]}")
@@ -61,7 +73,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     # --no-remove: a package of another origin that would have to go for this one is the owner's matter.
     apt-get install -q -y --no-install-recommends --no-remove "${packages[@]}" >&2
     for entry in "${wanted[@]}"; do
-        command -v "${entry%%:*}" >/dev/null || fail "${entry%%:*} is still missing after installing ${entry#*:}"
+        present "${entry%%:*}" || fail "${entry%%:*} is still missing after installing ${entry#*:}"
     done
 fi
 

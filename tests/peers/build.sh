@@ -11,7 +11,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers
-peers=(containerd cri-driver)
+peers=(containerd cri-driver kubernetes)
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -44,10 +44,26 @@ build_cri-driver() {
     (cd "$here/cri-driver" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
 }
 
+# The programs say no version of their own, and clients refuse an API server without one.
+build_kubernetes() {
+    local version package flags="-s -w"
+    version=$(module_version k8s.io/kubernetes "$here/kubernetes")
+    for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+        flags+=" -X $package.gitVersion=v$version -X $package.gitTreeState=clean"
+        flags+=" -X $package.gitMajor=$(cut -d. -f1 <<<"$version") -X $package.gitMinor=$(cut -d. -f2 <<<"$version")"
+    done
+    (
+        cd "$here/kubernetes"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "$flags" -o "$1/" \
+            k8s.io/kubernetes/cmd/kube-{apiserver,controller-manager,proxy} k8s.io/kubernetes/cmd/kubelet
+    )
+}
+
 peer_version() {
     case $1 in
     containerd) module_version github.com/containerd/containerd/v2 "$here/containerd" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
+    kubernetes) module_version k8s.io/kubernetes "$here/kubernetes" ;;
     *) fail "no peer is called '$1'; there are: ${peers[*]}" ;;
     esac
 }

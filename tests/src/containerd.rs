@@ -41,6 +41,9 @@ pub struct Options {
     pub image_pull_progress_timeout: Option<String>,
     /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
     pub mirrors: BTreeMap<String, String>,
+    /// Whether it has a network configuration, without which a kubelet's node does not get ready. The plugin that it
+    /// names need not be installed as long as every pod uses the host's network.
+    pub network: bool,
 }
 
 impl Default for Options {
@@ -50,6 +53,7 @@ impl Default for Options {
             max_concurrent_downloads: 50,
             image_pull_progress_timeout: None,
             mirrors: BTreeMap::new(),
+            network: false,
         }
     }
 }
@@ -79,6 +83,9 @@ impl Containerd {
             .with_context(|| format!("cannot write {}", config.display()))?;
         for (name, address) in &options.mirrors {
             reach(folder, name, address)?;
+        }
+        if options.network {
+            write_network(folder)?;
         }
 
         let path = match kind {
@@ -233,6 +240,15 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
             )
         }
     })
+}
+
+/// Writes a network configuration (CNI).
+fn write_network(folder: &Path) -> Result<()> {
+    let place = folder.join("cni");
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    let network = "{\"cniVersion\": \"0.4.0\", \"name\": \"test\", \"plugins\": [{\"type\": \"bridge\", \
+                   \"ipam\": {\"type\": \"host-local\", \"subnet\": \"10.244.0.0/24\"}}]}\n";
+    fs::write(place.join("10-test.conflist"), network).context("cannot write the network configuration")
 }
 
 /// Writes that the registry `name` is reached at `address` over plain HTTP.

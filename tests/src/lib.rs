@@ -1,7 +1,8 @@
 //! The harness of Keelson's suites: real components, each of the test's own.
 //!
 //! Owns: a containerd ([`containerd`]), a registry ([`registry`]), images ([`images`]), a proxy that measures and
-//! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`]).
+//! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`]), a
+//! cluster: etcd, API server, controllers and kubelets ([`kube`]).
 //! In: nothing but the programs that `make test` installs and builds. Out: nothing: every process, mount and file
 //! that a test made is gone when it ends, however it ends.
 //!
@@ -16,6 +17,7 @@ pub mod containerd;
 pub mod cri;
 pub mod driver;
 pub mod images;
+pub mod kube;
 pub mod node;
 pub mod peers;
 pub mod process;

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// containerd 2.4 and its shim, built from the Go modules in `tests/peers`.
 pub fn containerd_v2() -> Result<PathBuf> {
@@ -14,6 +14,26 @@ pub fn containerd_v2() -> Result<PathBuf> {
 /// The CRI client of another make, built from `tests/peers/cri-driver`.
 pub fn cri_driver() -> Result<PathBuf> {
     Ok(built("cri-driver")?.join("cri-driver"))
+}
+
+/// A program of Kubernetes 1.36, built from the Go module `tests/peers/kubernetes`: `kube-apiserver`,
+/// `kube-controller-manager`, `kube-proxy` or `kubelet`.
+pub fn kubernetes(program: &str) -> Result<PathBuf> {
+    let path = built("kubernetes")?.join(program);
+    if !path.is_file() {
+        bail!("tests/peers/kubernetes builds no {program}");
+    }
+    Ok(path)
+}
+
+/// The library that gives a program another wall clock when it is named in `LD_PRELOAD`.
+pub fn libfaketime() -> Result<PathBuf> {
+    let folder = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
+    let path = Path::new(&folder).join("libfaketime.so.1");
+    if !path.is_file() {
+        bail!("{} is missing: install the Debian package libfaketime (make test does)", path.display());
+    }
+    Ok(path)
 }
 
 /// A program of the system, found in `PATH` or the folders of system programs.
@@ -49,29 +69,26 @@ pub fn keelson() -> Result<PathBuf> {
 }
 
 /// The folder of a peer, which is built when it is not there yet.
-fn built(name: &str) -> Result<PathBuf> {
-    static BUILT: OnceLock<Result<HashMap<String, PathBuf>, String>> = OnceLock::new();
-    let all =
-        BUILT.get_or_init(|| build().map_err(|e| format!("{e:#}"))).as_ref().map_err(|e| anyhow!("{e}"))?;
-    all.get(name).cloned().with_context(|| format!("tests/peers/build.sh knows no {name}"))
+fn built(name: &'static str) -> Result<PathBuf> {
+    type Outcomes = HashMap<&'static str, Result<PathBuf, String>>;
+    static BUILT: OnceLock<Mutex<Outcomes>> = OnceLock::new();
+    // Held while it is built: whoever needs the same peer waits for it anyway.
+    let mut outcomes = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let outcome = outcomes.entry(name).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
+    outcome.clone().map_err(|e| anyhow!("{e}"))
 }
 
-fn build() -> Result<HashMap<String, PathBuf>> {
+fn build(name: &str) -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/build.sh");
-    let output =
-        Command::new(&script).output().with_context(|| format!("cannot run {}", script.display()))?;
+    let output = Command::new(&script)
+        .arg(name)
+        .output()
+        .with_context(|| format!("cannot run {}", script.display()))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if !output.status.success() {
-        bail!(
-            "{} failed with {}:\n{}",
-            script.display(),
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
+        bail!("{} {name} failed with {}:\n{}", script.display(), output.status, text(&output.stderr));
     }
-    let text = String::from_utf8(output.stdout).context("build.sh prints text")?;
-    Ok(text
-        .lines()
-        .filter_map(|line| line.split_once('='))
-        .map(|(name, path)| (name.to_owned(), PathBuf::from(path)))
-        .collect())
+    let answer = text(&output.stdout);
+    let folder = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    folder.map(PathBuf::from).with_context(|| format!("{} {name} answered {answer:?}", script.display()))
 }

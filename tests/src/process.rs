@@ -184,12 +184,17 @@ impl Drop for Process {
 }
 
 /// Programs that may run on when the process that started them is gone.
-const STRAYS: [&str; 9] = [
+const STRAYS: [&str; 14] = [
     "containerd-shim-runc-v2",
     "containerd-shim",
     "runc",
     "containerd",
     "docker-registry",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kubelet",
     "keelson",
     "chromedriver",
     "chromium",

@@ -1,0 +1,170 @@
+//! Owns: what an API server says was asked of it. In: its audit log. Out: one event for each request.
+//!
+//! This is where the suites count writes and see who made them: outside the agent, behind every proxy.
+
+use anyhow::{Context as _, Result};
+use jiff::Timestamp;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// One request, as the API server saw it. Its log names a request twice when it is a watch: the newest entry counts.
+#[derive(Clone, Debug)]
+pub struct AuditEvent {
+    /// How far it got: `ResponseStarted` for a watch that runs, `ResponseComplete`, or `Panic`.
+    pub stage: String,
+    /// Who asked, such as `system:node:NAME`.
+    pub user: String,
+    /// The `User-Agent` header.
+    pub user_agent: String,
+    /// The verb of the API: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
+    pub verb: String,
+    /// The path and the query.
+    pub uri: String,
+    /// The resource, such as `leases`; empty for a path that is none, such as `/readyz`.
+    pub resource: String,
+    /// The subresource, such as `status`; empty when there is none.
+    pub subresource: String,
+    /// The namespace; empty when there is none.
+    pub namespace: String,
+    /// The object's name; empty for a list, and for a creation that leaves it to the body.
+    pub name: String,
+    /// The HTTP status of the answer; `None` when there was none.
+    pub code: Option<u16>,
+    /// When the request came.
+    pub received: Timestamp,
+    /// When it reached `stage`.
+    pub ended: Timestamp,
+    /// What was sent, with [`super::ApiOptions::audit_bodies`].
+    pub body: Option<serde_json::Value>,
+    /// What the server notes, such as `authorization.k8s.io/decision`.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl AuditEvent {
+    /// Whether it may have changed something: anything but `get`, `list` and `watch`.
+    pub fn is_write(&self) -> bool {
+        !matches!(self.verb.as_str(), "get" | "list" | "watch")
+    }
+
+    /// Whether it was for this object or collection: the resource, with `/SUBRESOURCE` where there is one.
+    pub fn is_for(&self, verb: &str, resource: &str) -> bool {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        self.verb == verb && self.resource == resource && self.subresource == subresource
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    #[serde(rename = "auditID")]
+    audit_id: String,
+    stage: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    verb: String,
+    user: User,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: ObjectRef,
+    response_status: Option<ResponseStatus>,
+    request_object: Option<serde_json::Value>,
+    request_received_timestamp: Timestamp,
+    stage_timestamp: Timestamp,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ObjectRef {
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct ResponseStatus {
+    code: Option<u16>,
+}
+
+/// Reads a log: one event for each request, in the order in which they came to the log first.
+pub(super) fn parse(log: &str) -> Result<Vec<AuditEvent>> {
+    let mut events: Vec<AuditEvent> = Vec::new();
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    // What follows the last line break is still being written.
+    for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+        let line: Line =
+            serde_json::from_str(line).with_context(|| format!("not a line of an audit log: {line}"))?;
+        let place = *places.entry(line.audit_id.clone()).or_insert(events.len());
+        let event = AuditEvent::from(line);
+        match events.get_mut(place) {
+            Some(earlier) => *earlier = event,
+            None => events.push(event),
+        }
+    }
+    Ok(events)
+}
+
+impl From<Line> for AuditEvent {
+    fn from(line: Line) -> Self {
+        Self {
+            stage: line.stage,
+            user: line.user.username,
+            user_agent: line.user_agent,
+            verb: line.verb,
+            uri: line.request_uri,
+            resource: line.object_ref.resource,
+            subresource: line.object_ref.subresource,
+            namespace: line.object_ref.namespace,
+            name: line.object_ref.name,
+            code: line.response_status.and_then(|status| status.code),
+            received: line.request_received_timestamp,
+            ended: line.stage_timestamp,
+            body: line.request_object,
+            annotations: line.annotations,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(id: &str, stage: &str, verb: &str, code: u16) -> String {
+        let line = serde_json::json!({
+            "kind": "Event", "auditID": id, "stage": stage, "verb": verb,
+            "requestURI": "/api/v1/nodes/a/status", "user": {"username": "system:node:a"},
+            "objectRef": {"resource": "nodes", "name": "a", "subresource": "status"},
+            "responseStatus": {"metadata": {}, "code": code},
+            "requestReceivedTimestamp": "2026-01-02T03:04:05.000006Z",
+            "stageTimestamp": "2026-01-02T03:04:06.000000Z",
+        });
+        format!("{line}\n")
+    }
+
+    #[test]
+    fn a_request_counts_once_with_its_newest_stage() {
+        let log = [
+            line("1", "ResponseStarted", "watch", 200),
+            line("2", "ResponseComplete", "patch", 403),
+            line("1", "ResponseComplete", "watch", 200),
+            "{\"half".to_owned(),
+        ]
+        .concat();
+        let events = parse(&log).unwrap();
+        assert_eq!(events.len(), 2);
+        assert_eq!(events[0].stage, "ResponseComplete");
+        assert!(!events[0].is_write());
+        assert!(events[1].is_write() && events[1].is_for("patch", "nodes/status"));
+        assert!(!events[1].is_for("patch", "nodes"));
+        assert_eq!((events[1].code, events[1].user.as_str()), (Some(403), "system:node:a"));
+    }
+}

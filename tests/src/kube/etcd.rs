@@ -1,0 +1,167 @@
+//! Owns: an etcd of the test's own, one member. In: nothing. Out: its endpoint, what it counts, control over its life.
+
+use crate::peers;
+use crate::process::{Process, Program};
+use crate::scratch::Scratch;
+use crate::util::{PATIENCE, eventually, free_port, http_get};
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+
+/// An etcd of the test's own. Killed on drop.
+#[derive(Debug)]
+pub struct Etcd {
+    endpoint: String,
+    program: Program,
+    process: Option<Process>,
+}
+
+/// What etcd has counted since it started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writes {
+    /// Keys put.
+    pub puts: u64,
+    /// The size of the keys and values put, in bytes.
+    pub put_bytes: u64,
+}
+
+impl Etcd {
+    /// Starts one below `scratch` and waits until it is healthy.
+    pub async fn start(scratch: &Scratch) -> Result<Self> {
+        let (client, peer) = (free_port()?, free_port()?);
+        let folder = scratch.dir(&format!("etcd-{client}"))?;
+        let endpoint = format!("http://127.0.0.1:{client}");
+        let between = format!("http://127.0.0.1:{peer}");
+        let path = peers::system("etcd", "etcd-server")?;
+        let mut args: Vec<String> = [
+            ("--name", "test".to_owned()),
+            ("--data-dir", folder.join("data").display().to_string()),
+            ("--listen-client-urls", endpoint.clone()),
+            ("--advertise-client-urls", endpoint.clone()),
+            ("--listen-peer-urls", between.clone()),
+            ("--initial-advertise-peer-urls", between.clone()),
+            ("--initial-cluster", format!("test={between}")),
+            ("--log-level", "warn".to_owned()),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect();
+        // Newer ones can do without waiting for the disk, which a test does not need.
+        let help = Command::new(&path).arg("--help").output().context("cannot run etcd --help")?;
+        if [help.stdout, help.stderr].iter().any(|text| String::from_utf8_lossy(text).contains("no-fsync")) {
+            args.push("--unsafe-no-fsync".to_owned());
+        }
+        let program =
+            Program { name: "etcd".to_owned(), path, args, env: Vec::new(), log: folder.join("etcd.log") };
+        let mut etcd = Self { endpoint, program, process: None };
+        etcd.start_again().await?;
+        Ok(etcd)
+    }
+
+    /// Where clients reach it: `http://127.0.0.1:PORT`.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
+    /// Starts it after [`Etcd::kill9`] or [`Etcd::terminate`], with its data, and waits until it is healthy.
+    pub async fn start_again(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            bail!("etcd is running already");
+        }
+        let process = self.program.start()?;
+        eventually(PATIENCE, "etcd is healthy", || self.healthy())
+            .await
+            .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    async fn healthy(&self) -> Result<()> {
+        let answer = http_get(&format!("{}/health", self.endpoint)).await?.success()?;
+        let health: Value = serde_json::from_slice(&answer.body).context("/health is no JSON")?;
+        if health["health"] != "true" {
+            bail!("etcd says {}", answer.text());
+        }
+        Ok(())
+    }
+
+    /// Kills it with SIGKILL. What it has written stays.
+    pub fn kill9(&mut self) -> Result<()> {
+        self.process.take().context("etcd is not running")?.kill9()
+    }
+
+    /// Ends it with SIGTERM.
+    pub async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.process.take().context("etcd is not running")?.terminate(PATIENCE).await
+    }
+
+    /// One of its metrics, by its whole name.
+    pub async fn metric(&self, name: &str) -> Result<f64> {
+        let text = http_get(&format!("{}/metrics", self.endpoint)).await?.success()?.text();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.with_context(|| format!("this etcd has no metric {name}"))?;
+        value.trim().parse().with_context(|| format!("{name} is {value:?}, not a number"))
+    }
+
+    /// What was written to it since it started.
+    pub async fn writes(&self) -> Result<Writes> {
+        Ok(Writes {
+            puts: self.metric("etcd_mvcc_put_total").await? as u64,
+            put_bytes: self.metric("etcd_debugging_mvcc_total_put_size_in_bytes").await? as u64,
+        })
+    }
+
+    /// How many bytes of its file are in use.
+    pub async fn db_bytes(&self) -> Result<u64> {
+        Ok(self.metric("etcd_mvcc_db_total_size_in_use_in_bytes").await? as u64)
+    }
+
+    /// How big its file is, in bytes: what compaction frees stays in it until [`Etcd::defragment`].
+    pub async fn file_bytes(&self) -> Result<u64> {
+        Ok(self.metric("etcd_mvcc_db_total_size_in_bytes").await? as u64)
+    }
+
+    /// The revision of its newest write.
+    pub async fn revision(&self) -> Result<i64> {
+        let text = self.etcdctl(&["get", "--write-out=json", "nothing-is-called-so"]).await?;
+        let answer: Value = serde_json::from_str(&text).context("etcdctl's answer is no JSON")?;
+        answer["header"]["revision"].as_i64().with_context(|| format!("no revision in {text}"))
+    }
+
+    /// Forgets everything but the newest value of each key, as an API server does every five minutes.
+    pub async fn compact(&self) -> Result<()> {
+        let revision = self.revision().await?.to_string();
+        self.etcdctl(&["compaction", "--physical=true", &revision]).await.map(drop)
+    }
+
+    /// Gives freed space of its file back.
+    pub async fn defragment(&self) -> Result<()> {
+        self.etcdctl(&["defrag"]).await.map(drop)
+    }
+
+    /// Asks with etcdctl, and gives what that prints.
+    pub async fn etcdctl(&self, args: &[&str]) -> Result<String> {
+        let output = tokio::process::Command::new(etcdctl()?)
+            .env("ETCDCTL_API", "3")
+            .arg(format!("--endpoints={}", self.endpoint))
+            .args(args)
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("cannot run etcdctl")?;
+        if !output.status.success() {
+            bail!("etcdctl {args:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        String::from_utf8(output.stdout).context("etcdctl prints text")
+    }
+}
+
+pub(super) fn etcdctl() -> Result<PathBuf> {
+    peers::system("etcdctl", "etcd-client")
+}

@@ -1,0 +1,203 @@
+//! Owns: who a client is to the API server, and the files by which it shows that.
+//! In: the certificate authority, or the API that hands out tokens. Out: kubeconfig files with what they name, as they
+//! lie on a node, and their rotation.
+
+use super::client::Admin;
+use super::pki::{Pki, write_secret};
+use anyhow::{Context as _, Result, bail};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How it is shown who a client is.
+#[derive(Debug)]
+enum Credential {
+    /// A certificate. The file has certificate and key and is a link to the newest, as the kubelet keeps its own.
+    Certificate { pki: Arc<Pki>, group: String },
+    /// One of the tokens that the API server has read from a file.
+    StaticToken { tokens: [String; 2] },
+    /// A token of a service account, from the TokenRequest API.
+    ServiceAccount { admin: Admin, namespace: String, name: String },
+}
+
+/// A user of the API server with a kubeconfig file of its own.
+#[derive(Debug)]
+pub struct Identity {
+    user: String,
+    folder: PathBuf,
+    ca: PathBuf,
+    credential: Credential,
+    /// How many credentials it has had.
+    generation: usize,
+    vias: usize,
+}
+
+impl Identity {
+    /// A user of a group, by a certificate.
+    pub(super) async fn certificate(
+        folder: PathBuf,
+        server: &str,
+        pki: &Arc<Pki>,
+        user: &str,
+        group: &str,
+    ) -> Result<Self> {
+        let credential = Credential::Certificate { pki: pki.clone(), group: group.to_owned() };
+        Self::new(folder, server, pki, user.to_owned(), credential).await
+    }
+
+    /// A user by one of two static tokens.
+    pub(super) async fn static_token(
+        folder: PathBuf,
+        server: &str,
+        pki: &Pki,
+        user: &str,
+        tokens: [String; 2],
+    ) -> Result<Self> {
+        Self::new(folder, server, pki, user.to_owned(), Credential::StaticToken { tokens }).await
+    }
+
+    /// A service account, which must exist.
+    pub(super) async fn service_account(
+        folder: PathBuf,
+        server: &str,
+        pki: &Pki,
+        admin: &Admin,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Self> {
+        let (admin, namespace, name) = (admin.clone(), namespace.to_owned(), name.to_owned());
+        let user = format!("system:serviceaccount:{namespace}:{name}");
+        Self::new(folder, server, pki, user, Credential::ServiceAccount { admin, namespace, name }).await
+    }
+
+    async fn new(
+        folder: PathBuf,
+        server: &str,
+        pki: &Pki,
+        user: String,
+        credential: Credential,
+    ) -> Result<Self> {
+        let ca = pki.ca_file().to_owned();
+        let mut identity = Self { user, folder, ca, credential, generation: 0, vias: 0 };
+        identity.rotate().await?;
+        identity.write_kubeconfig(&identity.kubeconfig(), server)?;
+        Ok(identity)
+    }
+
+    /// The user's name, as the audit log has it.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The kubeconfig file for the API server itself.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
+    /// A kubeconfig file with the same credentials for another way to the API server (`https://127.0.0.1:PORT`). A
+    /// proxy that ends TLS ([`super::ApiProxy`]) passes tokens on, and cannot pass certificates on.
+    pub fn kubeconfig_via(&mut self, server: &str) -> Result<PathBuf> {
+        self.vias += 1;
+        let file = self.folder.join(format!("kubeconfig-{}", self.vias));
+        self.write_kubeconfig(&file, server)?;
+        Ok(file)
+    }
+
+    /// The file with the credential: a certificate with its key, or a token. [`Identity::rotate`] replaces what it has.
+    pub fn credential_file(&self) -> PathBuf {
+        self.folder.join(match self.credential {
+            Credential::Certificate { .. } => "client-current.pem",
+            Credential::StaticToken { .. } | Credential::ServiceAccount { .. } => "token",
+        })
+    }
+
+    /// Replaces the credential on disk by another of the same user: a new key with a new certificate, the other static
+    /// token, or a new token of the service account. The old one stays valid.
+    pub async fn rotate(&mut self) -> Result<()> {
+        let current = self.credential_file();
+        match &self.credential {
+            Credential::Certificate { pki, group } => {
+                let pem = pki.client(&self.user, group)?.pem();
+                return self.take_certificate(&pem);
+            }
+            Credential::StaticToken { tokens } => {
+                write_secret(&current, &tokens[self.generation % tokens.len()])?;
+            }
+            Credential::ServiceAccount { admin, namespace, name } => {
+                write_secret(&current, &admin.token(namespace, name).await?)?;
+            }
+        }
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// The same, by a certificate that is valid for so long only. Fails for a user without certificates.
+    pub fn rotate_for(&mut self, valid: Duration) -> Result<()> {
+        let Credential::Certificate { pki, group } = &self.credential else {
+            bail!("{} shows no certificate", self.user);
+        };
+        let pem = pki.client_for(&self.user, group, valid)?.pem();
+        self.take_certificate(&pem)
+    }
+
+    fn take_certificate(&mut self, pem: &str) -> Result<()> {
+        let current = self.credential_file();
+        let file = self.folder.join(format!("client-{}.pem", self.generation));
+        write_secret(&file, pem)?;
+        let link = current.with_extension("link");
+        symlink(&file, &link)
+            .and_then(|()| fs::rename(&link, &current))
+            .with_context(|| format!("cannot link {} to {}", current.display(), file.display()))?;
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// A client that asks as this user, with the credential of now.
+    pub async fn client(&self) -> Result<kube::Client> {
+        client(&self.kubeconfig()).await
+    }
+
+    fn write_kubeconfig(&self, file: &Path, server: &str) -> Result<()> {
+        let credential = self.credential_file();
+        let user = match self.credential {
+            Credential::Certificate { .. } => {
+                json!({"client-certificate": credential, "client-key": credential})
+            }
+            Credential::StaticToken { .. } | Credential::ServiceAccount { .. } => {
+                json!({"tokenFile": credential})
+            }
+        };
+        write_secret(file, &kubeconfig(server, &self.ca, &user).to_string())
+    }
+}
+
+fn kubeconfig(server: &str, ca: &Path, user: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": ca}}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    })
+}
+
+/// A client by a kubeconfig file. It repeats nothing by itself: a test is to see every refusal.
+pub async fn client(file: &Path) -> Result<kube::Client> {
+    let read = Kubeconfig::read_from(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
+    let mut config = config.with_context(|| format!("{} is of no use", file.display()))?;
+    config.default_retry = false;
+    kube::Client::try_from(config).context("cannot make a client")
+}
+
+/// Fails unless the API server refused with this status.
+pub fn refused<T>(outcome: kube::Result<T>, code: u16) -> Result<()> {
+    match outcome {
+        Ok(_) => bail!("it was allowed instead of being refused with {code}"),
+        Err(kube::Error::Api(status)) if status.code == code => Ok(()),
+        Err(other) => Err(other).with_context(|| format!("refused, but not with {code}")),
+    }
+}

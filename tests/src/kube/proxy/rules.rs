@@ -1,0 +1,221 @@
+//! Owns: what the proxy does to which requests. In: rules, at any moment. Out: the fault for one request, if any.
+
+use http::Method;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Which requests a rule is about. Everything that is set must agree; nothing set means every request.
+#[derive(Clone, Default)]
+pub struct ApiMatch {
+    method: Option<Method>,
+    #[expect(clippy::type_complexity, reason = "a test gives any closure")]
+    path: Option<Arc<dyn Fn(&str) -> bool + Send + Sync>>,
+}
+
+impl fmt::Debug for ApiMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiMatch").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
+impl ApiMatch {
+    /// Every request.
+    pub fn any() -> Self {
+        Self::default()
+    }
+
+    /// Requests whose path with its query has this in it, such as `/leases/` or `watch=true`.
+    pub fn path(part: &str) -> Self {
+        let part = part.to_owned();
+        Self::path_if(move |path| path.contains(&part))
+    }
+
+    /// Requests whose path with its query is so.
+    pub fn path_if(is_so: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        Self { path: Some(Arc::new(is_so)), ..Self::default() }
+    }
+
+    /// Only with this method.
+    pub fn method(mut self, method: Method) -> Self {
+        self.method = Some(method);
+        self
+    }
+
+    fn applies(&self, method: &Method, path: &str) -> bool {
+        self.method.as_ref().is_none_or(|wanted| wanted == method)
+            && self.path.as_ref().is_none_or(|is_so| is_so(path))
+    }
+}
+
+/// What the proxy does to a request.
+#[derive(Clone, Debug)]
+pub enum ApiFault {
+    /// Nothing: exempts requests from the rules after this one.
+    Pass,
+    /// Answers with a `Status` object instead of asking the API server.
+    Status {
+        /// The code.
+        code: u16,
+        /// The reason in the object, such as `TooManyRequests`.
+        reason: String,
+        /// Headers of the answer, such as `Retry-After`.
+        headers: Vec<(String, String)>,
+    },
+    /// Answers with this code and text instead of asking the API server, as a proxy or a captive portal does that
+    /// stands in its place.
+    Text {
+        /// The code.
+        code: u16,
+        /// The body, which is said to be JSON.
+        body: String,
+    },
+    /// Waits before the request goes on.
+    Delay(Duration),
+    /// Holds the request until the rule is removed; then it goes on.
+    Hold,
+    /// Answers nothing, ever: the request gets lost.
+    Swallow,
+    /// Lets the request go on and answers nothing, ever: the answer gets lost.
+    LoseAnswer,
+    /// Closes the connection instead of asking the API server.
+    Close,
+    /// Lets the request go on and closes the connection instead of answering.
+    CloseAfter,
+}
+
+impl ApiFault {
+    /// Answers with this status.
+    pub fn status(code: u16) -> Self {
+        let reason = match code {
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "NotFound",
+            409 => "Conflict",
+            410 => "Expired",
+            429 => "TooManyRequests",
+            500 => "InternalError",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "Unknown",
+        };
+        Self::Status { code, reason: reason.to_owned(), headers: Vec::new() }
+    }
+
+    /// Answers with success and a text that is no object.
+    pub fn garbage(body: &str) -> Self {
+        Self::Text { code: 200, body: body.to_owned() }
+    }
+
+    /// Answers with this status and a `Retry-After` of so many seconds.
+    pub fn retry_after(code: u16, seconds: u32) -> Self {
+        match Self::status(code) {
+            Self::Status { code, reason, .. } => {
+                let headers = vec![("retry-after".to_owned(), seconds.to_string())];
+                Self::Status { code, reason, headers }
+            }
+            other => other,
+        }
+    }
+}
+
+/// A rule that is in force; what [`super::ApiProxy::remove`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApiRule(u64);
+
+#[derive(Debug)]
+struct Rule {
+    id: ApiRule,
+    matches: ApiMatch,
+    fault: ApiFault,
+    /// How many more requests it applies to; `None` is all.
+    left: Option<usize>,
+    hits: usize,
+    /// Dropped with the rule, which lets go what it holds.
+    removed: watch::Sender<()>,
+}
+
+/// A fault with the means to learn that its rule was removed.
+#[derive(Clone, Debug)]
+pub(super) struct Ruling {
+    pub(super) fault: ApiFault,
+    removed: watch::Receiver<()>,
+}
+
+impl Ruling {
+    /// Waits until the rule is removed.
+    pub(super) async fn removed(&mut self) {
+        // Nothing is ever sent: the error says that the sender, and with it the rule, is gone.
+        while self.removed.changed().await.is_ok() {}
+    }
+}
+
+/// The rules of one proxy.
+#[derive(Debug, Default)]
+pub(super) struct Rules(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    next: u64,
+    rules: Vec<Rule>,
+}
+
+impl Rules {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, matches: ApiMatch, fault: ApiFault, times: Option<usize>) -> ApiRule {
+        let mut inner = self.lock();
+        let id = ApiRule(inner.next);
+        inner.next += 1;
+        inner.rules.push(Rule { id, matches, fault, left: times, hits: 0, removed: watch::Sender::new(()) });
+        id
+    }
+
+    pub(super) fn remove(&self, id: ApiRule) {
+        self.lock().rules.retain(|rule| rule.id != id);
+    }
+
+    pub(super) fn clear(&self) {
+        self.lock().rules.clear();
+    }
+
+    /// How many requests a rule that is still there has applied to.
+    pub(super) fn hits(&self, id: ApiRule) -> usize {
+        self.lock().rules.iter().find(|rule| rule.id == id).map_or(0, |rule| rule.hits)
+    }
+
+    /// The first rule that applies. One that has applied often enough stays for what it holds.
+    pub(super) fn judge(&self, method: &Method, path: &str) -> Option<Ruling> {
+        let mut inner = self.lock();
+        let rule = inner
+            .rules
+            .iter_mut()
+            .find(|rule| rule.left.is_none_or(|left| left > 0) && rule.matches.applies(method, path))?;
+        rule.hits += 1;
+        rule.left = rule.left.map(|left| left - 1);
+        Some(Ruling { fault: rule.fault.clone(), removed: rule.removed.subscribe() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rule_that_matches_decides_and_a_spent_one_does_not() {
+        let rules = Rules::default();
+        let once = rules.add(ApiMatch::path("/leases/").method(Method::PUT), ApiFault::status(409), Some(1));
+        rules.add(ApiMatch::path("/leases/a"), ApiFault::Pass, None);
+        rules.add(ApiMatch::any(), ApiFault::Close, None);
+        let judge = |method, path| rules.judge(&method, path).map(|ruling| ruling.fault);
+        assert!(matches!(judge(Method::PUT, "/leases/a"), Some(ApiFault::Status { code: 409, .. })));
+        assert!(matches!(judge(Method::PUT, "/leases/a"), Some(ApiFault::Pass)));
+        assert!(matches!(judge(Method::PUT, "/leases/b"), Some(ApiFault::Close)));
+        assert_eq!(rules.hits(once), 1);
+        rules.clear();
+        assert!(judge(Method::GET, "/").is_none());
+    }
+}

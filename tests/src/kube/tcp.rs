@@ -1,0 +1,242 @@
+//! Owns: a proxy that passes bytes on and does not look at them.
+//! In: the address behind it; cuts, at any moment. Out: how many bytes went each way and when, over how many connections.
+//!
+//! A cut is what a network does that loses every packet: connections stay open at both ends and nothing arrives. New
+//! ones are taken, as by a firewall that answers nothing later.
+
+use anyhow::{Context as _, Result};
+use jiff::Timestamp;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// A running proxy. It takes no connection any more when it is dropped, and breaks those that it has.
+#[derive(Debug)]
+pub struct TcpProxy {
+    address: String,
+    shared: Arc<Shared>,
+    server: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    upstream: String,
+    line: watch::Sender<Line>,
+    sent: AtomicU64,
+    received: AtomicU64,
+    accepted: AtomicUsize,
+    open: AtomicUsize,
+    /// What passed, once [`TcpProxy::record`] was called.
+    chunks: Mutex<Option<Vec<Chunk>>>,
+}
+
+/// Bytes that were passed on in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// When.
+    pub at: Timestamp,
+    /// Whether they went to the server.
+    pub to_server: bool,
+    /// How many.
+    pub bytes: usize,
+}
+
+impl Shared {
+    fn count(&self, to_server: bool, bytes: usize) {
+        let total = if to_server { &self.sent } else { &self.received };
+        total.fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some(chunks) = self.chunks.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            chunks.push(Chunk { at: Timestamp::now(), to_server, bytes });
+        }
+    }
+}
+
+/// The state of the line.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// Whether nothing gets through.
+    cut: bool,
+    /// Counts resets: a connection ends when it is not the number it began with.
+    resets: u64,
+}
+
+impl TcpProxy {
+    /// Starts a proxy before `upstream` (`127.0.0.1:PORT`) on a free port of loopback.
+    pub async fn start(upstream: &str) -> Result<Self> {
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on loopback")?;
+        let address = listener.local_addr().context("a listener has an address")?.to_string();
+        let shared = Arc::new(Shared {
+            upstream: upstream.to_owned(),
+            line: watch::Sender::default(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            accepted: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
+            chunks: Mutex::new(None),
+        });
+        let server = tokio::spawn(accept(listener, shared.clone()));
+        Ok(Self { address, shared, server })
+    }
+
+    /// Where it listens: `127.0.0.1:PORT`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The same as the address of an API server: `https://127.0.0.1:PORT`.
+    pub fn endpoint(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Nothing gets through any more, and no connection learns of it.
+    pub fn cut(&self) {
+        self.shared.line.send_modify(|line| line.cut = true);
+    }
+
+    /// Everything gets through again, what was on its way included.
+    pub fn mend(&self) {
+        self.shared.line.send_modify(|line| line.cut = false);
+    }
+
+    /// Breaks every connection with a TCP reset. The line stays as it is.
+    pub fn reset(&self) {
+        self.shared.line.send_modify(|line| line.resets += 1);
+    }
+
+    /// How many bytes went to the server.
+    pub fn sent(&self) -> u64 {
+        self.shared.sent.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes came from the server.
+    pub fn received(&self) -> u64 {
+        self.shared.received.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a record of what passes from now on.
+    pub fn record(&self) {
+        *self.shared.chunks.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    /// What has passed since [`TcpProxy::record`].
+    pub fn chunks(&self) -> Vec<Chunk> {
+        self.shared.chunks.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
+    }
+
+    /// How many connections were ever taken.
+    pub fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How many connections there are now.
+    pub fn open(&self) -> usize {
+        self.shared.open.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for TcpProxy {
+    fn drop(&mut self) {
+        self.server.abort();
+        self.reset();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => {
+                shared.accepted.fetch_add(1, Ordering::Relaxed);
+                shared.open.fetch_add(1, Ordering::Relaxed);
+                // Taken here: a reset from now on is for this connection too.
+                let line = shared.line.subscribe();
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = carry(client, &shared, line).await {
+                        eprintln!("a connection through the proxy broke: {error}");
+                    }
+                    shared.open.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            Err(error) => {
+                eprintln!("the proxy that knows bytes only ended: {error}");
+                return;
+            }
+        }
+    }
+}
+
+/// Carries one connection until both sides have ended it, one has broken it, or it is reset.
+async fn carry(mut client: TcpStream, shared: &Shared, line: watch::Receiver<Line>) -> io::Result<()> {
+    let resets = line.borrow().resets;
+    let (mut until_reset, mut at_start) = (line.clone(), line.clone());
+    // An error of the watch says that the proxy is gone, which is a reset as well.
+    let reset = async move {
+        let _ = until_reset.wait_for(|line| line.resets != resets).await;
+    };
+    tokio::pin!(reset);
+    let connected = tokio::select! {
+        () = &mut reset => None,
+        server = async {
+            let _ = at_start.wait_for(|line| !line.cut).await;
+            TcpStream::connect(&shared.upstream).await
+        } => Some(server),
+    };
+    let mut server = match connected {
+        // Nobody listens there: the client is told so as bluntly.
+        None | Some(Err(_)) => return client.set_zero_linger(),
+        Some(Ok(server)) => server,
+    };
+    // Small messages must not wait for each other longer than without a proxy.
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let both = {
+        let (client_read, client_write) = client.split();
+        let (server_read, server_write) = server.split();
+        tokio::select! {
+            () = &mut reset => None,
+            both = async {
+                tokio::try_join!(
+                    copy(client_read, server_write, line.clone(), |bytes| shared.count(true, bytes)),
+                    copy(server_read, client_write, line.clone(), |bytes| shared.count(false, bytes)),
+                )
+            } => Some(both),
+        }
+    };
+    match both {
+        Some(Ok(_)) => Ok(()),
+        None | Some(Err(_)) => {
+            client.set_zero_linger()?;
+            server.set_zero_linger()
+        }
+    }
+}
+
+/// Carries one direction to its end.
+async fn copy(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut line: watch::Receiver<Line>,
+    count: impl Fn(usize),
+) -> io::Result<()> {
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        let length = from.read(&mut buffer).await?;
+        // What was read waits here while the line is cut, the end included.
+        let whole = line.wait_for(|line| !line.cut).await.is_ok();
+        if !whole {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if length == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..length]).await?;
+        count(length);
+    }
+}
