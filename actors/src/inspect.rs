@@ -88,6 +88,8 @@ pub enum Status {
     Restarting,
     /// It ended.
     Stopped,
+    /// It was not started: what it needs is not configured.
+    Off,
 }
 
 impl Status {
@@ -99,6 +101,7 @@ impl Status {
             Self::Running => "running",
             Self::Restarting => "restarting",
             Self::Stopped => "stopped",
+            Self::Off => "off",
         }
     }
 }
