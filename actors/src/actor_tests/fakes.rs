@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -12,11 +13,14 @@ use std::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_proto::Code;
 use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     pulls::PullCall,
-    runtime::{Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull},
+    runtime::{
+        Capabilities, Progress, PullReply, RUNTIME_READY, Runtime, RuntimeCondition, RuntimeError,
+        RuntimeImage, RuntimeInfo, RuntimePull,
+    },
 };
 
 pub(super) const SOCKET: &str = "unix:///run/fake.sock";
@@ -40,6 +44,11 @@ pub(super) struct Script {
     pub(super) instant: bool,
     pub(super) progress: HashMap<String, Progress>,
     pub(super) drop_takes: Duration,
+    /// Names of methods that fail, of those that node status asks.
+    pub(super) broken: HashSet<&'static str>,
+    /// How long these take.
+    pub(super) report_takes: Duration,
+    pub(super) images: Vec<RuntimeImage>,
     /// Everything that was asked, in order.
     pub(super) log: Vec<String>,
     pub(super) probes: Vec<Instant>,
@@ -54,6 +63,8 @@ pub(super) struct FakeRuntime {
     script: Mutex<Script>,
     /// Looks at every pull as it begins.
     pub(super) watcher: Mutex<Option<Watcher>>,
+    /// The connection closes.
+    pub(super) closed: Arc<Notify>,
     me: std::sync::Weak<FakeRuntime>,
 }
 
@@ -61,7 +72,12 @@ impl FakeRuntime {
     pub(super) fn new() -> Arc<Self> {
         let capabilities = Capabilities { pull_option: false, leases: true, content: true };
         let script = Mutex::new(Script { capabilities, ..Script::default() });
-        Arc::new_cyclic(|me| Self { script, watcher: Mutex::default(), me: me.clone() })
+        Arc::new_cyclic(|me| Self {
+            script,
+            watcher: Mutex::default(),
+            closed: Arc::default(),
+            me: me.clone(),
+        })
     }
 
     pub(super) fn script(&self) -> MutexGuard<'_, Script> {
@@ -86,6 +102,23 @@ impl FakeRuntime {
 
     fn error(&self, reason: &str) -> RuntimeError {
         RuntimeError { endpoint: SOCKET.into(), reason: reason.into() }
+    }
+
+    /// Answers a call of node status.
+    fn report<T: Send + 'static>(
+        &self,
+        method: &'static str,
+        of: impl FnOnce(&Script) -> T,
+    ) -> BoxFuture<'static, Result<T, RuntimeError>> {
+        self.note(method.to_owned());
+        let script = self.script();
+        let answer = if script.broken.contains(method) { Err(self.error(method)) } else { Ok(of(&script)) };
+        let takes = script.report_takes;
+        async move {
+            tokio::time::sleep(takes).await;
+            answer
+        }
+        .boxed()
     }
 }
 
@@ -157,6 +190,24 @@ impl Runtime for FakeRuntime {
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>> {
         let present = self.script().present.contains(&*call.image);
         async move { Ok(present.then_some(1000)) }.boxed()
+    }
+
+    fn status(&self) -> BoxFuture<'static, Result<Vec<RuntimeCondition>, RuntimeError>> {
+        let ready = RuntimeCondition { kind: RUNTIME_READY.into(), ok: true, ..Default::default() };
+        self.report("status", |_| vec![ready])
+    }
+
+    fn images(&self) -> BoxFuture<'static, Result<Vec<RuntimeImage>, RuntimeError>> {
+        self.report("list images", |script| script.images.clone())
+    }
+
+    fn image_fs(&self) -> BoxFuture<'static, Result<Option<PathBuf>, RuntimeError>> {
+        self.report("image fs", |_| Some("/var/lib/fake".into()))
+    }
+
+    fn connection_closed(&self) -> BoxFuture<'static, ()> {
+        let closed = self.closed.clone();
+        async move { closed.notified().await }.boxed()
     }
 
     fn progress(

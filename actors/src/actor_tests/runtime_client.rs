@@ -34,7 +34,7 @@ fn probes_back_off_to_three_seconds_and_find_the_runtime_in_time() {
         assert!(succeeded(answered).await);
         let before = runtime.script().probes.len();
         pass(30_000).await;
-        assert_eq!(runtime.script().probes.len() - before, 3, "every ten seconds while it answers");
+        assert_eq!(runtime.script().probes.len() - before, 6, "every five seconds while it answers");
     });
 }
 

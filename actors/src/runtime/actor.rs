@@ -1,7 +1,7 @@
 //! The RuntimeClient: makes the calls and watches the runtime's health.
 //!
 //! Owns: the tasks of running pulls, the probe timer, the progress readings. In: verbs from the
-//! PullCoordinator. Out: what the runtime said, to the coordinator that subscribed.
+//! PullCoordinator and the StatusReporter. Out: what the runtime said, to the coordinator that subscribed.
 
 use std::{
     cell::Cell,
@@ -28,7 +28,10 @@ use tokio::{
 
 use super::{
     core::{Core, Effect, Event, Health},
-    types::{Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull},
+    report::ImageCache,
+    types::{
+        Capabilities, PROBE_BACKOFF, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull,
+    },
 };
 use crate::{
     clock::Clock,
@@ -163,6 +166,7 @@ pub struct RuntimeClient {
     dropping: HashMap<String, Shared<BoxFuture<'static, ()>>>,
     presence: Arc<Semaphore>,
     probe: Option<SpawnHandle>,
+    pub(super) images: ImageCache,
 }
 
 struct Running {
@@ -196,10 +200,23 @@ impl RuntimeClient {
             dropping: HashMap::new(),
             presence: Arc::new(Semaphore::new(PRESENCE_CHECKS)),
             probe: None,
+            images: ImageCache::default(),
         }
     }
 
-    fn recorder(&self) -> &Arc<Recorder> {
+    pub(super) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.runtime
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    pub(super) fn health_changes(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+
+    pub(super) fn recorder(&self) -> &Arc<Recorder> {
         self.supervision.recorder()
     }
 
@@ -232,6 +249,20 @@ impl RuntimeClient {
         self.probe = Some(ctx.spawn(wrap_future::<_, Self>(probe).map(then)));
     }
 
+    /// Probes when a connection has closed, but no more often than a runtime that is away is probed.
+    fn watch_connection(&mut self, ctx: &mut Context<Self>) {
+        let closed = self.runtime.connection_closed();
+        let closed = async move {
+            closed.await;
+            tokio::time::sleep(PROBE_BACKOFF.0).await;
+        };
+        ctx.spawn(wrap_future::<_, Self>(closed).map(|(), actor, ctx| {
+            let effects = actor.core.handle(Event::ConnectionClosed, actor.clock.now());
+            actor.perform(effects, ctx);
+            actor.watch_connection(ctx);
+        }));
+    }
+
     fn announce(&mut self) {
         let health = self.core.health().clone();
         match &health {
@@ -243,6 +274,7 @@ impl RuntimeClient {
                 self.recorder().event(text);
             }
             Health::Down { reason, .. } => {
+                self.images.outdate();
                 self.metrics.runtime_up.set(0);
                 tracing::warn!(reason, "the container runtime does not serve");
                 self.recorder().status(crate::inspect::Status::Running, format!("no runtime: {reason}"));
@@ -305,6 +337,7 @@ impl RuntimeClient {
 
     fn reload(&mut self, ctx: &mut Context<Self>) {
         self.probe_after(Duration::ZERO, ctx);
+        self.watch_connection(ctx);
         self.read_progress(ctx);
     }
 
@@ -417,6 +450,7 @@ impl Handler<CallEnded> for RuntimeClient {
     fn handle(&mut self, message: CallEnded, ctx: &mut Context<Self>) {
         let _handling = self.recorder().handling::<CallEnded>();
         self.running.remove(&(message.pull, message.attempt));
+        self.images.outdate();
         if message.lost {
             self.metrics.lost.inc();
             let effects = self.core.handle(Event::CallLost, self.clock.now());

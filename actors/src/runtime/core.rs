@@ -1,8 +1,9 @@
 //! Whether the runtime serves, decided without I/O.
 //!
-//! Owns: the health of the runtime and the time of the next probe. In: results of probes, and calls
-//! that were lost. Out: when to probe, and changes worth telling. A lost call is not yet a dead
-//! runtime: it only makes the next probe come at once, and its answer be told even if it is the old one.
+//! Owns: the health of the runtime and the time of the next probe. In: results of probes, calls
+//! that were lost, connections that closed. Out: when to probe, and changes worth telling. A lost call is
+//! not yet a dead runtime: it only makes the next probe come at once, and its answer be told even if it
+//! is the old one. Nor is a closed connection: it makes the next probe come at once.
 
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub enum Event {
     Probed(Result<RuntimeInfo, String>),
     /// A call broke off without an answer.
     CallLost,
+    /// A connection to the runtime closed.
+    ConnectionClosed,
 }
 
 /// What the actor has to do.
@@ -78,6 +81,12 @@ impl Core {
                     return Vec::new();
                 }
                 self.suspect = true;
+                vec![Effect::ProbeAfter(Duration::ZERO)]
+            }
+            Event::ConnectionClosed => {
+                if self.suspect || matches!(self.health, Health::Down { .. }) {
+                    return Vec::new();
+                }
                 vec![Effect::ProbeAfter(Duration::ZERO)]
             }
             Event::Probed(Ok(info)) => self.up(info, now),
@@ -176,5 +185,22 @@ mod tests {
         let mut core = Core::default();
         run(&mut core, Event::Probed(Err("refused".into())));
         assert_eq!(run(&mut core, Event::CallLost), []);
+    }
+
+    #[test]
+    fn a_closed_connection_probes_at_once_and_the_old_answer_is_no_news() {
+        let mut core = Core::default();
+        run(&mut core, Event::Probed(Ok(info("1"))));
+        assert_eq!(run(&mut core, Event::ConnectionClosed), [SOON]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [LATER]);
+        run(&mut core, Event::CallLost);
+        assert_eq!(run(&mut core, Event::ConnectionClosed), [], "a probe is on its way");
+    }
+
+    #[test]
+    fn a_closed_connection_of_a_dead_runtime_keeps_the_back_off() {
+        let mut core = Core::default();
+        run(&mut core, Event::Probed(Err("refused".into())));
+        assert_eq!(run(&mut core, Event::ConnectionClosed), []);
     }
 }

@@ -2,18 +2,23 @@
 //!
 //! Owns: [`core`] (when to probe, what counts as up), and [`RuntimeClient`], the actor that makes
 //! the calls through the trait [`Runtime`].
-//! In: `Pull`, `CancelPull`, `CheckPresent`, `DropLease`, `ReapLeases` from the PullCoordinator.
-//! Out: `PullFinished`, `Presence`, `PullProgress`, `RuntimeChanged` for the PullCoordinator.
+//! In: `Pull`, `CancelPull`, `CheckPresent`, `DropLease`, `ReapLeases` from the PullCoordinator,
+//! `ReportRuntime` from the StatusReporter.
+//! Out: `PullFinished`, `Presence`, `PullProgress`, `RuntimeChanged` for the PullCoordinator; a
+//! [`RuntimeReport`] for the StatusReporter.
 
 mod actor;
 pub mod core;
+mod report;
 mod types;
 
 pub use actor::{
     CancelAll, CancelPull, CheckPresent, DropLease, Probe, Pull, PullFinished, PullPresence, PullProgress,
     ReapLeases, RuntimeChanged, RuntimeClient, RuntimeClientParts, RuntimeState, Subscribe,
 };
+pub use report::ReportRuntime;
 pub use types::{
-    Capabilities, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress, PullReply, Runtime, RuntimeError,
-    RuntimeInfo, RuntimePull, WireStatus,
+    Capabilities, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress, PullReply, RUNTIME_READY,
+    Runtime, RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, RuntimeReport,
+    WireStatus,
 };

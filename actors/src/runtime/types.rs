@@ -3,7 +3,7 @@
 //! Owns: the trait [`Runtime`] that a service implements, and what passes through it.
 //! In: calls from the RuntimeClient actor. Out: answers; an error always names the socket.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -72,6 +72,47 @@ pub struct RuntimeInfo {
     pub capabilities: Capabilities,
 }
 
+/// What node status reports of the runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeReport {
+    /// `nodeInfo.containerRuntimeVersion`: name and version as the runtime gives them, for example
+    /// `containerd://v2.4.2`.
+    pub version: String,
+    /// What the runtime says of itself, just now.
+    pub conditions: Vec<RuntimeCondition>,
+    /// Its images, in the runtime's order, at most 30 s old and never older than the last pull.
+    pub images: Arc<Vec<RuntimeImage>>,
+    /// A directory on the file system of its images, if it names one.
+    pub image_fs: Option<PathBuf>,
+}
+
+/// One of the runtime's own conditions (CRI `RuntimeCondition`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeCondition {
+    /// [`RUNTIME_READY`], [`NETWORK_READY`], or one of the runtime's own.
+    pub kind: String,
+    /// Whether it holds.
+    pub ok: bool,
+    /// Why not, in one word.
+    pub reason: String,
+    /// Why not, for people.
+    pub message: String,
+}
+
+/// The condition without which the runtime runs no container.
+pub const RUNTIME_READY: &str = "RuntimeReady";
+/// The condition without which pods get no network.
+pub const NETWORK_READY: &str = "NetworkReady";
+
+/// An image that the runtime has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeImage {
+    /// References by digest first, then those by tag; an image that nothing refers to has none.
+    pub names: Vec<String>,
+    /// As the runtime counts it.
+    pub size_bytes: u64,
+}
+
 /// What the agent may use of a runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
@@ -138,6 +179,20 @@ pub trait Runtime: Send + Sync + 'static {
     /// CRI `ImageStatus`: the size in bytes if the runtime has the image.
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>>;
 
+    /// CRI `Status`: the runtime's own conditions, such as [`RUNTIME_READY`]. Takes a few seconds at most.
+    fn status(&self) -> BoxFuture<'static, Result<Vec<RuntimeCondition>, RuntimeError>>;
+
+    /// CRI `ListImages`: every image. Takes a few seconds at most.
+    fn images(&self) -> BoxFuture<'static, Result<Vec<RuntimeImage>, RuntimeError>>;
+
+    /// CRI `ImageFsInfo`: a directory on the file system of the images (containerd: that of the
+    /// snapshotter), `None` if the runtime names none. Takes a few seconds at most.
+    fn image_fs(&self) -> BoxFuture<'static, Result<Option<PathBuf>, RuntimeError>>;
+
+    /// Ends when a connection to the runtime has closed, whoever closed it; at once if that happened since
+    /// such a future ended last. One at a time is listened to.
+    fn connection_closed(&self) -> BoxFuture<'static, ()>;
+
     /// Reads how far the pulls in these leases are. A lease of which nothing is known is left out.
     fn progress(
         &self,
@@ -154,5 +209,6 @@ pub trait Runtime: Send + Sync + 'static {
 
 /// How long the first probe after an error waits, and the longest pause (kubelet: 100 ms to 3 s).
 pub const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
-/// How often a runtime that answers is probed.
-pub const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a runtime that answers is probed. One that dies closes its connection, which is noticed at
+/// once; this finds those that stop to answer, and is a trifle for both sides.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);

@@ -3,25 +3,30 @@
 //! Owns: one gRPC channel, for pulls, presence checks, probes, leases and progress. In: calls of the
 //! trait [`Runtime`] that the actors declare. Out: CRI and containerd calls on the runtime's socket.
 //! No keep-alive pings are sent: containerd answers frequent ones with GOAWAY, and a unix socket
-//! tells when its peer is gone.
+//! tells when its peer is gone, which is passed on at once.
 
 mod leases;
 mod progress;
 mod raw;
+mod report;
+mod stream;
 
 use std::{collections::BTreeSet, error::Error as _, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use hyper_util::rt::TokioIo;
 use keelson_actors::{
     pulls::PullCall,
     runtime::{
-        Capabilities, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull, WireStatus,
+        Capabilities, Progress, PullReply, Runtime, RuntimeCondition, RuntimeError, RuntimeImage,
+        RuntimeInfo, RuntimePull, WireStatus,
     },
 };
 use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
-use tokio::{net::UnixStream, sync::Mutex};
+use tokio::{
+    net::UnixStream,
+    sync::{Mutex, Notify},
+};
 use tonic::{
     Code, Request, Status,
     metadata::{KeyAndValueRef, MetadataMap, MetadataValue},
@@ -31,6 +36,7 @@ use tonic::{
 use crate::front::{MAX_HEADERS, grpc::MAX_MESSAGE};
 use leases::LeaseBook;
 use progress::ProgressReader;
+use stream::Watched;
 
 /// A probe that takes longer has failed; so has any other short call.
 const SHORT_CALL: Duration = Duration::from_secs(10);
@@ -46,6 +52,8 @@ pub struct ContainerRuntime {
 struct Inner {
     endpoint: String,
     channel: Channel,
+    /// Told when a connection of the channel is gone.
+    closed: Arc<Notify>,
     leases: LeaseBook,
     progress: Mutex<ProgressReader>,
     /// What the runtime can do, asked once for each of its lives.
@@ -64,9 +72,11 @@ impl ContainerRuntime {
     #[must_use]
     pub fn new(socket: PathBuf, owner: &str) -> Self {
         let endpoint = format!("unix://{}", socket.display());
+        let closed = Arc::new(Notify::new());
+        let tell = closed.clone();
         let connect = tower::service_fn(move |_: Uri| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+            let (socket, tell) = (socket.clone(), tell.clone());
+            async move { UnixStream::connect(socket).await.map(|stream| Watched::new(stream, tell)) }
         });
         // The authority that gRPC uses on unix sockets; the connector does not look at it.
         let channel = Endpoint::from_static("http://localhost")
@@ -79,6 +89,7 @@ impl ContainerRuntime {
             known: Mutex::new(None),
             endpoint,
             channel,
+            closed,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -303,6 +314,26 @@ impl Runtime for ContainerRuntime {
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>> {
         let inner = self.inner.clone();
         async move { inner.image_size(&call).await }.boxed()
+    }
+
+    fn status(&self) -> BoxFuture<'static, Result<Vec<RuntimeCondition>, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { report::status(&inner.channel).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+
+    fn images(&self) -> BoxFuture<'static, Result<Vec<RuntimeImage>, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { report::images(&inner.channel).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+
+    fn image_fs(&self) -> BoxFuture<'static, Result<Option<PathBuf>, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move { report::image_fs(&inner.channel).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+
+    fn connection_closed(&self) -> BoxFuture<'static, ()> {
+        let closed = self.inner.closed.clone();
+        async move { closed.notified().await }.boxed()
     }
 
     fn progress(

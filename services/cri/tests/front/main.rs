@@ -9,4 +9,5 @@ mod outage;
 mod passthrough;
 mod pull;
 mod pull_bad_input;
+mod report;
 mod support;

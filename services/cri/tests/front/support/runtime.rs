@@ -111,6 +111,11 @@ impl Call {
         self.kill.send_replace(true);
     }
 
+    /// Closes the connection when `true` is sent, after the call too.
+    pub(crate) fn kill_switch(&self) -> watch::Sender<bool> {
+        self.kill.clone()
+    }
+
     /// What every runtime answers.
     pub(crate) async fn standard(self) {
         match &*self.path {

@@ -1,0 +1,75 @@
+//! The stream to the runtime, which tells when it is gone.
+//!
+//! Owns: [`Watched`]. In: a connected socket. Out: the same, and a notice when it is dropped: the HTTP/2
+//! connection that owns it lets go of it as soon as the peer closes it, whether a call runs or not.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    sync::Notify,
+};
+
+/// A socket that tells when it is dropped.
+#[derive(Debug)]
+pub(super) struct Watched {
+    stream: UnixStream,
+    closed: Arc<Notify>,
+}
+
+impl Watched {
+    /// `stream`, as the HTTP/2 client takes it.
+    pub(super) fn new(stream: UnixStream, closed: Arc<Notify>) -> TokioIo<Self> {
+        TokioIo::new(Self { stream, closed })
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // Kept for a listener that is not there just now.
+        self.closed.notify_one();
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, to)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, from)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, from)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
