@@ -5,6 +5,8 @@
 //! writes. When the store fails it goes on in memory and says so: pods must start even on a full
 //! disk (decision 0003).
 
+mod node;
+
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use actix::{
@@ -400,7 +402,10 @@ impl Actor for PullCoordinator {
 impl Supervised for PullCoordinator {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
+        // Nobody tells again of pods that are gone.
+        let gone = self.core.take_gone();
         self.core = Core::new(self.policy.clone(), &self.owner);
+        self.core.set_gone(gone);
         self.journal = self.journal.next_life();
         self.pipeline = self.pipeline.next_life();
         self.rewrite = false;
@@ -553,6 +558,7 @@ impl Handler<Inspected> for PullCoordinator {
             "callers": counts.callers,
             "oldest_wait_ms": self.core.oldest_wait(self.clock.now()).map(|wait| wait.as_millis() as u64),
             "kept_leases": self.core.kept_leases(),
+            "pods_gone": self.core.pods_gone(),
             "journal_behind": self.behind,
             "draining": self.draining.is_some(),
         })

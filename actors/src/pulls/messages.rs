@@ -9,7 +9,7 @@ use keelson_proto::debug as pb;
 use tokio::sync::oneshot;
 
 use super::{
-    core::{Answer, CallerId, Policy},
+    core::{Answer, CallerId, FlowView, Policy},
     request::PullCall,
 };
 use crate::inspect::verbs;
@@ -34,6 +34,23 @@ verbs! {
         /// Which.
         caller: CallerId,
     }
+    /// A pod is deleted or terminating: its calls that wait fail with ABORTED, those that run go on. Matched by the
+    /// uid in the call's sandbox config. That of a static pod is its manifest's and not its mirror pod's, so that
+    /// static pods are never told gone in this way.
+    PodGone => () {
+        /// `metadata.uid`.
+        uid: String,
+        /// `namespace/name`, for people.
+        pod: String,
+    }
+    /// The object of a pod is deleted, after [`PodGone`] or without it. Its calls are refused for ten minutes more,
+    /// then the pod is forgotten.
+    PodForgotten => () {
+        /// `metadata.uid`.
+        uid: String,
+    }
+    /// Whether pulls get on, for the node condition `ImagePullsFlowing`.
+    PullsFlow => FlowView {}
     /// Sets the limit by hand; `None` puts it back to the settings.
     SetLimit => pb::Limit {
         /// 0: no limit.

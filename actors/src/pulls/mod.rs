@@ -3,7 +3,8 @@
 //! Owns: [`core`] (every decision, pure), the journal on disk, and [`PullCoordinator`], the actor
 //! that performs the core's effects.
 //! In: `RequestPull` and `CallerLeft` from the CRI front; `PullFinished`, `Presence`, `PullProgress`
-//! and `RuntimeChanged` from the RuntimeClient; `SetLimit` and `Configure` from people.
+//! and `RuntimeChanged` from the RuntimeClient; `SetLimit` and `Configure` from people; `PodGone` and `PodForgotten`
+//! from whoever watches the node's pods; `PullsFlow` from the StatusReporter.
 //! Out: pulls and presence checks for the RuntimeClient, answers for callers, journal writes.
 //!
 //! ```text
@@ -22,10 +23,11 @@ mod record;
 mod request;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
-pub use core::{Answer, CallerId, FinishedPull, PullId, Refusal};
+pub use core::{Answer, CallerId, FinishedPull, FlowView, PullId, Refusal, RuntimeFlow};
 pub use image::{ImageName, ImageNameError, MAX_NAME, MAX_TAG};
 pub use messages::{
-    AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, RequestPull, SetLimit,
+    AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, PodForgotten, PodGone,
+    PullsFlow, RequestPull, SetLimit,
 };
 pub use record::{KeptLease, PullRecord, RecordState};
 pub use request::{CredentialsId, CredentialsSalt, HANDLER_ANNOTATION, Pod, PullCall, PullKey, RequestError};

@@ -70,6 +70,10 @@ impl Core {
         pull.losses = 0;
         let (place, resumed, abandoned) = (pull.place(), pull.callers.is_empty(), pull.callers_gone());
         for caller in pull.callers.clone() {
+            if let Some(refusal) = self.refusal_for_gone(caller) {
+                self.refuse(caller, refusal, fx);
+                continue;
+            }
             let Some(waiting) = self.callers.get(&caller) else { continue };
             match waiting.give_up {
                 Some((_, GiveUp::Rejected)) => self.answer(caller, reply, fx),
@@ -157,6 +161,7 @@ impl Core {
             self.settle_lease(&key.image, lease, end == End::Succeeded, now, fx);
         }
         self.ended += 1;
+        self.moved = Some(now.mono);
         self.finished.push_front(FinishedPull {
             id,
             image: pull.call.image.clone(),
@@ -258,6 +263,7 @@ impl Core {
         let was_up = matches!(self.health, Health::Up(_));
         let had_leases = matches!(self.health, Health::Up(Capabilities { leases: true, .. }));
         self.health = Health::Up(capabilities);
+        self.away_since = None;
         if !had_leases && capabilities.leases {
             let mut keep: std::collections::BTreeSet<String> = self.kept.keys().cloned().collect();
             keep.extend(self.pulls.values().filter_map(|pull| pull.lease.clone()));
@@ -307,7 +313,8 @@ impl Core {
         }
     }
 
-    pub(super) fn runtime_down(&mut self, reason: String, fx: &mut Vec<Effect>) {
+    pub(super) fn runtime_down(&mut self, reason: String, now: Now, fx: &mut Vec<Effect>) {
+        self.away_since.get_or_insert(now.mono);
         if matches!(self.health, Health::Up(_)) {
             fx.push(Effect::Note(Note {
                 warn: true,

@@ -10,6 +10,7 @@
 //! place, and cannot start before a caller brings some.
 
 mod finish;
+mod gone;
 mod reentry;
 mod requests;
 mod restore;
@@ -19,6 +20,8 @@ mod view;
 
 mod queue;
 
+#[cfg(test)]
+mod gone_tests;
 #[cfg(test)]
 mod life_tests;
 #[cfg(test)]
@@ -36,10 +39,11 @@ use std::{
     time::Duration,
 };
 
+pub(in crate::pulls) use gone::GonePods;
 use queue::{Place, Queue};
 use reentry::Reentry;
 pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal};
-pub use view::Counts;
+pub use view::{Counts, FlowView, RuntimeFlow};
 
 use super::{
     record::Write,
@@ -228,6 +232,12 @@ pub struct Core {
     timers: BTreeSet<(Duration, Timer)>,
     /// Places of failed pulls, for another try of the same pod.
     reentry: Reentry,
+    /// Pods whose callers do not wait.
+    gone: GonePods,
+    /// When the runtime went away, on the monotonic clock.
+    away_since: Option<Duration>,
+    /// When a pull last got on or ended, on the monotonic clock.
+    moved: Option<Duration>,
     /// Leases of pulls that ended without success: when they expire, and their image.
     kept: BTreeMap<String, (Duration, Arc<str>)>,
     /// The newest first: the last [`HISTORY`], and all that ended in the event handled last.
@@ -261,6 +271,9 @@ impl Core {
             by_registry: HashMap::new(),
             timers: BTreeSet::new(),
             reentry: Reentry::default(),
+            gone: GonePods::default(),
+            away_since: None,
+            moved: None,
             kept: BTreeMap::new(),
             finished: VecDeque::new(),
             ended: 0,
@@ -273,6 +286,7 @@ impl Core {
     pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         let mut fx = Vec::new();
         self.finished.truncate(HISTORY);
+        self.gone.expire(now.mono);
         match event {
             Event::Request { caller, call, patience } => self.request(caller, call, patience, now, &mut fx),
             Event::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
@@ -282,7 +296,9 @@ impl Core {
             }
             Event::Progress { pull, progress } => self.progressed(pull, progress, now, &mut fx),
             Event::RuntimeUp(capabilities) => self.runtime_up(capabilities, now, &mut fx),
-            Event::RuntimeDown(reason) => self.runtime_down(reason, &mut fx),
+            Event::RuntimeDown(reason) => self.runtime_down(reason, now, &mut fx),
+            Event::PodGone { uid, pod } => self.pod_gone(uid, pod, now, &mut fx),
+            Event::PodForgotten(uid) => self.pod_forgotten(&uid, now),
             Event::Configure(policy) => self.configure(*policy, now, &mut fx),
             Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
             Event::Tick => self.tick(now, &mut fx),

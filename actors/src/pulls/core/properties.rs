@@ -25,6 +25,8 @@ enum Step {
     Progress { which: usize, phase: Phase, bytes: u64 },
     Up { obedient: bool },
     Down,
+    PodGone(&'static str),
+    PodForgotten(&'static str),
     Limit(Option<u32>),
     Configure(usize),
     Pass(u64),
@@ -85,6 +87,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (which, phase, 0_u64..5).prop_map(|(which, phase, bytes)| Step::Progress { which, phase, bytes }),
         3 => any::<bool>().prop_map(|obedient| Step::Up { obedient }),
         1 => Just(Step::Down),
+        1 => select(vec!["p", "q"]).prop_map(Step::PodGone),
+        1 => select(vec!["p", "q"]).prop_map(Step::PodForgotten),
         1 => option::of(0_u32..4).prop_map(Step::Limit),
         1 => (0..policies().len()).prop_map(Step::Configure),
         4 => (0_u64..40_000).prop_map(Step::Pass),
@@ -130,6 +134,10 @@ impl Run {
                 self.bench.event(Event::RuntimeUp(if obedient { OBEDIENT } else { CONTAINERD }));
             }
             Step::Down => self.bench.event(Event::RuntimeDown("away".into())),
+            Step::PodGone(uid) => {
+                self.bench.event(Event::PodGone { uid: uid.into(), pod: format!("ns/{uid}") })
+            }
+            Step::PodForgotten(uid) => self.bench.event(Event::PodForgotten(uid.into())),
             Step::Limit(limit) => self.bench.event(Event::SetLimit(limit)),
             Step::Configure(n) => {
                 self.policy = policies().swap_remove(n);

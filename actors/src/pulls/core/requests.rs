@@ -35,15 +35,32 @@ impl Core {
         }
         let option = if self.policy.obey_option { call.option } else { None };
         let pod = call.pod.clone();
-        let (pull, news) = match self.joinable(&call) {
+        let joinable = self.joinable(&call);
+        if let Some(refusal) = self.refusal_to_join(joinable, &call) {
+            fx.push(Effect::Reply { caller, answer: Answer::Refused(refusal) });
+            return;
+        }
+        let (pull, news) = match joinable {
             Some(pull) => (pull, self.join(pull, call)),
             None => (self.create(call, now), true),
         };
         self.add_caller(caller, pull, pod, option, patience, now);
         self.schedule(now, fx);
+        if self.pulls.get(&pull).is_some_and(Pull::has_not_begun)
+            && let Some(refusal) = self.refusal_for_gone(caller)
+        {
+            return self.refuse_and_leave(caller, refusal, now, fx);
+        }
         if news {
             self.settle(pull, fx);
         }
+    }
+
+    /// A caller whose pod is gone does not join a pull that waits: it might take up a place that others have.
+    fn refusal_to_join(&self, joinable: Option<PullId>, call: &PullCall) -> Option<Refusal> {
+        let pod = self.gone.pod(&call.pod.as_ref()?.uid)?;
+        let waits = self.pulls.get(&joinable?).is_some_and(Pull::has_not_begun);
+        waits.then(|| Refusal::PodGone { pod: pod.to_owned(), image: call.image.to_string() })
     }
 
     /// The pull that a caller with this call waits for: one with the same key, or a held one whose
@@ -343,7 +360,13 @@ impl Core {
         self.refuse_and_leave(id, Refusal::RuntimeAway { held, reason }, now, fx);
     }
 
-    fn refuse_and_leave(&mut self, id: CallerId, refusal: Refusal, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn refuse_and_leave(
+        &mut self,
+        id: CallerId,
+        refusal: Refusal,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) {
         if let Some(pull) = self.remove_caller(id) {
             fx.push(Effect::Reply { caller: id, answer: Answer::Refused(refusal) });
             self.after_leaving(pull, now, fx);

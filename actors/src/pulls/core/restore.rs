@@ -78,6 +78,9 @@ impl Core {
         if !self.policy.resume || record.id.max(order) > MOST_ID {
             return None;
         }
+        if record.pod.as_ref().is_some_and(|pod| self.gone.pod(&pod.uid).is_some()) {
+            return None;
+        }
         let call = PullCall::rebuild(&record.image, &record.runtime_handler, record.pod.clone()).ok()?;
         let id = PullId(record.id);
         if self.pulls.contains_key(&id) {

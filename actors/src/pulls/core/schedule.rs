@@ -172,6 +172,7 @@ impl Core {
         }
         if pull.progress.is_none_or(|last| last != progress) {
             pull.progressed = now.mono;
+            self.moved = Some(now.mono);
         }
         pull.rate.add(now.mono, progress.bytes_done);
         pull.progress = Some(progress);
@@ -222,12 +223,19 @@ impl Core {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         // Not asked again: the answer would be the same and would bring it back here.
         pull.stage = Stage::Queued { presence: Presence::Absent };
+        let mut gone = false;
         for caller in pull.callers.clone() {
             if self.draining {
                 self.refuse(caller, Refusal::Stopping, fx);
+            } else if let Some(refusal) = self.refusal_for_gone(caller) {
+                gone = true;
+                self.refuse(caller, refusal, fx);
             } else {
                 self.renew_patience(caller, now);
             }
+        }
+        if gone && self.pulls.get(&id).is_some_and(|pull| pull.callers.is_empty()) {
+            return self.end(id, End::Cancelled, now, fx);
         }
         self.persist(id, fx);
         self.enqueue(id);

@@ -356,6 +356,8 @@ impl Core {
         for (id, caller) in &self.callers {
             let pull = self.pulls.get(&caller.pull).expect("a caller's pull exists");
             assert!(pull.callers.contains(id), "a pull knows its callers");
+            let gone = caller.pod.as_ref().is_some_and(|pod| self.gone.pod(&pod.uid).is_some());
+            assert!(!(gone && pull.has_not_begun()), "{id:?} waits for a pod that is gone");
         }
         let callers: usize = self.pulls.values().map(|pull| pull.callers.len()).sum();
         assert_eq!(callers, self.callers.len(), "callers");

@@ -146,6 +146,15 @@ pub enum Event {
     RuntimeUp(Capabilities),
     /// The runtime does not answer; the text says why and names the socket.
     RuntimeDown(String),
+    /// A pod is deleted or terminating: its callers do not wait any more.
+    PodGone {
+        /// `metadata.uid`.
+        uid: String,
+        /// `namespace/name`, for people.
+        pod: String,
+    },
+    /// The object of the pod with this uid is deleted: nothing more will be heard of it.
+    PodForgotten(String),
     /// Settings changed.
     Configure(Box<Policy>),
     /// A person sets the limit, or (`None`) puts it back to the settings.
@@ -277,6 +286,14 @@ pub enum Refusal {
         /// Says whether the bytes are kept.
         kept: &'static str,
     },
+    /// The pod of a waiting caller is deleted or terminating.
+    #[error("pod {pod} was deleted while its image pull waited: {image}")]
+    PodGone {
+        /// `namespace/name`.
+        pod: String,
+        /// As the caller wrote it.
+        image: String,
+    },
     /// The agent is on its way out.
     #[error("keelson is stopping; the pull keeps its place for the next start, ask again")]
     Stopping,
@@ -298,6 +315,9 @@ impl Refusal {
             }
             Self::Deadline(..) | Self::Stalled { .. } => Code::DeadlineExceeded,
             Self::RuntimeAway { .. } | Self::Stopping | Self::Restarting => Code::Unavailable,
+            // Not CANCELLED, which would say that the caller itself gave up. The kubelet retries neither within
+            // the call, and tries its next credential with either.
+            Self::PodGone { .. } => Code::Aborted,
             Self::Invalid(_) => Code::InvalidArgument,
         }
     }

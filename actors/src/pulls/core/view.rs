@@ -119,6 +119,28 @@ impl Core {
         }
     }
 
+    /// Whether pulls get on: what the node condition `ImagePullsFlowing` is made of. Costs the same however long the
+    /// queue is. `durable` is the actor's to know.
+    #[must_use]
+    pub fn flow(&self, durable: bool, now: Now) -> FlowView {
+        let since = |then: Duration| now.mono.saturating_sub(then);
+        FlowView {
+            queued: narrow(self.queue.len()),
+            running: self.counted.saturating_add(self.present_running),
+            oldest_wait: self.oldest_wait(now),
+            since_moved: self.moved.map(since),
+            runtime: match &self.health {
+                Health::Unknown => RuntimeFlow::Unknown,
+                Health::Up(_) => RuntimeFlow::Up,
+                Health::Down(reason) => RuntimeFlow::Away {
+                    away_for: self.away_since.map(since).unwrap_or_default(),
+                    reason: reason.clone(),
+                },
+            },
+            durable,
+        }
+    }
+
     /// How many pulls have ended since the core was made.
     #[must_use]
     pub fn ended(&self) -> u64 {
@@ -213,6 +235,40 @@ pub struct Counts {
     pub callers: u32,
     /// In force; 0: none.
     pub limit: u32,
+}
+
+/// What [`Core::flow`] says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowView {
+    /// Pulls that wait for a slot.
+    pub queued: u32,
+    /// Pulls that hold one, under the limit and beside it.
+    pub running: u32,
+    /// How long the first in the queue has waited; `None`: nothing waits.
+    pub oldest_wait: Option<Duration>,
+    /// Since any pull last made progress (a new reading) or ended, on the monotonic clock; `None`: not since the
+    /// start. Of an idle node it says nothing: to be looked at beside `oldest_wait` and `running`.
+    pub since_moved: Option<Duration>,
+    /// Whether the container runtime serves.
+    pub runtime: RuntimeFlow,
+    /// The journal on disk is complete. `false`: pulls go on in memory only.
+    pub durable: bool,
+}
+
+/// Whether the container runtime serves, for [`FlowView`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RuntimeFlow {
+    /// It has not been asked yet.
+    Unknown,
+    /// It serves.
+    Up,
+    /// It does not.
+    Away {
+        /// For how long, on the monotonic clock.
+        away_for: Duration,
+        /// Names the socket.
+        reason: String,
+    },
 }
 
 fn state(pull: &Pull) -> pb::PullState {
