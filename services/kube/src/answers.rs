@@ -1,0 +1,321 @@
+//! What an answer means.
+//!
+//! Owns: the mapping of status codes, Status bodies, headers and broken connections to [`ApiErrorKind`] and a
+//! sentence, and the reading of bodies. In: the parts of an answer. Out: values. Nothing here waits.
+//!
+//! A sentence never holds a credential: it is made of what the server said and of what this crate's libraries say
+//! of connections and certificates, and is bounded.
+
+use std::{
+    error::Error as StdError,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
+use keelson_actors::cluster::{ApiErrorKind, LeaseSeen, Written};
+use serde::Deserialize;
+
+use crate::protobuf;
+
+/// No sentence about an error is longer, in characters.
+pub(crate) const REASON_MAX: usize = 500;
+
+/// Why there is no good answer: kind and sentence. The server's name is added by the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) kind: ApiErrorKind,
+    pub(crate) reason: String,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: ApiErrorKind, reason: impl AsRef<str>) -> Self {
+        Self { kind, reason: bounded(reason.as_ref()) }
+    }
+}
+
+/// A whole answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+/// `meta/v1.Status` as JSON, in part.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Status {
+    kind: Option<String>,
+    pub(crate) message: Option<String>,
+    pub(crate) reason: Option<String>,
+    pub(crate) code: Option<u16>,
+    pub(crate) details: Option<StatusDetails>,
+}
+
+/// Its details, in part.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct StatusDetails {
+    pub(crate) retry_after_seconds: Option<i64>,
+}
+
+impl Status {
+    fn retry_after(&self) -> Option<Duration> {
+        let seconds = self.details.as_ref()?.retry_after_seconds?;
+        u64::try_from(seconds).ok().filter(|s| *s > 0).map(Duration::from_secs)
+    }
+
+    /// What an `ERROR` event of a watch means.
+    pub(crate) fn failure(&self) -> Failure {
+        let code = self.code.and_then(|code| StatusCode::from_u16(code).ok());
+        let reason = self.reason.as_deref().unwrap_or_default();
+        let kind = match (code, reason) {
+            (_, "Gone" | "Expired") => ApiErrorKind::Gone,
+            (Some(code), _) if code.as_u16() >= 400 => kind_of(code, reason, self.retry_after()),
+            _ => ApiErrorKind::Unreachable,
+        };
+        let said = self.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
+        Failure::new(kind, format!("the watch ended with an error: {said}"))
+    }
+}
+
+/// The kind of error that a status code of 400 or more and the `reason` of the Status mean.
+pub(crate) fn kind_of(status: StatusCode, reason: &str, retry_after: Option<Duration>) -> ApiErrorKind {
+    match (status.as_u16(), reason) {
+        (409, "AlreadyExists") => ApiErrorKind::AlreadyExists,
+        (409, _) => ApiErrorKind::Conflict,
+        (404, _) => ApiErrorKind::NotFound,
+        (410, _) => ApiErrorKind::Gone,
+        (401, _) => ApiErrorKind::Unauthorized,
+        (403, _) => ApiErrorKind::Forbidden,
+        (429, _) => ApiErrorKind::TooManyRequests { retry_after },
+        (500.., _) => ApiErrorKind::Server { retry_after },
+        _ => ApiErrorKind::Invalid,
+    }
+}
+
+/// `Retry-After` in either of its forms. `now` is needed for the date.
+pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// The failure that an answer is, if it is not 2xx.
+pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
+    let status = answer.status;
+    if status.is_success() {
+        return None;
+    }
+    if status.is_redirection() {
+        let to = answer
+            .headers
+            .get(header::LOCATION)
+            .and_then(|v| v.to_str().ok())
+            .and_then(|v| v.parse::<http::Uri>().ok())
+            .and_then(|uri| uri.host().map(str::to_owned))
+            .unwrap_or_else(|| "elsewhere".to_owned());
+        return Some(Failure::new(
+            ApiErrorKind::Unreachable,
+            format!("HTTP {status}: the server sends requests on to {to}; give the API server's own address"),
+        ));
+    }
+    if status.as_u16() < 400 {
+        return Some(Failure::new(
+            ApiErrorKind::Unreachable,
+            format!("HTTP {status}, which no API server answers"),
+        ));
+    }
+    let said = status_of(answer).unwrap_or_default();
+    let reason = said.reason.as_deref().unwrap_or_default();
+    let retry = retry_after(&answer.headers, now).or_else(|| said.retry_after());
+    let message = said.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
+    let sentence = if message.is_empty() {
+        format!("HTTP {status}")
+    } else {
+        format!("HTTP {}: {message}", status.as_u16())
+    };
+    Some(Failure::new(kind_of(status, reason, retry), sentence))
+}
+
+/// The Status in the body, in either encoding; none if it is something else, such as a proxy's page.
+fn status_of(answer: &Answer) -> Option<Status> {
+    if let Some(status) = protobuf::status(&answer.body) {
+        return Some(Status {
+            kind: None,
+            message: Some(status.message),
+            reason: Some(status.reason),
+            code: Some(answer.status.as_u16()),
+            details: status
+                .details
+                .map(|d| StatusDetails { retry_after_seconds: Some(i64::from(d.retry_after_seconds)) }),
+        });
+    }
+    serde_json::from_slice::<Status>(&answer.body)
+        .ok()
+        .filter(|status| status.kind.as_deref() == Some("Status"))
+}
+
+/// The part of an object's JSON that is asked for.
+#[derive(Debug, Deserialize)]
+struct MetadataOnly {
+    metadata: JsonMetadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct JsonMetadata {
+    uid: String,
+    resource_version: String,
+}
+
+/// uid and resourceVersion, whichever of the encodings asked for the server chose.
+pub(crate) fn written(body: &[u8]) -> Result<Written, Failure> {
+    let written = if let Some(meta) = protobuf::metadata(body) {
+        Written { uid: meta.uid, resource_version: meta.resource_version }
+    } else {
+        let object: MetadataOnly = json(body)?;
+        Written { uid: object.metadata.uid, resource_version: object.metadata.resource_version }
+    };
+    if written.uid.is_empty() || written.resource_version.is_empty() {
+        return Err(senseless("the object has no uid or no resourceVersion"));
+    }
+    Ok(written)
+}
+
+/// A whole Lease.
+pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
+    let lease: Lease = json(body)?;
+    let (uid, resource_version) = (lease.metadata.uid, lease.metadata.resource_version);
+    let (Some(uid), Some(resource_version)) = (uid, resource_version) else {
+        return Err(senseless("the Lease has no uid or no resourceVersion"));
+    };
+    let owner_uid = lease
+        .metadata
+        .owner_references
+        .unwrap_or_default()
+        .into_iter()
+        .find(|owner| owner.kind == "Node")
+        .map(|owner| owner.uid);
+    let spec = lease.spec.unwrap_or_default();
+    let micros = |time: Timestamp| time.as_microsecond();
+    Ok(LeaseSeen {
+        written: Written { uid, resource_version },
+        owner_uid,
+        holder: spec.holder_identity,
+        duration_seconds: spec.lease_duration_seconds,
+        renew_unix_us: spec.renew_time.map(|t| micros(t.0)),
+        acquire_unix_us: spec.acquire_time.map(|t| micros(t.0)),
+        transitions: spec.lease_transitions,
+    })
+}
+
+/// A JSON body, or the sentence that it is none. What was in it is not repeated.
+pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|err| {
+        senseless(format!(
+            "{} bytes that do not read as the object asked for (line {}, column {})",
+            body.len(),
+            err.line(),
+            err.column()
+        ))
+    })
+}
+
+/// An answer that makes no sense.
+pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
+    Failure::new(
+        ApiErrorKind::Unreachable,
+        format!("the answer makes no sense: {}; is this an API server?", what.as_ref()),
+    )
+}
+
+/// What it means that a request got no answer, or half of one.
+pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
+    let causes: Vec<&(dyn StdError + 'static)> =
+        std::iter::successors(Some(err), |err| (*err).source()).collect();
+    // What a plugin printed may be a token, so its error is not repeated.
+    if causes.iter().any(|cause| cause.is::<kube::client::AuthError>()) {
+        return Failure::new(
+            ApiErrorKind::Credentials,
+            "the token could not be renewed by the kubeconfig's plugin; run its command by hand to see why",
+        );
+    }
+    if let Some(tls) = causes.iter().find_map(|cause| find_tls(*cause)) {
+        return Failure::new(ApiErrorKind::Unreachable, tls_sentence(tls));
+    }
+    let mut said: Vec<String> = Vec::new();
+    for cause in causes {
+        let text = cause.to_string();
+        // Libraries repeat their source in their own text.
+        if !said.iter().any(|earlier| earlier.contains(&text)) {
+            said.push(text);
+        }
+    }
+    let text = said.join(": ");
+    let text = text.strip_prefix("client error (Connect): ").unwrap_or(&text);
+    if text.starts_with("dns error") {
+        return Failure::new(
+            ApiErrorKind::Unreachable,
+            format!("the server's name cannot be resolved ({text})"),
+        );
+    }
+    Failure::new(ApiErrorKind::Unreachable, text)
+}
+
+/// The TLS library's error, which travels inside an [`std::io::Error`] that does not name it as its source.
+fn find_tls<'a>(err: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    if let Some(tls) = err.downcast_ref::<rustls::Error>() {
+        return Some(tls);
+    }
+    let inner = err.downcast_ref::<std::io::Error>()?.get_ref()?;
+    find_tls(inner)
+}
+
+/// What to do about a TLS error.
+fn tls_sentence(err: &rustls::Error) -> String {
+    use rustls::{CertificateError as C, Error as E};
+    let advice = match err {
+        // Authorities of different clusters often have the same name, and then only the signature differs.
+        E::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => {
+            "the server's certificate is not signed by the certificate authority given; give the cluster's own"
+        }
+        E::InvalidCertificate(C::Expired | C::ExpiredContext { .. }) => {
+            "the server's certificate has expired; renew it, or set this machine's clock"
+        }
+        E::InvalidCertificate(C::NotValidYet | C::NotValidYetContext { .. }) => {
+            "the server's certificate is not valid yet; set this machine's clock"
+        }
+        E::InvalidCertificate(C::NotValidForName | C::NotValidForNameContext { .. }) => {
+            "the server's certificate is for another name; give an address that it names, or tls-server-name"
+        }
+        E::InvalidCertificate(_) => "the server's certificate is not accepted",
+        E::AlertReceived(_) => {
+            "the server refused the TLS handshake; is the client certificate one of this cluster's?"
+        }
+        E::InvalidMessage(_) => "the server does not speak TLS there; check the address and its port",
+        _ => "no TLS connection",
+    };
+    format!("{advice} ({err})")
+}
+
+/// `text` on one line and not longer than [`REASON_MAX`].
+pub(crate) fn bounded(text: &str) -> String {
+    let mut out = String::new();
+    for (n, c) in text.trim().chars().enumerate() {
+        if n + 1 >= REASON_MAX {
+            out.push('…');
+            break;
+        }
+        out.push(if c.is_control() { ' ' } else { c });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! What requests ask for and carry.
+//!
+//! Owns: paths, media types and bodies. In: the actors' types. Out: text; nothing is sent here. Bodies are as
+//! small as the API allows, for a renewal is sent every ten seconds from every node.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use keelson_actors::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner};
+use serde_json::{Map, Value, json};
+
+/// Metadata only: protobuf, and JSON from a server that has no protobuf. The list is the one that client-go's
+/// metadata client sends.
+pub(crate) const ACCEPT_METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// Metadata only, as JSON, for one object or the events of a watch.
+pub(crate) const ACCEPT_JSON_METADATA: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// Metadata only, as JSON, for a list.
+pub(crate) const ACCEPT_JSON_METADATA_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+/// Whole objects.
+pub(crate) const ACCEPT_JSON: &str = "application/json";
+/// RFC 7386.
+pub(crate) const MERGE_PATCH: &str = "application/merge-patch+json";
+/// The API's own patch, which knows the keys of lists.
+pub(crate) const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json";
+
+/// The path of all Leases of nodes, for POST.
+pub(crate) fn leases_path() -> String {
+    format!("/apis/coordination.k8s.io/v1/namespaces/{LEASE_NAMESPACE}/leases")
+}
+
+/// The path of a Lease.
+pub(crate) fn lease_path(name: &str) -> String {
+    format!("{}/{}", leases_path(), escaped(name))
+}
+
+/// The path of a Node.
+pub(crate) fn node_path(name: &str) -> String {
+    format!("/api/v1/nodes/{}", escaped(name))
+}
+
+/// `text` with every byte that means something in a URL written as `%XX`.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a String does not fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// A MicroTime as the API server writes it: six digits and `Z`. A time out of range is the nearest in range.
+pub(crate) fn micro_time(unix_us: i64) -> String {
+    let time = Timestamp::from_microsecond(unix_us).unwrap_or(if unix_us < 0 {
+        Timestamp::MIN
+    } else {
+        Timestamp::MAX
+    });
+    format!("{time:.6}")
+}
+
+fn owner_references(owner: &Owner) -> Value {
+    json!([{"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}])
+}
+
+/// The body of a POST of a Lease.
+pub(crate) fn lease_to_create(lease: &LeaseCreate) -> String {
+    let mut metadata = Map::new();
+    metadata.insert("name".into(), json!(lease.name));
+    if let Some(owner) = &lease.owner {
+        metadata.insert("ownerReferences".into(), owner_references(owner));
+    }
+    let now = micro_time(lease.now_unix_us);
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {
+            "holderIdentity": lease.holder,
+            "leaseDurationSeconds": lease.duration_seconds,
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": lease.transitions,
+        },
+    })
+    .to_string()
+}
+
+/// The merge patch of a renewal. With the resourceVersion in it the server answers 409 unless it is the newest.
+pub(crate) fn lease_to_patch(patch: &LeasePatch) -> String {
+    let mut metadata = Map::new();
+    metadata.insert("resourceVersion".into(), json!(patch.resource_version));
+    if let Some(owner) = &patch.owner {
+        metadata.insert("ownerReferences".into(), owner_references(owner));
+    }
+    if patch.forget_managers {
+        // One empty entry is the documented way to say "none": an empty list would mean "as they are".
+        metadata.insert("managedFields".into(), json!([{}]));
+    }
+    let mut spec = Map::new();
+    spec.insert("renewTime".into(), json!(micro_time(patch.renew_unix_us)));
+    if let Some(seconds) = patch.duration_seconds {
+        spec.insert("leaseDurationSeconds".into(), json!(seconds));
+    }
+    if let Some(acquire) = &patch.acquire {
+        spec.insert("holderIdentity".into(), json!(acquire.holder));
+        spec.insert("acquireTime".into(), json!(micro_time(acquire.acquire_unix_us)));
+        spec.insert("leaseTransitions".into(), json!(acquire.transitions));
+    }
+    json!({"metadata": metadata, "spec": spec}).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_actors::cluster::Acquire;
+
+    use super::*;
+
+    #[test]
+    fn a_micro_time_has_six_digits_and_z() {
+        for (us, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (1_700_000_000_000_001, "2023-11-14T22:13:20.000001Z"),
+            (-1, "1969-12-31T23:59:59.999999Z"),
+        ] {
+            assert_eq!(micro_time(us), text);
+        }
+        for us in [i64::MIN, i64::MAX] {
+            assert!(micro_time(us).ends_with('Z'));
+        }
+    }
+
+    #[test]
+    fn a_renewal_is_as_small_as_it_can_be() {
+        let patch = LeasePatch {
+            name: "n".into(),
+            resource_version: "17".into(),
+            renew_unix_us: 1_700_000_000_000_001,
+            duration_seconds: None,
+            owner: None,
+            acquire: None,
+            forget_managers: false,
+        };
+        assert_eq!(
+            lease_to_patch(&patch),
+            r#"{"metadata":{"resourceVersion":"17"},"spec":{"renewTime":"2023-11-14T22:13:20.000001Z"}}"#
+        );
+        let patch = LeasePatch {
+            duration_seconds: Some(40),
+            owner: Some(Owner { name: "n".into(), uid: "u".into() }),
+            acquire: Some(Acquire { holder: "h".into(), acquire_unix_us: 0, transitions: 3 }),
+            forget_managers: true,
+            ..patch
+        };
+        let body: Value = serde_json::from_str(&lease_to_patch(&patch)).unwrap();
+        assert_eq!(
+            body,
+            json!({
+                "metadata": {
+                    "resourceVersion": "17",
+                    "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}],
+                    "managedFields": [{}],
+                },
+                "spec": {
+                    "renewTime": "2023-11-14T22:13:20.000001Z",
+                    "leaseDurationSeconds": 40,
+                    "holderIdentity": "h",
+                    "acquireTime": "1970-01-01T00:00:00.000000Z",
+                    "leaseTransitions": 3,
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn names_cannot_leave_their_place_in_a_path() {
+        assert_eq!(node_path("worker-1.example.org"), "/api/v1/nodes/worker-1.example.org");
+        assert_eq!(node_path("../a?b=c#d é"), "/api/v1/nodes/..%2Fa%3Fb%3Dc%23d%20%C3%A9");
+    }
+}

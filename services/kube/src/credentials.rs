@@ -1,0 +1,263 @@
+//! Credentials that change on disk.
+//!
+//! Owns: [`Keeper`]: the link in use, and when its source is looked at and read again. In: requests that need a
+//! link, answers of 401, timeouts. Out: the newest [`Link`] that could be made. A source that cannot be read (any
+//! more) leaves the last good link in use, and is told of; without a good one every request fails, and the source
+//! is tried again at the next.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use keelson_actors::cluster::ApiErrorKind;
+use tokio::time::Instant;
+
+use crate::{
+    answers::Failure,
+    source::{ClusterSource, Loaded, SourceError, Stamp, load},
+    transport::{KeepAlive, Link},
+};
+
+/// Files are not looked at more often.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A link, and a number that tells it from the one before.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    pub(crate) link: Link,
+    generation: u64,
+}
+
+/// When to look, and what looking means; decided without waiting.
+#[derive(Debug, Default)]
+struct Memory {
+    stamps: Vec<(PathBuf, Stamp)>,
+    looked: Option<Instant>,
+    /// A server answered 401: look at the next request, whenever the last look was.
+    refused: bool,
+    /// What was read last came from a plugin.
+    plugin: bool,
+    last_error: Option<String>,
+}
+
+impl Memory {
+    fn due(&self, now: Instant) -> bool {
+        self.refused || self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_INTERVAL)
+    }
+
+    /// Whether to read the source again, given how its files look now.
+    fn stale(&self, held: bool, now_seen: &[(PathBuf, Stamp)]) -> bool {
+        // After an error the file may be whole by now with the same stamp, or be one that was not known of.
+        !held || self.last_error.is_some() || self.stamps != now_seen || (self.refused && self.plugin)
+    }
+}
+
+/// The link in use.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    source: ClusterSource,
+    keep_alive: KeepAlive,
+    held: Mutex<Option<Held>>,
+    memory: Mutex<Memory>,
+    /// Held while the source is read, so that requests at one time cause one reading.
+    reading: tokio::sync::Mutex<()>,
+}
+
+impl Keeper {
+    pub(crate) fn new(source: ClusterSource, keep_alive: KeepAlive) -> Self {
+        Self {
+            source,
+            keep_alive,
+            held: Mutex::default(),
+            memory: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The newest link, after a look at the source if one is due.
+    pub(crate) async fn link(&self) -> Result<Held, Failure> {
+        if self.memory().due(Instant::now()) || self.held().is_none() {
+            let _one_at_a_time = self.reading.lock().await;
+            // Somebody may have looked while this one waited.
+            if self.memory().due(Instant::now()) || self.held().is_none() {
+                self.look().await;
+            }
+        }
+        self.held().clone().ok_or_else(|| {
+            let reason = self.memory().last_error.clone();
+            Failure::new(ApiErrorKind::Credentials, reason.unwrap_or_else(|| "not read yet".to_owned()))
+        })
+    }
+
+    /// The server refused the credentials: they may have been replaced.
+    pub(crate) fn refused(&self) {
+        self.memory().refused = true;
+    }
+
+    /// Gives up the connections of `used`, unless newer ones are in use by now.
+    pub(crate) fn abandon(&self, used: &Held) {
+        let mut held = self.held();
+        if held.as_ref().is_some_and(|held| held.generation == used.generation) {
+            *held = Some(used.next());
+        }
+    }
+
+    /// Gives up the connections in use.
+    pub(crate) fn close_connections(&self) {
+        let mut held = self.held();
+        *held = held.as_ref().map(Held::next);
+    }
+
+    /// Why the source could not be read when it was tried last, if it could not.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        self.memory().last_error.clone()
+    }
+
+    /// The server's URL; the source while the URL is not known.
+    pub(crate) fn server(&self) -> String {
+        self.held().as_ref().map_or_else(|| self.source.to_string(), |held| held.link.server())
+    }
+
+    /// `host:port` of the server, if it is known.
+    pub(crate) fn host(&self) -> String {
+        self.held().as_ref().map_or_else(String::new, |held| held.link.host())
+    }
+
+    async fn look(&self) {
+        let source = self.source.clone();
+        let keep_alive = self.keep_alive;
+        let paths: Vec<_> = self.memory().stamps.iter().map(|(path, _)| path.clone()).collect();
+        // Read from a thread that may block: files, and the plugin's run.
+        let seen = blocking(move || stamps(paths)).await;
+        let Some(seen) = seen else { return };
+        let stale = {
+            let mut memory = self.memory();
+            let stale = memory.stale(self.held().is_some(), &seen);
+            memory.looked = Some(Instant::now());
+            memory.refused = false;
+            stale
+        };
+        if !stale {
+            return;
+        }
+        if let Some(read) = blocking(move || read(&source, keep_alive)).await {
+            self.take(read);
+        }
+    }
+
+    /// Puts what was read to use.
+    fn take(&self, read: Result<Read, SourceError>) {
+        let mut memory = self.memory();
+        memory.looked = Some(Instant::now());
+        match read {
+            Ok(read) => {
+                let mut held = self.held();
+                if held.is_some() {
+                    tracing::info!(source = %self.source, "the credentials were read again");
+                }
+                let generation = held.as_ref().map_or(0, |held| held.generation + 1);
+                *held = Some(Held { link: read.link, generation });
+                memory.stamps = read.stamps;
+                memory.plugin = read.plugin;
+                memory.last_error = None;
+            }
+            Err(err) => {
+                let text = err.to_string();
+                if memory.last_error.as_ref() != Some(&text) {
+                    tracing::warn!(
+                        reason = %text,
+                        last_good = self.held().is_some(),
+                        "the credentials cannot be read; the last good ones stay in use, if there were any"
+                    );
+                }
+                memory.last_error = Some(text);
+            }
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    fn next(&self) -> Self {
+        Self { link: self.link.renewed(), generation: self.generation + 1 }
+    }
+}
+
+struct Read {
+    link: Link,
+    stamps: Vec<(PathBuf, Stamp)>,
+    plugin: bool,
+}
+
+fn read(source: &ClusterSource, keep_alive: KeepAlive) -> Result<Read, SourceError> {
+    let Loaded { files, .. } = load(source)?;
+    // The stamps are taken before what is used is read: a file that changes in between is read again.
+    let stamps = stamps(files);
+    let loaded = load(source)?;
+    let link = Link::new(source, &loaded, keep_alive)?;
+    Ok(Read { link, stamps, plugin: loaded.plugin })
+}
+
+fn stamps(paths: Vec<PathBuf>) -> Vec<(PathBuf, Stamp)> {
+    paths
+        .into_iter()
+        .map(|path| {
+            let stamp = Stamp::of(&path);
+            (path, stamp)
+        })
+        .collect()
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.inspect_err(|err| tracing::error!(%err, "reading the credentials did not end")).ok()
+}
+
+/// Shared by the clones of a client.
+pub(crate) type SharedKeeper = Arc<Keeper>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(looked: Instant) -> Memory {
+        Memory { looked: Some(looked), ..Memory::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_are_looked_at_once_a_second_and_at_once_after_401() {
+        let start = Instant::now();
+        assert!(Memory::default().due(start));
+        let mut memory = memory(start);
+        assert!(!memory.due(start + Duration::from_millis(999)));
+        assert!(memory.due(start + LOOK_INTERVAL));
+        memory.refused = true;
+        assert!(memory.due(start));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_source_is_read_again_when_it_has_to_be() {
+        let seen = vec![(PathBuf::from("/a"), Stamp::of(std::path::Path::new("/")))];
+        let gone = vec![(PathBuf::from("/a"), Stamp::of(std::path::Path::new("/no/such/file")))];
+        let mut memory = Memory { stamps: seen.clone(), ..memory(Instant::now()) };
+        assert!(!memory.stale(true, &seen));
+        assert!(memory.stale(false, &seen), "nothing was ever read");
+        assert!(memory.stale(true, &gone), "the file changed");
+        memory.refused = true;
+        assert!(!memory.stale(true, &seen), "a 401 alone does not make files newer");
+        memory.plugin = true;
+        assert!(memory.stale(true, &seen), "but a plugin may say something else now");
+        memory.refused = false;
+        memory.last_error = Some("half-written".into());
+        assert!(memory.stale(true, &seen));
+    }
+}

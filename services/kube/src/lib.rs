@@ -1,0 +1,30 @@
+//! The agent's connection to the API server.
+//!
+//! Owns: where the API server is and how the agent proves who it is ([`ClusterSource`]), the connections to it
+//! ([`ApiServer`], which implements [`LeaseApi`](keelson_actors::cluster::LeaseApi) and
+//! [`NodeApi`](keelson_actors::cluster::NodeApi)), and the two watches of the agent ([`watch_node`], [`watch_pods`]).
+//! In: calls of the actors. Out: HTTP requests, one for each call; answers and typed errors; what a watch saw,
+//! handed to a sink. Nothing here decides when or whether to try again, but for the watches.
+//!
+//! HTTP/2 is spoken wherever the server offers it, as every kube-apiserver does: its header compression makes a
+//! Lease renewal small, and its PING frames find a dead network on which nothing is being sent.
+
+mod answers;
+mod bodies;
+mod credentials;
+mod observe;
+mod protobuf;
+mod server;
+mod source;
+mod transport;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+pub use k8s_openapi::api::core::v1::Node;
+pub use observe::{RequestObserver, RequestSeen};
+pub use server::{ApiServer, ApiServerParts};
+pub use source::{ClusterSource, ExplicitSource};
+pub use transport::{KeepAlive, USER_AGENT};
+pub use watch::{NodeSink, PodEvent, PodRef, PodSink, watch_node, watch_pods};

@@ -1,0 +1,352 @@
+//! The API server, as one thing to call.
+//!
+//! Owns: [`ApiServer`]: one request for each call, its time limit, the size limit of its answer, and the mapping
+//! to the actors' traits. In: calls. Out: answers, [`ApiError`]s, and for each request a
+//! [`RequestSeen`](crate::RequestSeen).
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use futures_util::{FutureExt as _, future::BoxFuture};
+use http::{Method, Request, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use k8s_openapi::api::core::v1::Node;
+use keelson_actors::cluster::{
+    ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
+};
+use tokio::time::Instant;
+
+use crate::{
+    answers::{self, Answer, Failure},
+    bodies,
+    credentials::{Held, Keeper, SharedKeeper},
+    observe::{RequestObserver, RequestSeen},
+    source::ClusterSource,
+    transport::KeepAlive,
+};
+
+/// No answer is read further than this, in bytes: more than any list of one node's pods.
+const ANSWER_MAX: usize = 8 << 20;
+
+/// What an [`ApiServer`] is made of.
+#[derive(Debug, Clone)]
+pub struct ApiServerParts {
+    /// Where it is, and the credentials.
+    pub source: ClusterSource,
+    /// How long one request may take, with its connection and its answer. The kubelet's heartbeats have the
+    /// lease duration, and 10 s at the most.
+    pub timeout: Duration,
+    /// How a silent connection is tested.
+    pub keep_alive: KeepAlive,
+    /// Is told of each request.
+    pub observer: RequestObserver,
+}
+
+impl ApiServerParts {
+    /// The usual parts: 10 s for a request, the keep-alive of Go's client, nobody told.
+    #[must_use]
+    pub fn new(source: ClusterSource) -> Self {
+        Self {
+            source,
+            timeout: Duration::from_secs(10),
+            keep_alive: KeepAlive::default(),
+            observer: RequestObserver::default(),
+        }
+    }
+}
+
+/// A client of the API server. Clones share its connections.
+///
+/// Its connections are tasks of the runtime on which they were opened, so a client and its clones belong on one
+/// runtime: make one for each arbiter that speaks to the server. Making one is cheap and reads nothing; the
+/// credentials are read at the first request.
+///
+/// One call is one request on the wire. Nothing is repeated, no `Retry-After` is waited for and no rate is limited
+/// here. After a request that timed out, the next one gets a connection of its own.
+#[derive(Clone)]
+pub struct ApiServer {
+    keeper: SharedKeeper,
+    timeout: Duration,
+    observer: RequestObserver,
+}
+
+impl fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiServer").field("server", &self.url()).finish_non_exhaustive()
+    }
+}
+
+/// One request, as it is written down.
+pub(crate) struct Call {
+    pub(crate) method: Method,
+    /// For metrics.
+    pub(crate) resource: &'static str,
+    /// Path and query.
+    pub(crate) target: String,
+    pub(crate) accept: &'static str,
+    /// Media type and body.
+    pub(crate) body: Option<(&'static str, String)>,
+}
+
+impl Call {
+    pub(crate) fn get(resource: &'static str, target: String, accept: &'static str) -> Self {
+        Self { method: Method::GET, resource, target, accept, body: None }
+    }
+
+    fn write(
+        method: Method,
+        resource: &'static str,
+        target: String,
+        accept: &'static str,
+        body: (&'static str, String),
+    ) -> Self {
+        Self { method, resource, target, accept, body: Some(body) }
+    }
+}
+
+/// How far a request got.
+#[derive(Default)]
+struct Progress {
+    used: Option<Held>,
+    status: Option<u16>,
+}
+
+/// An answer of which the head has come.
+type Begun = http::Response<Incoming>;
+
+impl ApiServer {
+    /// A client made of `parts`.
+    #[must_use]
+    pub fn new(parts: ApiServerParts) -> Self {
+        Self {
+            keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive)),
+            timeout: parts.timeout,
+            observer: parts.observer,
+        }
+    }
+
+    /// Why the credentials could not be read when it was last tried, if they could not. With good ones from
+    /// before, requests go on.
+    #[must_use]
+    pub fn last_credentials_error(&self) -> Option<String> {
+        self.keeper.last_error()
+    }
+
+    /// The server's URL without userinfo; the source while the URL is not known.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.keeper.server()
+    }
+
+    /// Closes the connections: the next request makes a new one. Requests and watches under way go on on theirs.
+    pub fn drop_connections(&self) {
+        self.keeper.close_connections();
+    }
+
+    /// Makes one request and reads its answer whole; what is not 2xx is an error.
+    pub(crate) async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        self.timed(call, async |answer| Ok(whole(answer).await?.body)).await
+    }
+
+    /// Makes one request and reads the head of its answer; what is not 2xx is an error.
+    pub(crate) async fn open(&self, call: Call) -> Result<Incoming, ApiError> {
+        self.timed(call, async |answer| Ok(answer.into_body())).await
+    }
+
+    /// One request within the time limit, `read` being what becomes of a 2xx answer. When the limit passes, the
+    /// connection may be dead without a sign of it, so the next request gets another.
+    async fn timed<T>(
+        &self,
+        call: Call,
+        read: impl AsyncFnOnce(Begun) -> Result<T, Failure>,
+    ) -> Result<T, ApiError> {
+        let begun = Instant::now();
+        let seen = (call.resource, method_name(&call.method));
+        let mut progress = Progress::default();
+        let work = self.exchange(call, read, &mut progress);
+        let done = tokio::time::timeout_at(begun + self.timeout, work).await.unwrap_or_else(|_| {
+            Err(Failure::new(ApiErrorKind::Timeout, format!("no answer within {:?}", self.timeout)))
+        });
+        let error = done.as_ref().err().map(|failure| failure.kind);
+        match (error, &progress.used) {
+            (Some(ApiErrorKind::Timeout), Some(used)) => self.keeper.abandon(used),
+            (Some(ApiErrorKind::Unauthorized), _) => self.keeper.refused(),
+            _ => {}
+        }
+        self.tell(seen, progress.status, error, begun);
+        done.map_err(|failure| self.error(failure))
+    }
+
+    async fn exchange<T>(
+        &self,
+        call: Call,
+        read: impl AsyncFnOnce(Begun) -> Result<T, Failure>,
+        progress: &mut Progress,
+    ) -> Result<T, Failure> {
+        let held = self.keeper.link().await?;
+        progress.used = Some(held.clone());
+        let mut request = Request::builder().method(call.method).header(header::ACCEPT, call.accept);
+        let mut bytes = Bytes::new();
+        if let Some((media_type, body)) = call.body {
+            request = request.header(header::CONTENT_TYPE, media_type);
+            bytes = body.into();
+        }
+        let sent = held.link.send(&call.target, request, bytes).await;
+        let answer = sent.map_err(|err| answers::broken(err.as_ref()))?;
+        progress.status = Some(answer.status().as_u16());
+        if answer.status().is_success() {
+            return read(answer).await;
+        }
+        let refusal = whole(answer).await?;
+        Err(answers::failure(&refusal, SystemTime::now())
+            .unwrap_or_else(|| answers::senseless("neither success nor failure")))
+    }
+
+    fn tell(
+        &self,
+        (resource, method): (&'static str, &'static str),
+        status: Option<u16>,
+        error: Option<ApiErrorKind>,
+        begun: Instant,
+    ) {
+        self.observer.seen(&RequestSeen {
+            method,
+            resource,
+            // An answer that broke off, or came too late, counts as none.
+            status: status.filter(|code| error.is_none() || *code >= 300),
+            error,
+            duration: begun.elapsed(),
+            host: self.keeper.host(),
+        });
+    }
+
+    /// With the server's name, for the actors.
+    pub(crate) fn error(&self, failure: Failure) -> ApiError {
+        ApiError { server: self.url(), kind: failure.kind, reason: failure.reason }
+    }
+
+    /// A call as a future of its own, whose answer is read by `read`.
+    fn asked<T: Send + 'static>(
+        &self,
+        call: Call,
+        read: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, ApiError>> {
+        let api = self.clone();
+        async move {
+            let body = api.call(call).await?;
+            read(&body).map_err(|failure| api.error(failure))
+        }
+        .boxed()
+    }
+}
+
+/// Reads an answer to its end.
+async fn whole(answer: Begun) -> Result<Answer, Failure> {
+    let (head, body) = answer.into_parts();
+    let body = Limited::new(body, ANSWER_MAX).collect().await.map_err(|err| {
+        if err.is::<LengthLimitError>() {
+            answers::senseless(format!("it is longer than {} MiB", ANSWER_MAX >> 20))
+        } else {
+            let failure = answers::broken(err.as_ref());
+            Failure::new(failure.kind, format!("the answer broke off: {}", failure.reason))
+        }
+    })?;
+    Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
+}
+
+fn method_name(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        _ => "GET",
+    }
+}
+
+impl LeaseApi for ApiServer {
+    fn server(&self) -> String {
+        self.url()
+    }
+
+    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>> {
+        let call = Call::get("leases", bodies::lease_path(name), bodies::ACCEPT_JSON);
+        self.asked(call, answers::lease)
+    }
+
+    fn create_lease(&self, lease: LeaseCreate) -> BoxFuture<'static, Result<Written, ApiError>> {
+        let body = (bodies::ACCEPT_JSON, bodies::lease_to_create(&lease));
+        let call = Call::write(Method::POST, "leases", bodies::leases_path(), bodies::ACCEPT_METADATA, body);
+        self.asked(call, answers::written)
+    }
+
+    fn renew_lease(&self, patch: LeasePatch) -> BoxFuture<'static, Result<Written, ApiError>> {
+        let body = (bodies::MERGE_PATCH, bodies::lease_to_patch(&patch));
+        let path = bodies::lease_path(&patch.name);
+        let call = Call::write(Method::PATCH, "leases", path, bodies::ACCEPT_METADATA, body);
+        self.asked(call, answers::written)
+    }
+
+    fn node_uid(&self, node: &str) -> BoxFuture<'static, Result<String, ApiError>> {
+        let call = Call::get("nodes", bodies::node_path(node), bodies::ACCEPT_METADATA);
+        self.asked(call, |body| Ok(answers::written(body)?.uid))
+    }
+
+    fn close_connections(&self) {
+        self.drop_connections();
+    }
+}
+
+impl NodeApi for ApiServer {
+    fn server(&self) -> String {
+        self.url()
+    }
+
+    fn get_node(&self, name: &str) -> BoxFuture<'static, Result<Box<Node>, ApiError>> {
+        let call = Call::get("nodes", bodies::node_path(name), bodies::ACCEPT_JSON);
+        self.asked(call, |body| Ok(Box::new(answers::json(body)?)))
+    }
+
+    fn create_node(&self, node: Box<Node>) -> BoxFuture<'static, Result<Box<Node>, ApiError>> {
+        let body = match serde_json::to_string(&node) {
+            Ok(body) => (bodies::ACCEPT_JSON, body),
+            Err(err) => {
+                let failure =
+                    Failure::new(ApiErrorKind::Invalid, format!("the Node cannot be written: {err}"));
+                return futures_util::future::ready(Err(self.error(failure))).boxed();
+            }
+        };
+        let path = "/api/v1/nodes".to_owned();
+        let call = Call::write(Method::POST, "nodes", path, bodies::ACCEPT_JSON, body);
+        self.asked(call, |body| Ok(Box::new(answers::json(body)?)))
+    }
+
+    fn patch_node(
+        &self,
+        name: &str,
+        patch: serde_json::Value,
+    ) -> BoxFuture<'static, Result<Written, ApiError>> {
+        let body = (bodies::STRATEGIC_MERGE_PATCH, patch.to_string());
+        let path = bodies::node_path(name);
+        let call = Call::write(Method::PATCH, "nodes", path, bodies::ACCEPT_METADATA, body);
+        self.asked(call, answers::written)
+    }
+
+    fn patch_status(
+        &self,
+        name: &str,
+        patch: serde_json::Value,
+    ) -> BoxFuture<'static, Result<Written, ApiError>> {
+        let body = (bodies::STRATEGIC_MERGE_PATCH, patch.to_string());
+        let path = format!("{}/status", bodies::node_path(name));
+        let call = Call::write(Method::PATCH, "nodes/status", path, bodies::ACCEPT_METADATA, body);
+        self.asked(call, answers::written)
+    }
+
+    fn close_connections(&self) {
+        self.drop_connections();
+    }
+}

@@ -1,0 +1,286 @@
+//! What each call puts on the wire, and what becomes of each answer.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::Version;
+use k8s_openapi::api::core::v1::Node;
+use keelson_actors::cluster::{ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, Owner, Written};
+use serde_json::json;
+
+use super::script::{Reply, Server, api};
+use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, RequestObserver, bodies};
+
+pub(super) fn renewal() -> LeasePatch {
+    LeasePatch {
+        name: "n1".into(),
+        resource_version: "7".into(),
+        renew_unix_us: 1_700_000_000_000_001,
+        duration_seconds: None,
+        owner: None,
+        acquire: None,
+        forget_managers: false,
+    }
+}
+
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+
+#[tokio::test]
+async fn a_renewal_is_one_small_patch() {
+    let mut server = Server::plain().await;
+    server.reply(Reply::ok());
+    let written = server.api().renew_lease(renewal()).await.unwrap();
+    assert_eq!(written, Written { uid: "u".into(), resource_version: "8".into() });
+    let seen = server.seen().await;
+    assert_eq!(seen.line, format!("PATCH {LEASES}/n1"));
+    assert_eq!(
+        seen.body,
+        r#"{"metadata":{"resourceVersion":"7"},"spec":{"renewTime":"2023-11-14T22:13:20.000001Z"}}"#
+    );
+    let mut names: Vec<_> = seen.headers.keys().map(http::HeaderName::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["accept", "content-length", "content-type", "host", "user-agent"]);
+    assert_eq!(seen.header("content-type"), "application/merge-patch+json");
+    assert_eq!(seen.header("user-agent"), "keelson/0.1.0");
+    assert!(
+        seen.header("accept").starts_with("application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;")
+    );
+    assert_eq!(seen.version, Version::HTTP_11);
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn a_lease_is_read_made_and_owned() {
+    let mut server = Server::plain().await;
+    let api = server.api();
+    server.reply(Reply::json(200, r#"{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"uid":"u","resourceVersion":"3"},"spec":{"holderIdentity":"n1"}}"#));
+    let lease = api.get_lease("n1").await.unwrap();
+    assert_eq!(lease.holder.as_deref(), Some("n1"));
+    let seen = server.seen().await;
+    assert_eq!(
+        (seen.line.as_str(), seen.header("accept")),
+        (&*format!("GET {LEASES}/n1"), "application/json")
+    );
+    assert_eq!(seen.body, "");
+
+    server.reply(Reply::json(201, r#"{"metadata":{"uid":"u","resourceVersion":"4"}}"#));
+    let create = LeaseCreate {
+        name: "n1".into(),
+        owner: Some(Owner { name: "n1".into(), uid: "nu".into() }),
+        holder: "n1".into(),
+        duration_seconds: 40,
+        now_unix_us: 0,
+        transitions: 0,
+    };
+    assert_eq!(api.create_lease(create).await.unwrap().resource_version, "4");
+    let seen = server.seen().await;
+    assert_eq!(seen.line, format!("POST {LEASES}"));
+    assert_eq!(seen.header("content-type"), "application/json");
+    assert_eq!(seen.header("accept"), bodies::ACCEPT_METADATA);
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&seen.body).unwrap(),
+        json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": "n1",
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "nu"}],
+            },
+            "spec": {
+                "holderIdentity": "n1",
+                "leaseDurationSeconds": 40,
+                "acquireTime": "1970-01-01T00:00:00.000000Z",
+                "renewTime": "1970-01-01T00:00:00.000000Z",
+                "leaseTransitions": 0,
+            },
+        })
+    );
+
+    server.reply(Reply::ok());
+    assert_eq!(api.node_uid("n1").await.unwrap(), "u");
+    let seen = server.seen().await;
+    assert_eq!(
+        (seen.line.as_str(), seen.header("accept")),
+        ("GET /api/v1/nodes/n1", bodies::ACCEPT_METADATA)
+    );
+    assert_eq!(server.connections(), 1, "one connection carries them all");
+}
+
+#[tokio::test]
+async fn a_node_is_read_made_and_patched() {
+    let mut server = Server::plain().await;
+    let api = server.api();
+    let body =
+        r#"{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1","uid":"u","resourceVersion":"3"}}"#;
+    server.reply(Reply::json(200, body));
+    let node = api.get_node("n1").await.unwrap();
+    assert_eq!(server.seen().await.line, "GET /api/v1/nodes/n1");
+
+    server.reply(Reply::json(201, body));
+    assert_eq!(api.create_node(node.clone()).await.unwrap(), node);
+    let seen = server.seen().await;
+    assert_eq!((seen.line.as_str(), seen.header("content-type")), ("POST /api/v1/nodes", "application/json"));
+    assert_eq!(serde_json::from_str::<Node>(&seen.body).unwrap(), *node);
+
+    for (path, status) in [("PATCH /api/v1/nodes/n1", false), ("PATCH /api/v1/nodes/n1/status", true)] {
+        server.reply(Reply::ok());
+        let patch = json!({"status": {"conditions": [{"type": "Ready"}]}});
+        let written = if status { api.patch_status("n1", patch) } else { api.patch_node("n1", patch) };
+        assert_eq!(written.await.unwrap().resource_version, "8");
+        let seen = server.seen().await;
+        assert_eq!(seen.line, path);
+        assert_eq!(seen.header("content-type"), "application/strategic-merge-patch+json");
+        assert_eq!(seen.header("accept"), bodies::ACCEPT_METADATA);
+        assert_eq!(seen.body, r#"{"status":{"conditions":[{"type":"Ready"}]}}"#);
+    }
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn a_server_below_a_path_is_asked_below_it() {
+    let mut server = Server::plain().await;
+    let source = ExplicitSource {
+        server: format!("http://who:hush@{}/k8s/clusters/c1/", server.address),
+        ..ExplicitSource::default()
+    };
+    let api = api(source);
+    server.reply(Reply::ok());
+    api.node_uid("n1").await.unwrap();
+    let seen = server.seen().await;
+    assert_eq!(seen.line, "GET /k8s/clusters/c1/api/v1/nodes/n1");
+    assert_eq!(seen.header("host"), server.address.to_string());
+    assert_eq!(LeaseApi::server(&api), format!("http://{}/k8s/clusters/c1", server.address));
+    assert!(!format!("{api:?}").contains("hush"));
+}
+
+#[tokio::test]
+async fn an_error_is_one_request_with_a_kind_and_a_sentence() {
+    let mut server = Server::plain().await;
+    let api = server.api();
+    for (status, body, headers, kind) in [
+        (409, r#"{"kind":"Status","reason":"Conflict"}"#, vec![], ApiErrorKind::Conflict),
+        (409, r#"{"kind":"Status","reason":"AlreadyExists"}"#, vec![], ApiErrorKind::AlreadyExists),
+        (404, "", vec![], ApiErrorKind::NotFound),
+        (401, "", vec![], ApiErrorKind::Unauthorized),
+        (403, "", vec![], ApiErrorKind::Forbidden),
+        (
+            429,
+            "",
+            vec![("retry-after", "3".to_owned())],
+            ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(3)) },
+        ),
+        (500, "", vec![], ApiErrorKind::Server { retry_after: None }),
+        (
+            503,
+            "<html>",
+            vec![("retry-after", "1".to_owned())],
+            ApiErrorKind::Server { retry_after: Some(Duration::from_secs(1)) },
+        ),
+        (504, "", vec![], ApiErrorKind::Server { retry_after: None }),
+        (302, "", vec![("location", "http://elsewhere.example/".to_owned())], ApiErrorKind::Unreachable),
+    ] {
+        server.reply(Reply::Answer(status, headers, Bytes::from(body)));
+        let err = api.renew_lease(renewal()).await.unwrap_err();
+        assert_eq!(err.kind, kind, "{err}");
+        assert!(err.reason.starts_with(&format!("HTTP {status}")), "{err}");
+        assert_eq!(err.server, format!("http://{}", server.address));
+        server.seen().await;
+        server.nothing_more();
+    }
+}
+
+#[tokio::test]
+async fn answers_that_make_no_sense_are_errors() {
+    let server = Server::plain().await;
+    let api = server.api();
+    for body in [b"".to_vec(), b"<html>hello</html>".to_vec(), vec![0xff; 64], vec![b' '; 9 << 20]] {
+        server.reply(Reply::Answer(200, vec![], Bytes::from(body)));
+        let err = api.renew_lease(renewal()).await.unwrap_err();
+        assert_eq!(err.kind, ApiErrorKind::Unreachable);
+        assert!(err.reason.contains("makes no sense"), "{err}");
+    }
+    let (feed, reply) = Reply::stream();
+    server.reply(reply);
+    feed.line(r#"{"metadata":"#);
+    feed.cut();
+    let err = api.renew_lease(renewal()).await.unwrap_err();
+    assert_eq!(err.kind, ApiErrorKind::Unreachable, "{err}");
+    server.reply(Reply::ok());
+    api.renew_lease(renewal()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_connection_names_the_server_and_the_reason() {
+    let server = Server::plain().await;
+    let source = server.source();
+    drop(server);
+    let err = api(source.clone()).node_uid("n1").await.unwrap_err();
+    assert_eq!(err.kind, ApiErrorKind::Unreachable);
+    assert_eq!(err.server, source.server);
+    assert!(err.reason.contains("refused"), "{err}");
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_resolve_is_said_to_be_one() {
+    // A label this long is no name, so that no name server is asked.
+    let server = format!("http://{}.invalid:6443", "x".repeat(70));
+    let err = api(ExplicitSource { server, ..ExplicitSource::default() }).node_uid("n1").await.unwrap_err();
+    assert_eq!(err.kind, ApiErrorKind::Unreachable);
+    assert!(err.reason.contains("cannot be resolved"), "{err}");
+}
+
+#[tokio::test]
+async fn requests_are_seen_by_the_observer() {
+    let mut server = Server::plain().await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&seen);
+    let api = ApiServer::new(ApiServerParts {
+        timeout: Duration::from_secs(3),
+        observer: RequestObserver::new(move |request| all.lock().unwrap().push(request.clone())),
+        ..ApiServerParts::new(ClusterSource::Explicit(server.source()))
+    });
+    server.reply(Reply::ok());
+    api.renew_lease(renewal()).await.unwrap();
+    server.reply(Reply::json(404, "{}"));
+    api.patch_status("n1", json!({})).await.unwrap_err();
+    server.reply(Reply::Silence);
+    api.node_uid("n1").await.unwrap_err();
+    for _ in 0..3 {
+        server.seen().await;
+    }
+    let host = server.address.to_string();
+    let seen: Vec<_> = seen
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|r| {
+            assert_eq!(r.host, host);
+            (r.method, r.resource, r.code(), r.error)
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("PATCH", "leases", "200".to_owned(), None),
+            ("PATCH", "nodes/status", "404".to_owned(), Some(ApiErrorKind::NotFound)),
+            ("GET", "nodes", "<error>".to_owned(), Some(ApiErrorKind::Timeout)),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_cancelled_call_leaves_the_next_one_whole() {
+    let mut server = Server::plain().await;
+    let api = server.api();
+    server.reply(Reply::Silence);
+    let call = tokio::spawn(api.renew_lease(renewal()));
+    server.seen().await;
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    server.reply(Reply::ok());
+    api.renew_lease(renewal()).await.unwrap();
+    assert_eq!(server.seen().await.connection, 1);
+}

@@ -1,0 +1,352 @@
+//! The watches against a scripted server.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use keelson_actors::cluster::ChoreHealth;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+
+use super::script::{Feed, Reply, Server};
+use crate::{PodEvent, PodRef, watch_node, watch_pods};
+
+struct Pods {
+    events: mpsc::UnboundedReceiver<PodEvent>,
+    health: watch::Receiver<ChoreHealth>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Pods {
+    fn of(server: &Server) -> Self {
+        let api = server.api();
+        let (tell, events) = mpsc::unbounded_channel();
+        let (sender, health) = watch::channel(ChoreHealth::Starting);
+        let task = tokio::spawn(async move {
+            watch_pods(&api, "n1", &sender, move |event| drop(tell.send(event))).await;
+        });
+        Self { events, health, task }
+    }
+
+    async fn next(&mut self) -> PodEvent {
+        self.events.recv().await.unwrap()
+    }
+
+    async fn well(&mut self) {
+        self.health.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
+    }
+
+    async fn failing(&mut self, of: &str) {
+        let failing = |health: &ChoreHealth| matches!(health, ChoreHealth::Failing { reason, .. } if reason.contains(of));
+        self.health.wait_for(failing).await.unwrap();
+    }
+}
+
+fn pod(uid: &str, version: u32, terminating: bool) -> String {
+    let deleted = if terminating { r#","deletionTimestamp":"2026-01-01T00:00:00Z""# } else { "" };
+    format!(
+        r#"{{"kind":"PartialObjectMetadata","metadata":{{"uid":"{uid}","namespace":"ns","name":"p-{uid}","resourceVersion":"{version}"{deleted}}}}}"#
+    )
+}
+
+fn named(uid: &str) -> PodRef {
+    PodRef { uid: uid.into(), namespace: "ns".into(), name: format!("p-{uid}") }
+}
+
+fn all_listed(feed: &Feed, version: u32) {
+    feed.event(
+        "BOOKMARK",
+        &format!(
+            r#"{{"kind":"Pod","metadata":{{"resourceVersion":"{version}","annotations":{{"k8s.io/initial-events-end":"true"}}}}}}"#
+        ),
+    );
+}
+
+fn begin(server: &Server) -> Feed {
+    let (feed, reply) = Reply::stream();
+    server.reply(reply);
+    feed
+}
+
+#[tokio::test]
+async fn pods_are_listed_and_watched_in_one_request() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    feed.event("ADDED", &pod("a", 3, false));
+    feed.event("ADDED", &pod("b", 2, true));
+    all_listed(&feed, 4);
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    assert_eq!(pods.next().await, PodEvent::Terminating(named("b")));
+    pods.well().await;
+    feed.event("MODIFIED", &pod("a", 5, false));
+    feed.event("MODIFIED", &pod("a", 6, true));
+    feed.event("DELETED", &pod("b", 7, true));
+    assert_eq!(pods.next().await, PodEvent::Terminating(named("a")));
+    assert_eq!(pods.next().await, PodEvent::Gone(named("b")));
+    let seen = server.seen().await;
+    assert!(seen.line.starts_with("GET /api/v1/pods?watch=true&"), "{}", seen.line);
+    assert_eq!(seen.query("fieldSelector"), Some("spec.nodeName%3Dn1"));
+    assert_eq!(seen.query("sendInitialEvents"), Some("true"));
+    assert_eq!(seen.query("resourceVersionMatch"), Some("NotOlderThan"));
+    assert_eq!(seen.query("allowWatchBookmarks"), Some("true"));
+    let seconds: u64 = seen.query("timeoutSeconds").unwrap().parse().unwrap();
+    assert!((300..600).contains(&seconds), "{seconds}");
+    assert!(seen.header("accept").starts_with("application/json;as=PartialObjectMetadata;"));
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_is_asked_for_a_list() {
+    let refused = r#"{"kind":"Status","reason":"Invalid","message":"sendInitialEvents is forbidden"}"#;
+    fall_back(async |server| server.reply(Reply::json(422, refused))).await;
+}
+
+/// What kube-apiserver does whose etcd cannot tell the progress of a watch.
+#[tokio::test]
+async fn a_server_whose_etcd_cannot_is_asked_for_a_list() {
+    fall_back(async |server| {
+        let feed = begin(server);
+        feed.event(
+            "ERROR",
+            r#"{"kind":"Status","reason":"InternalError","code":500,"message":"feature disabled"}"#,
+        );
+    })
+    .await;
+}
+
+async fn fall_back(refuse: impl AsyncFnOnce(&Server)) {
+    let mut server = Server::plain().await;
+    refuse(&server).await;
+    server.reply(Reply::json(
+        200,
+        format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{}]}}"#, pod("a", 3, false)),
+    ));
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    pods.well().await;
+    feed.event("ADDED", &pod("b", 10, false));
+    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    assert!(server.seen().await.query("sendInitialEvents").is_some());
+    let list = server.seen().await;
+    assert_eq!(list.line, "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=0");
+    assert!(list.header("accept").starts_with("application/json;as=PartialObjectMetadataList;"));
+    let watch = server.seen().await;
+    assert_eq!((watch.query("resourceVersion"), watch.query("sendInitialEvents")), (Some("9"), None));
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_goes_on_from_the_last_bookmark_and_tells_nothing() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    feed.event("ADDED", &pod("a", 3, false));
+    all_listed(&feed, 4);
+    feed.event("BOOKMARK", r#"{"kind":"Pod","metadata":{"resourceVersion":"50"}}"#);
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    server.seen().await;
+    // The server ends the watch in good order, as it does every few minutes.
+    drop(feed);
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
+    feed.event("ADDED", &pod("b", 51, false));
+    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    // And once it breaks.
+    feed.cut();
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
+    feed.event("MODIFIED", &pod("a", 52, true));
+    assert_eq!(pods.next().await, PodEvent::Terminating(named("a")));
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn after_a_410_vanished_pods_are_gone() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    feed.event("ADDED", &pod("a", 3, false));
+    feed.event("ADDED", &pod("b", 4, false));
+    all_listed(&feed, 4);
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    server.seen().await;
+    // In the stream.
+    feed.event(
+        "ERROR",
+        r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old resource version"}"#,
+    );
+    let feed = begin(&server);
+    let relist = server.seen().await;
+    assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
+    feed.event("ADDED", &pod("b", 4, false));
+    all_listed(&feed, 60);
+    assert_eq!(pods.next().await, PodEvent::Gone(named("a")));
+    pods.well().await;
+    drop(feed);
+    // And as the answer.
+    server.reply(Reply::json(410, r#"{"kind":"Status","reason":"Gone","message":"too old"}"#));
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("60"));
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), None);
+    all_listed(&feed, 70);
+    assert_eq!(pods.next().await, PodEvent::Gone(named("b")));
+}
+
+#[tokio::test]
+async fn half_a_list_tells_nothing() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    feed.event("ADDED", &pod("a", 3, false));
+    all_listed(&feed, 4);
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    server.seen().await;
+    feed.event("ERROR", r#"{"code":410}"#);
+    let feed = begin(&server);
+    server.seen().await;
+    feed.event("ADDED", &pod("c", 9, false));
+    drop(feed);
+    let feed = begin(&server);
+    assert!(server.seen().await.query("sendInitialEvents").is_some());
+    feed.event("ADDED", &pod("a", 3, false));
+    all_listed(&feed, 10);
+    feed.event("ADDED", &pod("d", 11, false));
+    assert_eq!(pods.next().await, PodEvent::Present(named("d")));
+}
+
+#[tokio::test]
+async fn an_empty_list_has_null_for_its_items() {
+    let mut server = Server::plain().await;
+    server.reply(Reply::json(400, "{}"));
+    server.reply(Reply::json(200, r#"{"kind":"List","metadata":{"resourceVersion":"9"},"items":null}"#));
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    feed.event("ADDED", &pod("b", 10, false));
+    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    pods.well().await;
+    for _ in 0..3 {
+        server.seen().await;
+    }
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn a_stuck_watch_is_left_after_the_longest_time_it_may_last() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    all_listed(&feed, 4);
+    pods.well().await;
+    server.seen().await;
+    tokio::time::pause();
+    tokio::time::advance(crate::watch::MAX_WATCH).await;
+    tokio::time::resume();
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("4"));
+    feed.closed().await;
+}
+
+#[tokio::test]
+async fn health_says_why_and_since_when() {
+    let mut server = Server::plain().await;
+    server.reply(Reply::json(403, r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden"}"#));
+    let mut pods = Pods::of(&server);
+    pods.failing("pods is forbidden (Forbidden)").await;
+    let ChoreHealth::Failing { since_unix_ms: since, .. } = pods.health.borrow().clone() else { panic!() };
+    server.reply(Reply::json(401, "{}"));
+    pods.failing("HTTP 401").await;
+    let ChoreHealth::Failing { since_unix_ms, .. } = pods.health.borrow().clone() else { panic!() };
+    assert_eq!(since_unix_ms, since);
+    let feed = begin(&server);
+    all_listed(&feed, 4);
+    pods.well().await;
+    for _ in 0..3 {
+        server.seen().await;
+    }
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn garbage_in_a_watch_is_a_failure_and_not_the_end() {
+    let mut server = Server::plain().await;
+    for garbage in ["<html>", r#"{"type":"ADDED","object":{}}"#] {
+        let feed = begin(&server);
+        let mut pods = Pods::of(&server);
+        feed.line(garbage);
+        pods.failing("makes no sense").await;
+        feed.closed().await;
+        let feed = begin(&server);
+        all_listed(&feed, 4);
+        pods.well().await;
+        server.seen().await;
+        server.seen().await;
+        drop(pods);
+    }
+}
+
+#[tokio::test]
+async fn a_watch_closed_at_once_with_nothing_seen_is_a_failure() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut pods = Pods::of(&server);
+    all_listed(&feed, 4);
+    pods.well().await;
+    drop(feed);
+    drop(begin(&server));
+    pods.failing("closed within a second").await;
+    let feed = begin(&server);
+    feed.event("ADDED", &pod("a", 5, false));
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    pods.well().await;
+    for _ in 0..3 {
+        server.seen().await;
+    }
+    server.nothing_more();
+}
+
+fn node(name: &str, version: u32) -> String {
+    format!(
+        r#"{{"kind":"Node","apiVersion":"v1","metadata":{{"name":"{name}","uid":"u","resourceVersion":"{version}",
+        "annotations":{{"kubectl.kubernetes.io/last-applied-configuration":"x","mine":"y"}},
+        "managedFields":[{{"manager":"m"}}]}},"spec":{{"podCIDR":"10.0.0.0/24"}}}}"#
+    )
+    .replace('\n', "")
+}
+
+#[tokio::test]
+async fn the_node_is_told_as_it_is_without_what_nobody_needs() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let api = server.api();
+    let (tell, mut nodes) = mpsc::unbounded_channel();
+    let (health, mut watched) = watch::channel(ChoreHealth::Starting);
+    let task = tokio::spawn(async move {
+        watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
+    });
+    all_listed(&feed, 4);
+    assert_eq!(nodes.recv().await.unwrap(), None, "there is none yet");
+    watched.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
+    feed.event("ADDED", &node("n1", 5));
+    let told = nodes.recv().await.unwrap().unwrap();
+    assert_eq!(told.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
+    assert_eq!(told.metadata.managed_fields, None);
+    let annotations: Vec<_> = told.metadata.annotations.as_ref().unwrap().keys().collect();
+    assert_eq!(annotations, ["mine"]);
+    feed.event("MODIFIED", &node("n1", 5));
+    feed.event("MODIFIED", &node("other", 6));
+    feed.event("DELETED", &node("n1", 7));
+    assert_eq!(nodes.recv().await.unwrap(), None, "neither the same again nor another");
+    let seen = server.seen().await;
+    assert!(seen.line.starts_with("GET /api/v1/nodes?watch=true&"), "{}", seen.line);
+    assert_eq!(seen.query("fieldSelector"), Some("metadata.name%3Dn1"));
+    task.abort();
+}

@@ -1,0 +1,228 @@
+//! The connections to one API server with one set of credentials.
+//!
+//! Owns: [`Link`]: the TLS settings, the pool of connections and the headers that every request carries. In: a
+//! source as it was read. Out: answers' heads with their bodies still to come.
+//!
+//! The pool is hyper-util's: over TLS HTTP/2 is offered, and one connection then carries everything, watches
+//! too; a server without it, or plain `http://`, gets HTTP/1.1, where a request that is dropped takes its
+//! connection with it. Only a request of which not one byte was written is sent again by the pool (the kept
+//! connection was found closed), as Go's client does. kube's own client is not used: it speaks HTTP/1.1 only and
+//! repeats requests by itself.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, Uri, header, uri::PathAndQuery};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use kube::client::ConfigExt as _;
+use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use tower::{BoxError, Layer, ServiceExt as _, util::BoxCloneSyncService};
+
+use crate::source::{ClusterSource, Loaded, SourceError, kubeconfig_error, unusable, without_userinfo};
+
+/// What the agent calls itself in requests; short, for it is sent with each over HTTP/1.1.
+pub const USER_AGENT: &str = concat!("keelson/", env!("CARGO_PKG_VERSION"));
+
+/// Connections that nobody used for so long are closed, unless HTTP/2's PINGs keep them; as in Go's client.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// How many TCP probes a dead network may swallow before the connection is given up.
+const TCP_PROBES: u32 = 3;
+
+/// How a connection on which nothing arrives is tested: HTTP/2 PING and TCP keep-alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// The test begins when nothing has arrived for so long.
+    pub idle: Duration,
+    /// The connection is given up when the test is not answered for so long.
+    pub timeout: Duration,
+}
+
+impl Default for KeepAlive {
+    /// 30 s and 15 s, as in Go's client: a watch on a dead network ends within 45 s.
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(30), timeout: Duration::from_secs(15) }
+    }
+}
+
+type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+type Stack = BoxCloneSyncService<Request<Full<Bytes>>, Response<Incoming>, BoxError>;
+
+/// What outlives a pool: everything to make the next one.
+struct Settings {
+    base: Uri,
+    connector: HttpsConnector<HttpConnector>,
+    auth: Option<kube::client::middleware::AuthLayer>,
+    extra_headers: kube::client::middleware::ExtraHeadersLayer,
+    keep_alive: KeepAlive,
+}
+
+/// A pool of connections. Dropping it closes those that are idle; requests under way end by themselves.
+#[derive(Clone)]
+pub(crate) struct Link {
+    settings: Arc<Settings>,
+    stack: Stack,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("server", &self.server()).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Builds the TLS settings and a first pool; runs the kubeconfig's plugin if it has one. Blocks.
+    ///
+    /// # Errors
+    /// When certificate and key do not belong together, or the plugin fails.
+    pub(crate) fn new(
+        source: &ClusterSource,
+        loaded: &Loaded,
+        keep_alive: KeepAlive,
+    ) -> Result<Self, SourceError> {
+        let config = &loaded.config;
+        let tls = tls_settings(source, config)?;
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_keepalive(Some(keep_alive.idle));
+        http.set_keepalive_interval(Some(keep_alive.timeout / TCP_PROBES));
+        http.set_keepalive_retries(Some(TCP_PROBES));
+        http.set_tcp_user_timeout(Some(keep_alive.idle + keep_alive.timeout));
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let builder = match &config.tls_server_name {
+            Some(name) => {
+                let name = ServerName::try_from(name.clone())
+                    .map_err(|_| unusable(source, "its tls-server-name is not a host name"))?;
+                builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+            }
+            None => builder,
+        };
+        let connector = builder.enable_all_versions().wrap_connector(http);
+        let auth = config.auth_layer().map_err(|err| config_error(source, &err))?;
+        let extra_headers = config.extra_headers_layer().map_err(|err| config_error(source, &err))?;
+        let settings = Arc::new(Settings {
+            base: config.cluster_url.clone(),
+            connector,
+            auth,
+            extra_headers,
+            keep_alive,
+        });
+        Ok(Self { stack: settings.stack(), settings })
+    }
+
+    /// The same server and credentials with no connection yet.
+    pub(crate) fn renewed(&self) -> Self {
+        Self { stack: self.settings.stack(), settings: Arc::clone(&self.settings) }
+    }
+
+    /// The server's URL without userinfo.
+    pub(crate) fn server(&self) -> String {
+        without_userinfo(&self.settings.base.to_string())
+    }
+
+    /// `host:port`, for labels.
+    pub(crate) fn host(&self) -> String {
+        let base = &self.settings.base;
+        let host = base.host().unwrap_or_default();
+        base.port_u16().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+    }
+
+    /// Sends one request. `target` is path and query below the server's URL.
+    ///
+    /// # Errors
+    /// What the libraries say; see [`crate::answers::broken`].
+    pub(crate) async fn send(
+        &self,
+        target: &str,
+        request: http::request::Builder,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, BoxError> {
+        let mut parts = self.settings.base.clone().into_parts();
+        // Userinfo in the URL is no credential of the API's and must not get into a Host header.
+        let authority = parts.authority.take().ok_or("the server's address has no host")?;
+        let host = authority.as_str().rsplit_once('@').map_or(authority.as_str(), |(_, host)| host);
+        let path = self.settings.base.path().trim_end_matches('/');
+        parts.authority = Some(host.parse()?);
+        parts.path_and_query = Some(PathAndQuery::try_from(format!("{path}{target}"))?);
+        let request = request
+            .uri(Uri::from_parts(parts)?)
+            .header(header::USER_AGENT, USER_AGENT)
+            .body(Full::new(body))?;
+        self.stack.clone().oneshot(request).await
+    }
+}
+
+impl Settings {
+    fn stack(&self) -> Stack {
+        let http = self.extra_headers.layer(self.pool()).map_err(Into::<BoxError>::into);
+        match &self.auth {
+            Some(auth) => BoxCloneSyncService::new(auth.layer(http)),
+            None => BoxCloneSyncService::new(http),
+        }
+    }
+
+    fn pool(&self) -> Http {
+        Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .http2_keep_alive_interval(self.keep_alive.idle)
+            .http2_keep_alive_timeout(self.keep_alive.timeout)
+            .build(self.connector.clone())
+    }
+}
+
+fn tls_settings(source: &ClusterSource, config: &kube::Config) -> Result<ClientConfig, SourceError> {
+    // kube builds on the process's provider of ciphers, which panics if nobody chose one of several.
+    // An error means that one was chosen already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    if config.cluster_url.scheme_str() == Some("http") {
+        // Nothing will be verified, so the system's certificates need not be read.
+        return Ok(ClientConfig::builder()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth());
+    }
+    config.rustls_client_config().map_err(|err| config_error(source, &err))
+}
+
+/// kube's error without what it may quote, such as the output of a plugin.
+fn config_error(source: &ClusterSource, err: &kube::Error) -> SourceError {
+    match err {
+        kube::Error::Auth(kube::client::AuthError::AuthExecStart(err)) => {
+            unusable(source, format!("its exec plugin cannot be started: {err}"))
+        }
+        kube::Error::Auth(kube::client::AuthError::AuthExecRun { out, .. }) => {
+            unusable(source, format!("its exec plugin failed with {}; run it by hand to see why", out.status))
+        }
+        kube::Error::Auth(_) => {
+            unusable(source, "its user's credentials cannot be had; is its plugin supported?")
+        }
+        kube::Error::InferKubeconfig(err) => kubeconfig_error(source, err),
+        kube::Error::RustlsTls(err) => unusable(source, tls_error(err)),
+        _ => unusable(source, "it cannot be used"),
+    }
+}
+
+fn tls_error(err: &kube::client::RustlsTlsError) -> String {
+    use kube::client::RustlsTlsError as E;
+    match err {
+        E::InvalidIdentityPem(_) | E::UnknownPrivateKeyFormat => {
+            "client certificate or key is not PEM; is it half-written?".to_owned()
+        }
+        E::MissingPrivateKey => "there is no private key in what is given as client key".to_owned(),
+        E::MissingCertificate => "there is no certificate in what is given as client certificate".to_owned(),
+        E::InvalidPrivateKey(rustls::Error::InconsistentKeys(_)) => {
+            "client certificate and key do not belong together; is one half-written?".to_owned()
+        }
+        E::InvalidPrivateKey(_) => "client certificate or key cannot be used".to_owned(),
+        E::AddRootCertificate(_) => "a certificate authority cannot be used".to_owned(),
+        E::NoValidNativeRootCA(_) => "no certificate authority is given, and the system has none".to_owned(),
+        E::InvalidServerName(_) => "its tls-server-name is not a host name".to_owned(),
+    }
+}

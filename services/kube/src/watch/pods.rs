@@ -1,0 +1,219 @@
+//! The pods bound to the agent's node.
+//!
+//! Owns: [`watch_pods`], and the table of what is known: of each pod its uid, name and whether it is being
+//! deleted. In: the metadata of pods. Out: [`PodEvent`]s to a [`PodSink`], each once.
+//!
+//! A static pod appears as its mirror, whose uid is not the one that the kubelet gives to the runtime.
+
+use std::collections::{HashMap, HashSet};
+
+use keelson_actors::cluster::ChoreHealth;
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::{Subject, follow};
+use crate::{
+    bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST},
+    server::ApiServer,
+};
+
+/// Which pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodRef {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+/// What became of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodEvent {
+    /// It is bound to this node and nobody deletes it.
+    Present(PodRef),
+    /// It is being deleted: it has a `deletionTimestamp`.
+    Terminating(PodRef),
+    /// The API server has it no more. Told only when the server said so.
+    Gone(PodRef),
+}
+
+/// Takes what is seen of pods.
+pub trait PodSink: Send {
+    /// Something became of a pod. Must not block.
+    fn pod(&mut self, event: PodEvent);
+
+    /// Everything that the server has was told of. Called after each list, the first time when the watch begins.
+    fn synced(&mut self) {}
+}
+
+impl<F: FnMut(PodEvent) + Send> PodSink for F {
+    fn pod(&mut self, event: PodEvent) {
+        self(event);
+    }
+}
+
+/// The metadata of a pod, as far as it is needed.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct PodMeta {
+    metadata: Meta,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Meta {
+    uid: String,
+    namespace: String,
+    name: String,
+    deletion_timestamp: Option<String>,
+}
+
+/// What is known of the pods.
+#[derive(Debug, Default)]
+struct Table {
+    pods: HashMap<String, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    namespace: String,
+    name: String,
+    terminating: bool,
+}
+
+impl Table {
+    /// A pod as it is now; an event if that is news. A pod that is being deleted stays so.
+    fn put(&mut self, pod: PodMeta) -> Option<PodEvent> {
+        let Meta { uid, namespace, name, deletion_timestamp } = pod.metadata;
+        let terminating = deletion_timestamp.is_some();
+        if uid.is_empty() {
+            return None;
+        }
+        let pod = PodRef { uid: uid.clone(), namespace: namespace.clone(), name: name.clone() };
+        let before = self.pods.get(&uid).map(|known| known.terminating);
+        if before == Some(true) || before == Some(terminating) {
+            return None;
+        }
+        self.pods.insert(uid, Known { namespace, name, terminating });
+        Some(if terminating { PodEvent::Terminating(pod) } else { PodEvent::Present(pod) })
+    }
+
+    fn gone(&mut self, uid: &str) -> Option<PodEvent> {
+        let (uid, known) = self.pods.remove_entry(uid)?;
+        Some(PodEvent::Gone(PodRef { uid, namespace: known.namespace, name: known.name }))
+    }
+
+    /// These and no others exist. Those that are gone come first: a pod of the same name may have followed.
+    fn synced(&mut self, pods: Vec<PodMeta>) -> Vec<PodEvent> {
+        let here: HashSet<&str> = pods.iter().map(|pod| pod.metadata.uid.as_str()).collect();
+        let mut lost: Vec<String> =
+            self.pods.keys().filter(|uid| !here.contains(uid.as_str())).cloned().collect();
+        lost.sort();
+        let mut events: Vec<_> = lost.iter().filter_map(|uid| self.gone(uid)).collect();
+        events.extend(pods.into_iter().filter_map(|pod| self.put(pod)));
+        events
+    }
+}
+
+struct NodePods<S> {
+    node: String,
+    table: Table,
+    sink: S,
+}
+
+impl<S: PodSink> Subject for NodePods<S> {
+    type Object = PodMeta;
+    const RESOURCE: &'static str = "pods";
+    const ACCEPT: &'static str = ACCEPT_JSON_METADATA;
+    const ACCEPT_LIST: &'static str = ACCEPT_JSON_METADATA_LIST;
+
+    fn path(&self) -> &'static str {
+        "/api/v1/pods"
+    }
+
+    fn field_selector(&self) -> String {
+        format!("spec.nodeName={}", self.node)
+    }
+
+    fn synced(&mut self, objects: Vec<PodMeta>) {
+        for event in self.table.synced(objects) {
+            self.sink.pod(event);
+        }
+        self.sink.synced();
+    }
+
+    fn put(&mut self, object: PodMeta) {
+        if let Some(event) = self.table.put(object) {
+            self.sink.pod(event);
+        }
+    }
+
+    fn gone(&mut self, object: PodMeta) {
+        if let Some(event) = self.table.gone(&object.metadata.uid) {
+            self.sink.pod(event);
+        }
+    }
+}
+
+/// Watches the metadata of the pods bound to `node` until dropped. That the watch broke is told to `health` and
+/// not to the sink; when it is whole again, the sink is told what became of the pods in between.
+pub async fn watch_pods(
+    api: &ApiServer,
+    node: &str,
+    health: &watch::Sender<ChoreHealth>,
+    sink: impl PodSink,
+) {
+    let mut subject = NodePods { node: node.to_owned(), table: Table::default(), sink };
+    follow(api, &mut subject, health).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str, terminating: bool) -> PodMeta {
+        PodMeta {
+            metadata: Meta {
+                uid: uid.into(),
+                namespace: "ns".into(),
+                name: format!("pod-{uid}"),
+                deletion_timestamp: terminating.then(|| "2026-01-01T00:00:00Z".into()),
+            },
+        }
+    }
+
+    fn named(uid: &str) -> PodRef {
+        PodRef { uid: uid.into(), namespace: "ns".into(), name: format!("pod-{uid}") }
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let mut table = Table::default();
+        assert_eq!(table.put(pod("a", false)), Some(PodEvent::Present(named("a"))));
+        assert_eq!(table.put(pod("a", false)), None);
+        assert_eq!(table.put(pod("a", true)), Some(PodEvent::Terminating(named("a"))));
+        assert_eq!(table.put(pod("a", true)), None);
+        assert_eq!(table.put(pod("a", false)), None, "nobody takes a deletion back");
+        assert_eq!(table.gone("a"), Some(PodEvent::Gone(named("a"))));
+        assert_eq!(table.gone("a"), None);
+        assert_eq!(table.put(pod("", false)), None);
+    }
+
+    #[test]
+    fn a_list_tells_what_vanished_in_between() {
+        let mut table = Table::default();
+        table.synced(vec![pod("a", false), pod("b", false), pod("c", true)]);
+        assert_eq!(
+            table.synced(vec![pod("b", true), pod("d", false)]),
+            [
+                PodEvent::Gone(named("a")),
+                PodEvent::Gone(named("c")),
+                PodEvent::Terminating(named("b")),
+                PodEvent::Present(named("d")),
+            ]
+        );
+        assert_eq!(table.synced(vec![pod("b", true), pod("d", false)]), []);
+        assert_eq!(table.pods.len(), 2);
+    }
+}
