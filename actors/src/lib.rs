@@ -3,15 +3,19 @@
 //! Owns: what the agent decides. Each actor is a folder with a pure core (state + event + `now` ->
 //! effects) and a thin actor that performs those effects.
 //! In: verbs from the services above (typed messages), and settings.
-//! Out: calls on the traits declared here ([`runtime::Runtime`]) and on [`keelson_storage::StateStore`];
-//! services implement the former, so that every actor runs in a test on paused time with scripted
+//! Out: calls on the traits declared here ([`runtime::Runtime`], [`cluster::LeaseApi`], [`cluster::NodeApi`],
+//! [`host::Host`]) and on [`keelson_storage::StateStore`]; services implement the former, so that every actor runs in a test on paused time with scripted
 //! neighbours. No sockets are opened here.
 
 pub mod clock;
+pub mod cluster;
+pub mod host;
 pub mod inspect;
+pub mod lease;
 pub mod metrics;
 pub mod pulls;
 pub mod runtime;
+pub mod status;
 pub mod supervise;
 
 #[cfg(test)]

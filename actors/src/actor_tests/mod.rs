@@ -6,7 +6,11 @@
 
 mod coordinator;
 mod fakes;
+mod lease;
+mod pods;
 mod runtime_client;
+mod runtime_report;
+mod status;
 mod storage;
 
 use std::{

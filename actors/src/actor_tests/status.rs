@@ -1,0 +1,290 @@
+//! The StatusReporter with scripted neighbours.
+
+mod neighbours;
+
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{fakes::FakeStore, pass, run, settle};
+use crate::{
+    cluster::{ApiErrorKind, ChoreHealth},
+    pulls::{FlowView, RuntimeFlow},
+    status::{
+        ClearCondition, ConditionChanged, ConditionRefused, ConditionStatus, CountNow, EndpointsView,
+        ListConditions, ReportNow, Role,
+    },
+    supervise::Restart,
+};
+use neighbours::{FakeApi, FakeHost, FakeSource, Fault, NEW_YEAR, World, idle, report, step_wall};
+
+/// Lets time pass in steps in which other threads come to their end as well.
+async fn live(seconds: u64) {
+    for _ in 0..seconds {
+        pass(1000).await;
+        settle().await;
+    }
+}
+
+#[test]
+fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
+    run(async {
+        let world = World::start(Role::Node);
+        live(1).await;
+        assert_eq!(world.api.verbs(), ["get", "create"]);
+        assert_eq!(world.api.condition("Ready")["status"], "True");
+        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert!(*world.changes.borrow() > 0);
+        world.tell_node();
+        live(3600).await;
+        let requests = world.api.script().requests.clone();
+        let patches: Vec<_> = requests.iter().skip(2).collect();
+        assert!(patches.iter().all(|(_, verb, _)| *verb == "patch"), "{:?}", world.api.verbs());
+        assert!((11..=12).contains(&patches.len()), "{}", patches.len());
+        for pair in patches.windows(2) {
+            let pause = pair[1].0 - pair[0].0;
+            assert!((300_000..=312_000).contains(&pause.as_millis()), "{pause:?}");
+        }
+        world.reporter.ask(CountNow {}).await.expect("the reporter lives");
+        let age = world.metrics.last_report_age.get();
+        assert!((0.0..=312.0).contains(&age), "{age}");
+        assert!(
+            (340..=362).contains(&world.metrics.computations.get()),
+            "{}",
+            world.metrics.computations.get()
+        );
+        let state = world.state().await;
+        assert_eq!((&state["uid"], &state["role"]), (&json!("uid-1"), &json!("node")));
+        assert_eq!(state["conditions"][5], json!({"type": "Ready", "status": "True"}));
+    });
+}
+
+#[test]
+fn a_runtime_that_dies_makes_the_node_not_ready_within_ten_seconds_and_back() {
+    run(async {
+        let world = World::start(Role::Node);
+        live(60).await;
+        for round in 0..3 {
+            world.api.forget();
+            world.runtime_dies();
+            live(10).await;
+            let ready = world.api.condition("Ready");
+            assert_eq!(
+                (&ready["status"], &ready["reason"]),
+                (&json!("False"), &json!("KubeletNotReady")),
+                "{round}"
+            );
+            assert!(ready["message"].as_str().expect("a text").contains("connection refused"), "{ready}");
+            world.runtime_returns();
+            live(11).await;
+            assert_eq!(world.api.condition("Ready")["status"], "True");
+            assert_eq!(world.api.verbs(), ["patch", "patch"]);
+        }
+        // With time to spare it is at once.
+        live(60).await;
+        world.runtime_dies();
+        settle().await;
+        assert_eq!(world.api.condition("Ready")["status"], "False");
+    });
+}
+
+#[test]
+fn a_server_that_never_answers_does_not_stop_the_reporter() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(60).await;
+        world.api.forget();
+        world.api.script().always = Some(Fault::Hangs);
+        let away = RuntimeFlow::Away { away_for: Duration::ZERO, reason: "x".into() };
+        *world.source.flow.lock().expect("unharmed") = FlowView { running: 1, runtime: away, ..idle() };
+        live(1000).await;
+        assert!(
+            matches!(&*world.health.borrow(), ChoreHealth::Failing { reason, .. } if reason.contains("https://api"))
+        );
+        assert!(world.api.script().closed >= 4);
+        assert_eq!(world.api.verbs()[..5], ["patch", "get", "get", "get", "get"]);
+        world.api.script().always = None;
+        live(170).await;
+        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(world.api.condition("ImagePullsFlowing")["reason"], "RuntimeUnavailable");
+    });
+}
+
+#[test]
+fn retry_after_is_obeyed() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(60).await;
+        world.api.forget();
+        let kind = ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(45)) };
+        world.api.script().faults.push_back(Fault::Says(kind));
+        world.reporter.offer(ReportNow {}).expect("room");
+        for _ in 0..44 {
+            live(1).await;
+            world.reporter.offer(ReportNow {}).expect("room");
+            world.reporter.offer(ConditionChanged {}).expect("room");
+        }
+        assert_eq!(world.api.verbs(), ["patch"]);
+        live(12).await;
+        assert_eq!(world.api.verbs(), ["patch", "patch"]);
+        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+    });
+}
+
+#[test]
+fn a_restart_of_actor_or_process_writes_nothing() {
+    run(async {
+        for role in [Role::Node, Role::Companion] {
+            let world = World::start(role);
+            live(30).await;
+            world.tell_node();
+            live(1).await;
+            assert_eq!(world.records(), ["status"]);
+            world.api.forget();
+            world.reporter.deliver(Restart { reason: "a test wants it".into() });
+            live(30).await;
+            assert_eq!(world.api.verbs(), Vec::<&str>::new(), "the watched Node is not forgotten");
+            let successor = world.successor();
+            world.reporter.deliver(Restart { reason: "silence".into() });
+            live(30).await;
+            let verbs = successor.api.verbs();
+            assert!(verbs.iter().all(|verb| *verb == "get"), "{verbs:?}");
+            assert_eq!(*successor.health.borrow(), ChoreHealth::Well);
+            assert!(world.ends.lock().expect("unharmed").is_empty());
+        }
+    });
+}
+
+#[test]
+fn case_28_a_step_of_the_wall_clock_is_answered_with_a_status() {
+    run(async {
+        let world = World::start(Role::Node);
+        live(30).await;
+        world.api.forget();
+        step_wall(-3_600_000);
+        live(11).await;
+        assert_eq!((world.api.verbs(), world.metrics.clock_steps.get()), (vec!["patch"], 1));
+        let beat = world.api.condition("Ready")["lastHeartbeatTime"].clone();
+        assert!(beat.as_str().expect("a time").starts_with("2025-12-31T23:"), "{beat}");
+    });
+}
+
+#[test]
+fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(30).await;
+        world.api.script().node = None;
+        world.tell_node();
+        live(11).await;
+        let health = world.health.borrow().clone();
+        assert!(
+            matches!(&health, ChoreHealth::Failing { reason, since_unix_ms }
+                if reason.contains("there is no Node n1") && *since_unix_ms > NEW_YEAR),
+            "{health:?}"
+        );
+        let overview = world.reporter.recorder().overview();
+        assert!(overview.summary.contains("there is no Node"), "{}", overview.summary);
+        world.api.make();
+        world.tell_node();
+        live(1).await;
+        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+    });
+}
+
+#[test]
+fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(30).await;
+        world.api.forget();
+        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(()));
+        assert_eq!(world.records(), ["condition/KernelDeadlock", "status"], "before the answer");
+        let refused = world.set("Ready", ConditionStatus::True).await;
+        assert!(matches!(refused, Err(ConditionRefused::Reserved { .. })), "{refused:?}");
+        let writes = world.store.writes.load(Ordering::SeqCst);
+        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(()));
+        assert_eq!(world.store.writes.load(Ordering::SeqCst), writes, "a repeat");
+        live(11).await;
+        assert_eq!(world.api.verbs(), ["patch"]);
+        let successor = world.successor();
+        live(11).await;
+        let listed = successor.reporter.ask(ListConditions {}).await.expect("the reporter lives");
+        assert_eq!(listed.len(), 1);
+        let kind = "KernelDeadlock".to_owned();
+        assert_eq!(
+            successor.reporter.ask(ClearCondition { kind: kind.clone() }).await.expect("alive"),
+            Ok(())
+        );
+        let again = successor.reporter.ask(ClearCondition { kind }).await.expect("alive");
+        assert!(matches!(again, Err(ConditionRefused::Unknown { .. })), "{again:?}");
+        live(11).await;
+        assert_eq!(successor.api.condition("KernelDeadlock"), Value::Null);
+    });
+}
+
+#[test]
+fn a_store_that_fails_costs_economy_and_no_report() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(5).await;
+        world.store.fail(true);
+        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(()));
+        live(11).await;
+        assert_eq!(world.api.condition("KernelDeadlock")["status"], "False");
+        let error = world.reporter.recorder().overview().last_error;
+        assert!(error.contains("kept in memory"), "{error}");
+        world.store.fail(false);
+        live(61).await;
+        assert_eq!(world.records(), ["condition/KernelDeadlock", "status"]);
+    });
+}
+
+#[test]
+fn a_store_that_cannot_be_read_at_the_start_is_read_when_it_can() {
+    run(async {
+        let api = Arc::new(FakeApi::default());
+        api.make();
+        let store = FakeStore::new();
+        store.fail(true);
+        let source = FakeSource { report: Mutex::new(Ok(report())), flow: Mutex::new(idle()) };
+        let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
+        let world = World::with(Role::Companion, api, Arc::new(host), Arc::new(source), Arc::clone(&store));
+        live(1).await;
+        assert_eq!(world.reporter.recorder().overview().status, "restarting");
+        store.fail(false);
+        live(5).await;
+        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert!(world.ends.lock().expect("unharmed").is_empty());
+    });
+}
+
+#[test]
+fn a_host_that_hangs_costs_its_fields_and_no_more() {
+    run(async {
+        let world = World::start(Role::Node);
+        live(30).await;
+        let before = world.api.script().node.clone().expect("there")["status"]["capacity"].clone();
+        *world.host.hangs.lock().expect("unharmed") = true;
+        live(60).await;
+        assert_eq!(world.api.script().node.clone().expect("there")["status"]["capacity"], before);
+        assert_eq!(world.api.condition("Ready")["status"], "True");
+        assert!(world.reporter.recorder().overview().last_error.contains("host was not read"));
+    });
+}
+
+#[test]
+fn service_endpoints_are_told_when_their_chore_says_so() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(30).await;
+        world.endpoints.send_replace(EndpointsView::Current);
+        world.reporter.offer(ConditionChanged {}).expect("room");
+        settle().await;
+        assert_eq!(world.api.condition("ServiceEndpointsCurrent")["status"], "True", "at once");
+    });
+}

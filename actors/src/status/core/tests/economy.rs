@@ -1,0 +1,319 @@
+//! When a status is written, and when it is not.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// The pauses between moments.
+fn pauses(moments: &[i64]) -> Vec<i64> {
+    moments.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+#[test]
+fn case_27_an_idle_hour_is_a_first_post_then_one_in_half_a_turn_to_one_and_a_half_then_every_turn() {
+    for role in [Role::Node, Role::Companion] {
+        for random in [0.0, 0.25, 0.999] {
+            let mut world = World::with_node(role);
+            world.random = random;
+            world.restart();
+            world.forget();
+            world.reported = None;
+            world.restart();
+            world.pass(HOUR);
+            let writes = world.writes();
+            let first = writes[0] - (world.boot - HOUR);
+            assert!(first <= 3 * SECOND, "at the start: {first}");
+            let pauses = pauses(&writes);
+            assert!((150 * SECOND..460 * SECOND).contains(&pauses[0]), "{pauses:?}");
+            assert!(
+                pauses[1..].iter().all(|pause| (300 * SECOND..=311 * SECOND).contains(pause)),
+                "{pauses:?}"
+            );
+            assert!(writes.len() >= 11, "{writes:?}");
+            for request in &world.requests[world.requests.len() - 9..] {
+                let status = &request.body["status"];
+                let keys: Vec<_> = status.as_object().expect("an object").keys().cloned().collect();
+                let expected: &[&str] = if role == Role::Node {
+                    &["$setElementOrder/conditions", "conditions"]
+                } else {
+                    &["conditions"]
+                };
+                assert_eq!(keys, expected);
+                for condition in status["conditions"].as_array().expect("a list") {
+                    let keys: Vec<_> = condition.as_object().expect("an object").keys().collect();
+                    assert_eq!(keys, ["lastHeartbeatTime", "type"]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn passes_come_as_often_as_the_kubelets() {
+    let mut world = World::with_node(Role::Companion);
+    world.random = 0.5;
+    world.pass(MINUTE);
+    world.forget();
+    world.always = Some(Fault::Says(ApiErrorKind::Forbidden));
+    world.collected.flow = Err("broken".into());
+    world.pass(5 * MINUTE);
+    let pauses = pauses(&world.requests.iter().map(|request| request.at).collect::<Vec<_>>());
+    assert!(!pauses.is_empty() && pauses.iter().all(|pause| *pause == 10_200), "{pauses:?}");
+}
+
+#[test]
+fn a_change_is_written_once_and_the_watch_may_lag() {
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    world.tell();
+    world.pass(MINUTE);
+    world.forget();
+    world.collected.readings.memory_capacity_bytes = Some(16 << 30);
+    world.pass(20 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    assert_eq!(
+        world.requests[0].body["status"]["capacity"],
+        json!({"memory": "16Gi"}),
+        "and nothing else of the capacity"
+    );
+    // The watch tells of writes before this one, as often as it likes.
+    let mut old = world.node.clone().expect("a Node");
+    old["metadata"]["resourceVersion"] = "101".into();
+    old["status"]["capacity"]["memory"] = "8Gi".into();
+    world.step(Event::Node(Some(Arc::new(typed(&old)))));
+    world.pass(50 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    world.tell();
+    world.pass(50 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+}
+
+#[test]
+fn what_somebody_else_overwrites_is_written_again() {
+    let mut world = World::with_node(Role::Companion);
+    world.pass(MINUTE);
+    world.forget();
+    let flip = json!({"status": {"conditions": [{"type": "ImagePullsFlowing", "status": "False"}]}});
+    world.other(&flip);
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    assert_eq!(world.condition("ImagePullsFlowing")["status"], "True");
+}
+
+#[test]
+fn case_30_a_node_that_the_controller_gave_up_is_taken_back_by_the_next_pass() {
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    world.pass(2 * MINUTE);
+    world.random = 0.0;
+    world.forget();
+    let unknown = |kind: &str| {
+        json!({"type": kind, "status": "Unknown", "reason": "NodeStatusUnknown", "message": "stopped posting",
+               "lastTransitionTime": "2026-01-01T00:01:00Z"})
+    };
+    let kinds = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+    world.other(&json!({"status": {"conditions": kinds.map(unknown)}}));
+    // Others write the Node's metadata so fast that the server gives up now and then.
+    world.faults.extend([Fault::Says(ApiErrorKind::Conflict); 3]);
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch", "get", "get", "get", "patch"], "{:?}", world.health);
+    let ready = world.condition("Ready");
+    assert_eq!((&ready["status"], &ready["reason"]), (&json!("True"), &json!("KubeletReady")));
+    assert_eq!(ready["lastTransitionTime"], ready["lastHeartbeatTime"], "now");
+    assert_eq!(world.condition("MemoryPressure")["status"], "False");
+    assert_eq!(world.closed, 0, "a conflict is no reason to close connections");
+    let at = world.boot;
+    world.forget();
+    world.pass(HOUR);
+    let first = world.writes()[0] - at;
+    assert!((139 * SECOND..161 * SECOND).contains(&first), "the delay was drawn anew: {first}");
+}
+
+#[test]
+fn case_28_a_step_back_is_answered_with_a_status_at_once_and_the_plan_stays() {
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    world.pass(6 * MINUTE);
+    world.forget();
+    let planned = world.core.view(world.now())["next_report_unix_ms"].as_i64().expect("planned") - world.wall;
+    world.wall -= HOUR;
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    assert!(world.counted.contains(&Counted::ClockStep), "{:?}", world.counted);
+    assert!(world.notes.iter().any(|note| note.contains("stepped back by 3600000 ms")), "{:?}", world.notes);
+    let beat = world.condition("Ready")["lastHeartbeatTime"].clone();
+    assert!(beat.as_str().expect("a time").starts_with("2025-12-31T23:"), "{beat}");
+    world.pass(HOUR - 11 * SECOND);
+    let writes = world.writes();
+    let second = writes[1] - (world.boot - HOUR);
+    assert!((planned..planned + 11 * SECOND).contains(&second), "as planned: {second}, {planned}");
+    assert!(pauses(&writes[1..]).iter().all(|pause| (300 * SECOND..=311 * SECOND).contains(pause)));
+}
+
+#[test]
+fn case_29_a_step_forward_and_back_costs_two_statuses_and_no_storm() {
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    world.pass(6 * MINUTE);
+    world.forget();
+    world.wall += HOUR;
+    world.pass(30 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    world.wall -= HOUR;
+    world.pass(30 * SECOND);
+    assert_eq!(world.verbs(), ["patch", "patch"]);
+    world.forget();
+    world.pass(HOUR);
+    assert!((11..=13).contains(&world.writes().len()), "{:?}", world.writes());
+}
+
+#[test]
+fn a_slow_clock_and_a_companion_write_nothing_for_a_clock() {
+    let mut world = World::with_node(Role::Companion);
+    world.pass(6 * MINUTE);
+    world.forget();
+    world.wall -= HOUR;
+    world.pass(30 * SECOND);
+    assert_eq!((world.verbs(), world.counted.contains(&Counted::ClockStep)), (vec![], true));
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    world.pass(6 * MINUTE);
+    world.forget();
+    for _ in 0..6 {
+        world.wall += 400;
+        world.pass(10 * SECOND);
+    }
+    assert!(!world.counted.contains(&Counted::ClockStep), "{:?}", world.notes);
+}
+
+#[test]
+fn a_report_by_hand_leaves_the_plan_alone() {
+    let mut world = World::with_node(Role::Companion);
+    world.pass(6 * MINUTE);
+    world.forget();
+    let planned = |world: &World| world.core.view(world.now())["next_report_unix_ms"].clone();
+    let before = planned(&world);
+    world.step(Event::ReportNow);
+    assert_eq!((world.verbs(), planned(&world)), (vec!["patch"], before));
+}
+
+/// Passes the time in quiet, with restarts at these moments; returns when status was written, since the start.
+fn lived(role: Role, restarts: &[i64], during: i64) -> Vec<i64> {
+    let mut world = World::with_node(role);
+    world.random = 0.3;
+    world.restart();
+    let start = world.boot;
+    world.forget();
+    for at in restarts {
+        world.pass((start + at - world.boot).max(0));
+        world.wall += 7 * 60 * MINUTE;
+        world.restart();
+    }
+    world.pass((start + during - world.boot).max(0));
+    world.writes().into_iter().map(|at| at - start).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_restart_writes_nothing_that_a_running_agent_would_not_have_written(
+        node: bool,
+        mut restarts in proptest::collection::vec(MINUTE..40 * MINUTE, 0..6),
+    ) {
+        restarts.sort_unstable();
+        let role = if node { Role::Node } else { Role::Companion };
+        let (calm, restarted) = (lived(role, &[], 40 * MINUTE), lived(role, &restarts, 40 * MINUTE));
+        prop_assert!(restarted.len() <= calm.len(), "{calm:?} {restarted:?} {restarts:?}");
+        for pause in pauses(&restarted).into_iter().skip(1) {
+            prop_assert!((300 * SECOND..=325 * SECOND).contains(&pause), "{restarted:?} {restarts:?}");
+        }
+    }
+
+    #[test]
+    fn quiet_readings_write_nothing_before_the_report_is_old(
+        node: bool,
+        noise in proptest::collection::vec((0u64..1 << 30, 0u64..1000, 0u32..50, any::<bool>()), 12),
+    ) {
+        let mut world = World::with_node(if node { Role::Node } else { Role::Companion });
+        world.restart();
+        world.pass(20 * SECOND);
+        world.tell();
+        world.random = 0.5;
+        world.forget();
+        for (bytes, pids, pulls, asks) in noise {
+            let collected = &mut world.collected;
+            collected.readings.memory_available_bytes = Some((4 << 30) + bytes);
+            collected.readings.pids = Some((32_768, 500 + pids));
+            for fs in [&mut collected.readings.node_fs, &mut collected.readings.image_fs].into_iter().flatten() {
+                fs.available_bytes = (40 << 30) + bytes;
+                fs.inodes_free = 500_000 + pids;
+                fs.capacity_bytes = (100 << 30) + bytes / 4;
+            }
+            collected.flow = Ok(FlowView {
+                queued: pulls,
+                running: pulls.min(3),
+                oldest_wait: (pulls > 3).then_some(Duration::from_secs(pids)),
+                since_moved: Some(Duration::from_millis(pulls.into())),
+                durable: asks,
+                ..idle()
+            });
+            if asks {
+                world.step(Event::Changed);
+            }
+            world.pass(10 * SECOND);
+            world.tell();
+        }
+        prop_assert_eq!(world.verbs(), Vec::<&str>::new());
+    }
+}
+
+#[test]
+fn a_restart_after_a_reboot_tells_the_new_boot_and_keeps_no_time_that_ran_backwards() {
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    world.pass(MINUTE);
+    world.forget();
+    world.collected.facts.boot_id = "boot-2".into();
+    world.boot = 30 * SECOND;
+    world.wall -= 2 * HOUR;
+    world.restart();
+    assert_eq!(world.verbs(), ["patch"]);
+    assert_eq!(world.requests[0].body["status"]["nodeInfo"], json!({"bootID": "boot-2"}));
+}
+
+#[test]
+fn a_restart_with_a_watch_that_begins_in_the_past_writes_nothing() {
+    let mut world = World::with_node(Role::Node);
+    world.restart();
+    let old = world.node.clone();
+    world.pass(MINUTE);
+    world.collected.readings.memory_capacity_bytes = Some(16 << 30);
+    world.pass(MINUTE);
+    world.watches = false;
+    world.forget();
+    world.began = world.boot;
+    // As started(), but with the Node as it was a minute ago.
+    let (node, restored) = (world.node.clone(), world.reported.clone());
+    world.core = Core::new(world.policy.clone());
+    let restored = Restored { reported: restored.map(Box::new), ..Restored::default() };
+    let since_boot = Duration::from_millis(u64::try_from(world.boot).expect("positive"));
+    let stamp = Stamp::new("boot-1", since_boot, world.now());
+    world.step(Event::Started { restored, stamp });
+    world.step(Event::Node(old.map(|old| Arc::new(typed(&old)))));
+    world.step(Event::RuntimeReady);
+    world.pass(30 * SECOND);
+    assert_eq!((world.verbs(), world.node.clone()), (vec![], node));
+}
+
+#[test]
+fn a_record_of_another_node_is_no_reason_to_be_silent() {
+    let mut world = World::with_node(Role::Companion);
+    world.pass(MINUTE);
+    world.forget();
+    world.write(None);
+    world.make_node();
+    world.restart();
+    world.pass(SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+}

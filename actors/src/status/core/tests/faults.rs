@@ -1,0 +1,402 @@
+//! What the core does about a server and a runtime that do not do their part.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::status::Register;
+
+fn settled(role: Role) -> World {
+    let mut world = World::with_node(role);
+    world.restart();
+    world.pass(MINUTE);
+    world.tell();
+    world.forget();
+    world
+}
+
+/// Something to report.
+fn change(world: &mut World) {
+    world.collected.flow = Ok(FlowView { queued: 1, running: 1, runtime: away(), ..idle() });
+}
+
+#[test]
+fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_the_next_pass() {
+    let mut world = settled(Role::Companion);
+    let start = world.boot;
+    world.always = Some(Fault::Hangs);
+    change(&mut world);
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch", "get", "get", "get", "get"]);
+    assert_eq!(world.closed, 4, "from the second failure");
+    let (reason, since) = world.fails();
+    assert!(reason.contains("Timeout") && since > NEW_YEAR, "{reason}");
+    let ended = world.boot;
+    assert!(ended - start >= 50 * SECOND);
+    world.always = None;
+    world.pass(11 * SECOND);
+    assert_eq!(world.health, ChoreHealth::Well);
+    assert!(world.requests[5].at >= ended + 10 * SECOND, "not before the next pass");
+    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "RuntimeUnavailable");
+}
+
+#[test]
+fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
+    let mut world = settled(Role::Companion);
+    world.faults.push_back(Fault::Swallows);
+    change(&mut world);
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch", "get"], "what is there needs no second patch");
+    assert_eq!(world.health, ChoreHealth::Well);
+}
+
+#[test]
+fn a_server_that_wants_to_be_left_alone_is_for_a_minute_at_most() {
+    for (asked, left) in [(25, 25), (3600, 60)] {
+        for kind in [
+            ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(asked)) },
+            ApiErrorKind::Server { retry_after: Some(Duration::from_secs(asked)) },
+        ] {
+            let mut world = settled(Role::Companion);
+            world.faults.push_back(Fault::Says(kind));
+            change(&mut world);
+            world.pass(11 * SECOND);
+            assert_eq!((world.verbs(), world.closed), (vec!["patch"], 0));
+            let at = world.requests[0].at;
+            for _ in 0..40 {
+                world.step(Event::Changed);
+                world.step(Event::ReportNow);
+                world.pass(2 * SECOND);
+            }
+            let next = world.requests[1].at - at;
+            assert!((left * SECOND..(left + 11) * SECOND).contains(&next), "{kind:?}: {next}");
+        }
+    }
+}
+
+#[test]
+fn what_another_try_cannot_mend_is_tried_once_a_pass() {
+    for kind in [
+        ApiErrorKind::Forbidden,
+        ApiErrorKind::Unauthorized,
+        ApiErrorKind::Invalid,
+        ApiErrorKind::Credentials,
+        ApiErrorKind::TooManyRequests { retry_after: None },
+    ] {
+        let mut world = settled(Role::Companion);
+        world.always = Some(Fault::Says(kind));
+        change(&mut world);
+        world.pass(MINUTE);
+        assert!((5..=6).contains(&world.requests.len()), "{kind:?}: {:?}", world.verbs());
+        let (reason, since) = world.fails();
+        assert!(reason.contains(kind.name()) && reason.contains("https://api"), "{reason}");
+        assert!(since < world.wall - 40 * SECOND, "since the first");
+        assert_eq!(world.notes.len(), 1, "said once: {:?}", world.notes);
+        world.always = None;
+        world.pass(11 * SECOND);
+        assert_eq!(world.health, ChoreHealth::Well);
+        assert!(world.notes[1].contains("reported again"), "{:?}", world.notes);
+    }
+}
+
+#[test]
+fn nothing_to_say_does_not_say_that_the_server_is_well() {
+    let mut world = settled(Role::Companion);
+    world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
+    change(&mut world);
+    world.pass(11 * SECOND);
+    world.collected.flow = well().flow;
+    world.pass(30 * SECOND);
+    assert!(matches!(world.health, ChoreHealth::Failing { .. }));
+    world.tell();
+    world.pass(11 * SECOND);
+    assert_eq!(world.health, ChoreHealth::Well, "the watch has heard from it");
+}
+
+#[test]
+fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
+    let mut world = settled(Role::Node);
+    world.collected.runtime = Err("unix:///r.sock: connection refused".into());
+    world.collected.runtime_down = Some("unix:///r.sock: connection refused".into());
+    let at = world.boot;
+    world.step(Event::Changed);
+    assert_eq!((world.verbs(), world.requests[0].at), (vec!["patch"], at));
+    let ready = world.condition("Ready");
+    assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("KubeletNotReady")));
+    assert_eq!(ready["message"], "the container runtime does not serve: unix:///r.sock: connection refused");
+    let before = world.node.clone().expect("a Node");
+    assert_eq!(before["status"]["images"], json!([{"names": ["r/a:1"], "sizeBytes": 7}]), "kept");
+    // Ever new words for the same trouble are no news.
+    for n in 0..12 {
+        world.collected.runtime_down = Some(format!("unix:///r.sock: no answer within {n} s"));
+        world.pass(10 * SECOND);
+    }
+    assert_eq!(world.verbs(), ["patch"]);
+    world.pass(HOUR);
+    assert!(
+        world.condition("Ready")["message"].as_str().expect("a text").contains("within 11 s"),
+        "later they are"
+    );
+    world.forget();
+    world.collected = well();
+    world.step(Event::Changed);
+    assert_eq!((world.verbs(), &world.condition("Ready")["status"]), (vec!["patch"], &json!("True")));
+}
+
+#[test]
+fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes() {
+    let mut world = settled(Role::Node);
+    let start = world.boot;
+    for n in 0..600 {
+        let down = n % 2 == 0;
+        world.collected = well();
+        if down {
+            world.collected.runtime = Err("refused".into());
+            world.collected.runtime_down = Some("refused".into());
+        }
+        world.step(Event::Changed);
+        world.pass(SECOND);
+    }
+    let passes = (world.boot - start) / (10 * SECOND) + 3;
+    assert!(i64::try_from(world.requests.len()).expect("few") <= passes, "{}", world.requests.len());
+}
+
+#[test]
+fn a_runtime_that_says_nothing_is_given_thirty_seconds_since_its_last_word() {
+    let mut world = settled(Role::Node);
+    world.collected.runtime = Err("no answer within 5s".into());
+    world.pass(19 * SECOND);
+    assert_eq!(world.verbs(), Vec::<&str>::new());
+    world.pass(22 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    let message = world.condition("Ready")["message"].clone();
+    assert!(message.as_str().expect("a text").contains("does not say whether it is ready"), "{message}");
+}
+
+#[test]
+fn a_runtime_or_network_that_is_not_ready_is_named_with_every_other_reason() {
+    let mut world = settled(Role::Node);
+    let report = world.collected.runtime.as_mut().expect("well");
+    report.conditions[1] = RuntimeCondition {
+        kind: NETWORK_READY.into(),
+        ok: false,
+        reason: "NetworkPluginNotReady".into(),
+        message: "cni plugin not initialized".into(),
+    };
+    report.conditions.remove(0);
+    world.pass(11 * SECOND);
+    assert_eq!(
+        world.condition("Ready")["message"],
+        "the container runtime is not ready: the runtime does not report RuntimeReady; \
+         the pod network is not ready: NetworkPluginNotReady: cni plugin not initialized"
+    );
+}
+
+#[test]
+fn pressure_stays_true_for_the_transition_period_and_its_words_change_on_flips_only() {
+    let mut world = settled(Role::Node);
+    let status = |world: &World, kind: &str| world.condition(kind)["status"].clone();
+    world.collected.readings.memory_available_bytes = Some(99 << 20);
+    world.collected.readings.pids = Some((1000, 999));
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    assert_eq!(world.condition("MemoryPressure")["reason"], "KubeletHasInsufficientMemory");
+    assert_eq!(status(&world, "PIDPressure"), "False", "there is no threshold by default");
+    let flipped = world.condition("MemoryPressure")["lastTransitionTime"].clone();
+    world.pass(2 * MINUTE);
+    world.collected.readings.memory_available_bytes = Some(6 << 30);
+    world.pass(4 * MINUTE + 30 * SECOND);
+    assert_eq!(status(&world, "MemoryPressure"), "True");
+    assert_eq!(world.condition("MemoryPressure")["lastTransitionTime"], flipped);
+    // A restart does not forget when the pressure was seen.
+    world.restart();
+    world.pass(15 * SECOND);
+    world.pass(60 * SECOND);
+    assert_eq!(status(&world, "MemoryPressure"), "False");
+    assert_eq!(world.condition("MemoryPressure")["reason"], "KubeletHasSufficientMemory");
+}
+
+#[test]
+fn each_disk_signal_is_disk_pressure() {
+    let spoil: [fn(&mut HostReadings); 4] = [
+        |readings| readings.node_fs.as_mut().expect("there").available_bytes = (10 << 30) - 1,
+        |readings| readings.node_fs.as_mut().expect("there").inodes_free = 49_999,
+        |readings| readings.image_fs.as_mut().expect("there").available_bytes = (15 << 30) - 1,
+        |readings| readings.image_fs.as_mut().expect("there").inodes_free = 49_999,
+    ];
+    for spoil in spoil {
+        let mut world = settled(Role::Node);
+        spoil(&mut world.collected.readings);
+        world.pass(11 * SECOND);
+        assert_eq!(world.condition("DiskPressure")["reason"], "KubeletHasDiskPressure");
+    }
+    let mut world = settled(Role::Node);
+    for fs in
+        [&mut world.collected.readings.node_fs, &mut world.collected.readings.image_fs].into_iter().flatten()
+    {
+        (fs.inodes, fs.inodes_free) = (0, 0);
+    }
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition("DiskPressure")["status"], "False", "no inodes are counted there");
+}
+
+#[test]
+fn a_node_without_capacity_is_not_ready() {
+    let mut world = World::new(Role::Node);
+    world.write(None);
+    world.reported = None;
+    world.collected.readings =
+        HostReadings { errors: vec!["/proc/meminfo: gone".into()], ..HostReadings::default() };
+    world.restart();
+    assert_eq!(
+        world.condition("Ready")["message"],
+        "the capacity of cpu, memory, ephemeral-storage could not be read"
+    );
+    assert!(world.notes.iter().any(|note| note.contains("/proc/meminfo: gone")), "{:?}", world.notes);
+    let notes = world.notes.len();
+    world.pass(MINUTE);
+    assert_eq!(world.notes.len(), notes, "said once");
+}
+
+#[test]
+fn pulls_that_wait_for_a_dead_runtime_or_get_nowhere_do_not_flow() {
+    let secs = |secs| Some(Duration::from_secs(secs));
+    for (flow, status, reason) in [
+        (
+            FlowView { queued: 5, running: 3, oldest_wait: secs(900), since_moved: secs(1), ..idle() },
+            "True",
+            "PullsFlowing",
+        ),
+        (
+            FlowView { queued: 5, running: 3, oldest_wait: secs(10), since_moved: secs(900), ..idle() },
+            "True",
+            "PullsFlowing",
+        ),
+        (
+            FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: secs(120), ..idle() },
+            "False",
+            "PullsStalled",
+        ),
+        (
+            FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: None, ..idle() },
+            "True",
+            "PullsFlowing",
+        ),
+        (FlowView { running: 3, since_moved: secs(900), ..idle() }, "True", "PullsFlowing"),
+        (FlowView { runtime: away(), ..idle() }, "True", "PullsFlowing"),
+        (FlowView { running: 1, runtime: away(), ..idle() }, "False", "RuntimeUnavailable"),
+    ] {
+        let mut world = settled(Role::Companion);
+        world.collected.flow = Ok(flow.clone());
+        world.pass(11 * SECOND);
+        let is = world.condition("ImagePullsFlowing");
+        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{flow:?}");
+    }
+    // Nothing has moved since the start, and that is long ago by now.
+    let mut world = settled(Role::Companion);
+    world.collected.flow = Ok(FlowView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
+    world.pass(30 * SECOND);
+    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "PullsFlowing", "a restart keeps old waits");
+    world.pass(MINUTE);
+    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "PullsStalled");
+    let mut world = settled(Role::Companion);
+    world.collected.flow = Err("the mailbox of PullCoordinator is full".into());
+    world.pass(19 * SECOND);
+    assert_eq!(world.verbs(), Vec::<&str>::new(), "a busy moment says nothing");
+    world.pass(22 * SECOND);
+    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "PullsUnknown");
+}
+
+#[test]
+fn service_endpoints_are_unknown_current_or_stale() {
+    let mut world = settled(Role::Companion);
+    assert_eq!(world.condition("ServiceEndpointsCurrent")["reason"], "EndpointsOff");
+    assert_eq!(world.condition("ServiceEndpointsCurrent")["status"], "Unknown");
+    world.collected.endpoints = EndpointsView::Current;
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition("ServiceEndpointsCurrent")["status"], "True");
+    world.collected.endpoints = EndpointsView::Stale { reason: "no API server".into() };
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition("ServiceEndpointsCurrent")["reason"], "EndpointsStale");
+}
+
+fn any_kind() -> impl Strategy<Value = ApiErrorKind> {
+    let after = proptest::option::of((0u64..200).prop_map(Duration::from_secs));
+    prop_oneof![
+        Just(ApiErrorKind::Conflict),
+        Just(ApiErrorKind::AlreadyExists),
+        Just(ApiErrorKind::NotFound),
+        Just(ApiErrorKind::Gone),
+        Just(ApiErrorKind::Unauthorized),
+        Just(ApiErrorKind::Forbidden),
+        Just(ApiErrorKind::Invalid),
+        Just(ApiErrorKind::Timeout),
+        Just(ApiErrorKind::Unreachable),
+        Just(ApiErrorKind::Credentials),
+        after.clone().prop_map(|retry_after| ApiErrorKind::TooManyRequests { retry_after }),
+        after.prop_map(|retry_after| ApiErrorKind::Server { retry_after }),
+    ]
+}
+
+fn any_fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![any_kind().prop_map(Fault::Says), Just(Fault::Hangs), Just(Fault::Swallows)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn whatever_the_server_says_requests_are_bounded_and_the_agent_recovers(
+        node: bool,
+        there: bool,
+        always: bool,
+        script in proptest::collection::vec((any_fault(), 0i64..20_000, 0u8..8), 1..60),
+    ) {
+        let mut policy = StatusPolicy::new(if node { Role::Node } else { Role::Companion }, "n1");
+        policy.register = if always { Register::Always } else { Register::Once };
+        let mut world = World::with(policy);
+        if there && world.node.is_none() {
+            world.make_node();
+        }
+        let (start, mut lives, mut deletions) = (world.boot, 1, 0);
+        for (fault, pause, event) in script {
+            world.faults.push_back(fault);
+            match event {
+                0 => world.step(Event::Changed),
+                1 => world.step(Event::ReportNow),
+                2 => world.tell(),
+                3 => {
+                    deletions += 1;
+                    world.delete();
+                }
+                4 if world.node.is_none() => world.make_node(),
+                5 => change(&mut world),
+                6 => world.collected = well(),
+                7 => {
+                    lives += 1;
+                    world.restart();
+                }
+                _ => {}
+            }
+            world.pass(pause);
+        }
+        // The kubelet: nine requests every ten seconds, and while it registers three after 100 ms to 7 s. What is
+        // told at once is paid from what was not asked before, which at the start of a life is three passes' worth.
+        let lived = world.boot - start;
+        let most = 9 * (lived / (10 * SECOND) + 4 * lives) + 3 * (lived / (7 * SECOND) + 8 * (lives + deletions));
+        prop_assert!(i64::try_from(world.requests.len()).expect("few") <= most, "{most} {:?}", world.verbs());
+        world.faults.clear();
+        if world.node.is_none() {
+            world.make_node();
+        }
+        world.tell();
+        world.collected = well();
+        world.pass(61 * SECOND + 11 * SECOND);
+        world.step(Event::ReportNow);
+        world.pass(11 * SECOND);
+        prop_assert_eq!(&world.health, &ChoreHealth::Well);
+        prop_assert_eq!(world.condition("ImagePullsFlowing")["status"].clone(), json!("True"));
+        if node {
+            prop_assert_eq!(world.condition("Ready")["status"].clone(), json!("True"));
+        }
+    }
+}

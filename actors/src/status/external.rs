@@ -1,0 +1,436 @@
+//! Conditions that other processes report through the agent.
+//!
+//! Owns: [`Externals`], what was set, how long it is good for, and what was cleared and must go from the Node;
+//! the rules for what may be set. In: `SetCondition` and `ClearCondition`, records of an earlier life. Out:
+//! conditions for the next status; a repeat that changes nothing writes nothing, neither at the API server nor on
+//! disk.
+
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    compute::{Moment, millis},
+    settings::check_qualified_name,
+};
+
+/// Most conditions at one time.
+pub const MOST_CONDITIONS: usize = 32;
+/// Longest type: a prefix of 253 characters, a slash, a name of 63, less one as in the API's schema.
+const LONGEST_TYPE: usize = 316;
+/// Longest reason (API: metav1.Condition).
+const LONGEST_REASON: usize = 1024;
+/// Longest message (API: metav1.Condition).
+const LONGEST_MESSAGE: usize = 32_768;
+/// Shortest and longest time that a report is good for.
+const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600));
+/// A condition that was cleared is taken off the Node for at least so long, in milliseconds: a write that seemed
+/// to fail may still bring it back.
+const CLEARING: i64 = 60_000;
+
+/// Conditions of the kubelet, of cloud providers, and of the agent.
+const RESERVED: [&str; 7] = [
+    "Ready",
+    "MemoryPressure",
+    "DiskPressure",
+    "PIDPressure",
+    "NetworkUnavailable",
+    super::compute::conditions::PULLS,
+    super::compute::conditions::ENDPOINTS,
+];
+
+/// A condition's status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConditionStatus {
+    /// It holds.
+    True,
+    /// It does not.
+    False,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl ConditionStatus {
+    /// Every status.
+    pub const ALL: [Self; 3] = [Self::True, Self::False, Self::Unknown];
+
+    /// As the API writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl fmt::Display for ConditionStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ConditionStatus {
+    type Err = ConditionRefused;
+
+    fn from_str(text: &str) -> Result<Self, ConditionRefused> {
+        let found = Self::ALL.into_iter().find(|status| status.name() == text);
+        found.ok_or_else(|| ConditionRefused::Status { status: text.chars().take(64).collect() })
+    }
+}
+
+/// Why a condition was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConditionRefused {
+    /// Others own it.
+    #[error("the condition {kind} belongs to the kubelet or to the agent: report one of another type")]
+    Reserved {
+        /// The type.
+        kind: String,
+    },
+    /// The type is no name.
+    #[error(
+        "{kind:?} is no type of a condition, such as KernelDeadlock or example.com/KernelDeadlock: {wrong}"
+    )]
+    Type {
+        /// The type.
+        kind: String,
+        /// What it breaks.
+        wrong: String,
+    },
+    /// The status is none.
+    #[error("{status:?} is no status of a condition: there are True, False and Unknown")]
+    Status {
+        /// The status.
+        status: String,
+    },
+    /// The reason is none.
+    #[error(
+        "a reason is one word in CamelCase of at most 1024 letters, digits, '_', ',' and ':', which begins with a \
+         letter and ends with a letter, a digit or '_'"
+    )]
+    Reason,
+    /// The message is too long.
+    #[error("a message has at most 32768 characters, this one has {characters}")]
+    Message {
+        /// How many it has.
+        characters: usize,
+    },
+    /// The time is none.
+    #[error("a report is good for at least 1 s and at most 366 days, or for ever")]
+    Ttl,
+    /// There are too many.
+    #[error("there are {MOST_CONDITIONS} conditions already, which is the most: clear one first")]
+    TooMany,
+    /// There is none to clear.
+    #[error("nobody has set the condition {kind}")]
+    Unknown {
+        /// The type.
+        kind: String,
+    },
+}
+
+/// A condition to be set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalCondition {
+    /// Its type, by which there is one.
+    pub kind: String,
+    /// Its status.
+    pub status: ConditionStatus,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// How long this is good for; after that the status is Unknown. `None`: for ever.
+    pub ttl: Option<Duration>,
+}
+
+impl ExternalCondition {
+    /// # Errors
+    /// What is not as the API wants it, or reserved.
+    fn check(&self) -> Result<(), ConditionRefused> {
+        let kind = || self.kind.chars().take(LONGEST_TYPE).collect();
+        if RESERVED.contains(&self.kind.as_str()) {
+            return Err(ConditionRefused::Reserved { kind: kind() });
+        }
+        if self.kind.len() > LONGEST_TYPE {
+            let wrong = format!("it has more than {LONGEST_TYPE} characters");
+            return Err(ConditionRefused::Type { kind: kind(), wrong });
+        }
+        check_qualified_name(&self.kind).map_err(|wrong| ConditionRefused::Type { kind: kind(), wrong })?;
+        if !is_reason(&self.reason) {
+            return Err(ConditionRefused::Reason);
+        }
+        let characters = self.message.chars().count();
+        if characters > LONGEST_MESSAGE {
+            return Err(ConditionRefused::Message { characters });
+        }
+        if self.ttl.is_some_and(|ttl| ttl < TTL.0 || ttl > TTL.1) {
+            return Err(ConditionRefused::Ttl);
+        }
+        Ok(())
+    }
+}
+
+fn is_reason(text: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.len() <= LONGEST_REASON
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.ends_with(word)
+        && text.chars().all(|c| word(c) || matches!(c, ',' | ':'))
+}
+
+/// A condition as it is now, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConditionView {
+    /// Its type.
+    pub kind: String,
+    /// Its status; Unknown when its reporter has been silent for too long.
+    pub status: ConditionStatus,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+    /// How long a report is good for.
+    pub ttl: Option<Duration>,
+    /// Unix milliseconds of the last report, by the wall clock of now.
+    pub heard_unix_ms: i64,
+}
+
+/// As it is kept on disk, under its type.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExternalRecord {
+    status: ConditionStatus,
+    reason: String,
+    message: String,
+    ttl_ms: Option<u64>,
+    /// It has been cleared and must go from the Node.
+    cleared: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct External {
+    record: ExternalRecord,
+    /// When it was last set or cleared.
+    heard: Moment,
+}
+
+impl External {
+    fn is_silent(&self, now: Moment) -> bool {
+        let ttl = self.record.ttl_ms.map(|ttl| i64::try_from(ttl).unwrap_or(i64::MAX));
+        ttl.is_some_and(|ttl| now.saturating_sub(self.heard) >= ttl)
+    }
+
+    fn view(&self, kind: &str, now: Moment, unix_ms: i64) -> ConditionView {
+        let record = &self.record;
+        let ttl = record.ttl_ms.map(Duration::from_millis);
+        let heard_unix_ms = unix_ms.saturating_sub(now.saturating_sub(self.heard));
+        let (status, reason, message) = if self.is_silent(now) {
+            let message = format!(
+                "its reporter has been silent for more than {:?}, for which a report is good; it last said {}, {}",
+                ttl.unwrap_or_default(),
+                record.status,
+                record.reason
+            );
+            (ConditionStatus::Unknown, "ReporterSilent".to_owned(), message)
+        } else {
+            (record.status, record.reason.clone(), record.message.clone())
+        };
+        ConditionView { kind: kind.to_owned(), status, reason, message, ttl, heard_unix_ms }
+    }
+}
+
+/// A change of what is on disk: the type, and the record or its end.
+pub type ExternalWrite = (String, Option<ExternalRecord>);
+
+/// Every condition that others report.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Externals(BTreeMap<String, External>);
+
+impl Externals {
+    /// Those of an earlier life. A report is as good as if it had been made now.
+    pub(super) fn restore(records: impl IntoIterator<Item = ExternalWrite>, now: Moment) -> Self {
+        let good = |(kind, record): ExternalWrite| Some((kind, External { record: record?, heard: now }));
+        Self(records.into_iter().filter_map(good).collect())
+    }
+
+    /// Takes a report. Returns what has to be written, which is nothing for a repeat.
+    ///
+    /// # Errors
+    /// The report is not as the API wants it, of a type that is reserved, or one too many.
+    pub(super) fn set(
+        &mut self,
+        condition: ExternalCondition,
+        now: Moment,
+    ) -> Result<Option<ExternalWrite>, ConditionRefused> {
+        condition.check()?;
+        let known = self.0.get(&condition.kind);
+        let live = self.0.values().filter(|external| !external.record.cleared).count();
+        // Those that are being taken off the Node count too, but not as much.
+        let full = live >= MOST_CONDITIONS || (known.is_none() && self.0.len() >= 4 * MOST_CONDITIONS);
+        if full && known.is_none_or(|known| known.record.cleared) {
+            return Err(ConditionRefused::TooMany);
+        }
+        let record = ExternalRecord {
+            status: condition.status,
+            reason: condition.reason,
+            message: condition.message,
+            ttl_ms: condition.ttl.map(|ttl| u64::try_from(millis(ttl)).unwrap_or_default()),
+            cleared: false,
+        };
+        let news = known.is_none_or(|known| known.record != record);
+        let write = news.then(|| (condition.kind.clone(), Some(record.clone())));
+        self.0.insert(condition.kind, External { record, heard: now });
+        Ok(write)
+    }
+
+    /// Takes a condition back: it goes from the Node with the next status.
+    ///
+    /// # Errors
+    /// Nobody has set it.
+    pub(super) fn clear(&mut self, kind: &str, now: Moment) -> Result<ExternalWrite, ConditionRefused> {
+        match self.0.get_mut(kind) {
+            Some(external) if !external.record.cleared => {
+                external.record.cleared = true;
+                external.heard = now;
+                Ok((kind.to_owned(), Some(external.record.clone())))
+            }
+            _ => Err(ConditionRefused::Unknown { kind: kind.chars().take(LONGEST_TYPE).collect() }),
+        }
+    }
+
+    /// Forgets what was cleared and is gone from the Node. Returns what has to be written.
+    pub(super) fn forget(&mut self, is_there: impl Fn(&str) -> bool, now: Moment) -> Vec<ExternalWrite> {
+        let done = |kind: &str, external: &External| {
+            external.record.cleared && now.saturating_sub(external.heard) >= CLEARING && !is_there(kind)
+        };
+        let gone: Vec<String> =
+            self.0.iter().filter(|(kind, of)| done(kind, of)).map(|(kind, _)| kind.clone()).collect();
+        self.0.retain(|kind, _| !gone.contains(kind));
+        gone.into_iter().map(|kind| (kind, None)).collect()
+    }
+
+    /// Every condition as it is now.
+    pub(super) fn views(&self, now: Moment, unix_ms: i64) -> Vec<ConditionView> {
+        let live = self.0.iter().filter(|(_, external)| !external.record.cleared);
+        live.map(|(kind, external)| external.view(kind, now, unix_ms)).collect()
+    }
+
+    /// The types that must go from the Node.
+    pub(super) fn cleared(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, external)| external.record.cleared).map(|(kind, _)| kind.as_str())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::status) fn condition(kind: &str, status: ConditionStatus) -> ExternalCondition {
+        ExternalCondition {
+            kind: kind.into(),
+            status,
+            reason: "AllIsWell".into(),
+            message: "m".into(),
+            ttl: None,
+        }
+    }
+
+    #[test]
+    fn what_the_api_would_not_take_is_refused() {
+        let good = || condition("example.com/KernelDeadlock", ConditionStatus::False);
+        let mut externals = Externals::default();
+        let long = "x".repeat(LONGEST_MESSAGE + 1);
+        for (wrong, says) in [
+            (ExternalCondition { kind: "Ready".into(), ..good() }, "belongs to the kubelet"),
+            (ExternalCondition { kind: "ImagePullsFlowing".into(), ..good() }, "belongs to the kubelet"),
+            (ExternalCondition { kind: String::new(), ..good() }, "1 to 63 letters"),
+            (ExternalCondition { kind: "two words".into(), ..good() }, "1 to 63 letters"),
+            (ExternalCondition { kind: "Ex/X".into(), ..good() }, "DNS subdomain"),
+            (ExternalCondition { kind: format!("{}/x", "a.".repeat(200)), ..good() }, "316"),
+            (ExternalCondition { reason: String::new(), ..good() }, "CamelCase"),
+            (ExternalCondition { reason: "1st".into(), ..good() }, "CamelCase"),
+            (ExternalCondition { reason: "Ends:".into(), ..good() }, "CamelCase"),
+            (ExternalCondition { reason: "Two words".into(), ..good() }, "CamelCase"),
+            (ExternalCondition { reason: "x".repeat(1025), ..good() }, "CamelCase"),
+            (ExternalCondition { message: long, ..good() }, "32769"),
+            (ExternalCondition { ttl: Some(Duration::ZERO), ..good() }, "at least 1 s"),
+            (ExternalCondition { ttl: Some(Duration::MAX), ..good() }, "at least 1 s"),
+        ] {
+            let error = externals.set(wrong, 0).expect_err(says).to_string();
+            assert!(error.contains(says) && error.len() < 1000, "{error:?} says {says:?}");
+        }
+        assert!("true".parse::<ConditionStatus>().is_err());
+        assert_eq!("Unknown".parse(), Ok(ConditionStatus::Unknown));
+        assert!(externals.set(good(), 0).is_ok());
+        assert!(externals.set(ExternalCondition { reason: "A".into(), ..good() }, 0).is_ok());
+        assert!(externals.set(ExternalCondition { reason: "A:b,c_d_".into(), ..good() }, 0).is_ok());
+    }
+
+    #[test]
+    fn a_repeat_is_not_written() {
+        let mut externals = Externals::default();
+        let good = || condition("X", ConditionStatus::False);
+        assert!(externals.set(good(), 0).expect("taken").is_some());
+        assert!(externals.set(good(), 1000).expect("taken").is_none());
+        let other = ExternalCondition { message: "other".into(), ..good() };
+        assert!(externals.set(other, 2000).expect("taken").is_some());
+    }
+
+    #[test]
+    fn there_are_no_more_than_the_most() {
+        let mut externals = Externals::default();
+        for n in 0..MOST_CONDITIONS {
+            externals.set(condition(&format!("C{n}"), ConditionStatus::True), 0).expect("taken");
+        }
+        let one_more = || condition("X", ConditionStatus::True);
+        assert_eq!(externals.set(one_more(), 0), Err(ConditionRefused::TooMany));
+        assert!(externals.set(condition("C0", ConditionStatus::False), 0).is_ok());
+        externals.clear("C1", 0).expect("was there");
+        assert!(externals.set(one_more(), 0).is_ok());
+        assert_eq!(externals.set(condition("C1", ConditionStatus::True), 0), Err(ConditionRefused::TooMany));
+        let mut taken = |n: &usize| {
+            let kind = format!("Turn{n}");
+            externals
+                .clear("X", 0)
+                .is_ok_and(|_| externals.set(condition(&kind, ConditionStatus::True), 0).is_ok())
+                && externals.clear(&kind, 0).is_ok_and(|_| externals.set(one_more(), 0).is_ok())
+        };
+        assert!((0..1000).take_while(&mut taken).count() < 4 * MOST_CONDITIONS, "memory is bounded");
+    }
+
+    #[test]
+    fn a_silent_reporter_makes_its_condition_unknown_and_a_report_mends_it() {
+        let mut externals = Externals::default();
+        let report = || ExternalCondition {
+            ttl: Some(Duration::from_secs(60)),
+            ..condition("X", ConditionStatus::True)
+        };
+        externals.set(report(), 0).expect("taken");
+        let status = |externals: &Externals, now| {
+            let view = externals.views(now, 0).remove(0);
+            (view.status, view.reason)
+        };
+        assert_eq!(status(&externals, 59_999), (ConditionStatus::True, "AllIsWell".into()));
+        assert_eq!(status(&externals, 60_000), (ConditionStatus::Unknown, "ReporterSilent".into()));
+        assert_eq!(externals.views(60_000, 0)[0].message, externals.views(90_000, 0)[0].message, "no ages");
+        assert!(externals.set(report(), 70_000).expect("taken").is_none());
+        assert_eq!(status(&externals, 70_000).0, ConditionStatus::True);
+    }
+
+    #[test]
+    fn what_is_cleared_is_kept_until_it_is_gone_from_the_node() {
+        let mut externals = Externals::default();
+        assert!(externals.clear("X", 0).is_err());
+        externals.set(condition("X", ConditionStatus::True), 0).expect("taken");
+        let write = externals.clear("X", 10).expect("was there");
+        assert!(externals.clear("X", 10).is_err(), "once");
+        let mut restored = Externals::restore([write], 100_000);
+        assert_eq!((restored.views(100_000, 0), restored.cleared().count()), (Vec::new(), 1));
+        assert!(restored.forget(|_| true, 200_000).is_empty(), "it is still there");
+        assert!(restored.forget(|_| false, 100_001).is_empty(), "a late write may bring it back");
+        assert_eq!(restored.forget(|_| false, 200_000), [("X".to_owned(), None)]);
+        assert_eq!(restored.cleared().count(), 0);
+    }
+}

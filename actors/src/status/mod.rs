@@ -1,0 +1,48 @@
+//! The status of the Node, and the conditions of it that are the agent's.
+//!
+//! Owns: what the Node's status is (`compute`), whether that is news (`compare`), the body of a write (`patch`),
+//! when it is written ([`core`]), and [`StatusReporter`], the actor that reads, asks and writes.
+//! In: `NodeChanged` from a watch; `ConditionChanged`, the runtime's health; `SetCondition` and `ClearCondition` from
+//! other processes; readings of [`crate::host::Host`], of the runtime and of the pulls.
+//! Out: requests to [`crate::cluster::NodeApi`], the last report on disk, [`crate::cluster::ChoreHealth`].
+//!
+//! ```text
+//!  every 10 s, or at a change ──► read ──► work out ──► compare ──(the same, reported lately)──► nothing
+//!                                                          │
+//!                                                          └──(news, or 5 min old)──► PATCH ──► on disk
+//! ```
+
+mod actor;
+mod compare;
+mod compute;
+pub mod core;
+mod external;
+mod messages;
+mod metrics;
+mod patch;
+mod policy;
+mod quantity;
+mod register;
+mod settings;
+mod sources;
+mod state;
+
+#[cfg(test)]
+pub(crate) use patch::tests::apply as apply_patch;
+
+pub use actor::{StatusReporter, StatusReporterParts, WallClock};
+pub use compute::{Inputs, Memory, Pressure, RuntimeView};
+pub use external::{
+    ConditionRefused, ConditionStatus, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite,
+    MOST_CONDITIONS,
+};
+pub use messages::{
+    ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, ReportNow, SetCondition,
+    StatusState,
+};
+pub use metrics::{ConditionLabel, ReportResult, StatusMetrics};
+pub use policy::{Register, Role, StatusPolicy};
+pub use quantity::{Amount, AmountError, Suffixes};
+pub use settings::{Labels, Least, NodeIps, ResourceList, SettingError, Signal, Taint, Thresholds};
+pub use sources::{EndpointsView, PullsSource, RuntimeSource};
+pub use state::{Reported, Restored, Stamp, Write};
