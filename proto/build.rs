@@ -3,10 +3,13 @@
 use prost::Message as _;
 use std::{env, fs, path::PathBuf};
 
-const FILES: &[&str] = &["cri.proto", "containerd_leases.proto", "containerd_content.proto", "debug.proto"];
+const FILES: &[&str] =
+    &["cri.proto", "containerd_leases.proto", "containerd_content.proto", "debug.proto", "node.proto"];
 
 /// What the debug API's HTTP side and the CLI show as JSON, with the field names of debug.proto.
 const AS_JSON: &[&str] = &[
+    "Readiness",
+    "Check",
     "GetVersionResponse",
     "Actor",
     "MessageStats",
@@ -22,6 +25,10 @@ const AS_JSON: &[&str] = &[
     "FeatureGate",
 ];
 
+/// The same of node.proto.
+const NODE_AS_JSON: &[&str] =
+    &["Heartbeats", "Lease", "Status", "Condition", "SetConditionResponse", "ClearConditionResponse"];
+
 /// Fields that are shown otherwise than they are kept: the field, its serde attribute.
 const FIELDS_AS_JSON: &[(&str, &str)] = &[
     ("Pull.state", r#"#[serde(serialize_with = "crate::json::pull_state")]"#),
@@ -30,9 +37,10 @@ const FIELDS_AS_JSON: &[(&str, &str)] = &[
 ];
 
 fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Builder {
-    for message in AS_JSON {
-        builder =
-            builder.type_attribute(format!(".keelson.debug.v1.{message}"), "#[derive(serde::Serialize)]");
+    for (package, messages) in [("keelson.debug.v1", AS_JSON), ("keelson.node.v1", NODE_AS_JSON)] {
+        for message in messages {
+            builder = builder.type_attribute(format!(".{package}.{message}"), "#[derive(serde::Serialize)]");
+        }
     }
     for (field, attribute) in FIELDS_AS_JSON {
         builder = builder.field_attribute(format!(".keelson.debug.v1.{field}"), *attribute);

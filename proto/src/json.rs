@@ -38,7 +38,10 @@ pub(crate) fn embedded<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Err
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::debug::{Actor, Pull, PullState, Setting};
+    use crate::{
+        debug::{Actor, Pull, PullState, Setting},
+        node::{ClearConditionResponse, Condition, Heartbeats, Lease, SetConditionResponse},
+    };
 
     fn as_json(value: &impl serde::Serialize) -> Value {
         serde_json::to_value(value).unwrap()
@@ -63,5 +66,24 @@ mod tests {
         let setting =
             Setting { key: "pulls.max_parallel_image_pulls".into(), value: "3".into(), ..Setting::default() };
         assert_eq!(as_json(&setting)["value"], json!(3));
+    }
+
+    #[test]
+    fn heartbeats_have_the_field_names_of_the_proto_file() {
+        let condition = Condition { r#type: "Ready".into(), status: "True".into(), ..Condition::default() };
+        let heartbeats = Heartbeats {
+            state: "well".into(),
+            lease: Some(Lease { age_ms: 4, ..Lease::default() }),
+            conditions: vec![condition],
+            ..Heartbeats::default()
+        };
+        let shown = as_json(&heartbeats);
+        assert_eq!((&shown["lease"]["age_ms"], &shown["status"]), (&json!(4), &Value::Null));
+        let expected = json!({
+            "type": "Ready", "status": "True", "reason": "", "message": "", "last_transition_unix_ms": 0, "source": ""
+        });
+        assert_eq!(shown["conditions"], json!([expected]));
+        assert_eq!(as_json(&SetConditionResponse { changed: true }), json!({"changed": true}));
+        assert_eq!(as_json(&ClearConditionResponse {}), json!({}));
     }
 }

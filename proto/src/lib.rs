@@ -32,6 +32,12 @@ pub mod debug {
     tonic::include_proto!("keelson.debug.v1");
 }
 
+/// Heartbeats, and the node conditions that other processes report through the agent.
+pub mod node {
+    #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+    tonic::include_proto!("keelson.node.v1");
+}
+
 /// The encoded `FileDescriptorSet` of every file in `proto/proto/`, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 

@@ -3,79 +3,22 @@
 // Everything that comes from the agent is set as text and never as markup: image names are written by
 // whoever asks for a pull.
 
+import { attribute, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { bytes, duration, image, left, micros, number, part, plural, state } from "./format.js";
+import { showHeartbeats } from "./heartbeats.js";
 
 const SILENCE_MS = 15_000; // The agent sends at least every 5 s.
 const RETRY_MS = [500, 1_000, 2_000, 5_000];
 const DETAIL_MS = 2_000;
 const OLD_ERROR_MS = 15 * 60_000;
 
-const byId = (id) => document.getElementById(id);
 const expanded = new Map(); // Actor name -> when its detail was asked for last.
 let last = null; // The last document.
 let heard = 0; // When it came, by this machine's clock.
 let clockAhead = 0; // The agent's clock minus this one's.
 
-// ---- small tools ----
-
-function text(element, value) {
-  if (element.textContent !== value) element.textContent = value;
-}
-
-function attribute(element, name, value) {
-  const wanted = String(value);
-  if (element.getAttribute(name) !== wanted) element.setAttribute(name, wanted);
-}
-
-function make(tag, className, ...children) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  element.append(...children);
-  return element;
-}
-
-function partOf(element, name) {
-  return element.querySelector(`[data-part="${name}"]`);
-}
-
-function slot(tag, name, className = "") {
-  const element = make(tag, className);
-  element.dataset.part = name;
-  return element;
-}
-
-function show(element, value) {
-  text(element, value);
-  element.hidden = value === "";
-}
-
-// Makes the keyed children of `parent` those of `items`, in order, keeping the elements of items that
-// stay. Children without a key (the head of a table) come first and are left alone.
-function sync(parent, items, key, create, update) {
-  const keyed = [...parent.children].filter((child) => child.dataset.key !== undefined);
-  const old = new Map(keyed.map((child) => [child.dataset.key, child]));
-  let next = keyed[0] ?? null;
-  for (const item of items) {
-    const name = String(key(item));
-    let element = old.get(name);
-    old.delete(name);
-    if (!element) {
-      element = create(item);
-      element.dataset.key = name;
-    }
-    if (element === next) next = next.nextElementSibling;
-    else parent.insertBefore(element, next);
-    update(element, item);
-  }
-  for (const element of old.values()) element.remove();
-}
-
 const agentNow = () => Date.now() + clockAhead;
 const since = (ms) => duration(agentNow() - ms);
-
-function moment(ms) {
-  return new Date(ms).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
-}
 
 function nameOf(pull) {
   const name = make("span", "image");
@@ -254,10 +197,6 @@ function updateFinished(item, pull) {
   attribute(wait, "title", moment(pull.finished_unix_ms));
 }
 
-function empty(name, count) {
-  document.querySelector(`[data-empty="${name}"]`).hidden = count > 0;
-}
-
 function showPulls(pulls) {
   const running = pulls.pulls.filter((pull) => RUNNING.has(pull.state));
   const waiting = pulls.pulls.filter((pull) => !RUNNING.has(pull.state));
@@ -298,12 +237,6 @@ for (const button of document.querySelectorAll("[data-fold]")) {
 
 const TONES = { running: "good", starting: "busy", restarting: "bad", stopped: "bad", "not answering": "bad", off: "" };
 let actorNumber = 0;
-
-function cell(name, className = "") {
-  const element = slot("td", name, className);
-  element.setAttribute("role", "cell");
-  return element;
-}
 
 function createActor(actor) {
   const group = make("tbody");
@@ -461,6 +394,8 @@ function render() {
     const { running, queued } = last.pulls;
     document.title = `${running} running, ${number(queued)} queued · ${last.version?.node_name ?? ""} · Keelson`;
   }
+  const clock = { now: agentNow(), passed: agentNow() - last.now_unix_ms };
+  showHeartbeats(last.heartbeats, last.heartbeats_error, clock);
   showActors(last.actors);
   if (byId("main").getAttribute("aria-busy") === "true") {
     byId("main").setAttribute("aria-busy", "false");

@@ -2,15 +2,18 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use keelson_proto::debug as pb;
+use keelson_proto::{debug as pb, node};
 use tokio::sync::watch;
 
-use crate::{AgentView, Check, ViewError};
+use crate::{AgentView, Check, ConditionError, ViewError};
 
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) pulls: Result<pb::PullList, ViewError>,
     pub(crate) limit: Result<pb::Limit, ViewError>,
+    pub(crate) heartbeats: Result<node::Heartbeats, ViewError>,
+    /// What setting and clearing a condition come to.
+    pub(crate) condition: Result<bool, ConditionError>,
     pub(crate) ready: Vec<Check>,
     pub(crate) live: Vec<Check>,
     /// No answer ever comes.
@@ -19,6 +22,10 @@ pub(crate) struct Script {
     pub(crate) asked: Vec<u32>,
     /// Every limit that was set.
     pub(crate) set: Vec<Option<u32>>,
+    /// Every condition that was set.
+    pub(crate) conditions: Vec<node::SetConditionRequest>,
+    /// The type of every condition that was cleared.
+    pub(crate) cleared: Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -36,11 +43,15 @@ impl Fake {
         let script = Script {
             pulls: Ok(pulls()),
             limit: Ok(limit()),
+            heartbeats: Ok(heartbeats()),
+            condition: Ok(true),
             ready: vec![check("store", true, ""), check("runtime", true, "")],
             live: vec![check("actors", true, "")],
             stuck: false,
             asked: Vec::new(),
             set: Vec::new(),
+            conditions: Vec::new(),
+            cleared: Vec::new(),
         };
         Self { script: Arc::new(Mutex::new(script)), bump: Arc::new(watch::channel(0).0) }
     }
@@ -104,6 +115,27 @@ pub(crate) fn pulls() -> pb::PullList {
         running: 1,
         pulls: vec![pull],
         runtime_health: "up".into(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn heartbeats() -> node::Heartbeats {
+    let ready = node::Condition {
+        r#type: "Ready".into(),
+        status: "True".into(),
+        reason: "KubeletReady".into(),
+        message: "all is well".into(),
+        last_transition_unix_ms: 1_000,
+        source: "agent".into(),
+    };
+    node::Heartbeats {
+        state: "well".into(),
+        role: "node".into(),
+        node_name: "n1".into(),
+        server: "https://192.0.2.1:6443".into(),
+        lease: Some(node::Lease { name: "n1".into(), state: "well".into(), age_ms: 4, ..Default::default() }),
+        status: Some(node::Status { state: "well".into(), reports: 2, ..Default::default() }),
+        conditions: vec![ready],
         ..Default::default()
     }
 }
@@ -181,6 +213,23 @@ impl AgentView for Fake {
             live: true,
         };
         pb::Config { settings: vec![setting], feature_gates: Vec::new() }
+    }
+
+    async fn heartbeats(&self) -> Result<node::Heartbeats, ViewError> {
+        self.perhaps_stuck().await;
+        self.script().heartbeats.clone()
+    }
+
+    async fn set_condition(&self, condition: node::SetConditionRequest) -> Result<bool, ConditionError> {
+        self.perhaps_stuck().await;
+        self.script().conditions.push(condition);
+        self.script().condition.clone()
+    }
+
+    async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
+        self.perhaps_stuck().await;
+        self.script().cleared.push(kind.to_owned());
+        self.script().condition.clone().map(drop)
     }
 
     async fn livez(&self) -> Vec<Check> {

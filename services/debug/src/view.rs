@@ -1,11 +1,11 @@
 //! What the debug endpoint needs from the agent.
 //!
 //! Owns: [`AgentView`], its errors, and the bound on how long it may take to answer.
-//! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1`.
+//! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1` and `keelson.node.v1`.
 
 use std::{future::Future, time::Duration};
 
-use keelson_proto::debug as pb;
+use keelson_proto::{debug as pb, node};
 use tokio::sync::watch;
 
 /// How long the agent may take to answer before the asker is told that it does not. A view that finds
@@ -31,7 +31,7 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// Running pulls, at most `max_queued` of the queue, and the newest finished ones.
     fn pulls(&self, max_queued: u32) -> impl Future<Output = Result<pb::PullList, ViewError>> + Send;
 
-    /// Bumped whenever pulls or actors changed. A bump too many costs little, one too few leaves a
+    /// Bumped whenever pulls, actors or heartbeats changed. A bump too many costs little, one too few leaves a
     /// watcher with old news.
     fn changes(&self) -> watch::Receiver<u64>;
 
@@ -46,6 +46,19 @@ pub trait AgentView: Clone + Send + Sync + 'static {
 
     /// Effective settings.
     fn config(&self) -> impl Future<Output = pb::Config> + Send;
+
+    /// Lease, status and conditions of the node.
+    fn heartbeats(&self) -> impl Future<Output = Result<node::Heartbeats, ViewError>> + Send;
+
+    /// Takes a condition of the node from another process, to be reported with the next status. The answer
+    /// is whether anything of it differs from what was set before.
+    fn set_condition(
+        &self,
+        condition: node::SetConditionRequest,
+    ) -> impl Future<Output = Result<bool, ConditionError>> + Send;
+
+    /// Takes a condition that was set by [`AgentView::set_condition`] out of the node's status.
+    fn clear_condition(&self, kind: &str) -> impl Future<Output = Result<(), ConditionError>> + Send;
 
     /// Whether the process should live on: what only a restart can mend.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
@@ -82,6 +95,26 @@ pub enum ViewError {
     /// The question makes no sense.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// Why a condition of the node was not set or cleared.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConditionError {
+    /// Type, status, reason, message or time to live is not what a node's condition can have.
+    #[error("{0}")]
+    Invalid(String),
+    /// A condition of that type is reported by somebody else: the agent, the kubelet, a controller.
+    #[error("{0}")]
+    NotYours(String),
+    /// As many conditions are set as the agent keeps; clearing one makes room.
+    #[error("{0}")]
+    TooMany(String),
+    /// None of that type was set.
+    #[error("{0}")]
+    NotSet(String),
+    /// Heartbeats are off, or the one who keeps the conditions is not there now.
+    #[error("{0}")]
+    Unavailable(String),
 }
 
 /// Waits for an answer, but not for ever: an actor that is stuck must not take its watchers along.

@@ -37,6 +37,8 @@ enum Command {
     Pulls(cli::PullsArgs),
     /// Show or change the limit of parallel image pulls of a running agent.
     Limit(cli::LimitArgs),
+    /// Show the node's heartbeats (Lease, status, conditions); set or clear a condition.
+    Node(cli::NodeArgs),
     /// Show the durable state of a running agent.
     State(cli::StateArgs),
     /// Check and explain the settings.
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Actors(args) => ask(cli::run_actors(args)),
         Command::Pulls(args) => ask(cli::run_pulls(args)),
         Command::Limit(args) => ask(cli::run_limit(args)),
+        Command::Node(args) => ask(cli::run_node(args)),
         Command::State(args) => ask(cli::run_state(args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "keelson", &mut std::io::stdout());

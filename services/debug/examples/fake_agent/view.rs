@@ -1,19 +1,23 @@
 //! The fake agent as the debug endpoint sees it.
 //!
-//! In: the [`World`]. Out: the documents of `keelson.debug.v1`.
+//! In: the [`World`] and its [`Heartbeats`]. Out: the documents of `keelson.debug.v1` and `keelson.node.v1`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use keelson_debug::{AgentView, Check, ViewError};
-use keelson_proto::debug as pb;
+use keelson_debug::{AgentView, Check, ConditionError, ViewError};
+use keelson_proto::{debug as pb, node};
 use tokio::sync::watch;
 
-use crate::world::{Scene, TICK, World, now_ms};
+use crate::{
+    heartbeats::Heartbeats,
+    world::{Scene, TICK, World, now_ms},
+};
 
 /// A view of the world.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeView {
     world: Arc<Mutex<World>>,
+    heartbeats: Arc<Mutex<Heartbeats>>,
     changes: watch::Receiver<u64>,
     started: i64,
 }
@@ -33,11 +37,16 @@ impl FakeView {
                 }
             }
         });
-        Self { world, changes, started: now_ms() - 93_784_000 }
+        let heartbeats = Arc::new(Mutex::new(Heartbeats::new(scene)));
+        Self { world, heartbeats, changes, started: now_ms() - 93_784_000 }
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn beats(&self) -> MutexGuard<'_, Heartbeats> {
+        self.heartbeats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn down(&self) -> bool {
@@ -58,8 +67,15 @@ impl FakeView {
     }
 }
 
-const READY_REASON: &str =
-    "the runtime does not answer on /run/containerd/containerd.sock: connection refused";
+/// What is not ready where everything is away, why, and for how many milliseconds.
+const READY_REASONS: [(&str, &str, i64); 2] = [
+    ("runtime", "the runtime does not answer on /run/containerd/containerd.sock: connection refused", 12_000),
+    (
+        "heartbeats",
+        "the Lease is not renewed: the API server https://10.96.0.1:443 cannot be reached: connection refused",
+        124_000,
+    ),
+];
 
 impl AgentView for FakeView {
     async fn version(&self) -> pb::GetVersionResponse {
@@ -73,7 +89,11 @@ impl AgentView for FakeView {
             runtime_version: if down { "" } else { "v2.4.2" }.into(),
             runtime_endpoint: "unix:///run/containerd/containerd.sock".into(),
             ready: !down,
-            not_ready_reasons: if down { vec![READY_REASON.into()] } else { Vec::new() },
+            not_ready_reasons: if down {
+                READY_REASONS.map(|(_, why, _)| why.into()).into()
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -181,14 +201,31 @@ impl AgentView for FakeView {
         }
     }
 
+    async fn heartbeats(&self) -> Result<node::Heartbeats, ViewError> {
+        Ok(self.beats().now())
+    }
+
+    async fn set_condition(&self, condition: node::SetConditionRequest) -> Result<bool, ConditionError> {
+        self.beats().set(condition)
+    }
+
+    async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
+        self.beats().clear(kind)
+    }
+
     async fn livez(&self) -> Vec<Check> {
         vec![Check { name: "actors".into(), ok: true, message: String::new(), since_unix_ms: self.started }]
     }
 
     async fn readyz(&self) -> Vec<Check> {
         let ok = !self.down();
-        let message = if ok { String::new() } else { READY_REASON.into() };
-        vec![Check { name: "runtime".into(), ok, message, since_unix_ms: now_ms() - 12_000 }]
+        let check = |(name, why, ms): (&str, &str, i64)| Check {
+            name: name.into(),
+            ok,
+            message: if ok { String::new() } else { why.into() },
+            since_unix_ms: now_ms() - ms,
+        };
+        READY_REASONS.map(check).into()
     }
 
     async fn metrics(&self) -> String {

@@ -1,13 +1,13 @@
 //! `grpc.health.v1` says what `/readyz` says.
 //!
 //! Owns: keeping the two alike. In: the view's readiness. Out: SERVING or NOT_SERVING, for the server
-//! as a whole and for the Debug service.
+//! as a whole and for each service of its own.
 
 use std::{convert::Infallible, time::Duration};
 
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::SERVICE;
+use super::SERVICES;
 use crate::{AgentView, view::within};
 
 /// Readiness can change without pulls or actors changing, so it is also asked for now and then.
@@ -33,7 +33,8 @@ pub(super) async fn stopping(reporter: &HealthReporter) {
 }
 
 async fn set(reporter: &HealthReporter, status: ServingStatus) {
-    for service in ["", SERVICE] {
+    reporter.set_service_status("", status).await;
+    for service in SERVICES {
         reporter.set_service_status(service, status).await;
     }
 }

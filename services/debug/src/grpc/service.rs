@@ -75,6 +75,21 @@ impl<V: AgentView> Debug for DebugService<V> {
         Ok(Response::new(within(self.view.version()).await?))
     }
 
+    async fn get_readiness(
+        &self,
+        _: Request<pb::GetReadinessRequest>,
+    ) -> Result<Response<pb::Readiness>, Status> {
+        let checks = within(self.view.readyz()).await?;
+        let ready = checks.iter().all(|check| check.ok);
+        let checks = checks.into_iter().map(|check| pb::Check {
+            name: check.name,
+            ok: check.ok,
+            message: check.message,
+            since_unix_ms: check.since_unix_ms,
+        });
+        Ok(Response::new(pb::Readiness { ready, checks: checks.collect() }))
+    }
+
     async fn list_actors(
         &self,
         _: Request<pb::ListActorsRequest>,

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt as _;
 use hyper_util::rt::TokioIo;
-use keelson_proto::debug::{
-    self as pb, debug_client::DebugClient, debug_server::Debug as _, set_limit_request::To,
+use keelson_proto::{
+    debug::{self as pb, debug_client::DebugClient, debug_server::Debug as _, set_limit_request::To},
+    node::{self as node_pb, node_client::NodeClient, node_server::Node as _},
 };
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -18,9 +19,9 @@ use tonic_health::pb::{
 };
 use tonic_reflection::pb::{v1, v1alpha};
 
-use super::{service::DebugService, *};
+use super::{node::NodeService, service::DebugService, *};
 use crate::{
-    ViewError,
+    ConditionError, ViewError,
     fake::{Fake, check},
 };
 
@@ -54,10 +55,97 @@ async fn the_other_questions() {
     let (service, _stop) = service(&Fake::new());
     let version = service.get_version(Request::new(pb::GetVersionRequest {})).await.unwrap().into_inner();
     assert_eq!(version.node_name, "n1");
+    let ready = service.get_readiness(Request::new(pb::GetReadinessRequest {})).await.unwrap().into_inner();
+    assert_eq!((ready.ready, ready.checks.len()), (true, 2));
     let storage = service.get_storage(Request::new(pb::GetStorageRequest {})).await.unwrap().into_inner();
     assert_eq!(storage.backend, "memory");
     let config = service.get_config(Request::new(pb::GetConfigRequest {})).await.unwrap().into_inner();
     assert_eq!(config.settings[0].value, "\"wait\"");
+}
+
+#[tokio::test]
+async fn readiness_says_what_is_wrong_and_since_when() {
+    let fake = Fake::new();
+    fake.script().ready[1] = crate::Check { since_unix_ms: 7_000, ..check("runtime", false, "gone") };
+    let (service, _stop) = service(&fake);
+    let ready = service.get_readiness(Request::new(pb::GetReadinessRequest {})).await.unwrap().into_inner();
+    let [store, runtime] = ready.checks.as_slice() else { panic!("{ready:?}") };
+    assert!(!ready.ready && store.ok && !runtime.ok);
+    assert_eq!(
+        (runtime.name.as_str(), runtime.message.as_str(), runtime.since_unix_ms),
+        ("runtime", "gone", 7_000)
+    );
+}
+
+fn condition() -> node_pb::SetConditionRequest {
+    node_pb::SetConditionRequest {
+        r#type: "KernelDeadlock".into(),
+        status: "False".into(),
+        reason: "KernelHasNoDeadlock".into(),
+        message: "the kernel works".into(),
+        ttl_ms: 300_000,
+    }
+}
+
+#[tokio::test]
+async fn conditions_are_handed_on_as_they_are() {
+    let fake = Fake::new();
+    let node = NodeService::new(fake.clone());
+    for changed in [true, false] {
+        fake.script().condition = Ok(changed);
+        let answer = node.set_condition(Request::new(condition())).await.unwrap().into_inner();
+        assert_eq!(answer.changed, changed);
+    }
+    assert_eq!(fake.script().conditions, [condition(), condition()]);
+    let clear = node_pb::ClearConditionRequest { r#type: "KernelDeadlock".into() };
+    node.clear_condition(Request::new(clear)).await.unwrap();
+    assert_eq!(fake.script().cleared, ["KernelDeadlock"]);
+}
+
+#[tokio::test]
+async fn refused_conditions_have_the_status_that_the_proto_file_names() {
+    let fake = Fake::new();
+    let node = NodeService::new(fake.clone());
+    for (error, code) in [
+        (ConditionError::Invalid("a".into()), Code::InvalidArgument),
+        (ConditionError::NotYours("b".into()), Code::PermissionDenied),
+        (ConditionError::TooMany("c".into()), Code::ResourceExhausted),
+        (ConditionError::NotSet("d".into()), Code::NotFound),
+        (ConditionError::Unavailable("e".into()), Code::Unavailable),
+    ] {
+        fake.script().condition = Err(error.clone());
+        let set = node.set_condition(Request::new(condition())).await.unwrap_err();
+        let clear = node.clear_condition(Request::new(node_pb::ClearConditionRequest::default()));
+        let clear = clear.await.unwrap_err();
+        for status in [set, clear] {
+            assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn heartbeats_and_why_there_are_none() {
+    let fake = Fake::new();
+    let node = NodeService::new(fake.clone());
+    let get = async || node.get_heartbeats(Request::new(node_pb::GetHeartbeatsRequest {})).await;
+    assert_eq!(get().await.unwrap().into_inner(), crate::fake::heartbeats());
+    fake.script().heartbeats = Err(ViewError::Busy("full".into()));
+    let status = get().await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "full"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_reporter_is_unavailable() {
+    let fake = Fake::new();
+    fake.script().stuck = true;
+    let node = NodeService::new(fake.clone());
+    let set = node.set_condition(Request::new(condition())).await.unwrap_err();
+    let clear = node.clear_condition(Request::new(node_pb::ClearConditionRequest::default())).await;
+    let get = node.get_heartbeats(Request::new(node_pb::GetHeartbeatsRequest {})).await;
+    for status in [set, clear.unwrap_err(), get.unwrap_err()] {
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("did not answer within 8 s"), "{status}");
+    }
 }
 
 #[tokio::test]
@@ -200,7 +288,7 @@ async fn health_follows_readiness() {
     fake.script().ready = vec![check("runtime", false, "gone")];
     let served = Served::start(&fake);
     let mut health = HealthClient::new(channel(&served.socket).await);
-    for service in ["", SERVICE] {
+    for service in ["", "keelson.debug.v1.Debug", "keelson.node.v1.Node"] {
         let answer = health.check(HealthCheckRequest { service: service.into() }).await.unwrap().into_inner();
         assert_eq!(
             answer.status(),
@@ -244,6 +332,7 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
     let questions = [
         ask(MessageRequest::ListServices(String::new())),
         ask(MessageRequest::FileContainingSymbol("keelson.debug.v1.Debug.WatchPulls".into())),
+        ask(MessageRequest::FileContainingSymbol("keelson.node.v1.Node.SetCondition".into())),
     ];
     let mut client = v1::server_reflection_client::ServerReflectionClient::new(channel.clone());
     let mut answers =
@@ -254,12 +343,14 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
     };
     let mut names: Vec<String> = services.into_iter().map(|service| service.name).collect();
     names.sort();
-    assert_eq!(names, ["grpc.health.v1.Health", SERVICE]);
-    match answers.message().await.unwrap().unwrap().message_response.unwrap() {
-        v1::server_reflection_response::MessageResponse::FileDescriptorResponse(files) => {
-            assert_eq!(files.file_descriptor_proto.len(), 1);
+    assert_eq!(names, ["grpc.health.v1.Health", "keelson.debug.v1.Debug", "keelson.node.v1.Node"]);
+    for _ in 0..2 {
+        match answers.message().await.unwrap().unwrap().message_response.unwrap() {
+            v1::server_reflection_response::MessageResponse::FileDescriptorResponse(files) => {
+                assert_eq!(files.file_descriptor_proto.len(), 1);
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 
     let old = v1alpha::ServerReflectionRequest {
@@ -272,6 +363,19 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
     let mut answers =
         client.server_reflection_info(futures_util::stream::iter([old])).await.unwrap().into_inner();
     assert!(answers.message().await.unwrap().unwrap().message_response.is_some());
+}
+
+#[tokio::test]
+async fn the_node_service_answers_on_the_same_socket() {
+    let fake = Fake::new();
+    let served = Served::start(&fake);
+    let mut node = NodeClient::new(channel(&served.socket).await);
+    assert!(node.set_condition(condition()).await.unwrap().into_inner().changed);
+    let heartbeats = node.get_heartbeats(node_pb::GetHeartbeatsRequest {}).await.unwrap().into_inner();
+    assert_eq!(heartbeats, crate::fake::heartbeats());
+    fake.script().condition = Err(ConditionError::NotSet("none of type X was set".into()));
+    let refused = node.clear_condition(node_pb::ClearConditionRequest { r#type: "X".into() }).await;
+    assert_eq!(refused.unwrap_err().message(), "none of type X was set");
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! The JSON documents and the metrics.
 //!
 //! Owns: `/version`, `/metrics`, `/debug/actors`, `/debug/actors/{name}`, `/debug/pulls`,
-//! `/debug/storage`, `/debug/config`, and how errors look: `{"error": "..."}`.
-//! In: requests. Out: documents with the field names of debug.proto, indented for people with curl.
+//! `/debug/node`, `/debug/storage`, `/debug/config`, and how errors look: `{"error": "..."}`.
+//! In: requests. Out: documents with the field names of debug.proto and node.proto, indented for people with curl.
 
 use axum::{
     extract::{Path, Query, State, rejection::QueryRejection},
@@ -12,7 +12,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use keelson_proto::debug as pb;
+use keelson_proto::{debug as pb, node};
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
@@ -129,6 +129,10 @@ pub(super) async fn pulls<V: AgentView>(
     Ok(Document(answer(shared.view.pulls(max_queued)).await?))
 }
 
+pub(super) async fn heartbeats<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<node::Heartbeats> {
+    Ok(Document(answer(shared.view.heartbeats()).await?))
+}
+
 pub(super) async fn storage<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::Storage> {
     Ok(Document(answer(shared.view.storage()).await?))
 }
@@ -140,7 +144,7 @@ pub(super) async fn config<V: AgentView>(State(shared): State<Shared<V>>) -> Ans
 pub(super) async fn not_found(uri: Uri) -> Failure {
     let text = format!(
         "there is nothing at {}; there is: / /livez /readyz /metrics /version /debug/actors /debug/actors/NAME \
-         /debug/pulls /debug/storage /debug/config /debug/events",
+         /debug/pulls /debug/node /debug/storage /debug/config /debug/events",
         uri.path()
     );
     Failure::new(StatusCode::NOT_FOUND, text)

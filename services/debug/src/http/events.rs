@@ -1,8 +1,8 @@
 //! `/debug/events`: what the page shows, as server-sent events.
 //!
-//! Owns: one document an event, `{now_unix_ms, version, pulls, pulls_error, actors}`, sent at once, on
-//! every change (at most twice a second), and every five seconds even without one, so that a reader
-//! knows a quiet agent from a lost connection.
+//! Owns: one document an event, `{now_unix_ms, version, pulls, pulls_error, heartbeats, heartbeats_error,
+//! actors}`, sent at once, on every change (at most twice a second), and every five seconds even without
+//! one, so that a reader knows a quiet agent from a lost connection.
 //! In: the view and its changes. Out: a stream that ends when the agent stops.
 
 use std::{convert::Infallible, time::Duration};
@@ -16,13 +16,13 @@ use axum::{
     },
 };
 use futures_util::{Stream, stream};
-use keelson_proto::debug as pb;
+use keelson_proto::{debug as pb, node};
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Shared, documents::Failure, probes::now_unix_ms};
 use crate::{
-    AgentView,
+    AgentView, ViewError,
     follow::{Due, Follower},
     grpc::DEFAULT_QUEUED,
     view::{answer, within},
@@ -44,22 +44,35 @@ struct Now {
     /// `null`: see `pulls_error`.
     pulls: Option<pb::PullList>,
     pulls_error: String,
+    /// `null`: see `heartbeats_error`.
+    heartbeats: Option<node::Heartbeats>,
+    heartbeats_error: String,
     actors: Vec<pb::Actor>,
 }
 
 impl Now {
     async fn of(view: &impl AgentView) -> Self {
-        let (version, pulls, actors) =
-            tokio::join!(within(view.version()), answer(view.pulls(DEFAULT_QUEUED)), within(view.actors()));
-        let pulls_error = pulls.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let (version, pulls, heartbeats, actors) = tokio::join!(
+            within(view.version()),
+            answer(view.pulls(DEFAULT_QUEUED)),
+            answer(view.heartbeats()),
+            within(view.actors())
+        );
         Self {
             now_unix_ms: now_unix_ms(),
             version: version.ok(),
+            pulls_error: why_not(&pulls),
             pulls: pulls.ok(),
-            pulls_error,
+            heartbeats_error: why_not(&heartbeats),
+            heartbeats: heartbeats.ok(),
             actors: actors.unwrap_or_default(),
         }
     }
+}
+
+/// Empty where there is an answer.
+fn why_not<T>(answer: &Result<T, ViewError>) -> String {
+    answer.as_ref().err().map(ToString::to_string).unwrap_or_default()
 }
 
 pub(super) async fn events<V: AgentView>(State(shared): State<Shared<V>>) -> Response {
@@ -83,7 +96,7 @@ fn follow<V: AgentView>(
             Due::Stopping | Due::Gone => None,
             Due::Changed | Due::Refresh => {
                 let now = Now::of(&view).await;
-                if now.pulls.is_none() {
+                if now.pulls.is_none() || now.heartbeats.is_none() {
                     follower.again();
                 }
                 let event = Event::default().event("state").retry(RETRY).json_data(&now);

@@ -24,6 +24,14 @@ pub(super) async fn format_js() -> Response {
     file("text/javascript; charset=utf-8", include_str!("../../page/format.js"))
 }
 
+pub(super) async fn heartbeats_js() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("../../page/heartbeats.js"))
+}
+
+pub(super) async fn dom_js() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("../../page/dom.js"))
+}
+
 pub(super) async fn icon() -> Response {
     file("image/svg+xml", include_str!("../../page/icon.svg"))
 }

@@ -7,6 +7,7 @@ use axum::{
 };
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
+use keelson_proto::node;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
@@ -128,6 +129,38 @@ async fn pulls_and_their_query() {
 }
 
 #[tokio::test]
+async fn heartbeats() {
+    let fake = Fake::new();
+    let (status, node) = get_json(&fake, "/debug/node").await;
+    assert_eq!(status, StatusCode::OK);
+    let lease = json!({
+        "name": "n1", "holder": "", "state": "well", "reason": "", "failing_since_unix_ms": 0, "duration_seconds": 0,
+        "transitions": 0, "renewed_unix_ms": 0, "age_ms": 4, "renewals": 0
+    });
+    let reported = json!({
+        "state": "well", "reason": "", "failing_since_unix_ms": 0, "reported_unix_ms": 0, "age_ms": 0,
+        "next_report_in_ms": 0, "reports": 2, "computations": 0
+    });
+    let ready = json!({
+        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "all is well",
+        "last_transition_unix_ms": 1000, "source": "agent"
+    });
+    let expected = json!({
+        "state": "well", "reason": "", "failing_since_unix_ms": 0, "role": "node", "node_name": "n1",
+        "server": "https://192.0.2.1:6443", "lease": lease, "status": reported, "conditions": [ready]
+    });
+    assert_eq!(node, expected);
+
+    fake.script().heartbeats =
+        Ok(node::Heartbeats { state: "off".into(), reason: "no server".into(), ..Default::default() });
+    let (_, off) = get_json(&fake, "/debug/node").await;
+    assert_eq!((&off["state"], &off["lease"], &off["conditions"]), (&json!("off"), &Value::Null, &json!([])));
+    fake.script().heartbeats = Err(ViewError::Unavailable("restarting".into()));
+    let (status, error) = get_json(&fake, "/debug/node").await;
+    assert_eq!((status, error), (StatusCode::SERVICE_UNAVAILABLE, json!({"error": "restarting"})));
+}
+
+#[tokio::test]
 async fn errors_of_the_agent() {
     let fake = Fake::new();
     for (error, status) in [
@@ -150,12 +183,19 @@ async fn a_stuck_agent_is_reported_and_not_waited_for() {
     let fake = Fake::new();
     fake.script().stuck = true;
     let start = Instant::now();
-    for path in ["/version", "/metrics", "/debug/actors", "/debug/actors/PullCoordinator", "/debug/pulls"] {
+    for path in [
+        "/version",
+        "/metrics",
+        "/debug/actors",
+        "/debug/actors/PullCoordinator",
+        "/debug/pulls",
+        "/debug/node",
+    ] {
         let (status, _, text) = get(&fake, path).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
         assert!(text.contains("did not answer within 8 s"), "{path}: {text}");
     }
-    assert_eq!(start.elapsed(), crate::ANSWER_TIMEOUT * 5);
+    assert_eq!(start.elapsed(), crate::ANSWER_TIMEOUT * 6);
     let (status, _, text) = get(&fake, "/livez").await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(text.starts_with("[-]answers failed: the agent did not answer"), "{text}");
@@ -201,7 +241,14 @@ async fn the_page_needs_nothing_from_elsewhere() {
     // Every file that it names is served, from here.
     let names = html.split(['"', '\'']).filter(|text| text.starts_with("/assets/"));
     let mut files: Vec<&str> = names.collect();
-    files.push("/assets/format.js");
+    let (_, _, js) = get(&fake, "/assets/page.js").await;
+    let imported: Vec<String> = js
+        .split('"')
+        .filter_map(|text| text.strip_prefix("./"))
+        .map(|name| format!("/assets/{name}"))
+        .collect();
+    assert!(imported.len() >= 3, "{imported:?}");
+    files.extend(imported.iter().map(String::as_str));
     assert!(files.len() >= 4, "{files:?}");
     for file in files {
         let (status, headers, text) = get(&fake, file).await;
@@ -225,6 +272,7 @@ const PATHS: &[&str] = &[
     "/debug/actors",
     "/debug/actors/PullCoordinator",
     "/debug/pulls",
+    "/debug/node",
     "/debug/storage",
     "/debug/config",
     "/debug/events",
@@ -254,7 +302,7 @@ async fn unknown_paths_name_the_known_ones() {
     for path in ["/debug", "/debug/", "/debug/actors/a/b", "/../etc/passwd", "/favicon.ico"] {
         let (status, error) = get_json(&fake, path).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
-        assert!(error["error"].as_str().unwrap().contains("/debug/pulls"), "{error}");
+        assert!(error["error"].as_str().unwrap().contains("/debug/pulls /debug/node "), "{error}");
     }
 }
 
@@ -317,6 +365,8 @@ async fn events_are_coalesced_and_end_with_the_agent() {
     assert_eq!(first["pulls"]["running"], 1);
     assert_eq!(first["version"]["node_name"], "n1");
     assert_eq!(first["actors"][0]["name"], "PullCoordinator");
+    assert_eq!(first["heartbeats"]["lease"]["age_ms"], 4);
+    assert_eq!(first["heartbeats_error"], "");
     assert!(first["now_unix_ms"].as_i64().unwrap() > 0);
     for running in 2..=1000 {
         fake.run(running);
@@ -342,6 +392,20 @@ async fn events_go_on_while_the_pulls_cannot_be_had() {
     assert_eq!(without["actors"][0]["status"], "running");
     fake.script().pulls = Ok(crate::fake::pulls());
     assert_eq!(events.next().await.unwrap()["pulls"]["running"], 1, "asked again without a change");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_go_on_while_the_heartbeats_cannot_be_had() {
+    let fake = Fake::new();
+    fake.script().heartbeats = Err(ViewError::Unavailable("StatusReporter is restarting".into()));
+    let (app, _stop) = app(&fake);
+    let mut events = Events::open(&app).await;
+    let without = events.next().await.unwrap();
+    assert_eq!(without["heartbeats"], Value::Null);
+    assert_eq!(without["heartbeats_error"], "StatusReporter is restarting");
+    assert_eq!(without["pulls"]["running"], 1);
+    fake.script().heartbeats = Ok(crate::fake::heartbeats());
+    assert_eq!(events.next().await.unwrap()["heartbeats"]["state"], "well", "asked again without a change");
 }
 
 #[tokio::test(start_paused = true)]

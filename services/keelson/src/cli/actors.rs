@@ -1,12 +1,14 @@
 //! `keelson actors [NAME]`.
 //!
-//! In: the debug API's actors. Out: a table of all, or one in full.
+//! In: the debug API's actors and its readiness. Out: what is not well and a table of all actors, or one in
+//! full.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use keelson_proto::debug as pb;
 use serde_json::Value;
+use tonic::Response;
 
 use super::{
     AgentArgs, Output, client, exit,
@@ -18,7 +20,7 @@ use super::{
 /// Shows the actors of a running agent.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson actors                       all of them: health, mailbox, restarts, last error\n  \
+    keelson actors                       what is not well and since when, then all of them\n  \
     keelson actors PullCoordinator       one in full: messages, last events, state\n  \
     keelson actors -o json | jq -r '.actors[] | select(.status != \"running\") | .name'")]
 pub(crate) struct ActorsArgs {
@@ -53,14 +55,46 @@ async fn run(args: ActorsArgs) -> anyhow::Result<()> {
         None => {
             let answer = client.list_actors(client::request(pb::ListActorsRequest {})).await;
             let actors = answer.map_err(client::Refused::from)?.into_inner().actors;
+            let readiness = client.get_readiness(client::request(pb::GetReadinessRequest {})).await;
+            // The table is worth showing to somebody who is not told of the readiness.
+            let readiness = readiness.map(Response::into_inner).map_err(client::Refused::from);
             match args.output {
-                Output::Json => json(&serde_json::json!({ "actors": actors }))?,
-                Output::Table => all(&actors, super::pulls::now_unix_ms()),
+                Output::Json => json(&document(&actors, &readiness))?,
+                Output::Table => {
+                    let now = super::pulls::now_unix_ms();
+                    troubles(&readiness, now) + &all(&actors, now)
+                }
             }
         }
     };
     print(&text)?;
     Ok(())
+}
+
+/// `readiness` is null where the agent did not say; `readiness_error` says why.
+fn document(actors: &[pb::Actor], readiness: &Result<pb::Readiness, client::Refused>) -> Value {
+    let error = readiness.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    serde_json::json!({ "actors": actors, "readiness": readiness.as_ref().ok(), "readiness_error": error })
+}
+
+/// A line a reason why the agent is not ready, and an empty one; nothing if it is ready.
+fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> String {
+    let readiness = match readiness {
+        Ok(readiness) => readiness,
+        Err(error) => return format!("ready or not: {error}\n\n"),
+    };
+    let mut text = String::new();
+    for check in readiness.checks.iter().filter(|check| !check.ok) {
+        let since = match check.since_unix_ms {
+            0 => String::new(),
+            since => format!(" (for {})", since_ms(since, now)),
+        };
+        text.push_str(&format!("not ready: {}: {}{since}\n", clean(&check.name), one_line(&check.message)));
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text
 }
 
 fn all(actors: &[pb::Actor], now: i64) -> String {
@@ -189,6 +223,46 @@ Last errors:
   PullCoordinator (21s ago): the store refused
 ";
         assert_eq!(all(&[actor(), off], 61_000), expected);
+    }
+
+    fn readiness() -> pb::Readiness {
+        let check = |name: &str, ok, message: &str, since_unix_ms| pb::Check {
+            name: name.into(),
+            ok,
+            message: message.into(),
+            since_unix_ms,
+        };
+        let checks = vec![
+            check("agent", true, "ok", 0),
+            check("runtime", false, "connection\nrefused", 49_000),
+            check("state", false, "the disk is full", 0),
+        ];
+        pb::Readiness { ready: false, checks }
+    }
+
+    #[test]
+    fn what_is_not_well_comes_first() {
+        let expected = "\
+not ready: runtime: connection refused (for 12s)
+not ready: state: the disk is full
+
+";
+        assert_eq!(troubles(&Ok(readiness()), 61_000), expected);
+        let well = pb::Check { name: "agent".into(), ok: true, ..pb::Check::default() };
+        assert_eq!(troubles(&Ok(pb::Readiness { ready: true, checks: vec![well] }), 61_000), "");
+        let silent = tonic::Status::unavailable("an actor may be stuck").into();
+        let expected = "ready or not: the agent cannot say now: an actor may be stuck\n\n";
+        assert_eq!(troubles(&Err(silent), 61_000), expected);
+    }
+
+    #[test]
+    fn json_of_all_has_the_readiness() {
+        let shown = document(&[actor()], &Ok(readiness()));
+        assert_eq!(shown["actors"][0]["name"], "PullCoordinator");
+        assert_eq!(shown["readiness"]["checks"][1]["since_unix_ms"], 49_000);
+        assert_eq!(shown["readiness_error"], "");
+        let silent = document(&[], &Err(tonic::Status::not_found("x").into()));
+        assert_eq!((&silent["readiness"], &silent["readiness_error"]), (&Value::Null, &Value::from("x")));
     }
 
     #[test]

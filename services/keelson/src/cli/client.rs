@@ -1,7 +1,7 @@
 //! Reaching the agent.
 //!
 //! Owns: where its debug socket is, the connection, and what to tell a person when that fails.
-//! In: [`AgentArgs`]. Out: a client of `keelson.debug.v1`.
+//! In: [`AgentArgs`]. Out: clients of `keelson.debug.v1` and `keelson.node.v1`.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context as _;
 use hyper_util::rt::TokioIo;
 use keelson_config::SocketSpec;
-use keelson_proto::debug::debug_client::DebugClient;
+use keelson_proto::{debug::debug_client::DebugClient, node::node_client::NodeClient};
 use tokio::net::UnixStream;
 use tonic::{
     Code, Request, Status,
@@ -110,6 +110,10 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
 /// # Errors
 /// Nobody is there, or we may not.
 pub(super) async fn connect(socket: &SocketSpec) -> Result<Client, ConnectError> {
+    Ok(DebugClient::new(channel(socket).await?).max_decoding_message_size(MAX_MESSAGE))
+}
+
+async fn channel(socket: &SocketSpec) -> Result<Channel, ConnectError> {
     let path = PathBuf::from(socket.path());
     let stream = UnixStream::connect(&path).await.map_err(|error| ConnectError::new(socket, error))?;
     let once = Mutex::new(Some(TokioIo::new(stream)));
@@ -123,13 +127,17 @@ pub(super) async fn connect(socket: &SocketSpec) -> Result<Client, ConnectError>
         .keep_alive_timeout(Duration::from_secs(15))
         .keep_alive_while_idle(true);
     let channel = endpoint.connect_with_connector(connector).await;
-    let channel = channel.map_err(|source| ConnectError::NotAnAgent { socket: socket.clone(), source })?;
-    Ok(DebugClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+    channel.map_err(|source| ConnectError::NotAnAgent { socket: socket.clone(), source })
 }
 
 /// The socket and the connection in one.
 pub(super) async fn open(args: &AgentArgs) -> anyhow::Result<Client> {
     Ok(connect(&socket(args)?).await?)
+}
+
+/// As [`open`], for heartbeats and node conditions.
+pub(super) async fn open_node(args: &AgentArgs) -> anyhow::Result<NodeClient<Channel>> {
+    Ok(NodeClient::new(channel(&socket(args)?).await?))
 }
 
 /// A request that does not wait for ever.
@@ -148,7 +156,9 @@ impl From<Status> for Refused {
     fn from(status: Status) -> Self {
         let said = super::format::one_line(status.message());
         Self(match status.code() {
-            Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => said,
+            Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied => {
+                said
+            }
             Code::ResourceExhausted => format!("the agent is busy, try again: {said}"),
             Code::Unavailable => format!("the agent cannot say now: {said}"),
             Code::DeadlineExceeded | Code::Cancelled => {
@@ -196,6 +206,7 @@ mod tests {
     fn statuses_in_words() {
         let said = |status: Status| Refused::from(status).to_string();
         assert_eq!(said(Status::not_found("there is no actor \"x\"")), "there is no actor \"x\"");
+        assert_eq!(said(Status::permission_denied("Ready is the agent's")), "Ready is the agent's");
         assert_eq!(said(Status::resource_exhausted("full")), "the agent is busy, try again: full");
         assert_eq!(said(Status::internal("a\x1bb")), "the agent failed to answer (Internal): a\u{fffd}b");
     }

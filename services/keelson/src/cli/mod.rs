@@ -1,4 +1,4 @@
-//! The commands that look into a running agent: `keelson actors | pulls | limit | state`.
+//! The commands that look into a running agent: `keelson actors | pulls | limit | node | state`.
 //!
 //! Owns: their arguments, how they find and ask the agent, and how answers look.
 //! In: arguments, and the debug API on the agent's unix socket. Out: text or JSON on standard output,
@@ -8,6 +8,7 @@ mod actors;
 mod client;
 mod format;
 mod limit;
+mod node;
 mod output;
 mod pulls;
 mod state;
@@ -21,6 +22,7 @@ use keelson_config::{Errors, SocketSpec};
 
 pub(crate) use actors::{ActorsArgs, run_actors};
 pub(crate) use limit::{LimitArgs, run_limit};
+pub(crate) use node::{NodeArgs, run_node};
 pub(crate) use output::{complain, print};
 pub(crate) use pulls::{PullsArgs, run_pulls};
 pub(crate) use state::{StateArgs, run_state};
@@ -30,11 +32,11 @@ pub(crate) use state::{StateArgs, run_state};
 pub(crate) struct AgentArgs {
     /// The debug socket of the agent [default: debug.listen of the settings, as a rule
     /// unix:///run/keelson/debug.sock].
-    #[arg(long, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
+    #[arg(long, global = true, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
     socket: Option<SocketSpec>,
     /// The settings file that says where the debug socket is [default: /etc/keelson/keelson.toml, if it
     /// exists].
-    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "socket")]
     config: Option<PathBuf>,
 }
 
@@ -47,10 +49,15 @@ pub(crate) enum Output {
     Json,
 }
 
-/// The exit code of a command; wrong settings are wrong usage.
+/// The exit code of a command that is well if it ends.
 fn exit(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    exit_with(result.map(|()| ExitCode::SUCCESS))
+}
+
+/// The exit code of a command; wrong settings are wrong usage.
+fn exit_with(result: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     match result {
-        Ok(()) => Ok(ExitCode::SUCCESS),
+        Ok(code) => Ok(code),
         Err(error) if error.downcast_ref::<Errors>().is_some() => {
             complain(&format!("keelson: {error:#}"));
             Ok(ExitCode::from(2))

@@ -1,0 +1,105 @@
+// The section on heartbeats. In: the heartbeats of /debug/events, and the clock. Out: the section's elements.
+
+import { attribute, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
+import { duration, plural } from "./format.js";
+
+const BEAT_TONES = { well: "good", failing: "bad", starting: "busy" };
+// Which status of a condition is good news; of a type that is not named here nobody knows.
+const GOOD = {
+  Ready: "True",
+  ImagePullsFlowing: "True",
+  ServiceEndpointsCurrent: "True",
+  MemoryPressure: "False",
+  DiskPressure: "False",
+  PIDPressure: "False",
+  NetworkUnavailable: "False",
+};
+
+function conditionTone({ type, status }) {
+  const good = Object.hasOwn(GOOD, type) ? GOOD[type] : "";
+  if (!good) return "";
+  return status === good ? "good" : status === "Unknown" ? "busy" : "bad";
+}
+
+// Why something fails and since when; "" if it does not.
+function failure({ reason, failing_since_unix_ms: from }, clock) {
+  return [from ? `failing for ${duration(clock.now - from)}` : "", reason].filter(Boolean).join(": ");
+}
+
+function fact(name, value, tone, ...notes) {
+  text(byId(name), value);
+  byId(name).dataset.tone = tone ?? "";
+  text(byId(`${name}-note`), notes.filter(Boolean).join(" · "));
+}
+
+function showLease(lease, clock) {
+  const lasts = lease.duration_seconds * 1_000;
+  const age = lease.age_ms + clock.passed;
+  const expired = lasts > 0 && age > lasts;
+  const value = !lease.renewed_unix_ms ? "not renewed yet" : expired ? `expired, ${duration(age)} old` : `renewed ${duration(age)} ago`;
+  fact("lease", value, expired && lease.renewed_unix_ms ? "bad" : BEAT_TONES[lease.state],
+    failure(lease, clock),
+    lease.name,
+    lasts ? `lasts ${duration(lasts)}` : "",
+    lease.holder && lease.holder !== lease.name ? `held by ${lease.holder}` : "",
+    plural(lease.renewals, "renewal"),
+    lease.transitions ? plural(lease.transitions, "transition") : "",
+  );
+}
+
+function showStatus(status, clock) {
+  const next = status.next_report_in_ms - clock.passed;
+  fact("status", status.reported_unix_ms ? `reported ${duration(status.age_ms + clock.passed)} ago` : "not reported yet", BEAT_TONES[status.state],
+    failure(status, clock),
+    next > 0 ? `again in ${duration(next)} or on a change` : "due now",
+    `${plural(status.reports, "report")} of ${plural(status.computations, "computation")}`,
+  );
+}
+
+function createCondition(condition) {
+  const type = make("th", "", make("span", "", condition.type), slot("span", "source", "small meta"));
+  type.scope = "row";
+  type.setAttribute("role", "rowheader");
+  const status = cell("status-cell");
+  status.append(slot("span", "status", "badge"));
+  const why = cell("why");
+  why.append(slot("span", "reason"), slot("span", "message", "small meta"));
+  const row = make("tr", "condition", type, status, cell("for", "number meta"), why);
+  row.setAttribute("role", "row");
+  return row;
+}
+
+function updateCondition(row, condition, clock) {
+  const status = partOf(row, "status");
+  text(status, condition.status);
+  const tone = conditionTone(condition);
+  status.dataset.tone = tone;
+  // A colour alone does not reach everybody.
+  const notes = [tone === "bad" ? "not as it should be" : "", condition.source === "reporter" ? "set from outside" : ""];
+  text(partOf(row, "source"), notes.filter(Boolean).join(" · "));
+  const from = condition.last_transition_unix_ms;
+  text(partOf(row, "for"), from ? duration(clock.now - from) : "");
+  if (from) attribute(partOf(row, "for"), "title", `since ${moment(from)}`);
+  text(partOf(row, "reason"), condition.reason);
+  text(partOf(row, "message"), condition.message);
+}
+
+// `clock.now` is the agent's time, `clock.passed` what has passed since the document was made; milliseconds.
+export function showHeartbeats(beats, error, clock) {
+  const on = Boolean(beats) && beats.state !== "off";
+  show(byId("heartbeats-error"), beats ? "" : `The heartbeats cannot be shown: ${error}.`);
+  show(byId("heartbeats-off"), beats && !on ? `Off${beats.reason ? `: ${beats.reason}` : ""}.` : "");
+  byId("heartbeats").hidden = !on;
+  if (!on) return;
+  const from = beats.failing_since_unix_ms;
+  fact("beat", from ? `${beats.state} for ${duration(clock.now - from)}` : beats.state, BEAT_TONES[beats.state], beats.reason);
+  fact("role", beats.role, "", beats.node_name, beats.server);
+  if (beats.lease) showLease(beats.lease, clock);
+  else fact("lease", "none", "");
+  if (beats.status) showStatus(beats.status, clock);
+  else fact("status", "none", "");
+  sync(byId("conditions"), beats.conditions, (condition) => condition.type, createCondition,
+    (row, condition) => updateCondition(row, condition, clock));
+  byId("conditions").parentElement.hidden = !beats.conditions.length;
+  empty("conditions", beats.conditions.length);
+}

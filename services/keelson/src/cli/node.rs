@@ -1,0 +1,457 @@
+//! `keelson node [set-condition | clear-condition]`.
+//!
+//! In: the agent's heartbeats, and conditions that a person or a script reports. Out: Lease, status and conditions
+//! as text or JSON; what setting or clearing a condition came to.
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::{Args, Subcommand, ValueEnum};
+use keelson_proto::node as pb;
+use tonic::{Code, Status};
+
+use super::{
+    AgentArgs, Output, client, exit_with,
+    format::{clean, count, duration_ms, one_line, since_ms},
+    output::{complain, json, print},
+    table::Table,
+};
+
+/// Shows the node's heartbeats, and sets or clears conditions of the node.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson node                        state, Lease, status and conditions\n  \
+    keelson node --check || echo ill    exit code 1 unless heartbeats are well or off\n  \
+    keelson node -o json | jq -r '.conditions[] | .type + \": \" + .status'\n  \
+    keelson node set-condition KernelDeadlock False --reason KernelHasNoDeadlock --ttl 5m\n  \
+    keelson node clear-condition KernelDeadlock")]
+pub(crate) struct NodeArgs {
+    #[command(subcommand)]
+    change: Option<Change>,
+    /// End with exit code 1 unless heartbeats are well or off.
+    #[arg(long)]
+    check: bool,
+    /// How to write it.
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Change {
+    /// Report a condition of the node with the agent's next status.
+    #[command(after_help = "Examples:\n  \
+        keelson node set-condition KernelDeadlock False --reason KernelHasNoDeadlock\n  \
+        keelson node set-condition example.com/DiskSlow True --reason LatencyHigh \\\n      \
+        --message \"sda: 900 ms a write\" --ttl 5m\n\n\
+        A call that changes nothing costs no request to the API server, so a script may report as often as it likes.\n\
+        A condition that is set stays over restarts of the agent, until it is cleared.")]
+    SetCondition(SetArgs),
+    /// Take a condition that was set with set-condition out of the node's status.
+    #[command(after_help = "Example: keelson node clear-condition KernelDeadlock")]
+    ClearCondition {
+        /// Its type.
+        #[arg(value_name = "TYPE")]
+        kind: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct SetArgs {
+    /// A qualified name such as KernelDeadlock or example.com/DiskSlow.
+    #[arg(value_name = "TYPE")]
+    kind: String,
+    /// Whether it is so.
+    #[arg(value_name = "STATUS", value_enum, ignore_case = true)]
+    status: ConditionStatus,
+    /// Why, in one word in CamelCase.
+    #[arg(long, value_name = "REASON")]
+    reason: String,
+    /// Why, for people.
+    #[arg(long, value_name = "TEXT")]
+    message: Option<String>,
+    /// After so long without another call the condition becomes Unknown, with reason ReporterSilent [default: never].
+    #[arg(long, value_name = "DURATION", value_parser = ttl)]
+    ttl: Option<Duration>,
+}
+
+/// As the API writes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ConditionStatus {
+    /// It is.
+    #[value(name = "True")]
+    True,
+    /// It is not.
+    #[value(name = "False")]
+    False,
+    /// Nobody knows.
+    #[value(name = "Unknown")]
+    Unknown,
+}
+
+impl ConditionStatus {
+    fn name(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// `5m`, `90s`, `1h 30m`, at least a millisecond.
+fn ttl(text: &str) -> Result<Duration, String> {
+    let ttl = humantime::parse_duration(text).map_err(|error| format!("{error}; write 90s, 5m or 1h"))?;
+    match i64::try_from(ttl.as_millis()) {
+        Ok(1..) => Ok(ttl),
+        Ok(_) => Err("it would be over at once; leave --ttl out for a condition that stays".into()),
+        Err(_) => Err("it is longer than time lasts; leave --ttl out for a condition that stays".into()),
+    }
+}
+
+/// Runs `keelson node`.
+///
+/// # Errors
+/// The agent cannot be reached, or refuses.
+pub(crate) async fn run_node(args: NodeArgs) -> anyhow::Result<ExitCode> {
+    exit_with(run(args).await)
+}
+
+async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
+    match args.change {
+        // To clap this would be a conflict of all options with subcommands, --socket among them.
+        Some(_) if args.check => {
+            complain("keelson: --check looks at the heartbeats; it changes no condition");
+            Ok(ExitCode::from(2))
+        }
+        None => show(&args.agent, args.output, args.check).await,
+        Some(Change::SetCondition(set)) => set_condition(&args.agent, args.output, set).await,
+        Some(Change::ClearCondition { kind }) => clear_condition(&args.agent, args.output, kind).await,
+    }
+}
+
+async fn show(agent: &AgentArgs, output: Output, check: bool) -> anyhow::Result<ExitCode> {
+    let mut client = client::open_node(agent).await?;
+    let answer = client.get_heartbeats(client::request(pb::GetHeartbeatsRequest {})).await;
+    let heartbeats = answer.map_err(client::Refused::from)?.into_inner();
+    let text = match output {
+        Output::Json => json(&heartbeats)?,
+        Output::Table => describe(&heartbeats, super::pulls::now_unix_ms()),
+    };
+    print(&text)?;
+    Ok(if check && !is_well(&heartbeats) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Well, or off because nobody wants heartbeats.
+fn is_well(heartbeats: &pb::Heartbeats) -> bool {
+    matches!(heartbeats.state.as_str(), "well" | "off")
+}
+
+async fn set_condition(agent: &AgentArgs, output: Output, set: SetArgs) -> anyhow::Result<ExitCode> {
+    let status = set.status.name();
+    let request = pb::SetConditionRequest {
+        r#type: set.kind.clone(),
+        status: status.into(),
+        reason: set.reason,
+        message: set.message.unwrap_or_default(),
+        ttl_ms: set.ttl.map_or(0, |ttl| i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX)),
+    };
+    let mut client = client::open_node(agent).await?;
+    let answer = client.set_condition(client::request(request)).await.map_err(refused)?.into_inner();
+    let kind = clean(&set.kind);
+    let text = match (output, answer.changed) {
+        (Output::Json, _) => json(&answer)?,
+        (Output::Table, true) => {
+            format!("{kind} is {status} from now on; it goes out with the node's next status")
+        }
+        (Output::Table, false) => format!("{kind} was {status} already, with the same reason and message"),
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn clear_condition(agent: &AgentArgs, output: Output, kind: String) -> anyhow::Result<ExitCode> {
+    let mut client = client::open_node(agent).await?;
+    let request = pb::ClearConditionRequest { r#type: kind.clone() };
+    let answer = client.clear_condition(client::request(request)).await.map_err(refused)?.into_inner();
+    let text = match output {
+        Output::Json => json(&answer)?,
+        Output::Table => format!("{} leaves the node's status with the next report", clean(&kind)),
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of a condition, being too many is no business that passes, and `off` no silence that ends.
+fn refused(status: Status) -> anyhow::Error {
+    match status.code() {
+        Code::ResourceExhausted | Code::Unavailable => {
+            anyhow::anyhow!("the condition was not changed: {}", one_line(status.message()))
+        }
+        _ => client::Refused::from(status).into(),
+    }
+}
+
+fn describe(heartbeats: &pb::Heartbeats, now: i64) -> String {
+    let state = state(&heartbeats.state, &heartbeats.reason, heartbeats.failing_since_unix_ms, now);
+    let mut lines = vec![format!("State:    {state}")];
+    let named = [
+        ("Role:     ", &heartbeats.role),
+        ("Node:     ", &heartbeats.node_name),
+        ("Server:   ", &heartbeats.server),
+    ];
+    for (name, value) in named.into_iter().filter(|(_, value)| !value.is_empty()) {
+        lines.push(format!("{name}{}", one_line(value)));
+    }
+    if let Some(lease) = &heartbeats.lease {
+        let state = self::state(&lease.state, &lease.reason, lease.failing_since_unix_ms, now);
+        lines.push(format!("Lease:    {state}"));
+        lines.push(format!("          {}", lease_facts(lease)));
+    }
+    if let Some(status) = &heartbeats.status {
+        let state = self::state(&status.state, &status.reason, status.failing_since_unix_ms, now);
+        lines.push(format!("Status:   {state}"));
+        lines.push(format!("          {}", status_facts(status)));
+    }
+    let mut text = lines.join("\n");
+    text.push('\n');
+    let conditions = conditions(&heartbeats.conditions, now);
+    if !conditions.is_empty() {
+        text.push('\n');
+        text.push_str(&conditions.text());
+    }
+    text
+}
+
+/// `well`, `failing for 3m12s: why`, `off: why`.
+fn state(state: &str, reason: &str, failing_since: i64, now: i64) -> String {
+    let mut text = clean(state);
+    if failing_since > 0 {
+        text.push_str(&format!(" for {}", since_ms(failing_since, now)));
+    }
+    if !reason.is_empty() {
+        text.push_str(&format!(": {}", one_line(reason)));
+    }
+    text
+}
+
+/// `worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition`; another holder is named.
+fn lease_facts(lease: &pb::Lease) -> String {
+    let lasts = lease.duration_seconds.saturating_mul(1_000);
+    let renewed = match lease.renewed_unix_ms {
+        0 => "not renewed yet".into(),
+        _ if lasts > 0 && lease.age_ms > lasts => {
+            format!("EXPIRED: renewed {} ago, lasts {}", duration_ms(lease.age_ms), duration_ms(lasts))
+        }
+        _ => format!("renewed {} ago, lasts {}", duration_ms(lease.age_ms), duration_ms(lasts)),
+    };
+    let mut facts = vec![clean(&lease.name), renewed];
+    if !lease.holder.is_empty() && lease.holder != lease.name {
+        facts.push(format!("held by {}", clean(&lease.holder)));
+    }
+    facts.push(count(lease.renewals, "renewal"));
+    facts.push(count(u64::try_from(lease.transitions).unwrap_or(0), "transition"));
+    facts.retain(|fact| !fact.is_empty());
+    facts.join(", ")
+}
+
+/// `reported 2m00s ago, again in 3m00s or on a change, 12 reports of 640 computations`.
+fn status_facts(status: &pb::Status) -> String {
+    let reported = match status.reported_unix_ms {
+        0 => "not reported yet".into(),
+        _ => format!("reported {} ago", duration_ms(status.age_ms)),
+    };
+    let next = match status.next_report_in_ms {
+        ..=0 => "due now".into(),
+        ms => format!("again in {} or on a change", duration_ms(ms)),
+    };
+    let reports = count(status.reports, "report");
+    format!("{reported}, {next}, {reports} of {}", count(status.computations, "computation"))
+}
+
+fn conditions(conditions: &[pb::Condition], now: i64) -> Table {
+    let mut table = Table::new(&["CONDITION", "STATUS", "FOR", "FROM", "REASON", "MESSAGE"]);
+    for condition in conditions {
+        table.row([
+            clean(&condition.r#type),
+            clean(&condition.status),
+            since_ms(condition.last_transition_unix_ms, now),
+            clean(&condition.source),
+            clean(&condition.reason),
+            one_line(&condition.message),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        node: NodeArgs,
+    }
+
+    fn parsed(words: &[&str]) -> Result<NodeArgs, clap::Error> {
+        Line::try_parse_from(["node"].iter().chain(words)).map(|line| line.node)
+    }
+
+    fn condition(kind: &str, status: &str, message: &str) -> pb::Condition {
+        pb::Condition {
+            r#type: kind.into(),
+            status: status.into(),
+            reason: "Because".into(),
+            message: message.into(),
+            last_transition_unix_ms: 1_000,
+            source: "agent".into(),
+        }
+    }
+
+    fn well() -> pb::Heartbeats {
+        pb::Heartbeats {
+            state: "well".into(),
+            role: "node".into(),
+            node_name: "worker-7".into(),
+            server: "https://192.0.2.1:6443".into(),
+            lease: Some(pb::Lease {
+                name: "worker-7".into(),
+                holder: "worker-7".into(),
+                state: "well".into(),
+                duration_seconds: 40,
+                transitions: 1,
+                renewed_unix_ms: 60_000,
+                age_ms: 4_100,
+                renewals: 318,
+                ..Default::default()
+            }),
+            status: Some(pb::Status {
+                state: "well".into(),
+                reported_unix_ms: 1_000,
+                age_ms: 120_000,
+                next_report_in_ms: 180_000,
+                reports: 12,
+                computations: 640,
+                ..Default::default()
+            }),
+            conditions: vec![
+                condition("Ready", "True", "all is well"),
+                condition("example.com/DiskSlow", "Unknown", "odd\n\x1b[31mtext"),
+            ],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn heartbeats_that_are_well() {
+        let expected = "\
+State:    well
+Role:     node
+Node:     worker-7
+Server:   https://192.0.2.1:6443
+Lease:    well
+          worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition
+Status:   well
+          reported 2m00s ago, again in 3m00s or on a change, 12 reports of 640 computations
+
+CONDITION             STATUS   FOR    FROM   REASON   MESSAGE
+Ready                 True     1m00s  agent  Because  all is well
+example.com/DiskSlow  Unknown  1m00s  agent  Because  odd \u{fffd}[31mtext
+";
+        assert_eq!(describe(&well(), 61_000), expected);
+    }
+
+    #[test]
+    fn heartbeats_that_fail_say_why_and_since_when() {
+        let mut failing = well();
+        (failing.state, failing.reason) = ("failing".into(), "lease:\nconnection refused".into());
+        failing.failing_since_unix_ms = 10_000;
+        let lease = failing.lease.as_mut().unwrap();
+        (lease.state, lease.reason) = ("failing".into(), "connection refused".into());
+        (lease.failing_since_unix_ms, lease.age_ms) = (10_000, 51_000);
+        lease.holder = "another".into();
+        let status = failing.status.as_mut().unwrap();
+        (status.reported_unix_ms, status.next_report_in_ms) = (0, -7);
+        failing.conditions.clear();
+        let expected = "\
+State:    failing for 51s: lease: connection refused
+Role:     node
+Node:     worker-7
+Server:   https://192.0.2.1:6443
+Lease:    failing for 51s: connection refused
+          worker-7, EXPIRED: renewed 51s ago, lasts 40s, held by another, 318 renewals, 1 transition
+Status:   well
+          not reported yet, due now, 12 reports of 640 computations
+";
+        assert_eq!(describe(&failing, 61_000), expected);
+    }
+
+    #[test]
+    fn heartbeats_that_are_off_or_begin() {
+        let off = pb::Heartbeats {
+            state: "off".into(),
+            reason: "no API server is configured".into(),
+            ..Default::default()
+        };
+        assert_eq!(describe(&off, 0), "State:    off: no API server is configured\n");
+        let lease = pb::Lease { name: "keelson-n1".into(), state: "starting".into(), ..pb::Lease::default() };
+        assert_eq!(lease_facts(&lease), "keelson-n1, not renewed yet, 0 renewals, 0 transitions");
+    }
+
+    #[test]
+    fn a_check_passes_what_is_well_or_off() {
+        for (state, passes) in
+            [("well", true), ("off", true), ("starting", false), ("failing", false), ("", false)]
+        {
+            assert_eq!(is_well(&pb::Heartbeats { state: state.into(), ..well() }), passes, "{state}");
+        }
+    }
+
+    #[test]
+    fn refusals_in_words() {
+        let said = |status: Status| refused(status).to_string();
+        assert_eq!(
+            said(Status::resource_exhausted("32 are set")),
+            "the condition was not changed: 32 are set"
+        );
+        assert_eq!(
+            said(Status::unavailable("heartbeats are off")),
+            "the condition was not changed: heartbeats are off"
+        );
+        assert_eq!(said(Status::permission_denied("Ready is the agent's own")), "Ready is the agent's own");
+        assert_eq!(said(Status::not_found("none of type \"X\" was set")), "none of type \"X\" was set");
+    }
+
+    #[test]
+    fn command_lines() {
+        assert!(parsed(&[]).unwrap().change.is_none());
+        assert!(parsed(&["--check", "-o", "json"]).unwrap().check);
+        let line =
+            ["set-condition", "a/B", "false", "--reason", "R", "--ttl", "1m 30s", "--socket", "unix:///x"];
+        let args = parsed(&line).unwrap();
+        assert!(args.agent.socket.is_some());
+        let Some(Change::SetCondition(set)) = args.change else { panic!("{args:?}") };
+        assert_eq!(
+            (set.kind.as_str(), set.status, set.reason.as_str()),
+            ("a/B", ConditionStatus::False, "R")
+        );
+        assert_eq!((set.message, set.ttl), (None, Some(Duration::from_secs(90))));
+        let line = ["--socket", "unix:///x", "-o", "json", "clear-condition", "a/B"];
+        let args = parsed(&line).unwrap();
+        assert!(args.agent.socket.is_some() && args.output == Output::Json);
+        assert!(matches!(args.change, Some(Change::ClearCondition { kind }) if kind == "a/B"));
+        for wrong in [
+            &["set-condition", "A", "Yes", "--reason", "R"][..],
+            &["set-condition", "A", "True"],
+            &["set-condition", "A", "True", "--reason", "R", "--ttl", "0s"],
+            &["set-condition", "A", "True", "--reason", "R", "--ttl", "5"],
+            &["clear-condition"],
+            &["condition"],
+        ] {
+            assert!(parsed(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
