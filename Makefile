@@ -8,7 +8,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET = $(shell scripts/target-dir.sh)
 
-.PHONY: help run test bench fmt lint docs deny fuzz clean
+.PHONY: help run cluster test bench fmt lint docs deny fuzz clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -17,6 +17,12 @@ run: ## pull images through the agent into a containerd of its own, until Ctrl-C
 	@scripts/install-packages.sh run
 	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-demo
 	@exec $(TARGET)/release/keelson-demo
+
+cluster: ## a control plane whose one node the agent alone keeps Ready, until Ctrl-C
+	@scripts/install-packages.sh cluster
+	@tests/peers/build.sh kubernetes
+	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-cluster
+	@exec $(TARGET)/release/keelson-cluster
 
 test: ## every test, those on real components included
 	@scripts/install-packages.sh test

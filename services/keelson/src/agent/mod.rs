@@ -2,17 +2,20 @@
 //!
 //! Owns: the order of starting and stopping, and the threads. In: settings and signals. Out: the exit
 //! code. Threads: the main one runs the actix system with the debug endpoint and the signals; the
-//! PullCoordinator and the RuntimeClient have an arbiter each, so that neither waits for the other;
-//! the CRI front has a thread with a runtime of its own, so that a call passes on one thread.
+//! PullCoordinator and the RuntimeClient have an arbiter each, so that neither waits for the other, and so have the
+//! LeaseRenewer and the StatusReporter; the CRI front has a thread with a runtime of its own, so that a call passes on one thread.
 //!
-//! Start: state, then RuntimeClient, then PullCoordinator (which reads the journal), then the
+//! Start: state, then RuntimeClient, then PullCoordinator (which reads the journal), then the heartbeats, then the
 //! sockets, then READY. Stop: no new pulls, running ones end or the drain time does, then the sockets.
 
 mod front;
+mod handles;
+pub(crate) mod heartbeats;
 mod logs;
 mod panics;
 mod parts;
 mod reload;
+mod rest_client;
 mod systemd;
 mod view;
 

@@ -9,8 +9,8 @@ use keelson_actors::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
-    pulls::{PullCoordinator, PullCoordinatorParts, core::Policy},
-    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
+    pulls::{Inspected, LimitView, PullCoordinator, PullCoordinatorParts, core::Policy},
+    runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
     supervise,
 };
 use keelson_config::{Enforce, Gate, Loaded, Settings, WhenFull};
@@ -23,6 +23,8 @@ use tokio::{net::UnixListener, sync::watch};
 
 use super::{
     front::FrontThread,
+    handles::Handle,
+    heartbeats::{self, HeartbeatsParts},
     panics,
     view::{View, ViewParts},
 };
@@ -130,7 +132,7 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
         metrics: metrics.clone(),
         changes: changes.clone(),
         recorder: recorder.clone(),
-        fatal,
+        fatal: fatal.clone(),
     };
     let arbiter = actix::Arbiter::new();
     let pulls = supervise::start(Some(&arbiter.handle()), move |ctx| {
@@ -138,6 +140,23 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
         PullCoordinator::new(parts)
     });
     let pulls = Mailbox::new(pulls, recorder);
+
+    let (heartbeats, [lease, status]) = heartbeats::start(HeartbeatsParts {
+        settings: settings.clone(),
+        store: store.clone(),
+        clock,
+        pulls: pulls.clone(),
+        runtime: runtime.clone(),
+        runtime_health: health_seen.clone(),
+        changes: changes.clone(),
+        fatal,
+    })?;
+    let actors = vec![
+        Handle::on(&pulls, || Inspected {}, || LimitView {}),
+        Handle::on(&runtime, || RuntimeState {}, || RuntimeState {}),
+        lease,
+        status,
+    ];
 
     let (front_settings, live) = watch::channel(front_settings(&settings));
     let front_parts = FrontParts {
@@ -151,7 +170,8 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
     let (stop_debug, _) = watch::channel(false);
     let view = View::new(ViewParts {
         pulls: pulls.clone(),
-        runtime,
+        actors,
+        heartbeats,
         health: health_seen,
         changes,
         store,

@@ -12,19 +12,22 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use keelson_actors::{
     clock::unix_ms,
     inspect::{Mailbox, MailboxError, Recorder},
     metrics::Metrics,
-    pulls::{CountNow, Inspected, LimitView, ListPulls, PullCoordinator, SetLimit},
-    runtime::{RuntimeClient, RuntimeState, core::Health},
+    pulls::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
+    runtime::core::Health,
 };
 use keelson_config::{Gate, Loaded};
-use keelson_debug::{AgentView, Check, ViewError};
-use keelson_proto::debug as pb;
+use keelson_debug::{AgentView, Check, ConditionError, ViewError};
+use keelson_proto::{debug as pb, node};
 use keelson_storage::{SledStore, StateStore as _};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
+
+use super::{handles::Handle, heartbeats::Heartbeats};
 
 /// An actor that takes longer to answer is said not to.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,7 +37,9 @@ const LIVE_PATIENCE: Duration = Duration::from_secs(5);
 /// What the view looks at.
 pub(super) struct ViewParts {
     pub(super) pulls: Mailbox<PullCoordinator>,
-    pub(super) runtime: Mailbox<RuntimeClient>,
+    /// Every actor, in the order people see them.
+    pub(super) actors: Vec<Handle>,
+    pub(super) heartbeats: Heartbeats,
     pub(super) health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
     pub(super) store: Arc<SledStore>,
@@ -58,6 +63,7 @@ impl View {
     pub(super) fn new(parts: ViewParts) -> Self {
         let mut registry = Registry::default();
         parts.metrics.register(&mut registry);
+        parts.heartbeats.register(&mut registry);
         let inner = Inner { parts, registry, started_unix_ms: unix_ms(), stopping: AtomicBool::new(false) };
         Self(Arc::new(inner))
     }
@@ -68,61 +74,47 @@ impl View {
         self.0.parts.changes.send_modify(|count| *count += 1);
     }
 
-    fn recorders(&self) -> [&Arc<Recorder>; 2] {
-        [self.0.parts.pulls.recorder(), self.0.parts.runtime.recorder()]
+    fn recorders(&self) -> impl Iterator<Item = &Arc<Recorder>> {
+        self.0.parts.actors.iter().map(Handle::recorder)
     }
 
     /// The first actor that does not answer, if any.
     pub(super) async fn stuck(&self) -> Option<&'static str> {
-        let (pulls, runtime) = (&self.0.parts.pulls, &self.0.parts.runtime);
-        // A full mailbox is busy, not stuck: what is in it is being worked on, or its own check fails.
-        let answers = |outcome: Result<Result<_, MailboxError>, _>| {
-            !matches!(outcome, Err(_) | Ok(Err(MailboxError::Closed(_))))
+        let actors = &self.0.parts.actors;
+        let answers = join_all(actors.iter().map(|actor| actor.answers(LIVE_PATIENCE))).await;
+        actors.iter().zip(answers).find(|(_, answers)| !answers).map(|(actor, _)| actor.recorder().name())
+    }
+
+    /// Everything that readiness depends on, with what is wrong with it.
+    fn checks(&self) -> Vec<Check> {
+        let stopping = self.0.stopping.load(Ordering::Relaxed);
+        let agent = stopping.then(|| ("the agent is stopping".to_owned(), 0));
+        let runtime = match &*self.0.parts.health.borrow() {
+            Health::Up { .. } => None,
+            Health::Unknown => Some(("the container runtime has not answered yet".to_owned(), 0)),
+            Health::Down { reason, since_unix_ms } => Some((reason.clone(), *since_unix_ms)),
         };
-        let pulls_answer =
-            tokio::time::timeout(LIVE_PATIENCE, async { pulls.ask(LimitView {}).await.map(drop) });
-        let runtime_answer =
-            tokio::time::timeout(LIVE_PATIENCE, async { runtime.ask(RuntimeState {}).await.map(drop) });
-        let (pulls_answer, runtime_answer) = tokio::join!(pulls_answer, runtime_answer);
-        if !answers(pulls_answer) {
-            return Some(pulls.recorder().name());
-        }
-        (!answers(runtime_answer)).then(|| runtime.recorder().name())
-    }
-
-    async fn state_of(&self, name: &str) -> Option<Result<String, ViewError>> {
-        let parts = &self.0.parts;
-        if name == parts.pulls.recorder().name() {
-            return Some(asked(parts.pulls.ask(Inspected {})).await);
-        }
-        if name == parts.runtime.recorder().name() {
-            return Some(asked(parts.runtime.ask(RuntimeState {})).await);
-        }
-        None
-    }
-
-    fn not_ready(&self) -> Vec<(&'static str, String)> {
-        let mut reasons = Vec::new();
-        if self.0.stopping.load(Ordering::Relaxed) {
-            reasons.push(("agent", "the agent is stopping".to_owned()));
-        }
-        match &*self.0.parts.health.borrow() {
-            Health::Up { .. } => {}
-            Health::Unknown => {
-                reasons.push(("runtime", "the container runtime has not answered yet".to_owned()))
-            }
-            Health::Down { reason, .. } => reasons.push(("runtime", reason.clone())),
-        }
-        if self.0.parts.metrics.store_durable.get() == 0 {
+        let state = (self.0.parts.metrics.store_durable.get() == 0).then(|| {
             let error = self.0.parts.store.stats().last_error.unwrap_or_default();
-            reasons.push(("state", format!("the state cannot be written: {error}")));
-        }
-        reasons
+            (format!("the state cannot be written: {error}"), 0)
+        });
+        let mut checks: Vec<Check> = [("agent", agent), ("runtime", runtime), ("state", state)]
+            .into_iter()
+            .map(|(name, wrong)| {
+                let ok = wrong.is_none();
+                let (message, since_unix_ms) = wrong.unwrap_or_else(|| ("ok".to_owned(), 0));
+                Check { name: name.to_owned(), ok, message, since_unix_ms }
+            })
+            .collect();
+        checks.extend(self.0.parts.heartbeats.checks());
+        checks
     }
 }
 
 /// Bounds a question to an actor.
-async fn asked<T>(question: impl Future<Output = Result<T, MailboxError>>) -> Result<T, ViewError> {
+pub(super) async fn asked<T>(
+    question: impl Future<Output = Result<T, MailboxError>>,
+) -> Result<T, ViewError> {
     match tokio::time::timeout(PATIENCE, question).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(MailboxError::Full(actor))) => Err(ViewError::Busy(format!("the mailbox of {actor} is full"))),
@@ -138,7 +130,8 @@ impl AgentView for View {
             Health::Up { info, .. } => (info.name.clone(), info.version.clone()),
             _ => Default::default(),
         };
-        let reasons = self.not_ready();
+        let reasons: Vec<String> =
+            self.checks().into_iter().filter(|check| !check.ok).map(|check| check.message).collect();
         pb::GetVersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: settings.agent.node_name.clone(),
@@ -148,18 +141,18 @@ impl AgentView for View {
             runtime_version,
             runtime_endpoint: settings.cri.runtime_endpoint.to_string(),
             ready: reasons.is_empty(),
-            not_ready_reasons: reasons.into_iter().map(|(_, reason)| reason).collect(),
+            not_ready_reasons: reasons,
         }
     }
 
     async fn actors(&self) -> Vec<pb::Actor> {
-        self.recorders().into_iter().map(|recorder| recorder.overview()).collect()
+        self.recorders().map(|recorder| recorder.overview()).collect()
     }
 
     async fn actor(&self, name: &str) -> Option<pb::Actor> {
-        let recorder = self.recorders().into_iter().find(|recorder| recorder.name() == name)?;
-        let state = self.state_of(name).await?;
-        let mut actor = recorder.detail();
+        let handle = self.0.parts.actors.iter().find(|actor| actor.recorder().name() == name)?;
+        let state = asked(handle.state()).await;
+        let mut actor = handle.recorder().detail();
         match state {
             Ok(json) => actor.state_json = json,
             Err(error) => {
@@ -171,7 +164,7 @@ impl AgentView for View {
     }
 
     fn actor_names(&self) -> Vec<String> {
-        self.recorders().into_iter().map(|recorder| recorder.name().to_owned()).collect()
+        self.recorders().map(|recorder| recorder.name().to_owned()).collect()
     }
 
     async fn pulls(&self, max_queued: u32) -> Result<pb::PullList, ViewError> {
@@ -241,6 +234,19 @@ impl AgentView for View {
         }
     }
 
+    async fn heartbeats(&self) -> Result<node::Heartbeats, ViewError> {
+        let name = self.0.parts.loaded.borrow().settings.agent.node_name.clone();
+        self.0.parts.heartbeats.show(name).await
+    }
+
+    async fn set_condition(&self, condition: node::SetConditionRequest) -> Result<bool, ConditionError> {
+        self.0.parts.heartbeats.set_condition(condition).await
+    }
+
+    async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
+        self.0.parts.heartbeats.clear_condition(kind).await
+    }
+
     async fn livez(&self) -> Vec<Check> {
         let stuck = self.stuck().await;
         let check = |recorder: &Arc<Recorder>| {
@@ -248,30 +254,17 @@ impl AgentView for View {
             let message = if ok { "answers" } else { "does not answer" };
             Check { name: recorder.name().into(), ok, message: message.into(), since_unix_ms: 0 }
         };
-        self.recorders().into_iter().map(check).collect()
+        self.recorders().map(check).collect()
     }
 
     async fn readyz(&self) -> Vec<Check> {
-        let reasons = self.not_ready();
-        let since = match &*self.0.parts.health.borrow() {
-            Health::Down { since_unix_ms, .. } => *since_unix_ms,
-            _ => 0,
-        };
-        let check = |name: &'static str| match reasons.iter().find(|(of, _)| *of == name) {
-            None => Check { name: name.into(), ok: true, message: "ok".into(), since_unix_ms: 0 },
-            Some((_, reason)) => Check {
-                name: name.into(),
-                ok: false,
-                message: reason.clone(),
-                since_unix_ms: if name == "runtime" { since } else { 0 },
-            },
-        };
-        ["agent", "runtime", "state"].map(check).into()
+        self.checks()
     }
 
     async fn metrics(&self) -> String {
         // A coordinator that does not answer must not hide the metrics that say so.
         let _ = asked(self.0.parts.pulls.ask(CountNow {})).await;
+        self.0.parts.heartbeats.count_now();
         let mut text = String::new();
         // Into a string, encoding cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.0.registry);

@@ -1,0 +1,68 @@
+//! The actors as those who look at them need them.
+//!
+//! Owns: [`Handle`], one actor's note-book with the two questions that every actor answers. In: mailboxes.
+//! Out: note-books, states as JSON, and whether an actor still answers.
+
+use std::{sync::Arc, time::Duration};
+
+use actix::{Actor, Context, Handler, dev::ToEnvelope};
+use futures_util::{FutureExt as _, future::BoxFuture};
+use keelson_actors::inspect::{Mailbox, MailboxError, Recorder, Status, Verb};
+
+type Question<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T, MailboxError>> + Send + Sync>;
+
+/// One actor.
+pub(super) struct Handle {
+    recorder: Arc<Recorder>,
+    /// Absent while the actor is off.
+    questions: Option<(Question<String>, Question<()>)>,
+}
+
+impl Handle {
+    /// An actor that runs: `state` asks for its state as JSON, `alive` is the cheapest question it answers.
+    pub(super) fn on<A, S, L>(mailbox: &Mailbox<A>, state: fn() -> S, alive: fn() -> L) -> Self
+    where
+        A: Actor<Context = Context<A>> + Handler<S> + Handler<L>,
+        A::Context: ToEnvelope<A, S> + ToEnvelope<A, L>,
+        S: Verb<Result = String> + Send + 'static,
+        L: Verb + Send + 'static,
+        L::Result: Send,
+    {
+        let (asked, probed) = (mailbox.clone(), mailbox.clone());
+        let state: Question<String> = Box::new(move || {
+            let mailbox = asked.clone();
+            async move { mailbox.ask(state()).await }.boxed()
+        });
+        let alive: Question<()> = Box::new(move || {
+            let mailbox = probed.clone();
+            async move { mailbox.ask(alive()).await.map(drop) }.boxed()
+        });
+        Self { recorder: mailbox.recorder().clone(), questions: Some((state, alive)) }
+    }
+
+    /// An actor that was not started, and why.
+    pub(super) fn off(name: &'static str, why: &str) -> Self {
+        let recorder = Recorder::new(name, 0);
+        recorder.status(Status::Off, why);
+        Self { recorder, questions: None }
+    }
+
+    pub(super) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// Its state as JSON; empty while it is off.
+    pub(super) fn state(&self) -> BoxFuture<'static, Result<String, MailboxError>> {
+        match &self.questions {
+            Some((state, _)) => state(),
+            None => async { Ok(String::new()) }.boxed(),
+        }
+    }
+
+    /// Whether it answers within `patience`. A full mailbox is busy, not stuck: what is in it is being worked on.
+    pub(super) fn answers(&self, patience: Duration) -> BoxFuture<'static, bool> {
+        let Some((_, alive)) = &self.questions else { return async { true }.boxed() };
+        let answer = tokio::time::timeout(patience, alive());
+        async move { !matches!(answer.await, Err(_) | Ok(Err(MailboxError::Closed(_)))) }.boxed()
+    }
+}

@@ -1,0 +1,404 @@
+//! The chore that needs an API server: heartbeats, and what image pulls learn from pods.
+//!
+//! Owns: LeaseRenewer and StatusReporter with their connections and watches, or the reason why they are off.
+//! In: settings, the other actors. Out: [`Heartbeats`], which the view asks, and the actors' handles.
+//!
+//! The LeaseRenewer has an arbiter and a connection of its own, as the kubelet has a client for heartbeats alone, so
+//! that nothing that the rest does with the API server delays a renewal. The StatusReporter shares an arbiter and a
+//! connection with the watches of the Node and of the pods.
+
+mod show;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
+use keelson_actors::{
+    clock::{Clock, unix_ms},
+    cluster::ChoreHealth,
+    inspect::{Mailbox, Recorder},
+    lease::{self, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
+    pulls::{PodForgotten, PodGone, PullCoordinator, PullsFlow, RuntimeFlow},
+    runtime::{RuntimeClient, core::Health},
+    status::{
+        self, EndpointsView, FlowView, Labels, NodeIps, PullsSource, Register, ResourceList, Role,
+        StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
+    },
+    supervise::{self, Fatal},
+};
+use keelson_config::{Gate, Settings};
+use keelson_debug::Check;
+use keelson_host::LinuxHost;
+use keelson_kube::{
+    ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node, PodEvent, PodRef, watch_node, watch_pods,
+};
+use keelson_storage::SledStore;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use super::{handles::Handle, rest_client::RestClientMetrics};
+
+const LEASE_ACTOR: &str = "LeaseRenewer";
+const STATUS_ACTOR: &str = "StatusReporter";
+/// Both get a message for each change of the Node, and questions from people.
+const MAILBOX: usize = 1024;
+
+/// What the chore needs of the rest of the agent.
+pub(super) struct HeartbeatsParts {
+    pub(super) settings: Arc<Settings>,
+    pub(super) store: Arc<SledStore>,
+    pub(super) clock: Clock,
+    pub(super) pulls: Mailbox<PullCoordinator>,
+    pub(super) runtime: Mailbox<RuntimeClient>,
+    pub(super) runtime_health: watch::Receiver<Health>,
+    pub(super) changes: watch::Sender<u64>,
+    pub(super) fatal: Fatal,
+}
+
+/// The chore, or why it is off.
+pub(super) enum Heartbeats {
+    Off(&'static str),
+    On(Box<On>),
+}
+
+/// The running chore.
+pub(super) struct On {
+    role: Role,
+    takes_conditions: bool,
+    lease: Mailbox<LeaseRenewer>,
+    status: Mailbox<StatusReporter>,
+    lease_metrics: LeaseMetrics,
+    status_metrics: StatusMetrics,
+    rest_client: RestClientMetrics,
+    clock: Clock,
+    leases: ApiServer,
+    rest: ApiServer,
+    healths: Healths,
+}
+
+/// How each part fares.
+pub(super) struct Healths {
+    lease: watch::Receiver<ChoreHealth>,
+    status: watch::Receiver<ChoreHealth>,
+    node_watch: watch::Receiver<ChoreHealth>,
+    pod_watch: Option<watch::Receiver<ChoreHealth>>,
+}
+
+/// The settings of section `[node]` as the StatusReporter takes them.
+///
+/// # Errors
+/// A text that is not what it should be; names the setting.
+pub(crate) fn policy(settings: &Settings) -> anyhow::Result<StatusPolicy> {
+    let node = &settings.node;
+    let role = match node.role {
+        keelson_config::Role::Companion => Role::Companion,
+        keelson_config::Role::Node => Role::Node,
+    };
+    let own = StatusPolicy::new(role, &settings.agent.node_name);
+    Ok(StatusPolicy {
+        update_frequency: node.node_status_update_frequency,
+        report_frequency: node.node_status_report_frequency,
+        pulls_stalled_after: node.pulls_stalled_after,
+        register: match node.register_node {
+            keelson_config::Register::Once => Register::Once,
+            keelson_config::Register::Always => Register::Always,
+            keelson_config::Register::Never => Register::Never,
+        },
+        labels: Labels::parse_list(&node.node_labels).context("node.node_labels")?,
+        taints: Taint::parse_list(&node.register_with_taints).context("node.register_with_taints")?,
+        zone: node.zone.clone(),
+        region: node.region.clone(),
+        provider_id: node.provider_id.clone(),
+        node_ips: NodeIps::parse_list(&node.node_ip).context("node.node_ip")?,
+        kube_reserved: ResourceList::parse(&node.kube_reserved).context("node.kube_reserved")?,
+        system_reserved: ResourceList::parse(&node.system_reserved).context("node.system_reserved")?,
+        eviction_hard: Thresholds::parse(&node.eviction_hard).context("node.eviction_hard")?,
+        pressure_transition: node.eviction_pressure_transition_period,
+        max_pods: node.max_pods,
+        max_images: i32::try_from(node.node_status_max_images).unwrap_or(i32::MAX),
+        root_dir: node.root_dir.clone(),
+        kubelet_version: match node.kubelet_version.is_empty() {
+            true => own.kubelet_version.clone(),
+            false => node.kubelet_version.clone(),
+        },
+        ..own
+    })
+}
+
+/// Where the API server is, if the settings name one.
+fn source(settings: &Settings) -> Option<ClusterSource> {
+    let kube = &settings.kube;
+    if let Some(path) = &kube.kubeconfig {
+        let context = (!kube.context.is_empty()).then(|| kube.context.clone());
+        return Some(ClusterSource::Kubeconfig { path: path.clone(), context });
+    }
+    if kube.in_cluster {
+        return Some(ClusterSource::InCluster);
+    }
+    (!kube.server.is_empty()).then(|| {
+        ClusterSource::Explicit(ExplicitSource {
+            server: kube.server.clone(),
+            ca_file: kube.certificate_authority.clone(),
+            token_file: kube.token_file.clone(),
+            client_certificate_file: kube.client_certificate.clone(),
+            client_key_file: kube.client_key.clone(),
+        })
+    })
+}
+
+fn lease_policy(settings: &Settings) -> LeasePolicy {
+    let node = settings.agent.node_name.clone();
+    let name = match settings.node.role {
+        keelson_config::Role::Node => node.clone(),
+        keelson_config::Role::Companion => format!("keelson-{node}"),
+    };
+    LeasePolicy {
+        name,
+        holder: node.clone(),
+        node,
+        duration: settings.node.lease_duration,
+        lean: settings.feature_gates.enabled(Gate::LeanLeases),
+    }
+}
+
+/// Starts the chore, if the settings say so. Returns with it the handles of its actors.
+///
+/// # Errors
+/// A setting of section `[node]` that makes no sense.
+pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, [Handle; 2])> {
+    // Also with no cluster: a wrong setting is wrong before the day on which it counts.
+    let policy = policy(&parts.settings)?;
+    let off = |why: &'static str| {
+        (Heartbeats::Off(why), [Handle::off(LEASE_ACTOR, why), Handle::off(STATUS_ACTOR, why)])
+    };
+    let Some(source) = source(&parts.settings) else {
+        return Ok(off("no API server is configured (section [kube])"));
+    };
+    if !parts.settings.feature_gates.enabled(Gate::NodeHeartbeats) {
+        return Ok(off("the feature gate NodeHeartbeats is off"));
+    }
+    let on = start_on(parts, policy, source);
+    let handles = [
+        Handle::on(&on.lease, || LeaseState {}, || LeaseState {}),
+        Handle::on(&on.status, || StatusState {}, || StatusState {}),
+    ];
+    Ok((Heartbeats::On(Box::new(on)), handles))
+}
+
+fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource) -> On {
+    let rest_client = RestClientMetrics::default();
+    let connect = |timeout: Duration| {
+        ApiServer::new(ApiServerParts {
+            timeout,
+            observer: rest_client.observer(),
+            ..ApiServerParts::new(source.clone())
+        })
+    };
+    let lease_policy = lease_policy(&parts.settings);
+    let leases = connect(lease_policy.request_timeout().min(parts.settings.kube.request_timeout));
+    let rest = connect(parts.settings.kube.request_timeout);
+    let (lease_metrics, status_metrics) = (LeaseMetrics::default(), StatusMetrics::default());
+    let role = policy.role;
+    let takes_conditions = parts.settings.feature_gates.enabled(Gate::ExternalNodeConditions);
+
+    let (lease_health, lease_seen) = watch::channel(ChoreHealth::Starting);
+    let recorder = Recorder::new(LEASE_ACTOR, MAILBOX);
+    let lease_parts = LeaseRenewerParts {
+        api: Arc::new(leases.clone()),
+        store: parts.store.clone(),
+        clock: parts.clock,
+        wall: Arc::new(unix_ms),
+        policy: lease_policy,
+        metrics: lease_metrics.clone(),
+        health: lease_health,
+        changes: parts.changes.clone(),
+        recorder: recorder.clone(),
+        fatal: parts.fatal.clone(),
+    };
+    let arbiter = actix::Arbiter::new();
+    let lease = Mailbox::new(
+        supervise::start(Some(&arbiter.handle()), move |_| LeaseRenewer::new(lease_parts)),
+        recorder,
+    );
+
+    let (status_health, status_seen) = watch::channel(ChoreHealth::Starting);
+    let recorder = Recorder::new(STATUS_ACTOR, MAILBOX);
+    let node_name = policy.node_name.clone();
+    let status_parts = StatusReporterParts {
+        api: Arc::new(rest.clone()),
+        host: Arc::new(LinuxHost::new()),
+        runtime: Arc::new(parts.runtime),
+        runtime_health: parts.runtime_health,
+        pulls: Arc::new(Pulls(parts.pulls.clone())),
+        endpoints: watch::channel(EndpointsView::Off).1,
+        store: parts.store,
+        clock: parts.clock,
+        wall: unix_ms,
+        policy,
+        metrics: status_metrics.clone(),
+        health: status_health,
+        changes: parts.changes,
+        recorder: recorder.clone(),
+        fatal: parts.fatal,
+    };
+    let arbiter = actix::Arbiter::new();
+    let status = Mailbox::new(
+        supervise::start(Some(&arbiter.handle()), move |_| StatusReporter::new(status_parts)),
+        recorder,
+    );
+
+    let (node_health, node_watch) = watch::channel(ChoreHealth::Starting);
+    let watched = WatchedNode { api: rest.clone(), name: node_name.clone(), health: node_health };
+    let (to_lease, to_status) = (lease.clone(), status.clone());
+    arbiter.spawn(async move { watched.follow(to_lease, to_status).await });
+    let pod_watch = parts.settings.feature_gates.enabled(Gate::PodAwarePulls).then(|| {
+        let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
+        let (api, pulls) = (rest.clone(), parts.pulls);
+        arbiter.spawn(async move { follow_pods(&api, &node_name, &health, pulls).await });
+        pod_watch
+    });
+    let healths = Healths { lease: lease_seen, status: status_seen, node_watch, pod_watch };
+    let clock = parts.clock;
+    On {
+        role,
+        takes_conditions,
+        lease,
+        status,
+        lease_metrics,
+        status_metrics,
+        rest_client,
+        clock,
+        leases,
+        rest,
+        healths,
+    }
+}
+
+/// The PullCoordinator, for the condition ImagePullsFlowing.
+struct Pulls(Mailbox<PullCoordinator>);
+
+impl PullsSource for Pulls {
+    fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
+        let pulls = self.0.clone();
+        async move {
+            let flow = pulls.ask(PullsFlow {}).await.map_err(|error| error.to_string())?;
+            Ok(FlowView {
+                queued: flow.queued.into(),
+                running: flow.running.into(),
+                oldest_wait: flow.oldest_wait,
+                since_progress: flow.since_moved,
+                runtime_down: match flow.runtime {
+                    RuntimeFlow::Away { away_for, reason } => {
+                        let away_ms = i64::try_from(away_for.as_millis()).unwrap_or(i64::MAX);
+                        Some((reason, unix_ms().saturating_sub(away_ms)))
+                    }
+                    RuntimeFlow::Unknown | RuntimeFlow::Up => None,
+                },
+                store_durable: flow.durable,
+            })
+        }
+        .boxed()
+    }
+}
+
+struct WatchedNode {
+    api: ApiServer,
+    name: String,
+    health: watch::Sender<ChoreHealth>,
+}
+
+impl WatchedNode {
+    /// Tells both actors what becomes of the Node.
+    async fn follow(self, lease: Mailbox<LeaseRenewer>, status: Mailbox<StatusReporter>) {
+        let tell = move |node: Option<Arc<Node>>| {
+            let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
+            // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.
+            lease.deliver(lease::NodeChanged { uid });
+            status.deliver(status::NodeChanged { node });
+        };
+        watch_node(&self.api, &self.name, &self.health, tell).await;
+    }
+}
+
+/// Tells the PullCoordinator of pods that go.
+async fn follow_pods(
+    api: &ApiServer,
+    node: &str,
+    health: &watch::Sender<ChoreHealth>,
+    pulls: Mailbox<PullCoordinator>,
+) {
+    // At most two messages for a pod that goes, of which a node has some hundreds.
+    let tell = move |event: PodEvent| {
+        let gone = |pod: &PodRef| PodGone {
+            uid: pod.uid.to_string(),
+            pod: format!("{}/{}", pod.namespace, pod.name),
+        };
+        match event {
+            PodEvent::Present(_) => {}
+            PodEvent::Terminating(pod) => pulls.deliver(gone(&pod)),
+            PodEvent::Gone(pod) => {
+                pulls.deliver(gone(&pod));
+                pulls.deliver(PodForgotten { uid: pod.uid.to_string() });
+            }
+        }
+    };
+    watch_pods(api, node, health, tell).await;
+}
+
+impl Heartbeats {
+    /// What readiness depends on: nothing while the chore is off.
+    pub(super) fn checks(&self) -> Vec<Check> {
+        match self {
+            Self::Off(_) => Vec::new(),
+            Self::On(on) => on.checks(),
+        }
+    }
+
+    /// Enters the chore's metrics; none while it is off.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        if let Self::On(on) = self {
+            on.lease_metrics.register(registry);
+            on.status_metrics.register(registry);
+            on.rest_client.register(registry);
+        }
+    }
+
+    /// Brings gauges that grow with time up to date.
+    pub(super) fn count_now(&self) {
+        if let Self::On(on) = self {
+            on.lease_metrics.now_gauges(on.clock.now());
+            // An answer is not waited for: a reporter that is stuck must not hide the metrics that say so.
+            let _ = on.status.offer(status::CountNow {});
+        }
+    }
+}
+
+impl On {
+    fn checks(&self) -> Vec<Check> {
+        let healths = &self.healths;
+        let mut checks = vec![
+            check("lease", &healths.lease),
+            check("node-status", &healths.status),
+            check("node-watch", &healths.node_watch),
+        ];
+        checks.extend(healths.pod_watch.as_ref().map(|health| check("pod-watch", health)));
+        let broken = self.rest.last_credentials_error().or_else(|| self.leases.last_credentials_error());
+        checks.push(Check {
+            name: "credentials".into(),
+            ok: broken.is_none(),
+            message: broken.unwrap_or_else(|| "ok".into()),
+            since_unix_ms: 0,
+        });
+        checks
+    }
+}
+
+/// A part that has not succeeded yet is no trouble before it has failed.
+fn check(name: &str, health: &watch::Receiver<ChoreHealth>) -> Check {
+    let health = health.borrow();
+    let (ok, message, since_unix_ms) = match &*health {
+        ChoreHealth::Starting | ChoreHealth::Well => (true, "ok".to_owned(), 0),
+        ChoreHealth::Failing { reason, since_unix_ms } => (false, reason.clone(), *since_unix_ms),
+    };
+    Check { name: name.to_owned(), ok, message, since_unix_ms }
+}

@@ -1,0 +1,256 @@
+//! Heartbeats as the debug API shows them, and conditions that it takes.
+//!
+//! Owns: nothing. In: the actors' states and healths. Out: `keelson.node.v1`.
+
+use keelson_actors::{
+    cluster::ChoreHealth,
+    inspect::MailboxError,
+    lease::LeaseState,
+    status::{
+        ClearCondition, ConditionRefused, ConditionStatus, ExternalCondition, SetCondition, StatusState,
+    },
+};
+use keelson_debug::{ConditionError, ViewError};
+use keelson_proto::node as pb;
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::{Heartbeats, On};
+use crate::agent::view::asked;
+
+/// What is shown of the LeaseRenewer's state.
+#[derive(Deserialize)]
+struct LeaseShown {
+    name: String,
+    holder: Option<String>,
+    duration_seconds: i64,
+    transitions: Option<i32>,
+    last_renewal_unix_ms: Option<i64>,
+    last_renewal_age_ms: Option<i64>,
+}
+
+/// What is shown of the StatusReporter's.
+#[derive(Deserialize)]
+struct StatusShown {
+    last_report_unix_ms: Option<i64>,
+    last_report_age_ms: Option<i64>,
+    next_report_in_ms: Option<i64>,
+    conditions: Vec<ConditionShown>,
+}
+
+#[derive(Deserialize)]
+struct ConditionShown {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    reason: String,
+    message: String,
+    last_transition_unix_ms: i64,
+    from_reporter: bool,
+}
+
+/// State, reason and since when.
+fn health(seen: &watch::Receiver<ChoreHealth>) -> (&'static str, String, i64) {
+    match &*seen.borrow() {
+        ChoreHealth::Starting => ("starting", String::new(), 0),
+        ChoreHealth::Well => ("well", String::new(), 0),
+        ChoreHealth::Failing { reason, since_unix_ms } => ("failing", reason.clone(), *since_unix_ms),
+    }
+}
+
+fn parsed<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, ViewError> {
+    serde_json::from_str(json).map_err(|error| {
+        ViewError::Unavailable(format!("an actor's state is not what it should be: {error}"))
+    })
+}
+
+impl Heartbeats {
+    /// Lease, status and conditions.
+    pub(in crate::agent) async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
+        match self {
+            Self::Off(why) => Ok(pb::Heartbeats {
+                state: "off".into(),
+                reason: (*why).into(),
+                node_name,
+                ..Default::default()
+            }),
+            Self::On(on) => on.show(node_name).await,
+        }
+    }
+
+    /// Takes a condition from another process.
+    pub(in crate::agent) async fn set_condition(
+        &self,
+        request: pb::SetConditionRequest,
+    ) -> Result<bool, ConditionError> {
+        let on = self.on_for_conditions()?;
+        let condition = condition(request)?;
+        let taken = on.status.ask(SetCondition { condition }).await.map_err(|error| unavailable(&error))?;
+        taken.map(|()| true).map_err(refused)
+    }
+
+    /// Takes one back.
+    pub(in crate::agent) async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
+        let on = self.on_for_conditions()?;
+        let kind = kind.to_owned();
+        on.status.ask(ClearCondition { kind }).await.map_err(|error| unavailable(&error))?.map_err(refused)
+    }
+
+    fn on_for_conditions(&self) -> Result<&On, ConditionError> {
+        match self {
+            Self::Off(why) => Err(ConditionError::Unavailable(format!("heartbeats are off: {why}"))),
+            Self::On(on) if !on.takes_conditions => {
+                Err(ConditionError::Unavailable("the feature gate ExternalNodeConditions is off".into()))
+            }
+            Self::On(on) => Ok(on),
+        }
+    }
+}
+
+fn unavailable(error: &MailboxError) -> ConditionError {
+    ConditionError::Unavailable(error.to_string())
+}
+
+fn refused(why: ConditionRefused) -> ConditionError {
+    let text = why.to_string();
+    match why {
+        ConditionRefused::Reserved { .. } => ConditionError::NotYours(text),
+        ConditionRefused::TooMany => ConditionError::TooMany(text),
+        ConditionRefused::Unknown { .. } => ConditionError::NotSet(text),
+        _ => ConditionError::Invalid(text),
+    }
+}
+
+fn condition(request: pb::SetConditionRequest) -> Result<ExternalCondition, ConditionError> {
+    let status = ConditionStatus::ALL.into_iter().find(|status| status.name() == request.status);
+    let status = status.ok_or_else(|| {
+        ConditionError::Invalid(format!("status {:?} is none of True, False and Unknown", request.status))
+    })?;
+    let ttl = match u64::try_from(request.ttl_ms) {
+        Ok(0) => None,
+        Ok(ms) => Some(std::time::Duration::from_millis(ms)),
+        Err(_) => {
+            return Err(ConditionError::Invalid(format!(
+                "ttl_ms is {}; it cannot be negative",
+                request.ttl_ms
+            )));
+        }
+    };
+    Ok(ExternalCondition {
+        kind: request.r#type,
+        status,
+        reason: request.reason,
+        message: request.message,
+        ttl,
+    })
+}
+
+impl On {
+    async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
+        let (lease, status) =
+            tokio::join!(asked(self.lease.ask(LeaseState {})), asked(self.status.ask(StatusState {})));
+        let (lease, status) = (lease?, status?);
+        let (lease, status): (LeaseShown, StatusShown) = (parsed(&lease)?, parsed(&status)?);
+        let lease_health = health(&self.healths.lease);
+        let status_health = health(&self.healths.status);
+        let wrong: Vec<_> = self.checks().into_iter().filter(|check| !check.ok).collect();
+        let reasons: Vec<&str> = wrong.iter().map(|check| check.message.as_str()).collect();
+        let since = wrong.iter().map(|check| check.since_unix_ms).filter(|since| *since > 0).min();
+        let state = match (wrong.is_empty(), lease_health.0, status_health.0) {
+            (false, ..) => "failing",
+            (true, "well", "well") => "well",
+            _ => "starting",
+        };
+        let conditions = status.conditions.iter().map(show_condition).collect();
+        Ok(pb::Heartbeats {
+            state: state.into(),
+            reason: distinct(&reasons).join("; "),
+            failing_since_unix_ms: since.unwrap_or_default(),
+            role: self.role.name().into(),
+            node_name,
+            server: self.leases.url(),
+            lease: Some(self.show_lease(lease, lease_health)),
+            status: Some(self.show_status(&status, status_health)),
+            conditions,
+        })
+    }
+
+    fn show_lease(&self, lease: LeaseShown, health: (&str, String, i64)) -> pb::Lease {
+        let (state, reason, failing_since_unix_ms) = health;
+        pb::Lease {
+            name: lease.name,
+            holder: lease.holder.unwrap_or_default(),
+            state: state.into(),
+            reason,
+            failing_since_unix_ms,
+            duration_seconds: lease.duration_seconds,
+            transitions: lease.transitions.unwrap_or_default(),
+            renewed_unix_ms: lease.last_renewal_unix_ms.unwrap_or_default(),
+            age_ms: lease.last_renewal_age_ms.unwrap_or_default(),
+            renewals: self.lease_metrics.renewals(),
+        }
+    }
+
+    fn show_status(&self, status: &StatusShown, health: (&str, String, i64)) -> pb::Status {
+        let (state, reason, failing_since_unix_ms) = health;
+        pb::Status {
+            state: state.into(),
+            reason,
+            failing_since_unix_ms,
+            reported_unix_ms: status.last_report_unix_ms.unwrap_or_default(),
+            age_ms: status.last_report_age_ms.unwrap_or_default(),
+            next_report_in_ms: status.next_report_in_ms.unwrap_or_default().max(0),
+            reports: 0,
+            computations: self.status_metrics.computations.get(),
+        }
+    }
+}
+
+fn show_condition(condition: &ConditionShown) -> pb::Condition {
+    pb::Condition {
+        r#type: condition.kind.clone(),
+        status: condition.status.clone(),
+        reason: condition.reason.clone(),
+        message: condition.message.clone(),
+        last_transition_unix_ms: condition.last_transition_unix_ms,
+        source: if condition.from_reporter { "reporter" } else { "agent" }.into(),
+    }
+}
+
+/// One server that does not answer is one reason, though every part of the chore notices it.
+fn distinct<'a>(reasons: &[&'a str]) -> Vec<&'a str> {
+    let mut seen: Vec<&str> = Vec::new();
+    for reason in reasons {
+        if !seen.contains(reason) {
+            seen.push(reason);
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_a_condition_is_refused_with_what_is_wrong() {
+        let request = |status: &str, ttl_ms| pb::SetConditionRequest {
+            r#type: "KernelDeadlock".into(),
+            status: status.into(),
+            reason: "NoDeadlock".into(),
+            message: String::new(),
+            ttl_ms,
+        };
+        let text = |request| condition(request).expect_err("refused").to_string();
+        assert!(text(request("true", 0)).contains("True, False and Unknown"));
+        assert!(text(request("True", -1)).contains("negative"));
+        assert_eq!(condition(request("True", 0)).expect("taken").ttl, None);
+        let ttl = condition(request("True", 90_000)).expect("taken").ttl;
+        assert_eq!(ttl, Some(std::time::Duration::from_secs(90)));
+    }
+
+    #[test]
+    fn the_same_reason_is_said_once() {
+        assert_eq!(distinct(&["a", "b", "a"]), ["a", "b"]);
+    }
+}
