@@ -202,12 +202,12 @@ fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
         let world = World::start(Role::Companion);
         live(30).await;
         world.api.forget();
-        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(()));
+        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(true), "news");
         assert_eq!(world.records(), ["condition/KernelDeadlock", "status"], "before the answer");
         let refused = world.set("Ready", ConditionStatus::True).await;
         assert!(matches!(refused, Err(ConditionRefused::Reserved { .. })), "{refused:?}");
         let writes = world.store.writes.load(Ordering::SeqCst);
-        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(()));
+        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(false), "a repeat");
         assert_eq!(world.store.writes.load(Ordering::SeqCst), writes, "a repeat");
         live(11).await;
         assert_eq!(world.api.verbs(), ["patch"]);
@@ -233,7 +233,7 @@ fn a_store_that_fails_costs_economy_and_no_report() {
         let world = World::start(Role::Companion);
         live(5).await;
         world.store.fail(true);
-        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(()));
+        assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(true));
         live(11).await;
         assert_eq!(world.api.condition("KernelDeadlock")["status"], "False");
         let error = world.reporter.recorder().overview().last_error;

@@ -482,7 +482,7 @@ impl Handler<ReportNow> for StatusReporter {
 }
 
 impl Handler<SetCondition> for StatusReporter {
-    type Result = ResponseActFuture<Self, Result<(), ConditionRefused>>;
+    type Result = ResponseActFuture<Self, Result<bool, ConditionRefused>>;
 
     fn handle(&mut self, message: SetCondition, ctx: &mut Context<Self>) -> Self::Result {
         let _handling = self.recorder().handling::<SetCondition>();
@@ -505,18 +505,18 @@ impl Handler<ClearCondition> for StatusReporter {
             Ok(write) => Ok(Some(self.save_condition(write, ctx))),
             Err(refused) => Err(refused),
         };
-        Box::pin(wrap_future(answer(saved)))
+        Box::pin(wrap_future(async move { answer(saved).await.map(drop) }))
     }
 }
 
+/// Whether there was something to save, when it is saved.
 async fn answer(
     saved: Result<Option<oneshot::Receiver<()>>, ConditionRefused>,
-) -> Result<(), ConditionRefused> {
-    if let Some(saved) = saved? {
-        // Without an answer the actor restarts, and writes first.
-        let _ = saved.await;
-    }
-    Ok(())
+) -> Result<bool, ConditionRefused> {
+    let Some(saved) = saved? else { return Ok(false) };
+    // Without an answer the actor restarts, and writes first.
+    let _ = saved.await;
+    Ok(true)
 }
 
 impl Handler<ListConditions> for StatusReporter {

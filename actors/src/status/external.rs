@@ -285,6 +285,11 @@ impl Externals {
         Ok(write)
     }
 
+    /// Whether a condition of this type is set.
+    pub(super) fn has(&self, kind: &str) -> bool {
+        self.0.get(kind).is_some_and(|external| !external.record.cleared)
+    }
+
     /// Takes a condition back: it goes from the Node with the next status.
     ///
     /// # Errors

@@ -19,8 +19,8 @@ verbs! {
     /// A condition of the agent's own may have changed: looks at once.
     ConditionChanged => () {}
     /// Another process reports a condition; the next status tells it. Answered when it is on disk, or when the
-    /// store has failed: then it is tried again.
-    SetCondition => Result<(), ConditionRefused> {
+    /// store has failed: then it is tried again. The answer is whether it differs from what was set before.
+    SetCondition => Result<bool, ConditionRefused> {
         /// The condition.
         condition: ExternalCondition,
     }

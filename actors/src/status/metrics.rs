@@ -64,6 +64,13 @@ impl StatusMetrics {
         );
     }
 
+    /// How many reports the API server has taken, that with which the Node was made included.
+    #[must_use]
+    pub fn reported(&self) -> u64 {
+        let count = |result| self.reports.get(&ReportResult { result }).map_or(0, |counter| counter.get());
+        count("sent") + count("registered")
+    }
+
     /// Counts a report.
     pub(super) fn report(&self, result: &'static str) {
         self.reports.get_or_create(&ReportResult { result }).inc();

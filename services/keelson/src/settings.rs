@@ -8,7 +8,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Args, Subcommand, ValueEnum};
 use keelson_config::{Errors, Format, Loaded, Sources};
 
-use crate::cli;
+use crate::{agent::heartbeats, cli};
 
 /// Flags of every command that reads settings.
 #[derive(Debug, Clone, Args)]
@@ -44,10 +44,18 @@ impl SettingsArgs {
 
     /// As [`SettingsArgs::load`]; the mistakes go to standard error.
     pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
-        self.load().map_err(|errors| {
+        let loaded = self.load().map_err(|errors| {
             cli::complain(&errors.to_string());
             ExitCode::from(2)
-        })
+        })?;
+        // Also with no cluster: a wrong setting is wrong before the day on which it counts.
+        let Err(wrong) = heartbeats::policy(&loaded.settings) else { return Ok(loaded) };
+        for problem in wrong {
+            let entry = loaded.entries.iter().find(|entry| entry.key == problem.key);
+            let place = entry.map_or_else(|| "default".to_owned(), |entry| entry.origin.to_string());
+            cli::complain(&format!("{place}: {}: {}", problem.key, problem.error));
+        }
+        Err(ExitCode::from(2))
     }
 }
 

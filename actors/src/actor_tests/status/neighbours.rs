@@ -336,7 +336,7 @@ impl World {
         self.reporter.offer(NodeChanged { node }).expect("room");
     }
 
-    pub(super) async fn set(&self, kind: &str, status: ConditionStatus) -> Result<(), ConditionRefused> {
+    pub(super) async fn set(&self, kind: &str, status: ConditionStatus) -> Result<bool, ConditionRefused> {
         let condition = ExternalCondition {
             kind: kind.into(),
             status,

@@ -17,7 +17,7 @@ mod view;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use serde_json::Value;
 
 use super::{
@@ -199,6 +199,8 @@ pub struct Core {
     failing: Option<Failing>,
     health: ChoreHealth,
     conditions: Vec<(&'static str, String)>,
+    /// They and those of other processes, as last worked out.
+    shown: Vec<NodeCondition>,
     /// What could not be read, as it was last noted.
     unread: BTreeSet<String>,
 }
@@ -235,6 +237,7 @@ impl Core {
             failing: None,
             health: ChoreHealth::Starting,
             conditions: Vec::new(),
+            shown: Vec::new(),
             unread: BTreeSet::new(),
         }
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeStatus};
 
 use super::{
     Collected, Core, Counted, Effect, FIRST_WAIT, GRACE, LONGEST_RETRY_AFTER, STEP, TRIES,
@@ -203,6 +203,10 @@ impl Core {
         };
         self.conditions = conditions::own(self.policy.role).iter().filter_map(|kind| own(kind)).collect();
         effects.push(Effect::Computed(self.conditions.clone()));
+        let shown = |of: &&NodeCondition| {
+            conditions::own(self.policy.role).contains(&of.type_.as_str()) || self.externals.has(&of.type_)
+        };
+        self.shown = status.conditions.iter().flatten().filter(shown).cloned().collect();
         let is_there = |kind: &str| {
             base.status.iter().flat_map(|of| of.conditions.iter().flatten()).any(|of| of.type_ == kind)
         };

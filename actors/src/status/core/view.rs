@@ -28,8 +28,20 @@ impl Core {
         let unix_ms = |then: Moment| now.unix_ms.saturating_add(then.saturating_sub(at));
         let node = self.knowledge.node();
         let expires = self.last_report.map(|last| last + millis(self.policy.report_frequency) + self.delay);
-        let conditions: Vec<_> =
-            self.conditions.iter().map(|(kind, status)| json!({"type": kind, "status": status})).collect();
+        let conditions: Vec<_> = self
+            .shown
+            .iter()
+            .map(|of| {
+                json!({
+                    "type": of.type_,
+                    "status": of.status,
+                    "reason": of.reason,
+                    "message": of.message,
+                    "last_transition_unix_ms": of.last_transition_time.as_ref().map(|at| at.0.as_millisecond()),
+                    "from_reporter": self.externals.has(&of.type_),
+                })
+            })
+            .collect();
         let external: Vec<_> = self
             .list_conditions(now)
             .into_iter()
@@ -53,6 +65,7 @@ impl Core {
             "last_report_unix_ms": self.last_report.map(unix_ms),
             "last_report_age_ms": self.last_report.map(|last| at.saturating_sub(last)),
             "next_report_unix_ms": expires.map(unix_ms),
+            "next_report_in_ms": expires.map(|at_last| at_last.saturating_sub(at).max(0)),
             "next_pass_unix_ms": self.due.map(unix_ms),
             "left_alone_until_unix_ms": self.not_before.filter(|until| *until > at).map(unix_ms),
             "in_a_pass": self.pass.is_some(),

@@ -11,18 +11,16 @@ mod show;
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Context as _;
-use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actors::{
     clock::{Clock, unix_ms},
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
     lease::{self, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
-    pulls::{PodForgotten, PodGone, PullCoordinator, PullsFlow, RuntimeFlow},
+    pulls::{PodForgotten, PodGone, PullCoordinator},
     runtime::{RuntimeClient, core::Health},
     status::{
-        self, EndpointsView, FlowView, Labels, NodeIps, PullsSource, Register, ResourceList, Role,
-        StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
+        self, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
+        StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
     },
     supervise::{self, Fatal},
 };
@@ -84,18 +82,35 @@ pub(super) struct Healths {
     pod_watch: Option<watch::Receiver<ChoreHealth>>,
 }
 
+/// What is wrong with a setting of section `[node]`.
+pub(crate) struct NodeProblem {
+    /// `node.KEY`.
+    pub(crate) key: &'static str,
+    /// A sentence.
+    pub(crate) error: SettingError,
+}
+
+/// Collects what is wrong, with a value that is never used in the place of what is.
+fn read<T: Default>(key: &'static str, read: Result<T, SettingError>, problems: &mut Vec<NodeProblem>) -> T {
+    read.unwrap_or_else(|error| {
+        problems.push(NodeProblem { key, error });
+        T::default()
+    })
+}
+
 /// The settings of section `[node]` as the StatusReporter takes them.
 ///
 /// # Errors
-/// A text that is not what it should be; names the setting.
-pub(crate) fn policy(settings: &Settings) -> anyhow::Result<StatusPolicy> {
+/// Every text that is not what it should be.
+pub(crate) fn policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProblem>> {
     let node = &settings.node;
     let role = match node.role {
         keelson_config::Role::Companion => Role::Companion,
         keelson_config::Role::Node => Role::Node,
     };
     let own = StatusPolicy::new(role, &settings.agent.node_name);
-    Ok(StatusPolicy {
+    let mut wrong = Vec::new();
+    let policy = StatusPolicy {
         update_frequency: node.node_status_update_frequency,
         report_frequency: node.node_status_report_frequency,
         pulls_stalled_after: node.pulls_stalled_after,
@@ -104,15 +119,15 @@ pub(crate) fn policy(settings: &Settings) -> anyhow::Result<StatusPolicy> {
             keelson_config::Register::Always => Register::Always,
             keelson_config::Register::Never => Register::Never,
         },
-        labels: Labels::parse_list(&node.node_labels).context("node.node_labels")?,
-        taints: Taint::parse_list(&node.register_with_taints).context("node.register_with_taints")?,
+        labels: read("node.node_labels", Labels::parse_list(&node.node_labels), &mut wrong),
+        taints: read("node.register_with_taints", Taint::parse_list(&node.register_with_taints), &mut wrong),
         zone: node.zone.clone(),
         region: node.region.clone(),
         provider_id: node.provider_id.clone(),
-        node_ips: NodeIps::parse_list(&node.node_ip).context("node.node_ip")?,
-        kube_reserved: ResourceList::parse(&node.kube_reserved).context("node.kube_reserved")?,
-        system_reserved: ResourceList::parse(&node.system_reserved).context("node.system_reserved")?,
-        eviction_hard: Thresholds::parse(&node.eviction_hard).context("node.eviction_hard")?,
+        node_ips: read("node.node_ip", NodeIps::parse_list(&node.node_ip), &mut wrong),
+        kube_reserved: read("node.kube_reserved", ResourceList::parse(&node.kube_reserved), &mut wrong),
+        system_reserved: read("node.system_reserved", ResourceList::parse(&node.system_reserved), &mut wrong),
+        eviction_hard: read("node.eviction_hard", Thresholds::parse(&node.eviction_hard), &mut wrong),
         pressure_transition: node.eviction_pressure_transition_period,
         max_pods: node.max_pods,
         max_images: i32::try_from(node.node_status_max_images).unwrap_or(i32::MAX),
@@ -122,7 +137,8 @@ pub(crate) fn policy(settings: &Settings) -> anyhow::Result<StatusPolicy> {
             false => node.kubelet_version.clone(),
         },
         ..own
-    })
+    };
+    if wrong.is_empty() { Ok(policy) } else { Err(wrong) }
 }
 
 /// Where the API server is, if the settings name one.
@@ -166,8 +182,11 @@ fn lease_policy(settings: &Settings) -> LeasePolicy {
 /// # Errors
 /// A setting of section `[node]` that makes no sense.
 pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, [Handle; 2])> {
-    // Also with no cluster: a wrong setting is wrong before the day on which it counts.
-    let policy = policy(&parts.settings)?;
+    // Loading the settings has said which; this is for who comes here otherwise.
+    let policy = policy(&parts.settings).map_err(|wrong| {
+        let wrong: Vec<String> = wrong.iter().map(|of| format!("{}: {}", of.key, of.error)).collect();
+        anyhow::anyhow!(wrong.join("; "))
+    })?;
     let off = |why: &'static str| {
         (Heartbeats::Off(why), [Handle::off(LEASE_ACTOR, why), Handle::off(STATUS_ACTOR, why)])
     };
@@ -229,7 +248,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
         host: Arc::new(LinuxHost::new()),
         runtime: Arc::new(parts.runtime),
         runtime_health: parts.runtime_health,
-        pulls: Arc::new(Pulls(parts.pulls.clone())),
+        pulls: Arc::new(parts.pulls.clone()),
         endpoints: watch::channel(EndpointsView::Off).1,
         store: parts.store,
         clock: parts.clock,
@@ -274,33 +293,6 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
     }
 }
 
-/// The PullCoordinator, for the condition ImagePullsFlowing.
-struct Pulls(Mailbox<PullCoordinator>);
-
-impl PullsSource for Pulls {
-    fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
-        let pulls = self.0.clone();
-        async move {
-            let flow = pulls.ask(PullsFlow {}).await.map_err(|error| error.to_string())?;
-            Ok(FlowView {
-                queued: flow.queued.into(),
-                running: flow.running.into(),
-                oldest_wait: flow.oldest_wait,
-                since_progress: flow.since_moved,
-                runtime_down: match flow.runtime {
-                    RuntimeFlow::Away { away_for, reason } => {
-                        let away_ms = i64::try_from(away_for.as_millis()).unwrap_or(i64::MAX);
-                        Some((reason, unix_ms().saturating_sub(away_ms)))
-                    }
-                    RuntimeFlow::Unknown | RuntimeFlow::Up => None,
-                },
-                store_durable: flow.durable,
-            })
-        }
-        .boxed()
-    }
-}
-
 struct WatchedNode {
     api: ApiServer,
     name: String,
@@ -330,7 +322,7 @@ async fn follow_pods(
     // At most two messages for a pod that goes, of which a node has some hundreds.
     let tell = move |event: PodEvent| {
         let gone = |pod: &PodRef| PodGone {
-            uid: pod.uid.to_string(),
+            uid: pod.uid.clone(),
             pod: format!("{}/{}", pod.namespace, pod.name),
         };
         match event {
@@ -338,7 +330,7 @@ async fn follow_pods(
             PodEvent::Terminating(pod) => pulls.deliver(gone(&pod)),
             PodEvent::Gone(pod) => {
                 pulls.deliver(gone(&pod));
-                pulls.deliver(PodForgotten { uid: pod.uid.to_string() });
+                pulls.deliver(PodForgotten { uid: pod.uid });
             }
         }
     };

@@ -43,9 +43,9 @@ struct ConditionShown {
     #[serde(rename = "type")]
     kind: String,
     status: String,
-    reason: String,
-    message: String,
-    last_transition_unix_ms: i64,
+    reason: Option<String>,
+    message: Option<String>,
+    last_transition_unix_ms: Option<i64>,
     from_reporter: bool,
 }
 
@@ -86,7 +86,7 @@ impl Heartbeats {
         let on = self.on_for_conditions()?;
         let condition = condition(request)?;
         let taken = on.status.ask(SetCondition { condition }).await.map_err(|error| unavailable(&error))?;
-        taken.map(|()| true).map_err(refused)
+        taken.map_err(refused)
     }
 
     /// Takes one back.
@@ -200,7 +200,7 @@ impl On {
             reported_unix_ms: status.last_report_unix_ms.unwrap_or_default(),
             age_ms: status.last_report_age_ms.unwrap_or_default(),
             next_report_in_ms: status.next_report_in_ms.unwrap_or_default().max(0),
-            reports: 0,
+            reports: self.status_metrics.reported(),
             computations: self.status_metrics.computations.get(),
         }
     }
@@ -210,9 +210,9 @@ fn show_condition(condition: &ConditionShown) -> pb::Condition {
     pb::Condition {
         r#type: condition.kind.clone(),
         status: condition.status.clone(),
-        reason: condition.reason.clone(),
-        message: condition.message.clone(),
-        last_transition_unix_ms: condition.last_transition_unix_ms,
+        reason: condition.reason.clone().unwrap_or_default(),
+        message: condition.message.clone().unwrap_or_default(),
+        last_transition_unix_ms: condition.last_transition_unix_ms.unwrap_or_default(),
         source: if condition.from_reporter { "reporter" } else { "agent" }.into(),
     }
 }
