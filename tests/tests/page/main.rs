@@ -8,10 +8,12 @@ use anyhow::{Context as _, Result, ensure};
 use browser::{Browser, Look};
 use keelson_tests::{
     agent::Settings,
-    containerd::Kind,
+    containerd::{Kind, Options},
     images::ImageSpec,
+    kube::Cluster,
     node::Node,
     proxy::{Fault, Match},
+    registry::Access,
 };
 
 const DESK: Look = Look { width: 1280, height: 1000, dark: false };
@@ -53,7 +55,7 @@ async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
     desk.until("document.getElementById('connection').dataset.state === 'live'").await?;
     desk.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
     desk.until(&format!("{} === 3", count("#queue [data-pull-id]"))).await?;
-    desk.until(&format!("{} === 2", count("[data-actor]"))).await?;
+    desk.until(&format!("{} === 4", count("[data-actor]"))).await?;
     // Bytes are shown, of a known total.
     desk.until("/MiB of 5\\.\\d MiB/.test(document.getElementById('running').innerText)").await?;
     ensure!(
@@ -115,5 +117,44 @@ async fn the_page_needs_nothing_from_elsewhere_and_runs_no_markup_from_names() -
     browser.until("/\"limit\": 1|\"calls_in_flight\"/.test(document.body.innerText)").await?;
     keep(&browser, "actor").await?;
     waiting.abort();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_heartbeats_what_is_wrong_with_them_and_that_they_are_off() -> Result<()> {
+    let options = Options { network: true, ..Options::default() };
+    let node = Node::start_with(Kind::V2, Access::Anonymous, &options).await?;
+    let mut cluster = Cluster::start(&node.scratch).await?;
+    let identity = cluster.node(&node.scratch, "paged").await?;
+    let settings = Settings::new()
+        .set("agent.node_name", "paged")
+        .set("kube.kubeconfig", identity.kubeconfig().display().to_string())
+        .set("kube.request_timeout", "2s")
+        .set("node.role", "node")
+        .set("node.root_dir", node.scratch.path().display().to_string());
+    let agent = node.agent(&settings).await?;
+    let desk = Browser::start(&node.scratch, DESK).await?;
+    desk.open(&agent.url()).await?;
+    desk.until("document.getElementById('beat').innerText === 'well'").await?;
+    desk.until("/Ready[\\s\\S]*KubeletReady/.test(document.getElementById('conditions').innerText)").await?;
+    ensure!(desk.eval("document.getElementById('role').innerText").await? == "node", "the role is shown");
+    keep(&desk, "heartbeats").await?;
+    // The next renewal finds no server.
+    cluster.api.kill9()?;
+    desk.until("document.getElementById('beat').innerText.startsWith('failing for')").await?;
+    keep(&desk, "heartbeats-failing").await?;
+    cluster.api.start_again().await?;
+    desk.until("document.getElementById('beat').innerText === 'well'").await?;
+
+    let off = node.agent(&Settings::new()).await?;
+    let phone = Browser::start(&node.scratch, PHONE).await?;
+    phone.open(&off.url()).await?;
+    phone
+        .until("document.getElementById('heartbeats-off').innerText.startsWith('Off: no API server')")
+        .await?;
+    ensure!(
+        phone.eval("document.getElementById('heartbeats').hidden").await? == true,
+        "nothing else is shown"
+    );
     Ok(())
 }

@@ -216,7 +216,7 @@ async fn shown(agent: &Agent) -> Result<BTreeMap<String, Vec<u8>>> {
         .into_iter()
         .map(str::to_owned)
         .collect::<Vec<_>>();
-    paths.extend(["actors", "pulls", "storage", "config"].map(|name| format!("/debug/{name}")));
+    paths.extend(["actors", "pulls", "node", "storage", "config"].map(|name| format!("/debug/{name}")));
     let actors = agent.json("/debug/actors").await?;
     let names = actors["actors"].as_array().into_iter().flatten().filter_map(|actor| actor["name"].as_str());
     paths.extend(names.map(|name| format!("/debug/actors/{name}")));
