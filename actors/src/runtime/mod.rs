@@ -11,6 +11,7 @@ mod actor;
 pub mod core;
 mod report;
 mod types;
+mod version;
 
 pub use actor::{
     CancelAll, CancelPull, CheckPresent, DropLease, Probe, Pull, PullFinished, PullPresence, PullProgress,

@@ -13,6 +13,7 @@ use super::{
     actor::RuntimeClient,
     core::Health,
     types::{Runtime, RuntimeError, RuntimeImage, RuntimeReport},
+    version::written,
 };
 use crate::{inspect::verbs, metrics::Metrics};
 
@@ -136,7 +137,7 @@ impl Handler<ReportRuntime> for RuntimeClient {
                 actor.images.take(reading);
             }
             Ok(RuntimeReport {
-                version: format!("{}://{}", info.name, info.version),
+                version: format!("{}://{}", info.name, written(&info.version)),
                 conditions,
                 images: actor.images.images.clone(),
                 image_fs: actor.images.image_fs.clone(),

@@ -75,8 +75,8 @@ pub struct RuntimeInfo {
 /// What node status reports of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeReport {
-    /// `nodeInfo.containerRuntimeVersion`: name and version as the runtime gives them, for example
-    /// `containerd://v2.4.2`.
+    /// `nodeInfo.containerRuntimeVersion`: name and version as the kubelet writes them, for example
+    /// `containerd://2.4.2`.
     pub version: String,
     /// What the runtime says of itself, just now.
     pub conditions: Vec<RuntimeCondition>,

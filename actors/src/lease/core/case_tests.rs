@@ -182,6 +182,7 @@ fn case_26_a_node_that_comes_back_is_not_waited_for() {
     bench.pass(seconds(1), &mut server);
     (server.lease, server.node) = (None, None);
     bench.event(super::Event::NodeChanged(None));
+    assert_eq!(bench.noted("will be deleted"), 1);
     bench.pass(seconds(10), &mut server);
     bench.log();
     server.node = Some("second".into());

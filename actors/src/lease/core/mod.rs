@@ -389,7 +389,10 @@ impl Core {
         match uid.filter(|uid| !uid.is_empty()) {
             None => {
                 if !matches!(self.node, NodeSeen::Gone { .. }) {
-                    turn.note(true, format!("Node {node} is gone; its Lease will be deleted with it"));
+                    // Before a Node is registered there is no Lease to lose either.
+                    if self.lease.is_some() {
+                        turn.note(true, format!("Node {node} is gone; its Lease will be deleted with it"));
+                    }
                     self.node = NodeSeen::Gone { since_unix_ms: turn.now.unix_ms };
                 }
             }

@@ -310,8 +310,9 @@ fn news_of_the_node_does_not_break_the_servers_peace() {
 #[test]
 fn a_start_before_the_node_is_registered_waits_for_it() {
     let (mut bench, mut server) = (Bench::new(None), Server::default());
+    bench.event(Event::NodeChanged(None));
     bench.pass(seconds(2), &mut server);
-    assert_eq!(bench.log(), ["GET", "GET node"]);
+    assert_eq!((bench.log(), bench.noted("will be deleted")), (vec!["GET", "GET node"], 0));
     server.node = Some("new".into());
     bench.event(Event::NodeChanged(Some("new".into())));
     bench.pass(Duration::ZERO, &mut server);

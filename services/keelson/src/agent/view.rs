@@ -130,8 +130,13 @@ impl AgentView for View {
             Health::Up { info, .. } => (info.name.clone(), info.version.clone()),
             _ => Default::default(),
         };
-        let reasons: Vec<String> =
-            self.checks().into_iter().filter(|check| !check.ok).map(|check| check.message).collect();
+        // One server that does not answer is one reason, though every part that needs it says so.
+        let mut reasons: Vec<String> = Vec::new();
+        for check in self.checks().into_iter().filter(|check| !check.ok) {
+            if !reasons.contains(&check.message) {
+                reasons.push(check.message);
+            }
+        }
         pb::GetVersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: settings.agent.node_name.clone(),

@@ -1,12 +1,16 @@
 //! `make bench`: what the agent costs, beside direct containerd in the same run.
 //!
-//! Owns: the measurements of image pulls. In: the release build, containerd and a registry of its own.
+//! Owns: the measurements of image pulls and of heartbeats. In: the release build, containerd, a registry and a
+//! cluster of its own.
 //! Out: a table for `docs/performance.md` on standard output. Every figure that has a peer alternates
 //! with it, so that what else the machine does hits both. Nothing here fails for being slow.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod calls;
+mod cost;
+mod fleet;
+mod heartbeat;
 mod memory;
 mod pulls;
 mod restart;
@@ -35,11 +39,13 @@ impl Row {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     keelson_tests::process::quiet();
-    // Names on the command line pick measurements: calls, pulls, memory, restart.
+    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
-    println!("| what | direct | through the agent | ratio | target |");
-    println!("|---|---|---|---|---|");
+    if ["calls", "pulls", "memory", "restart"].into_iter().any(run) {
+        println!("| what | direct | through the agent | ratio | target |");
+        println!("|---|---|---|---|---|");
+    }
     for kind in Kind::ALL {
         if run("calls") {
             calls::image_status(kind).await?.iter().for_each(Row::print);
@@ -54,6 +60,14 @@ async fn main() -> Result<ExitCode> {
     }
     if run("restart") {
         restart::kill_to_serving().await?.iter().for_each(Row::print);
+    }
+    if run("heartbeat") {
+        println!();
+        heartbeat::heartbeat().await?;
+    }
+    if run("fleet") {
+        println!();
+        fleet::fleet().await?;
     }
     Ok(ExitCode::SUCCESS)
 }
