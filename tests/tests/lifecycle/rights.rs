@@ -1,0 +1,314 @@
+//! What an agent may do: every right that is shipped is needed, none is missing, and another node is out of reach.
+
+use crate::rig::{
+    ACCOUNT, MANIFEST, NAMESPACE, asked, companion, heartbeats, knows_rights, line, make_node, node_settings,
+    run, set_condition, settings, shared, well,
+};
+use anyhow::{Context as _, Result, ensure};
+use futures_util::future::try_join_all;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use keelson_tests::agent::{Agent, Settings};
+use keelson_tests::containerd::{Containerd, Kind, Options};
+use keelson_tests::kube::{Cluster, Identity, NODE_LEASES, refused};
+use keelson_tests::scratch::Scratch;
+use keelson_tests::util::{PATIENCE, eventually, until};
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+
+/// Intervals that make a test short.
+fn quick(settings: Settings) -> Settings {
+    settings.set("node.lease_duration", "4s").set("node.node_status_update_frequency", "1s")
+}
+
+/// A verb of a rule of the manifest.
+#[derive(Clone, Debug)]
+struct Right {
+    document: usize,
+    rule: usize,
+    resource: String,
+    verb: String,
+}
+
+fn documents() -> Result<Vec<Value>> {
+    serde_saphyr::from_multiple(MANIFEST).context("the manifest is no YAML")
+}
+
+/// Every verb on every resource of the manifest.
+fn rights(documents: &[Value]) -> Vec<Right> {
+    let mut rights = Vec::new();
+    for (document, value) in documents.iter().enumerate() {
+        for (rule, value) in value["rules"].as_array().into_iter().flatten().enumerate() {
+            let texts = |field: &str| value[field].as_array().cloned().unwrap_or_default();
+            for resource in texts("resources") {
+                for verb in texts("verbs") {
+                    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                    rights.push(Right { document, rule, resource: text(&resource), verb: text(&verb) });
+                }
+            }
+        }
+    }
+    rights
+}
+
+/// The manifest for an account of another name, without one right.
+fn without(right: &Right, account: &str) -> Result<Vec<String>> {
+    let mut documents = documents()?;
+    let rule = &mut documents[right.document]["rules"][right.rule];
+    ensure!(rule["resources"].as_array().is_some_and(|all| all.len() == 1), "one resource a rule: {rule}");
+    let verbs = rule["verbs"].as_array_mut().context("a rule has verbs")?;
+    verbs.retain(|verb| *verb != right.verb);
+    if verbs.is_empty() {
+        let rules = documents[right.document]["rules"].as_array_mut().context("there are rules")?;
+        rules.remove(right.rule);
+    }
+    Ok(documents.iter().map(|document| document.to_string().replace(ACCOUNT, account)).collect())
+}
+
+/// An agent that lacks this right asks for it, is refused, and says so.
+async fn is_needed(cluster: &Cluster, number: usize, right: Right) -> Result<()> {
+    let name = format!("least-{number}");
+    let scratch = Scratch::new()?;
+    for document in without(&right, &name)? {
+        cluster.admin.apply(&document).await?;
+    }
+    let identity = cluster.service_account(&scratch, NAMESPACE, &name).await?;
+    let others = right_that_is_left(&right);
+    eventually(PATIENCE, "the API server knows the rights that are left", || others(&identity)).await?;
+    make_node(cluster, &name).await?;
+    let settings = quick(settings(&name, &identity.kubeconfig()));
+    let mut agent =
+        Agent::new(&scratch, &format!("unix://{}/none.sock", scratch.path().display()), &settings)?;
+    agent.start_live().await?;
+    eventually(PATIENCE, &format!("{right:?} is missed"), || async {
+        let asked = asked(cluster, identity.user())?;
+        let refused: Vec<_> = asked.iter().filter(|event| event.code == Some(403)).collect();
+        ensure!(
+            refused.iter().any(|event| event.is_for(&right.verb, &right.resource)),
+            "it asked {:#?}",
+            asked.iter().map(line).collect::<Vec<_>>()
+        );
+        Ok(())
+    })
+    .await?;
+    eventually(PATIENCE, &format!("the agent says that it lacks {right:?}"), || async {
+        let shown = heartbeats(&agent).await?;
+        let reason = shown["reason"].as_str().unwrap_or_default();
+        ensure!(shown["state"] == "failing" && reason.contains("403"), "it says {shown}");
+        let ready = agent.http_get("/readyz?verbose").await?;
+        ensure!(ready.text().contains("403"), "/readyz says {}", ready.text());
+        Ok(())
+    })
+    .await?;
+    let foreign: Vec<_> = asked(cluster, identity.user())?
+        .into_iter()
+        .filter(|event| event.code == Some(403) && !event.is_for(&right.verb, &right.resource))
+        .collect();
+    ensure!(foreign.is_empty(), "without {right:?} it was refused something else: {foreign:#?}");
+    Ok(())
+}
+
+/// A check that a right other than the missing one has come to the authorizer, for each of the two roles.
+fn right_that_is_left<'a>(
+    right: &Right,
+) -> impl Fn(&'a Identity) -> futures_util::future::BoxFuture<'a, Result<()>> + use<'a> {
+    let (no_leases, no_get) = (right.resource == "leases" && right.verb == "get", right.resource == "nodes");
+    move |identity: &'a Identity| {
+        Box::pin(async move {
+            let client = identity.client().await?;
+            let pods: Api<Pod> = Api::all(client.clone());
+            let nodes: Api<Node> = Api::all(client.clone());
+            // Pods or nodes: whichever is whole.
+            match no_get {
+                true => pods.list(&ListParams::default().limit(1)).await.map(drop)?,
+                false => nodes.list(&ListParams::default().limit(1)).await.map(drop)?,
+            }
+            let leases: Api<Lease> = Api::namespaced(client, NODE_LEASES);
+            if no_leases {
+                let empty = Patch::Merge(json!({}));
+                return refused(leases.patch("nobody", &PatchParams::default(), &empty).await, 404);
+            }
+            leases.get_opt("nobody").await.map(drop).context("it may not read a Lease yet")
+        })
+    }
+}
+
+#[test]
+fn every_right_of_a_companion_is_needed() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let rights = rights(&documents()?);
+        ensure!(rights.len() >= 5, "the manifest gives {rights:?}");
+        eprintln!("{} rights: {rights:?}", rights.len());
+        let each = rights.into_iter().enumerate();
+        try_join_all(each.map(|(number, right)| is_needed(&shared.cluster, number, right))).await?;
+        Ok(())
+    })
+}
+
+/// Everything that an agent ever asks of the API server: start, condition, a pod that goes, a Lease that goes, restarts
+/// of both kinds.
+async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
+    agent.start_again().await?;
+    well(agent).await?;
+    set_condition(agent, "KernelDeadlock", "False", "NoDeadlock").await?;
+    cluster.admin.await_condition(name, "KernelDeadlock", "False").await?;
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "nodeName": name, "automountServiceAccountToken": false, "containers": [{"name": "a", "image": "a"}],
+    }});
+    cluster.admin.apply(&pod.to_string()).await?;
+    cluster.admin.delete_pod("default", name).await?;
+
+    let first = cluster.admin.lease(lease).await?.context("there is a Lease")?.metadata.uid;
+    cluster.admin.delete_lease(lease).await?;
+    eventually(PATIENCE, "the Lease is made again", || async {
+        let made = cluster.admin.lease(lease).await?.context("there is none")?;
+        ensure!(made.metadata.uid != first, "it is the old one");
+        Ok(())
+    })
+    .await?;
+    agent.kill9()?;
+    agent.start_again().await?;
+    set_condition(agent, "KernelDeadlock", "True", "Deadlock").await?;
+    cluster.admin.await_condition(name, "KernelDeadlock", "True").await?;
+    agent.terminate().await?;
+    agent.start_again().await?;
+    well(agent).await
+}
+
+/// What was asked, none of it refused; and all of what a life consists of was asked.
+fn never_refused(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Result<()> {
+    let asked = asked(cluster, user)?;
+    for event in &asked {
+        ensure!(!matches!(event.code, Some(401 | 403)), "refused: {}", line(event));
+    }
+    for (verb, resource) in expected {
+        ensure!(
+            asked.iter().any(|event| event.is_for(verb, resource)),
+            "{user} never asked to {verb} {resource}"
+        );
+    }
+    eprintln!("{user}: {} requests, none refused", asked.len());
+    Ok(())
+}
+
+#[test]
+fn the_rights_of_a_companion_are_enough() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let scratch = Scratch::new()?;
+        let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;
+        let identity = companion(cluster, &scratch, ACCOUNT).await?;
+        make_node(cluster, "enough").await?;
+        let settings = quick(settings("enough", &identity.kubeconfig()));
+        let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
+        // The account is that of every node's agent, so the others' requests are in the log too.
+        a_whole_life(cluster, "enough", "keelson-enough", &mut agent).await?;
+        let rights = rights(&documents()?);
+        let expected: Vec<_> =
+            rights.iter().map(|right| (right.verb.as_str(), right.resource.as_str())).collect();
+        never_refused(cluster, identity.user(), &expected)
+    })
+}
+
+/// The manifest for an account of one node: every rule names what it is about, but those for which RBAC cannot: a Lease
+/// has no name before it is made, and pods are not chosen by theirs. Nodes are, by the field selector.
+fn narrowed(account: &str, node: &str) -> Result<Vec<String>> {
+    let mut documents = documents()?;
+    for document in &mut documents {
+        let rules = document["rules"].as_array().cloned().unwrap_or_default();
+        let mut narrow = Vec::new();
+        for mut rule in rules {
+            let of = |resource: &str| rule["resources"] == json!([resource]);
+            let (leases, pods) = (of("leases"), of("pods"));
+            if leases {
+                let verbs = rule["verbs"].as_array_mut().context("a rule has verbs")?;
+                verbs.retain(|verb| verb != "create");
+                narrow.push(
+                    json!({"apiGroups": rule["apiGroups"], "resources": ["leases"], "verbs": ["create"]}),
+                );
+                rule["resourceNames"] = json!([format!("keelson-{node}")]);
+            } else if !pods {
+                rule["resourceNames"] = json!([node]);
+            }
+            narrow.push(rule);
+        }
+        if !narrow.is_empty() {
+            document["rules"] = narrow.into();
+        }
+    }
+    Ok(documents.iter().map(|document| document.to_string().replace(ACCOUNT, account)).collect())
+}
+
+#[test]
+fn an_account_of_one_node_may_be_held_to_that_node() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let scratch = Scratch::new()?;
+        for document in narrowed("agent-of-one", "one-of-many")? {
+            cluster.admin.apply(&document).await?;
+        }
+        let identity = cluster.service_account(&scratch, NAMESPACE, "agent-of-one").await?;
+        make_node(cluster, "one-of-many").await?;
+        knows_rights(&identity, "one-of-many").await?;
+        let containerd = Containerd::start(&scratch, Kind::Debian16, &Options::default()).await?;
+        let settings = quick(settings("one-of-many", &identity.kubeconfig()));
+        let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
+        a_whole_life(cluster, "one-of-many", "keelson-one-of-many", &mut agent).await?;
+        never_refused(cluster, identity.user(), &[("watch", "nodes"), ("patch", "leases")])?;
+        reaches_no_other_node(cluster, &identity, "one-of-many-others").await
+    })
+}
+
+/// Neither status nor Lease of another node may be read or written.
+async fn reaches_no_other_node(cluster: &Cluster, identity: &Identity, other: &str) -> Result<()> {
+    make_node(cluster, other).await?;
+    let client = identity.client().await?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    let leases: Api<Lease> = Api::namespaced(client, NODE_LEASES);
+    let params = PatchParams::default();
+    let change = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    let status = Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
+    refused(nodes.patch(other, &params, &change).await, 403)?;
+    refused(nodes.patch_status(other, &params, &status).await, 403)?;
+    refused(leases.get(other).await, 403)?;
+    refused(leases.patch(other, &params, &change).await, 403)
+}
+
+#[test]
+fn role_node_needs_no_right_that_a_node_has_not_and_reaches_no_other_node() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let scratch = Scratch::new()?;
+        let options = Options { network: true, ..Options::default() };
+        let containerd = Containerd::start(&scratch, Kind::V2, &options).await?;
+        let identity = cluster.node(&scratch, "itself").await?;
+        let settings = quick(node_settings("itself", &identity.kubeconfig(), scratch.path()));
+        let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
+        a_whole_life(cluster, "itself", "itself", &mut agent).await?;
+        let expected = [
+            ("create", "nodes"),
+            ("patch", "nodes/status"),
+            ("watch", "nodes"),
+            ("watch", "pods"),
+            ("create", "leases"),
+        ];
+        never_refused(cluster, identity.user(), &expected)?;
+        let renewals = || {
+            asked(cluster, identity.user()).is_ok_and(|all| {
+                all.iter()
+                    .any(|event| event.is_write() && event.name == "itself" && event.resource == "leases")
+            })
+        };
+        until("the Lease is renewed", renewals).await?;
+
+        reaches_no_other_node(cluster, &identity, "other").await?;
+        let pods: Api<Pod> = Api::all(identity.client().await?);
+        let theirs = ListParams::default().fields("spec.nodeName=other");
+        refused(pods.list(&theirs).await, 403)
+    })
+}
