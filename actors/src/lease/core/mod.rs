@@ -351,7 +351,7 @@ impl Core {
             let after = Duration::from_millis(millis);
             turn.note(
                 false,
-                format!("Lease {name} is renewed again: {failures} requests failed in {after:?}"),
+                format!("Lease {name} is renewed again after {after:?}, failed requests: {failures}"),
             );
         }
         self.failures = 0;

@@ -1,0 +1,129 @@
+//! Conditions that others report through the agent.
+
+use crate::rig::{Rig, Role, pass, quick, run, shared, soon};
+use anyhow::{Context as _, Result, ensure};
+use keelson_tests::kube::Cluster;
+
+const KIND: &str = "KernelDeadlock";
+
+#[test]
+fn a_condition_goes_out_once_survives_kills_and_leaves_when_it_is_cleared() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (companion, node) = tokio::join!(
+            lives(cluster, "reporter", Role::Companion),
+            lives(cluster, "reporter-node", Role::Node)
+        );
+        companion.context("companion").and(node.context("role node"))
+    })
+}
+
+async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let mut rig = Rig::new(cluster, name, role, quick()).await?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    pass(2).await;
+    let before = rig.status_writes(cluster)?.len();
+
+    let set = ["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--message", "all well"];
+    let told = rig.told(&set).await?;
+    ensure!(told.contains("is False from now on"), "{told}");
+    let found = cluster.admin.await_condition(name, KIND, "False").await?;
+    assert_eq!(found.reason.as_deref(), Some("NoDeadlock"));
+    assert_eq!(found.message.as_deref(), Some("all well"));
+    ensure!(found.last_heartbeat_time.is_some() && found.last_transition_time.is_some(), "{found:?}");
+
+    // A repeat says nothing new.
+    for _ in 0..3 {
+        let told = rig.told(&set).await?;
+        ensure!(told.contains("was False already"), "{told}");
+    }
+    pass(3).await;
+    assert_eq!(rig.status_writes(cluster)?.len(), before + 1, "a repeat was written");
+
+    // What was taken is on disk: a kill right after it loses nothing.
+    rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    rig.agent.kill9()?;
+    rig.agent.start_again().await?;
+    let flipped = cluster.admin.await_condition(name, KIND, "True").await?;
+    ensure!(flipped.last_transition_time >= found.last_transition_time, "{flipped:?}");
+    let told = rig.told(&["node"]).await?;
+    let line = told.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
+    ensure!(line.contains("reporter") && line.contains("Deadlock"), "{told}");
+
+    let told = rig.told(&["node", "clear-condition", KIND]).await?;
+    ensure!(told.contains("leaves the node's status"), "{told}");
+    soon("the condition is gone", || async {
+        ensure!(cluster.admin.condition(name, KIND).await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await?;
+    rig.agent.kill9()?;
+    rig.agent.start_again().await?;
+    pass(3).await;
+    assert!(cluster.admin.condition(name, KIND).await?.is_none(), "a cleared condition is back");
+    rig.settled(cluster).await?;
+    Ok(())
+}
+
+#[test]
+fn a_reporter_that_falls_silent_is_told_of() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "silent", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.told(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "3s"]).await?;
+        cluster.admin.await_condition("silent", KIND, "False").await?;
+        let silent = cluster.admin.await_condition("silent", KIND, "Unknown").await?;
+        assert_eq!(silent.reason.as_deref(), Some("ReporterSilent"));
+        rig.told(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "60s"]).await?;
+        cluster.admin.await_condition("silent", KIND, "False").await?;
+        Ok(())
+    })
+}
+
+#[test]
+fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "refused", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        let before = rig.status_writes(cluster)?.len();
+        let owned = [
+            "Ready",
+            "MemoryPressure",
+            "DiskPressure",
+            "PIDPressure",
+            "NetworkUnavailable",
+            "ImagePullsFlowing",
+            "ServiceEndpointsCurrent",
+        ];
+        let mut refusals: Vec<(&str, &str, &str)> =
+            owned.iter().map(|kind| (*kind, "Because", "belongs to the kubelet or to the agent")).collect();
+        refusals.push(("no type", "Because", "is no type of a condition"));
+        refusals.push(("a/b/c", "Because", "is no type of a condition"));
+        refusals.push((KIND, "no reason", "a reason is one word in CamelCase"));
+        for (kind, reason, says) in refusals {
+            let output = rig.keelson(&["node", "set-condition", kind, "True", "--reason", reason]).await?;
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(!output.status.success() && text.contains(says), "{kind} {reason}: {output:?}");
+        }
+        let output = rig.keelson(&["node", "clear-condition", KIND]).await?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && text.contains("nobody has set"), "{output:?}");
+        for n in 0..32 {
+            rig.told(&["node", "set-condition", &format!("Many{n}"), "True", "--reason", "Many"]).await?;
+        }
+        let output = rig.keelson(&["node", "set-condition", "Many32", "True", "--reason", "Many"]).await?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && text.contains("clear one first"), "{output:?}");
+        cluster.admin.await_condition("refused", "Many31", "True").await?;
+        ensure!(cluster.admin.condition("refused", "Many32").await?.is_none(), "it was taken");
+        ensure!(rig.status_writes(cluster)?.len() > before, "nothing was written");
+        Ok(())
+    })
+}
