@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::Node;
 use keelson_actors::cluster::{
     ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
 };
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     answers::{self, Answer, Failure},
@@ -73,6 +73,7 @@ pub struct ApiServer {
     keeper: SharedKeeper,
     timeout: Duration,
     observer: RequestObserver,
+    wake: Arc<Notify>,
 }
 
 impl fmt::Debug for ApiServer {
@@ -127,6 +128,7 @@ impl ApiServer {
             keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive)),
             timeout: parts.timeout,
             observer: parts.observer,
+            wake: Arc::new(Notify::new()),
         }
     }
 
@@ -146,6 +148,17 @@ impl ApiServer {
     /// Closes the connections: the next request makes a new one. Requests and watches under way go on on theirs.
     pub fn drop_connections(&self) {
         self.keeper.close_connections();
+    }
+
+    /// Ends the back-off of watches that wait after an error, because the server was seen to answer somebody else. A
+    /// wait that the server asked for itself goes on.
+    pub fn wake_watches(&self) {
+        self.wake.notify_waiters();
+    }
+
+    /// Ends with the next [`ApiServer::wake_watches`].
+    pub(crate) async fn woken(&self) {
+        self.wake.notified().await;
     }
 
     /// Makes one request and reads its answer whole; what is not 2xx is an error.

@@ -276,6 +276,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
         arbiter.spawn(async move { follow_pods(&api, &node_name, &health, pulls).await });
         pod_watch
     });
+    arbiter.spawn(wake_watches(rest.clone(), lease_seen.clone()));
     let healths = Healths { lease: lease_seen, status: status_seen, node_watch, pod_watch };
     let clock = parts.clock;
     On {
@@ -290,6 +291,19 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
         leases,
         rest,
         healths,
+    }
+}
+
+/// After an outage the Lease is renewed within seconds, and the watches' back-off may be a minute: what the one learns
+/// is true for the others.
+async fn wake_watches(api: ApiServer, mut lease: watch::Receiver<ChoreHealth>) {
+    let mut failing = false;
+    while lease.changed().await.is_ok() {
+        let well = *lease.borrow_and_update() == ChoreHealth::Well;
+        if failing && well {
+            api.wake_watches();
+        }
+        failing = !well;
     }
 }
 

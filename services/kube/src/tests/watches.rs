@@ -276,6 +276,33 @@ async fn health_says_why_and_since_when() {
 }
 
 #[tokio::test]
+async fn a_watch_that_is_woken_does_not_wait_out_its_back_off() {
+    let server = Server::plain().await;
+    for _ in 0..8 {
+        server.reply(Reply::json(403, "{}"));
+    }
+    let feed = begin(&server);
+    let api = server.api();
+    let (sender, mut health) = watch::channel(ChoreHealth::Starting);
+    let watching = api.clone();
+    let task = tokio::spawn(async move { watch_pods(&watching, "n1", &sender, |_: PodEvent| {}).await });
+    all_listed(&feed, 5);
+    let woken = async {
+        let well = health.wait_for(|health| *health == ChoreHealth::Well);
+        tokio::pin!(well);
+        loop {
+            tokio::select! {
+                _ = &mut well => break,
+                () = tokio::time::sleep(std::time::Duration::from_millis(20)) => api.wake_watches(),
+            }
+        }
+    };
+    // Eight back-offs from 0.8 s on are more than two minutes.
+    tokio::time::timeout(std::time::Duration::from_secs(60), woken).await.expect("the waits were cut short");
+    task.abort();
+}
+
+#[tokio::test]
 async fn garbage_in_a_watch_is_a_failure_and_not_the_end() {
     let mut server = Server::plain().await;
     for garbage in ["<html>", r#"{"type":"ADDED","object":{}}"#] {

@@ -85,7 +85,10 @@ async fn follow<S: Subject>(api: &ApiServer, subject: &mut S, health: &watch::Se
                 if tell {
                     failing(health, &err);
                 }
-                sleep(wait).await;
+                tokio::select! {
+                    () = sleep(wait) => {}
+                    () = api.woken(), if err.kind.retry_after().is_none() => {}
+                }
             }
         }
     }

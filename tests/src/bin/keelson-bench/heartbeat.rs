@@ -45,7 +45,9 @@ struct Side {
     renewals: f64,
     renewal: Cost,
     report: Cost,
-    /// Bytes of all else on its connections: watches, their bookmarks, PINGs.
+    /// A status report of somebody else, as the watch of the Node brings it.
+    heard: Cost,
+    /// Bytes of all else on its connections: bookmarks of watches, PINGs.
     other: f64,
     /// Key and value in etcd, of one write.
     stored_lease: f64,
@@ -170,6 +172,11 @@ impl Stage {
             now.puts - counted.puts,
             puts.len()
         );
+        for client in clients {
+            let node = self.cluster.admin.node(client.node).await?.context("the Node is there")?;
+            let managers = serde_json::to_string(&node.metadata.managed_fields)?;
+            eprintln!("Node {}: {} bytes of JSON say who set which field", client.node, managers.len());
+        }
         let audit = self.cluster.api.audit(|event| event.received >= begin)?;
         let stored = |key: String| {
             let sizes: Vec<usize> = puts.iter().filter(|put| put.key == key).map(|put| put.bytes).collect();
@@ -177,10 +184,8 @@ impl Stage {
             Ok(sizes.iter().sum::<usize>() as f64 / sizes.len() as f64)
         };
         let sides = clients.iter().map(|client| {
-            let events: Vec<AuditEvent> =
-                audit.iter().filter(|event| event.user == client.user).cloned().collect();
             client.side(
-                &events,
+                &client.concerned(&audit),
                 window,
                 stored(format!("/registry/leases/kube-node-lease/{}", client.lease))?,
                 stored(format!("/registry/minions/{}", client.node))?,
@@ -199,6 +204,12 @@ fn is_report(event: &AuditEvent) -> bool {
 }
 
 impl Client<'_> {
+    /// What it asked for, and what its watch of the Node hears of others.
+    fn concerned(&self, audit: &[AuditEvent]) -> Vec<AuditEvent> {
+        let heard = |event: &AuditEvent| is_report(event) && event.name == self.node;
+        audit.iter().filter(|event| event.user == self.user || heard(event)).cloned().collect()
+    }
+
     fn side(
         &self,
         events: &[AuditEvent],
@@ -207,8 +218,10 @@ impl Client<'_> {
         stored_node: f64,
     ) -> Result<Side> {
         let chunks = self.proxy.chunks();
-        let (renewal, report) =
-            (bursts::cost(&chunks, events, is_renewal), bursts::cost(&chunks, events, is_report));
+        let own = |event: &AuditEvent| event.user == self.user;
+        let renewal = bursts::cost(&chunks, events, |event| own(event) && is_renewal(event));
+        let report = bursts::cost(&chunks, events, |event| own(event) && is_report(event));
+        let heard = bursts::cost(&chunks, events, |event| !own(event));
         ensure!(
             renewal.of > 2 && report.of > 2,
             "too little was seen of {}: {renewal:?} {report:?}",
@@ -220,14 +233,20 @@ impl Client<'_> {
             (times.iter().min().context("no renewal")?, times.iter().max().context("no renewal")?);
         let between = last.duration_since(*first).as_secs_f64() / (times.len() - 1) as f64;
         let total: usize = chunks.iter().map(|chunk| chunk.bytes).sum();
-        let reports = events.iter().filter(|event| is_report(event)).count();
-        let heartbeats =
-            times.len() * (renewal.request + renewal.response) + reports * (report.request + report.response);
-        eprintln!("{}: {} renewals and {reports} reports, {renewal:?} {report:?}", self.user, times.len());
+        let reports = events.iter().filter(|event| own(event) && is_report(event)).count();
+        let others = events.iter().filter(|event| !own(event)).count();
+        let of_all = |count: usize, cost: Cost| count * (cost.request + cost.response);
+        let heartbeats = of_all(times.len(), renewal) + of_all(reports, report) + of_all(others, heard);
+        eprintln!(
+            "{}: {} renewals {renewal:?}, {reports} reports {report:?}, {others} of others {heard:?}",
+            self.user,
+            times.len()
+        );
         Ok(Side {
             renewals: 3600.0 / between,
             renewal,
             report,
+            heard,
             other: total.saturating_sub(heartbeats) as f64 * 3600.0 / window.as_secs_f64(),
             stored_lease,
             stored_node,
@@ -264,11 +283,15 @@ fn print(kubelet: &Side, node: &Side, companion: &Side) {
     row("answers on the wire, an hour", " kB", 1, "", &|side| {
         side.hour(side.renewal.response as f64, side.report.response as f64) / 1e3
     });
+    println!(
+        "| the kubelet's status report, as a companion's watch brings it | | | | {} B | |",
+        companion.heard.request + companion.heard.response
+    );
     row("a renewal in etcd", " B", 0, "", &|side| side.stored_lease);
     row("a status report in etcd", " B", 0, "", &|side| side.stored_node);
     row("**written to etcd, an hour**", " kB", 1, "0.5", &|side| {
         side.hour(side.stored_lease, side.stored_node) / 1e3
     });
     row("all else on the connections, both ways, an hour", " kB", 1, "", &|side| side.other / 1e3);
-    row("memory (VmRSS) at the end", " MB", 1, "20 MB", &|side| side.memory);
+    row("idle memory (VmRSS)", " MB", 1, "20 MB", &|side| side.memory);
 }
