@@ -27,8 +27,8 @@ cluster: ## a control plane whose one node the agent alone keeps Ready, until Ct
 test: ## every test, those on real components included
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh
-	$(CARGO) build --workspace --bins --tests
-	$(CARGO) test --workspace
+	$(CARGO) build --workspace --bins --tests --examples
+	@CARGO="$(CARGO)" scripts/test.sh
 
 bench: ## the figures of docs/performance.md, beside direct containerd in the same run
 	@scripts/install-packages.sh bench

@@ -59,7 +59,9 @@ fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
         );
         let state = world.state().await;
         assert_eq!((&state["uid"], &state["role"]), (&json!("uid-1"), &json!("node")));
-        assert_eq!(state["conditions"][5], json!({"type": "Ready", "status": "True"}));
+        let ready = &state["conditions"][5];
+        assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("True")));
+        assert_eq!((&ready["reason"], &ready["from_reporter"]), (&json!("KubeletReady"), &json!(false)));
     });
 }
 
