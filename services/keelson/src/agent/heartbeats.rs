@@ -335,10 +335,8 @@ async fn follow_pods(
 ) {
     // At most two messages for a pod that goes, of which a node has some hundreds.
     let tell = move |event: PodEvent| {
-        let gone = |pod: &PodRef| PodGone {
-            uid: pod.uid.clone(),
-            pod: format!("{}/{}", pod.namespace, pod.name),
-        };
+        let gone =
+            |pod: &PodRef| PodGone { uid: pod.uid.clone(), pod: format!("{}/{}", pod.namespace, pod.name) };
         match event {
             PodEvent::Present(_) => {}
             PodEvent::Terminating(pod) => pulls.deliver(gone(&pod)),

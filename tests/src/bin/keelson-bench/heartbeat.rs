@@ -23,8 +23,10 @@ use bursts::Cost;
 
 /// Reports of an unchanged status in an hour: every five minutes.
 const REPORTS: f64 = 12.0;
-/// How often it is reported here: another rhythm than the Lease's, so that the two seldom fall together.
+/// How often it is reported here: another rhythm than the Lease's, so that the two seldom fall together; the same for
+/// the two that are compared, and another one for the companion, whose watch hears of the kubelet's reports too.
 const REPORTED: &str = "7s";
+const COMPANION_REPORTED: &str = "9s";
 /// Images that both report.
 const IMAGES: usize = 30;
 /// By then the first status is over, and the agent's Lease has no managers any more.
@@ -145,12 +147,13 @@ impl Stage {
     }
 
     async fn agent(&self, mut identity: Identity, way: &TcpProxy, node: &str, role: &str) -> Result<Agent> {
+        let reported = if role == "node" { REPORTED } else { COMPANION_REPORTED };
         let settings = Settings::new()
             .set("agent.node_name", node)
             .set("kube.kubeconfig", identity.kubeconfig_via(&way.endpoint())?.display().to_string())
             .set("node.role", role)
-            .set("node.node_status_update_frequency", REPORTED)
-            .set("node.node_status_report_frequency", REPORTED)
+            .set("node.node_status_update_frequency", reported)
+            .set("node.node_status_report_frequency", reported)
             .set("node.root_dir", self.scratch.path().display().to_string())
             // Like the kubelet of the harness: the disk of a machine that measures may be full.
             .set("node.eviction_hard", "memory.available<1Mi");
