@@ -406,3 +406,57 @@ fn check(name: &str, health: &watch::Receiver<ChoreHealth>) -> Check {
     };
     Check { name: name.to_owned(), ok, message, since_unix_ms }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_that_makes_no_sense_is_named() {
+        let mut settings = Settings::default();
+        assert!(policy(&settings).is_ok(), "the defaults do");
+        settings.node.eviction_hard = "memory.available".into();
+        settings.node.register_with_taints = "a=b:Never".into();
+        settings.node.node_ip = "10.0.0.1,10.0.0.2".into();
+        let keys: Vec<_> =
+            policy(&settings).expect_err("three mistakes").into_iter().map(|of| of.key).collect();
+        assert_eq!(keys, ["node.register_with_taints", "node.node_ip", "node.eviction_hard"]);
+    }
+
+    #[test]
+    fn the_api_server_is_where_the_settings_say() {
+        let mut settings = Settings::default();
+        assert_eq!(source(&settings), None);
+        settings.kube.server = "https://10.0.0.1:6443".into();
+        settings.kube.token_file = Some("/etc/token".into());
+        let Some(ClusterSource::Explicit(explicit)) = source(&settings) else { panic!("explicit") };
+        assert_eq!(
+            (&*explicit.server, explicit.token_file),
+            ("https://10.0.0.1:6443", settings.kube.token_file)
+        );
+        let mut settings = Settings::default();
+        settings.kube.in_cluster = true;
+        assert_eq!(source(&settings), Some(ClusterSource::InCluster));
+        let mut settings = Settings::default();
+        settings.kube.kubeconfig = Some("/etc/kubeconfig".into());
+        settings.kube.context = "prod".into();
+        let named =
+            ClusterSource::Kubeconfig { path: "/etc/kubeconfig".into(), context: Some("prod".into()) };
+        assert_eq!(source(&settings), Some(named));
+    }
+
+    #[test]
+    fn a_companion_has_a_lease_of_its_own_name() {
+        let mut settings = Settings::default();
+        settings.agent.node_name = "n1".into();
+        let lease = lease_policy(&settings);
+        assert_eq!(
+            (&*lease.name, &*lease.holder, &*lease.node, lease.lean),
+            ("keelson-n1", "n1", "n1", true)
+        );
+        settings.node.role = keelson_config::Role::Node;
+        settings.feature_gates = settings.feature_gates.with(Gate::LeanLeases, false);
+        let lease = lease_policy(&settings);
+        assert_eq!((&*lease.name, lease.lean), ("n1", false));
+    }
+}
