@@ -82,10 +82,13 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     let seen = rig.pulls().await?;
     ensure!(seen.limit.enforced_by == "agent" && !seen.limit.enforce_note.is_empty(), "{seen:?}");
     let images = rig.node.push_many("alone", 5, TINY).await?;
-    let hold = rig.hold(&images[0]);
+    // Both slots are held until all five wait or run: else the first ones are done before the last one comes.
+    let holds = rig.hold_each(&images[..2]);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..1]).await?;
-    rig.node.proxy.remove(hold);
+    rig.active(&images[..2]).await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
     all_succeed(going, &images).await?;
     let at_once = most_at_once(&spans(&rig.records().all()));
     ensure!(at_once <= 2, "{at_once} at once");
