@@ -30,7 +30,7 @@ test: ## every test, those on real components included
 	$(CARGO) build --workspace --bins --tests --examples
 	@CARGO="$(CARGO)" scripts/test.sh
 
-bench: ## the figures of docs/performance.md, beside direct containerd in the same run
+bench: ## the figures of docs/performance.md, beside direct containerd and a stock kubelet in the same run
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
 	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-bench
