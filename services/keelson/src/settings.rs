@@ -42,20 +42,28 @@ impl SettingsArgs {
         keelson_config::load(&sources)
     }
 
-    /// As [`SettingsArgs::load`]; the mistakes go to standard error.
-    pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
-        let loaded = self.load().map_err(|errors| {
-            cli::complain(&errors.to_string());
-            ExitCode::from(2)
-        })?;
+    /// As [`SettingsArgs::load`], with what only the agent can judge.
+    ///
+    /// # Errors
+    /// The mistakes, a line each.
+    pub(crate) fn check(&self) -> Result<Loaded, String> {
+        let loaded = self.load().map_err(|errors| errors.to_string())?;
         // Also with no cluster: a wrong setting is wrong before the day on which it counts.
         let Err(wrong) = heartbeats::policy(&loaded.settings) else { return Ok(loaded) };
-        for problem in wrong {
+        let line = |problem: &heartbeats::NodeProblem| {
             let entry = loaded.entries.iter().find(|entry| entry.key == problem.key);
             let place = entry.map_or_else(|| "default".to_owned(), |entry| entry.origin.to_string());
-            cli::complain(&format!("{place}: {}: {}", problem.key, problem.error));
-        }
-        Err(ExitCode::from(2))
+            format!("{place}: {}: {}", problem.key, problem.error)
+        };
+        Err(wrong.iter().map(line).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// As [`SettingsArgs::check`]; the mistakes go to standard error.
+    pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
+        self.check().map_err(|mistakes| {
+            cli::complain(&mistakes);
+            ExitCode::from(2)
+        })
     }
 }
 
@@ -120,4 +128,24 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     };
     cli::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_the_agent_can_judge_has_its_place_too() {
+        let args = |sets: &[&str]| SettingsArgs {
+            config: None,
+            sets: sets.iter().map(|set| (*set).to_owned()).collect(),
+            feature_gates: Vec::new(),
+        };
+        assert!(args(&["node.eviction_hard=memory.available<1Gi"]).check().is_ok());
+        let wrong = args(&["node.eviction_hard=memory", "node.node_ip=x"]).check().expect_err("two mistakes");
+        let lines: Vec<&str> = wrong.lines().collect();
+        assert_eq!(lines.len(), 2, "{wrong}");
+        assert!(lines[0].starts_with("flag --set node.node_ip: node.node_ip: "), "{wrong}");
+        assert!(lines[1].starts_with("flag --set node.eviction_hard: node.eviction_hard: "), "{wrong}");
+    }
 }
