@@ -181,7 +181,7 @@ async fn a_cluster_survives_the_death_of_its_parts() -> Result<()> {
     let body = written[0].body.as_ref().context("bodies were asked for")?;
     assert_eq!(body["metadata"]["name"], "one");
 
-    let watch = cluster.admin.watch(maps.clone(), "two");
+    let watch = cluster.admin.watch(maps.clone(), "two").await?;
     let endpoint = cluster.api.endpoint().to_owned();
     let started = Instant::now();
     cluster.api.terminate().await?;
@@ -192,14 +192,14 @@ async fn a_cluster_survives_the_death_of_its_parts() -> Result<()> {
     cluster.api.start_again().await?;
     took("the API server's second start", started);
     assert_eq!(cluster.api.endpoint(), endpoint);
-    maps.get("one").await?;
+    there(&maps, "one").await?;
     cluster.api.kill9()?;
     cluster.etcd.kill9()?;
     cluster.etcd.start_again().await?;
     cluster.api.start_again().await?;
-    maps.get("one").await?;
+    there(&maps, "one").await?;
 
-    let watch = cluster.admin.watch(maps.clone(), "two");
+    let watch = cluster.admin.watch(maps.clone(), "two").await?;
     maps.create(&make, &config_map("two")?).await?;
     maps.delete("two", &DeleteParams::default()).await?;
     eventually(PATIENCE, "the watch has seen both", || async {
@@ -230,6 +230,15 @@ async fn a_cluster_survives_the_death_of_its_parts() -> Result<()> {
     cluster.api.resume()?;
     get.await?;
     Ok(())
+}
+
+/// Waits for an object: the first request after a restart may be sent on a connection to the server that was.
+async fn there(maps: &Api<ConfigMap>, name: &str) -> Result<()> {
+    eventually(PATIENCE, "the object is there", || async {
+        let get = tokio::time::timeout(Duration::from_secs(5), maps.get(name)).await;
+        Ok(get.context("no answer")?.map(drop)?)
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

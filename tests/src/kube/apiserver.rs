@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::time::Duration;
 
 /// What a test may want to be different.
 #[derive(Clone, Debug)]
@@ -32,6 +33,9 @@ impl Default for ApiOptions {
         Self { token_nodes: vec!["node".to_owned()], audit_bodies: false, args: Vec::new() }
     }
 }
+
+/// How long one question whether it is ready may take.
+const PROBE: Duration = Duration::from_secs(5);
 
 /// A kube-apiserver of the test's own, with the Node and RBAC authorizers and NodeRestriction. Killed on drop.
 #[derive(Debug)]
@@ -125,7 +129,11 @@ impl ApiServer {
                 match ended {
                     // Nothing more to wait for: told apart below.
                     Some(_) => Ok(()),
-                    None => get(&probe, "/readyz").await.map(drop),
+                    // A connection that meets a server in the middle of its start may never be answered.
+                    None => tokio::time::timeout(PROBE, get(&probe, "/readyz"))
+                        .await
+                        .context("/readyz does not answer")?
+                        .map(drop),
                 }
             }
         })

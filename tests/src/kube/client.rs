@@ -4,7 +4,8 @@
 
 use crate::util::{PATIENCE, eventually};
 use anyhow::{Context as _, Result, bail};
-use futures_util::TryStreamExt as _;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, Pod, ServiceAccount};
@@ -160,11 +161,11 @@ impl Admin {
     }
 
     /// Collects every change of the object of this name from now on, its present state being the first.
-    pub fn watch<K>(&self, api: Api<K>, name: &str) -> Watch<K>
+    pub async fn watch<K>(&self, api: Api<K>, name: &str) -> Result<Watch<K>>
     where
         K: Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
-        Watch::start(api, name)
+        Watch::start(api, name).await
     }
 }
 
@@ -200,17 +201,27 @@ pub struct Watch<K> {
 }
 
 impl<K: Clone + DeserializeOwned + Debug + Send + Sync + 'static> Watch<K> {
-    fn start(api: Api<K>, name: &str) -> Self {
+    /// Lists, opens the watch, and goes on with it in the background.
+    async fn start(api: Api<K>, name: &str) -> Result<Self> {
         let state = Arc::new(Mutex::new((Vec::new(), None)));
         // Longer than any test: a watch that ended would have to be taken up where it ended.
         let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(290);
+        // A watch from version 0 would begin with what there is, but an API server refuses that before an etcd as old
+        // as 3.4.23.
+        let only = ListParams { field_selector: params.field_selector.clone(), ..ListParams::default() };
+        let listed = api.list(&only).await.context("cannot list what to watch")?;
+        let version = listed.metadata.resource_version.context("a list has a version")?;
+        for object in listed.items {
+            lock(&state).0.push(Change { at: Instant::now(), object: Some(object) });
+        }
+        let events = api.watch(&params, &version).await.context("cannot watch")?.boxed();
         let seen = state.clone();
         let task = tokio::spawn(async move {
-            if let Err(error) = collect(&api, &params, &seen).await {
+            if let Err(error) = collect(events, &seen).await {
                 lock(&seen).1 = Some(format!("{error:#}"));
             }
         });
-        Self { state, task }
+        Ok(Self { state, task })
     }
 
     /// The changes so far. A watch that has ended is an error: changes may have been missed.
@@ -233,19 +244,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn collect<K>(api: &Api<K>, params: &WatchParams, seen: &Changes<K>) -> Result<()>
-where
-    K: Clone + DeserializeOwned + Debug,
-{
-    // A watch from version 0 would begin with what there is, but an API server refuses that before an etcd as old as
-    // 3.4.23.
-    let only = ListParams { field_selector: params.field_selector.clone(), ..ListParams::default() };
-    let listed = api.list(&only).await?;
-    let version = listed.metadata.resource_version.context("a list has a version")?;
-    for object in listed.items {
-        lock(seen).0.push(Change { at: Instant::now(), object: Some(object) });
-    }
-    let mut events = std::pin::pin!(api.watch(params, &version).await?);
+async fn collect<K>(mut events: BoxStream<'_, kube::Result<WatchEvent<K>>>, seen: &Changes<K>) -> Result<()> {
     while let Some(event) = events.try_next().await? {
         let object = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => Some(object),

@@ -26,7 +26,7 @@ async fn start(cluster: &Cluster, name: &str, via: Option<&str>) -> Result<(Rig,
     rig.says_well().await?;
     // What a fresh node has to say beside the first report is said.
     pass(2).await;
-    let watch = cluster.admin.watch(cluster.admin.nodes(), name);
+    let watch = cluster.admin.watch(cluster.admin.nodes(), name).await?;
     soon("the watch has begun", || async { watch.changes()?.first().map(drop).context("not yet") }).await?;
     Ok((rig, clock, watch))
 }

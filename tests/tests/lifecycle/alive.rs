@@ -39,8 +39,8 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
         well(&agent).await?;
         untainted(cluster).await?;
 
-        let nodes = cluster.admin.watch(cluster.admin.nodes(), NAME);
-        let leases = cluster.admin.watch(cluster.admin.leases(), NAME);
+        let nodes = cluster.admin.watch(cluster.admin.nodes(), NAME).await?;
+        let leases = cluster.admin.watch(cluster.admin.leases(), NAME).await?;
         // The watches begin with what there is.
         until("both watches have begun", || {
             let begun = |count: Result<usize>| count.is_ok_and(|count| count > 0);

@@ -60,7 +60,7 @@ fn neither_kubelet_nor_companion_loses_what_it_wrote_to_the_other() -> Result<()
         let settings = settings(NAME, &identity.kubeconfig())
             .set("node.node_status_update_frequency", "1s")
             .set("node.node_status_report_frequency", "1s");
-        let watch = cluster.admin.watch(cluster.admin.nodes(), NAME);
+        let watch = cluster.admin.watch(cluster.admin.nodes(), NAME).await?;
         let mut agent = Agent::start(&scratch, &containerd.endpoint(), &settings).await?;
         well(&agent).await?;
 
