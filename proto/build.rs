@@ -3,8 +3,24 @@
 use prost::Message as _;
 use std::{env, fs, path::PathBuf};
 
-const FILES: &[&str] =
-    &["cri.proto", "containerd_leases.proto", "containerd_content.proto", "debug.proto", "node.proto"];
+const FILES: &[&str] = &[
+    "cri.proto",
+    "containerd_leases.proto",
+    "containerd_content.proto",
+    "debug.proto",
+    "node.proto",
+    "localnetv1.proto",
+    "endpoints.proto",
+    "kubernetes.proto",
+];
+
+/// Names that JSON spells otherwise than in camel case: the field of kubernetes.proto, its name.
+const KUBERNETES_NAMES: &[(&str, &str)] = &[
+    ("ServiceSpec.cluster_ip", "clusterIP"),
+    ("ServiceSpec.cluster_ips", "clusterIPs"),
+    ("ServiceSpec.external_ips", "externalIPs"),
+    ("SessionAffinityConfig.client_ip", "clientIP"),
+];
 
 /// What the debug API's HTTP side and the CLI show as JSON, with the field names of debug.proto.
 const AS_JSON: &[&str] = &[
@@ -29,6 +45,22 @@ const AS_JSON: &[&str] = &[
 const NODE_AS_JSON: &[&str] =
     &["Heartbeats", "Lease", "Status", "Condition", "SetConditionResponse", "ClearConditionResponse"];
 
+/// The same of endpoints.proto.
+const ENDPOINTS_AS_JSON: &[&str] = &[
+    "State",
+    "SourceState",
+    "FileFault",
+    "NodeState",
+    "Watcher",
+    "ServiceSummary",
+    "Explanation",
+    "PortExplanation",
+    "FamilyExplanation",
+    "TrafficExplanation",
+    "EndpointExplanation",
+    "SliceExplanation",
+];
+
 /// Fields that are shown otherwise than they are kept: the field, its serde attribute.
 const FIELDS_AS_JSON: &[(&str, &str)] = &[
     ("Pull.state", r#"#[serde(serialize_with = "crate::json::pull_state")]"#),
@@ -37,13 +69,25 @@ const FIELDS_AS_JSON: &[(&str, &str)] = &[
 ];
 
 fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Builder {
-    for (package, messages) in [("keelson.debug.v1", AS_JSON), ("keelson.node.v1", NODE_AS_JSON)] {
+    for (package, messages) in [
+        ("keelson.debug.v1", AS_JSON),
+        ("keelson.node.v1", NODE_AS_JSON),
+        ("keelson.endpoints.v1", ENDPOINTS_AS_JSON),
+    ] {
         for message in messages {
             builder = builder.type_attribute(format!(".{package}.{message}"), "#[derive(serde::Serialize)]");
         }
     }
     for (field, attribute) in FIELDS_AS_JSON {
         builder = builder.field_attribute(format!(".keelson.debug.v1.{field}"), *attribute);
+    }
+    builder = builder.type_attribute(
+        ".keelson.kubernetes",
+        "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default, rename_all = \"camelCase\")]",
+    );
+    for (field, name) in KUBERNETES_NAMES {
+        let attribute = format!("#[serde(rename = {name:?})]");
+        builder = builder.field_attribute(format!(".keelson.kubernetes.{field}"), attribute);
     }
     builder
 }

@@ -38,6 +38,31 @@ pub mod node {
     tonic::include_proto!("keelson.node.v1");
 }
 
+/// What Services mean on this node, as full states.
+pub mod localnetv1 {
+    #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+    tonic::include_proto!("localnetv1");
+}
+
+// Generated code names other packages by its own place among them.
+mod keelson {
+    pub(crate) mod endpoints {
+        pub mod v1 {
+            #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+            tonic::include_proto!("keelson.endpoints.v1");
+        }
+    }
+}
+
+/// The same as changes.
+pub use keelson::endpoints::v1 as endpoints;
+
+/// The parts of Kubernetes objects that Services on a node are made of, for protobuf and for JSON.
+pub mod kubernetes {
+    #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+    tonic::include_proto!("keelson.kubernetes");
+}
+
 /// The encoded `FileDescriptorSet` of every file in `proto/proto/`, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 

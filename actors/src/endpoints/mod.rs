@@ -1,0 +1,21 @@
+//! What Services mean on this node.
+//!
+//! Owns: the meaning of one Service ([`view`]), the inputs it is made of and the revisions that come of their changes
+//! ([`core`]), and [`EndpointPublisher`], the actor that takes changes from a source, keeps state and identity
+//! on disk and publishes.
+//! In: [`SourceEvent`]s of a source, by an [`EventSink`]. Out: an [`EndpointsFeed`] that any number of readers follow
+//! without troubling the actor, and [`crate::status::EndpointsView`] for the node's condition.
+//!
+//! ```text
+//!  source ──events──► inputs ──(what changed)──► view ──(bytes differ)──► revision ──► on disk ──► feed
+//! ```
+
+mod feed;
+mod model;
+pub mod view;
+
+pub use feed::{Changes, EndpointsFeed, Freshness, History, Item, Published};
+pub use model::{
+    Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent,
+    SourceKind,
+};

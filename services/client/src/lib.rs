@@ -1,0 +1,1 @@
+//! Follows the service endpoints that a Keelson agent serves.
