@@ -85,6 +85,8 @@ gates! {
     PodAwarePulls: Beta, "0.1", "A queued pull whose pod was deleted fails at once; needs an API server.";
     LeanLeases: Beta, "0.1", "The agent's Lease carries no managedFields, which would be most of what is stored of it.";
     ExternalNodeConditions: Beta, "0.1", "Other processes report node conditions through the agent (SetCondition).";
+    ServiceEndpoints: Beta, "0.1", "The Endpoints API: what Services mean on this node.";
+    EndpointDeltas: Beta, "0.1", "The Endpoints API also as changes (keelson.endpoints.v1/Watch), beside full states.";
     PerRegistryPullLimit: Alpha, "0.1", "Limits the pulls from one registry, so that a slow one cannot hold every slot.";
 }
 

@@ -34,6 +34,10 @@ pub use error::{Errors, Fault, Problem};
 pub use gates::{FeatureGates, Gate, GateSpec, Stage, list_gates};
 pub use load::{DEFAULT_FILE, Entry, Loaded, Sources, load};
 pub use origin::Origin;
-pub use settings::{Agent, Cri, Debug, Key, Kube, Node, Pulls, Section, Settings, schema, sections};
+pub use settings::{
+    Agent, Cri, Debug, Endpoints, Key, Kube, Node, Pulls, Section, Settings, schema, sections,
+};
 pub use show::{Format, render_show};
-pub use values::{Enforce, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull};
+pub use values::{
+    EndpointsSource, Enforce, ListenSpec, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull,
+};

@@ -221,7 +221,10 @@ fn kind(value: Json) -> ValueKind {
         Json::Bool(b) => ValueKind::Boolean(b),
         Json::Number(n) => n.as_i64().map_or(ValueKind::Nil, ValueKind::I64),
         Json::String(s) => ValueKind::String(s),
-        Json::Null | Json::Array(_) | Json::Object(_) => ValueKind::Nil,
+        Json::Array(items) => {
+            ValueKind::Array(items.into_iter().map(|item| Value::new(None, kind(item))).collect())
+        }
+        Json::Null | Json::Object(_) => ValueKind::Nil,
     }
 }
 
@@ -290,6 +293,10 @@ fn raw(kind: ValueKind) -> Raw {
         ValueKind::Boolean(b) => Raw::Bool(b),
         ValueKind::I64(i) => Raw::Int(i),
         ValueKind::String(s) => Raw::Text(s),
+        ValueKind::Array(items) => {
+            let texts: Result<_, _> = items.into_iter().map(Value::into_string).collect();
+            texts.map_or(Raw::Other("a list of something else"), Raw::List)
+        }
         _ => Raw::Other("something else"),
     }
 }

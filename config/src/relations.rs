@@ -6,7 +6,7 @@ use crate::error::{Fault, Problem};
 use crate::gates::Gate;
 use crate::origin::Origin;
 use crate::settings::{GATES_SECTION, Settings};
-use crate::values::Enforce;
+use crate::values::{EndpointsSource, Enforce, ListenSpec, SocketSpec};
 
 /// A demand that is not met: the settings it is about, and the sentence for people.
 struct Violation {
@@ -48,6 +48,7 @@ fn violations(settings: &Settings) -> Vec<Violation> {
     found.extend(sockets(settings));
     found.extend(kube(settings));
     found.extend(node(settings));
+    found.extend(endpoints(settings));
     found
 }
 
@@ -115,6 +116,47 @@ fn node(settings: &Settings) -> Vec<Violation> {
     found
 }
 
+fn endpoints(settings: &Settings) -> Vec<Violation> {
+    let (endpoints, kube) = (&settings.endpoints, &settings.kube);
+    let mut found = Vec::new();
+    if endpoints.source == EndpointsSource::Files && endpoints.manifests.is_none() {
+        found.push(Violation {
+            keys: &["endpoints.source", "endpoints.manifests"],
+            message: "source = \"files\" needs a folder; set manifests, or source = \"off\"".into(),
+        });
+    }
+    let cluster = kube.kubeconfig.is_some() || kube.in_cluster || !kube.server.is_empty();
+    if endpoints.source == EndpointsSource::Kube && !cluster {
+        found.push(Violation {
+            keys: &["endpoints.source", "kube.kubeconfig", "kube.in_cluster", "kube.server"],
+            message: "source = \"kube\" needs an API server; set one in [kube], or source = \"off\"".into(),
+        });
+    }
+    let remote = endpoints.listen.iter().find(|spec| match spec {
+        ListenSpec::Unix(_) => false,
+        ListenSpec::Tcp(address) => !address.ip().to_canonical().is_loopback(),
+    });
+    if let Some(remote) = remote.filter(|_| !endpoints.allow_remote) {
+        found.push(Violation {
+            keys: &["endpoints.listen", "endpoints.allow_remote"],
+            message: format!(
+                "{remote} is not a loopback address, and anybody who can reach it could read every Service; use \
+                 127.0.0.1 or [::1], or set allow_remote = true"
+            ),
+        });
+    }
+    let mut seen = BTreeSet::new();
+    let free_port = |spec: &ListenSpec| matches!(spec, ListenSpec::Tcp(address) if address.port() == 0);
+    let twice = endpoints.listen.iter().find(|spec| !free_port(spec) && !seen.insert(spec.to_string()));
+    if let Some(spec) = twice {
+        found.push(Violation {
+            keys: &["endpoints.listen"],
+            message: format!("{spec} is there twice; name each address once"),
+        });
+    }
+    found
+}
+
 fn pulls(settings: &Settings) -> Vec<Violation> {
     let mut found = Vec::new();
     let pulls = &settings.pulls;
@@ -170,10 +212,19 @@ fn sockets(settings: &Settings) -> Vec<Violation> {
         (listen, debug, &["cri.listen", "debug.listen"]),
         (runtime, debug, &["cri.runtime_endpoint", "debug.listen"]),
     ];
+    let others: [(_, &'static [&'static str]); 3] = [
+        (listen, &["cri.listen", "endpoints.listen"]),
+        (runtime, &["cri.runtime_endpoint", "endpoints.listen"]),
+        (debug, &["debug.listen", "endpoints.listen"]),
+    ];
+    let is = |socket: &SocketSpec| ListenSpec::Unix(socket.clone());
+    let taken = others.into_iter().filter(|(socket, _)| settings.endpoints.listen.contains(&is(socket)));
     pairs
         .into_iter()
         .filter(|(a, b, _)| a == b)
-        .map(|(socket, _, keys)| Violation {
+        .map(|(socket, _, keys)| (socket, keys))
+        .chain(taken)
+        .map(|(socket, keys)| Violation {
             keys,
             message: format!("{} are both {socket}; give each a socket of its own", keys.join(" and ")),
         })

@@ -11,7 +11,8 @@ use tracing_subscriber::EnvFilter;
 use crate::error::{Fault, quote};
 use crate::suggest::nearest;
 use crate::values::{
-    Choice, Enforce, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull, path_fault,
+    Choice, EndpointsSource, Enforce, ListenSpec, LogFormat, Register, Role, SocketMode, SocketSpec,
+    WhenFull, path_fault,
 };
 
 /// A value as a layer gives it, before it is known to be right.
@@ -23,6 +24,8 @@ pub(crate) enum Raw {
     Text(String),
     /// Text of a source without types (environment, flags): the setting decides what it is.
     Untyped(String),
+    /// A list of texts.
+    List(Vec<String>),
     /// Something that no setting takes; the words name it for an error.
     Other(&'static str),
 }
@@ -34,6 +37,7 @@ impl Raw {
             Self::Int(i) => format!("the number {i}"),
             Self::Text(t) => format!("the text {}", quote(t)),
             Self::Untyped(t) => quote(t),
+            Self::List(_) => "a list".into(),
             Self::Other(what) => (*what).into(),
         };
         Fault::WrongType { expected: expected.into(), found }
@@ -399,6 +403,31 @@ impl Setting for SocketSpec {
     }
 }
 
+impl Setting for Vec<ListenSpec> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        let texts: Vec<&str> = match raw {
+            Raw::List(texts) => texts.iter().map(|text| text.trim()).collect(),
+            // Where there are no lists: separated by commas, which neither kind of address holds.
+            _ => raw
+                .text("a list of addresses, such as [\"unix:///run/keelson/name.sock\"]")?
+                .split(',')
+                .collect(),
+        };
+        let given = texts.into_iter().map(str::trim).filter(|text| !text.is_empty());
+        given.map(ListenSpec::parse).collect()
+    }
+
+    fn show(&self) -> Json {
+        self.iter().map(ToString::to_string).collect()
+    }
+
+    fn describe(_: &Any) -> String {
+        "list of `unix:///path` and `tcp://address:port`; as text with commas between them".into()
+    }
+}
+
 impl Setting for SocketMode {
     type Rule = Any;
 
@@ -478,7 +507,7 @@ macro_rules! choices {
         }
     )+};
 }
-choices!(WhenFull, Enforce, LogFormat, Role, Register);
+choices!(WhenFull, Enforce, LogFormat, Role, Register, EndpointsSource);
 
 #[cfg(test)]
 mod tests {

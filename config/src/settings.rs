@@ -13,7 +13,9 @@ use serde_json::Value as Json;
 use crate::error::Fault;
 use crate::gates::{self, FeatureGates, Gate};
 use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
-use crate::values::{Enforce, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull};
+use crate::values::{
+    EndpointsSource, Enforce, ListenSpec, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull,
+};
 
 /// The section of the gates, whose keys are the gates' names.
 pub(crate) const GATES_SECTION: &str = "feature_gates";
@@ -346,6 +348,27 @@ settings! {
         kubelet_version: String = String::new(), TextRule::Free("version, or \"\" for the agent's"), restart;
     }
 
+    /// Service endpoints: what Services mean on this node, for dataplanes and other processes.
+    endpoints: Endpoints {
+        /// Where Services and EndpointSlices come from: `kube` (the API server of [kube]), `files` (the folder
+        /// `manifests`), `off`; `auto` takes the API server if there is one, else the folder if there is one.
+        source: EndpointsSource = EndpointsSource::Auto, Any, restart;
+        /// A folder of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.
+        manifests: Option<PathBuf> = None, Any, restart;
+        /// Where the Endpoints API is served. Loopback addresses only, unless `allow_remote`.
+        listen: Vec<ListenSpec> = vec![ListenSpec::Unix(SocketSpec::built_in("/run/keelson/endpoints.sock"))], Any, restart;
+        /// Allow `listen` addresses that other machines can reach. There is no authentication on them.
+        allow_remote: bool = false, Any, restart;
+        /// Permissions of the sockets in `listen`.
+        socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
+        /// While changes keep coming, at most one revision in this time; the first after a pause is published at once.
+        min_interval: Duration = ms(10), within(secs(0), secs(10)), restart;
+        /// For how many revisions it is known what changed, so that a client that was away gets only that.
+        history: u32 = 1000, within(1, 100_000), restart;
+        /// How many clients may follow at once; further ones are told RESOURCE_EXHAUSTED.
+        max_watchers: u32 = 1000, within(1, 100_000), restart;
+    }
+
     /// The debug socket (gRPC) and the debug page, metrics and probes (HTTP).
     debug: Debug {
         /// The socket of the debug API, which `keelson pulls`, `keelson actors` and the like use.
@@ -385,6 +408,7 @@ mod tests {
             Json::Bool(b) => Raw::Bool(*b),
             Json::Number(n) => Raw::Int(n.as_i64().unwrap()),
             Json::String(s) => Raw::Text(s.clone()),
+            Json::Array(all) => Raw::List(all.iter().map(|one| one.as_str().unwrap().into()).collect()),
             other => panic!("{other}"),
         }
     }
@@ -395,6 +419,7 @@ mod tests {
             assert_eq!(key.check(&raw(&key.default)).as_ref(), Ok(&key.default), "{}", key.path);
             let text = match &key.default {
                 Json::String(s) => s.clone(),
+                Json::Array(all) => all.iter().map(|one| one.as_str().unwrap()).collect::<Vec<_>>().join(","),
                 other => other.to_string(),
             };
             assert_eq!(key.check(&Raw::Untyped(text)).as_ref(), Ok(&key.default), "{}", key.path);

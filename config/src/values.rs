@@ -1,6 +1,7 @@
 //! The types that settings take where a plain number, text or duration would say too little.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Fault, quote};
@@ -8,6 +9,7 @@ use crate::error::{Fault, quote};
 /// The longest path that `sockaddr_un` holds on Linux, without its closing zero.
 const SOCKET_PATH_BYTES: usize = 107;
 const SOCKET_EXAMPLE: &str = "unix:///run/keelson/name.sock";
+const TCP_EXAMPLE: &str = "tcp://127.0.0.1:12345";
 
 /// A unix socket, written `unix:///absolute/path`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -99,6 +101,46 @@ pub(crate) fn path_fault(path: &str) -> Option<String> {
 impl fmt::Display for SocketSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unix://{}", self.path.display())
+    }
+}
+
+/// Where something listens: `unix:///absolute/path` or `tcp://address:port`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ListenSpec {
+    /// A unix socket.
+    Unix(SocketSpec),
+    /// An IP address and a port; port 0 takes a free one.
+    Tcp(SocketAddr),
+}
+
+impl ListenSpec {
+    /// Reads either form.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] that says what is wrong and what would be right.
+    pub fn parse(text: &str) -> Result<Self, Fault> {
+        let Some(address) = text.strip_prefix("tcp://") else {
+            return SocketSpec::parse(text).map(Self::Unix);
+        };
+        if address.contains('@') {
+            return Err(Fault::UserInfo { right: TCP_EXAMPLE });
+        }
+        address.trim_end_matches('/').parse().map(Self::Tcp).map_err(|_| Fault::Malformed {
+            what: "an address to listen at",
+            value: quote(text),
+            reason: "after tcp:// come an IP address and a port".into(),
+            right: format!("write {TCP_EXAMPLE} or tcp://[::1]:12345"),
+        })
+    }
+}
+
+impl fmt::Display for ListenSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(socket) => socket.fmt(f),
+            Self::Tcp(address) => write!(f, "tcp://{address}"),
+        }
     }
 }
 
@@ -235,6 +277,20 @@ choice! {
     }
 }
 
+choice! {
+    /// Where Services and their endpoints come from.
+    EndpointsSource {
+        /// The API server if one is configured, else manifests if a folder of them is, else nowhere.
+        Auto = "auto",
+        /// The API server.
+        Kube = "kube",
+        /// A folder of manifests.
+        Files = "files",
+        /// Nowhere: the chore is off.
+        Off = "off",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,6 +319,24 @@ mod tests {
         assert!(SocketSpec::parse(&long).is_ok());
         let message = SocketSpec::parse(&format!("{long}x")).unwrap_err().to_string();
         assert!(message.contains("108 bytes"), "{message}");
+    }
+
+    #[test]
+    fn addresses_to_listen_at() {
+        for text in ["unix:///run/keelson/endpoints.sock", "tcp://127.0.0.1:12345", "tcp://[::1]:0"] {
+            assert_eq!(ListenSpec::parse(text).unwrap().to_string(), text);
+        }
+        for (text, part) in [
+            ("tcp://localhost:12345", "an IP address and a port"),
+            ("tcp://127.0.0.1", "an IP address and a port"),
+            ("tcp://", "an IP address and a port"),
+            ("http://127.0.0.1:1", r#"scheme is "http""#),
+            ("127.0.0.1:12345", "no scheme"),
+        ] {
+            let message = ListenSpec::parse(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text:?}: {message}");
+        }
+        assert_eq!(ListenSpec::parse("tcp://joe:x@host:1"), Err(Fault::UserInfo { right: TCP_EXAMPLE }));
     }
 
     #[test]

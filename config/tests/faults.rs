@@ -206,7 +206,7 @@ fn environment_names() {
         (
             "KEELSON_FOO__BAR",
             "1",
-            "unknown section \"foo\"; the sections are agent, cri, pulls, kube, node, debug, feature_gates",
+            "unknown section \"foo\"; the sections are agent, cri, pulls, kube, node, endpoints, debug, feature_gates",
         ),
         (
             "KEELSON_PULL__WHEN_FUL",
@@ -293,7 +293,7 @@ fn flags() {
         error,
         "flag --feature-gates Xyzzy: unknown feature gate \"Xyzzy\"; known gates: PullDeduplication, \
          PresentImageFastLane, KeepPullProgress, ResumePulls, PullOption, NodeHeartbeats, PodAwarePulls, LeanLeases, \
-         ExternalNodeConditions, PerRegistryPullLimit, AllAlpha, \
+         ExternalNodeConditions, ServiceEndpoints, EndpointDeltas, PerRegistryPullLimit, AllAlpha, \
          AllBeta\n\
          flag --feature-gates PullOption: feature_gates.PullOption: expected true or false, found \"maybe\""
     );
@@ -378,6 +378,15 @@ fn relations() {
         ("kube.context=prod", None, "chooses within a kubeconfig"),
         ("kube.token_file=/etc/token", None, "are for server"),
         ("kube.server=https://10.0.0.1:6443", None, "server needs credentials"),
+        ("endpoints.source=files", None, "needs a folder"),
+        ("endpoints.source=kube", None, "needs an API server"),
+        ("endpoints.listen=tcp://10.0.0.7:12345", None, "not a loopback address"),
+        ("endpoints.listen=unix:///run/a,unix:///run/a", None, "there twice"),
+        (
+            "endpoints.listen=unix:///run/a,unix:///run/keelson/debug.sock",
+            None,
+            "debug.listen and endpoints.listen are",
+        ),
         ("node.lease_duration=40500ms", None, "whole seconds"),
         ("node.node_status_report_frequency=5s", None, "more often than it is worked out"),
     ] {
@@ -395,6 +404,11 @@ fn relations() {
         vec!["debug.http="],
         vec!["kube.kubeconfig=/etc/kubernetes/kubelet.conf", "kube.context=prod", "node.role=node"],
         vec!["kube.in_cluster=true"],
+        vec!["kube.in_cluster=true", "endpoints.source=kube"],
+        vec!["endpoints.source=files", "endpoints.manifests=/etc/keelson/manifests"],
+        vec!["endpoints.listen=unix:///run/a, tcp://127.0.0.1:12345, tcp://[::1]:0, tcp://[::1]:0"],
+        vec!["endpoints.listen=tcp://0.0.0.0:12345", "endpoints.allow_remote=true"],
+        vec!["endpoints.listen="],
         vec!["kube.server=https://[fd00::1]:6443", "kube.token_file=/etc/token"],
         vec!["pulls.per_registry_max_parallel_image_pulls=2", "feature_gates.AllAlpha=true"],
     ] {

@@ -17,7 +17,11 @@ struct Layers {
 }
 
 fn text(value: &Json) -> String {
-    value.as_str().map_or_else(|| value.to_string(), Into::into)
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Array(all) => all.iter().map(text).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
 }
 
 fn env_name(key: &str) -> String {
@@ -184,11 +188,21 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("agent.log_format", _) => words(&["text", "json"]),
         ("pulls.when_full", _) => words(&["wait", "reject"]),
         ("debug.http", _) => any::<(u8, u16)>().prop_map(|(a, p)| format!("127.0.0.{a}:{p}").into()).boxed(),
-        ("cri.socket_mode" | "debug.socket_mode", _) => words(&["0600", "0660", "0770"]),
+        ("endpoints.source", _) => words(&["auto", "off"]),
+        ("endpoints.manifests", _) => word.prop_map(|w| format!("/etc/{w}").into()).boxed(),
+        ("endpoints.listen", _) => any::<(u8, u16)>()
+            .prop_map(|(a, p)| {
+                vec![format!("unix:///run/endpoints.{p}"), format!("tcp://127.0.0.{a}:{p}")].into()
+            })
+            .boxed(),
+        ("cri.socket_mode" | "debug.socket_mode" | "endpoints.socket_mode", _) => {
+            words(&["0600", "0660", "0770"])
+        }
         (path, Json::String(s)) if s.starts_with("unix:") => {
             word.prop_map(move |w| format!("unix:///run/{path}/{w}").into()).boxed()
         }
         ("pulls.progress_retention", _) => (1u32..=1440).prop_map(|m| format!("{m}m").into()).boxed(),
+        ("endpoints.min_interval", _) => (0u32..=10_000).prop_map(|ms| format!("{ms}ms").into()).boxed(),
         ("pulls.progress_interval", _) => (50u32..=60_000).prop_map(|ms| format!("{ms}ms").into()).boxed(),
         (_, Json::String(_)) => (1u32..=119).prop_map(|s| format!("{s}s").into()).boxed(),
         (_, Json::Number(_)) => (1u32..=100).prop_map(Json::from).boxed(),

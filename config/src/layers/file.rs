@@ -147,6 +147,10 @@ fn raw(item: &Item) -> Raw {
         Item::Value(Value::Boolean(b)) => Raw::Bool(*b.value()),
         Item::Value(Value::Integer(i)) => Raw::Int(*i.value()),
         Item::Value(Value::String(s)) => Raw::Text(s.value().clone()),
+        Item::Value(Value::Array(items)) => {
+            let texts: Option<Vec<_>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
+            texts.map_or(Raw::Other("a list that holds something else than texts"), Raw::List)
+        }
         other => Raw::Other(describe(other)),
     }
 }

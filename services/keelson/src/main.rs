@@ -30,7 +30,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the agent.
-    Agent(settings::SettingsArgs),
+    Agent(settings::AgentArgs),
     /// Show the actors of a running agent, or one of them in full.
     Actors(cli::ActorsArgs),
     /// Show queued, running and finished image pulls.
@@ -54,7 +54,7 @@ enum Command {
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
     let outcome = match command {
-        Command::Agent(args) => agent::run(&args),
+        Command::Agent(args) => agent::run(&args.settings()),
         Command::Config(args) => settings::run(&args),
         Command::Actors(args) => ask(cli::run_actors(args)),
         Command::Pulls(args) => ask(cli::run_pulls(args)),

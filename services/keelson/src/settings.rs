@@ -24,6 +24,28 @@ pub(crate) struct SettingsArgs {
     pub(crate) feature_gates: Vec<String>,
 }
 
+/// Flags of `keelson agent`.
+#[derive(Debug, Args)]
+pub(crate) struct AgentArgs {
+    #[command(flatten)]
+    settings: SettingsArgs,
+    /// Where the Endpoints API is served: unix:///path or tcp://address:port; may be repeated. Short for
+    /// --set endpoints.listen=A,B.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<String>,
+}
+
+impl AgentArgs {
+    /// All of them as settings.
+    pub(crate) fn settings(self) -> SettingsArgs {
+        let mut settings = self.settings;
+        if !self.listen.is_empty() {
+            settings.sets.push(format!("endpoints.listen={}", self.listen.join(",")));
+        }
+        settings
+    }
+}
+
 impl SettingsArgs {
     /// Reads and checks everything.
     ///
