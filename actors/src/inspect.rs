@@ -12,7 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use actix::{
@@ -28,6 +28,8 @@ use crate::clock::unix_ms;
 const EVENTS: usize = 50;
 /// Longer handling is recorded as this, so that the histogram stays small: ten minutes.
 const MAX_MICROS: u64 = 600_000_000;
+/// Between two looks whether a full mailbox has room.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Declares messages: fields, result, and the name that people see.
 macro_rules! verbs {
@@ -369,6 +371,24 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         A::Context: ToEnvelope<A, M>,
     {
         self.admit::<M>()?;
+        self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
+    }
+
+    /// Waits for room, sends, and waits for the result. Only for senders of whom there are few: each may hold a
+    /// message that is as large as it likes.
+    ///
+    /// # Errors
+    /// The mailbox is closed, or the actor stopped before it answered.
+    pub async fn ask_waiting<M>(&self, message: M) -> Result<M::Result, MailboxError>
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        while self.admit::<M>().is_err() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
         self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
     }
 

@@ -58,6 +58,8 @@ tables! {
     Settings = 4, "settings";
     /// What was last reported to the API server, the Lease's identity, conditions set by others.
     Heartbeats = 5, "heartbeats";
+    /// What Services mean on this node, as it was last published, and its identity.
+    Endpoints = 6, "endpoints";
 }
 
 impl Table {

@@ -108,7 +108,8 @@ impl Agent {
             .set("cri.listen", format!("unix://{at}/cri.sock"))
             .set("cri.runtime_endpoint", self.runtime_endpoint.as_str())
             .set("debug.listen", format!("unix://{at}/debug.sock"))
-            .set("debug.http", format!("127.0.0.1:{}", self.port));
+            .set("debug.http", format!("127.0.0.1:{}", self.port))
+            .set("endpoints.listen", vec![format!("unix://{at}/endpoints.sock")]);
         let all = merge(own.0, settings.0.clone());
         let text = toml::to_string(&all).context("the settings are no TOML")?;
         fs::write(self.config(), text).with_context(|| format!("cannot write {}", self.config().display()))
@@ -137,6 +138,11 @@ impl Agent {
     /// Its debug socket.
     pub fn debug_socket(&self) -> PathBuf {
         self.folder.join("debug.sock")
+    }
+
+    /// Where its Endpoints API is.
+    pub fn endpoints_target(&self) -> String {
+        format!("unix://{}/endpoints.sock", self.folder.display())
     }
 
     /// Its state folder.

@@ -2,7 +2,8 @@
 //!
 //! Owns: a containerd ([`containerd`]), a registry ([`registry`]), images ([`images`]), a proxy that measures and
 //! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`]), a
-//! cluster: etcd, API server, controllers and kubelets ([`kube`]).
+//! cluster: etcd, API server, controllers and kubelets ([`kube`]), service endpoints with consumers of them
+//! ([`endpoints`]).
 //! In: nothing but the programs that `make test` installs and builds. Out: nothing: every process, mount and file
 //! that a test made is gone when it ends, however it ends.
 //!
@@ -16,6 +17,7 @@ pub mod agent;
 pub mod containerd;
 pub mod cri;
 pub mod driver;
+pub mod endpoints;
 pub mod images;
 pub mod kube;
 pub mod node;

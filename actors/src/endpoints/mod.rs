@@ -10,11 +10,25 @@
 //!  source ──events──► inputs ──(what changed)──► view ──(bytes differ)──► revision ──► on disk ──► feed
 //! ```
 
+mod actor;
+pub mod core;
 mod feed;
+mod inputs;
+mod messages;
+mod metrics;
 mod model;
+mod record;
+mod sink;
 pub mod view;
 
+pub use actor::{EndpointPublisher, EndpointPublisherParts};
+pub use core::EndpointsPolicy;
 pub use feed::{Changes, EndpointsFeed, Freshness, History, Item, Published};
+pub use messages::{
+    CidrChanged, EndpointsCount, ExplainService, InspectEndpoints, ListServices, NodeChanged, ServiceChanged,
+    SliceChanged, SourceHealthChanged,
+};
+pub use metrics::{EndpointMetrics, Resource};
 pub use model::{
     Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent,
     SourceKind,

@@ -1,1 +1,79 @@
 //! Follows the service endpoints that a Keelson agent serves.
+//!
+//! Any process on a node can know what the Services mean there: it follows the agent's socket with this library, and is told
+//! of every Service that is set or deleted, state by state. A state is the meaning of all Services at one moment; it comes
+//! whole or not at all. Agents may restart, be absent or hang: the client waits, connects again and goes on, and a
+//! consumer hears nothing but real changes.
+//!
+//! ```no_run
+//! use keelson_client::{BoxError, Handlers, Options, Position, ServiceEndpoints, ServiceName};
+//!
+//! struct Print;
+//!
+//! impl Handlers for Print {
+//!     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+//!         println!("{name}: {} endpoints", service.endpoints.len());
+//!     }
+//!     fn delete(&mut self, name: &ServiceName) {
+//!         println!("{name} is gone");
+//!     }
+//!     async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
+//!         Ok(println!("-- revision {}", position.rev))
+//!     }
+//! }
+//!
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> std::io::Result<()> {
+//!     keelson_client::run(Options::default(), &mut Print).await.map(|_| ())
+//! }
+//! ```
+//!
+//! What else there is: [`Client::next`] for whole states one by one, [`DiffStore`] to compare such states,
+//! [`EndpointsArgs`] for the flags of a program that uses clap (feature `clap`, on by default), and two complete programs in
+//! the folder `examples`.
+//!
+//! Owns: connections, retries, comparison. In: [`Options`]. Out: calls of [`Handlers`], or [`State`]s; errors to
+//! `tracing` and [`Client::on_trouble`].
+
+#[cfg(feature = "clap")]
+mod args;
+mod client;
+mod connection;
+mod error;
+mod handlers;
+mod options;
+mod retry;
+mod state;
+mod store;
+mod target;
+mod wire;
+
+use std::io;
+
+#[cfg(feature = "clap")]
+pub use args::EndpointsArgs;
+pub use client::Client;
+pub use error::{BoxError, Error};
+pub use handlers::Handlers;
+pub use options::{Api, Options};
+pub use retry::Trouble;
+pub use state::{Position, RawService, ServiceName, State};
+pub use store::DiffStore;
+pub use target::{DEFAULT_TARGET, Target, TargetError};
+
+/// The messages: what Services and the node are. The fields are described in `localnetv1.proto`.
+pub use keelson_proto::localnetv1;
+pub use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
+/// What cancels a [`Client`].
+pub use tokio_util::sync::CancellationToken;
+
+/// Tells a consumer of every state until the process gets SIGINT or SIGTERM; returns where it stood then. For more say in
+/// it see [`Client`].
+///
+/// # Errors
+/// The signals cannot be listened to. Nothing else ends it.
+pub async fn run(options: Options, handlers: &mut impl Handlers) -> io::Result<Position> {
+    let mut client = Client::new(options);
+    client.cancel_on_signals()?;
+    Ok(client.run(handlers).await)
+}

@@ -64,6 +64,13 @@ export function cell(name, className = "") {
   return element;
 }
 
+// A value of note, its tone, and what there is to say of it.
+export function fact(name, value, tone, ...notes) {
+  text(byId(name), value);
+  byId(name).dataset.tone = tone ?? "";
+  text(byId(`${name}-note`), notes.filter(Boolean).join(" · "));
+}
+
 export function empty(name, count) {
   document.querySelector(`[data-empty="${name}"]`).hidden = count > 0;
 }

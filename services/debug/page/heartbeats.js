@@ -1,6 +1,6 @@
 // The section on heartbeats. In: the heartbeats of /debug/events, and the clock. Out: the section's elements.
 
-import { attribute, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
+import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { duration, plural } from "./format.js";
 
 const BEAT_TONES = { well: "good", failing: "bad", starting: "busy" };
@@ -24,12 +24,6 @@ function conditionTone({ type, status }) {
 // Why something fails and since when; "" if it does not.
 function failure({ reason, failing_since_unix_ms: from }, clock) {
   return [from ? `failing for ${duration(clock.now - from)}` : "", reason].filter(Boolean).join(": ");
-}
-
-function fact(name, value, tone, ...notes) {
-  text(byId(name), value);
-  byId(name).dataset.tone = tone ?? "";
-  text(byId(`${name}-note`), notes.filter(Boolean).join(" · "));
 }
 
 function showLease(lease, clock) {

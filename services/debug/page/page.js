@@ -4,6 +4,7 @@
 // whoever asks for a pull.
 
 import { attribute, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
+import { showEndpoints, takeEndpoints } from "./endpoints.js";
 import { bytes, duration, image, left, micros, number, part, plural, state } from "./format.js";
 import { showHeartbeats } from "./heartbeats.js";
 
@@ -396,6 +397,7 @@ function render() {
   }
   const clock = { now: agentNow(), passed: agentNow() - last.now_unix_ms };
   showHeartbeats(last.heartbeats, last.heartbeats_error, clock);
+  showEndpoints(clock);
   showActors(last.actors);
   if (byId("main").getAttribute("aria-busy") === "true") {
     byId("main").setAttribute("aria-busy", "false");
@@ -435,6 +437,10 @@ function connect() {
     clockAhead = last.now_unix_ms - heard;
     failures = 0;
     connection("live");
+    render();
+  });
+  source.addEventListener("endpoints", (event) => {
+    takeEndpoints(JSON.parse(event.data));
     render();
   });
   source.onerror = () => lose(mine);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use keelson_proto::{debug as pb, node};
+use keelson_proto::{debug as pb, endpoints as ep, node};
 use tokio::sync::watch;
 
 use crate::{AgentView, Check, ConditionError, ViewError};
@@ -12,6 +12,10 @@ pub(crate) struct Script {
     pub(crate) pulls: Result<pb::PullList, ViewError>,
     pub(crate) limit: Result<pb::Limit, ViewError>,
     pub(crate) heartbeats: Result<node::Heartbeats, ViewError>,
+    /// With every Service there is.
+    pub(crate) endpoints: Result<ep::State, ViewError>,
+    /// Of the only Service that can be explained.
+    pub(crate) explanation: Result<ep::Explanation, ViewError>,
     /// What setting and clearing a condition come to.
     pub(crate) condition: Result<bool, ConditionError>,
     pub(crate) ready: Vec<Check>,
@@ -20,6 +24,8 @@ pub(crate) struct Script {
     pub(crate) stuck: bool,
     /// `max_queued` of every question about pulls.
     pub(crate) asked: Vec<u32>,
+    /// `max_services` of every question about endpoints, with the namespace.
+    pub(crate) asked_endpoints: Vec<(String, u32)>,
     /// Every limit that was set.
     pub(crate) set: Vec<Option<u32>>,
     /// Every condition that was set.
@@ -44,11 +50,14 @@ impl Fake {
             pulls: Ok(pulls()),
             limit: Ok(limit()),
             heartbeats: Ok(heartbeats()),
+            endpoints: Ok(endpoints()),
+            explanation: Ok(explanation()),
             condition: Ok(true),
             ready: vec![check("store", true, ""), check("runtime", true, "")],
             live: vec![check("actors", true, "")],
             stuck: false,
             asked: Vec::new(),
+            asked_endpoints: Vec::new(),
             set: Vec::new(),
             conditions: Vec::new(),
             cleared: Vec::new(),
@@ -136,6 +145,72 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         lease: Some(node::Lease { name: "n1".into(), state: "well".into(), age_ms: 4, ..Default::default() }),
         status: Some(node::Status { state: "well".into(), reports: 2, ..Default::default() }),
         conditions: vec![ready],
+        ..Default::default()
+    }
+}
+
+pub(crate) fn endpoints() -> ep::State {
+    let service = |namespace: &str, name: &str, port: &str| ep::ServiceSummary {
+        namespace: namespace.into(),
+        name: name.into(),
+        r#type: "ClusterIP".into(),
+        cluster_ips: vec!["10.96.0.10".into()],
+        ports: vec![port.into()],
+        ready: 2,
+        local_ready: 1,
+        selected: 2,
+        rev: 7,
+    };
+    let list = vec![
+        service("kube-system", "dns", "53/UDP"),
+        service("shop", "cart", "80/TCP"),
+        service("shop", "web", "http 80:30080/TCP"),
+    ];
+    let watcher =
+        ep::Watcher { id: 1, peer: "pid 12".into(), api: "Next".into(), rev: 7, ..Default::default() };
+    ep::State {
+        state: "current".into(),
+        since_unix_ms: 1_000,
+        instance_id: u64::MAX.to_string(),
+        rev: 7,
+        source: "files".into(),
+        source_place: "/etc/keelson/manifests".into(),
+        services: 3,
+        endpoints: 6,
+        watchers: vec![watcher],
+        list,
+        durable: true,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn explanation() -> ep::Explanation {
+    let endpoint = ep::EndpointExplanation {
+        address: "10.1.0.1".into(),
+        port: 8080,
+        ready: true,
+        cluster_set: true,
+        reason: "it is ready".into(),
+        ..Default::default()
+    };
+    let family = ep::FamilyExplanation {
+        family: "IPv4".into(),
+        topology: "none".into(),
+        endpoints: vec![endpoint],
+        ..Default::default()
+    };
+    let port = ep::PortExplanation {
+        protocol: "TCP".into(),
+        port: 80,
+        families: vec![family],
+        ..Default::default()
+    };
+    ep::Explanation {
+        namespace: "shop".into(),
+        name: "web".into(),
+        served: true,
+        ports: vec![port],
+        rev: 7,
         ..Default::default()
     }
 }
@@ -230,6 +305,21 @@ impl AgentView for Fake {
         self.perhaps_stuck().await;
         self.script().cleared.push(kind.to_owned());
         self.script().condition.clone().map(drop)
+    }
+
+    async fn endpoints(&self, namespace: &str, max_services: u32) -> Result<ep::State, ViewError> {
+        self.perhaps_stuck().await;
+        self.script().asked_endpoints.push((namespace.to_owned(), max_services));
+        let mut state = self.script().endpoints.clone()?;
+        state.list.retain(|service| namespace.is_empty() || service.namespace == namespace);
+        state.list.truncate(usize::try_from(max_services).unwrap());
+        Ok(state)
+    }
+
+    async fn explain(&self, namespace: &str, name: &str) -> Result<Option<ep::Explanation>, ViewError> {
+        self.perhaps_stuck().await;
+        let explanation = self.script().explanation.clone()?;
+        Ok((explanation.namespace == namespace && explanation.name == name).then_some(explanation))
     }
 
     async fn livez(&self) -> Vec<Check> {

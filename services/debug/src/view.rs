@@ -1,11 +1,12 @@
 //! What the debug endpoint needs from the agent.
 //!
 //! Owns: [`AgentView`], its errors, and the bound on how long it may take to answer.
-//! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1` and `keelson.node.v1`.
+//! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1`, `keelson.node.v1` and
+//! of `keelson.endpoints.v1`'s service Inspection.
 
 use std::{future::Future, time::Duration};
 
-use keelson_proto::{debug as pb, node};
+use keelson_proto::{debug as pb, endpoints, node};
 use tokio::sync::watch;
 
 /// How long the agent may take to answer before the asker is told that it does not. A view that finds
@@ -31,7 +32,7 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// Running pulls, at most `max_queued` of the queue, and the newest finished ones.
     fn pulls(&self, max_queued: u32) -> impl Future<Output = Result<pb::PullList, ViewError>> + Send;
 
-    /// Bumped whenever pulls, actors or heartbeats changed. A bump too many costs little, one too few leaves a
+    /// Bumped whenever pulls, actors, heartbeats or endpoints changed. A bump too many costs little, one too few leaves a
     /// watcher with old news.
     fn changes(&self) -> watch::Receiver<u64>;
 
@@ -59,6 +60,22 @@ pub trait AgentView: Clone + Send + Sync + 'static {
 
     /// Takes a condition that was set by [`AgentView::set_condition`] out of the node's status.
     fn clear_condition(&self, kind: &str) -> impl Future<Output = Result<(), ConditionError>> + Send;
+
+    /// How the service endpoints fare, with at most `max_services` Services of `namespace`; empty: of all. Where the
+    /// chore is off that is the answer, and no error.
+    fn endpoints(
+        &self,
+        namespace: &str,
+        max_services: u32,
+    ) -> impl Future<Output = Result<endpoints::State, ViewError>> + Send;
+
+    /// One Service: who may reach it how, and why an endpoint is chosen or not; `None` if neither a Service nor an
+    /// EndpointSlice of that name is known.
+    fn explain(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<endpoints::Explanation>, ViewError>> + Send;
 
     /// Whether the process should live on: what only a restart can mend.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;

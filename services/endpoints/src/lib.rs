@@ -1,4 +1,10 @@
-//! Serves what Services mean on this node, and reads them from manifests.
+//! Service endpoints on the wire and in files.
+//!
+//! Owns: [`server`], the Endpoints API that any process of the node may follow, and [`files`], the source that reads
+//! manifests from a folder.
+//! In: an [`EndpointsFeed`](keelson_actors::endpoints::EndpointsFeed) and bound listeners; a folder. Out: states as
+//! they are published; [`SourceEvent`](keelson_actors::endpoints::SourceEvent)s. What a Service means on this node is
+//! decided between the two, by [`keelson_actors::endpoints`].
 
 pub mod files;
 pub mod server;

@@ -39,6 +39,10 @@ enum Command {
     Limit(cli::LimitArgs),
     /// Show the node's heartbeats (Lease, status, conditions); set or clear a condition.
     Node(cli::NodeArgs),
+    /// Show the service endpoints: how fresh they are, every Service, and why an endpoint is chosen or not.
+    Endpoints(cli::EndpointsArgs),
+    /// Show what Services mean on this node, as it changes.
+    Watch(cli::WatchArgs),
     /// Show the durable state of a running agent.
     State(cli::StateArgs),
     /// Check and explain the settings.
@@ -60,6 +64,8 @@ fn main() -> ExitCode {
         Command::Pulls(args) => ask(cli::run_pulls(args)),
         Command::Limit(args) => ask(cli::run_limit(args)),
         Command::Node(args) => ask(cli::run_node(args)),
+        Command::Endpoints(args) => ask(cli::run_endpoints(args)),
+        Command::Watch(args) => ask(cli::run_watch(args)),
         Command::State(args) => ask(cli::run_state(args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "keelson", &mut std::io::stdout());

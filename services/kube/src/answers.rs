@@ -54,6 +54,20 @@ pub(crate) struct Status {
     pub(crate) details: Option<StatusDetails>,
 }
 
+impl From<protobuf::Status> for Status {
+    fn from(status: protobuf::Status) -> Self {
+        Self {
+            kind: Some("Status".to_owned()),
+            message: Some(status.message),
+            reason: Some(status.reason),
+            code: u16::try_from(status.code).ok(),
+            details: status
+                .details
+                .map(|d| StatusDetails { retry_after_seconds: Some(i64::from(d.retry_after_seconds)) }),
+        }
+    }
+}
+
 /// Its details, in part.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -146,15 +160,7 @@ pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
 /// The Status in the body, in either encoding; none if it is something else, such as a proxy's page.
 fn status_of(answer: &Answer) -> Option<Status> {
     if let Some(status) = protobuf::status(&answer.body) {
-        return Some(Status {
-            kind: None,
-            message: Some(status.message),
-            reason: Some(status.reason),
-            code: Some(answer.status.as_u16()),
-            details: status
-                .details
-                .map(|d| StatusDetails { retry_after_seconds: Some(i64::from(d.retry_after_seconds)) }),
-        });
+        return Some(status.into());
     }
     serde_json::from_slice::<Status>(&answer.body)
         .ok()

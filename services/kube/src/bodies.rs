@@ -19,6 +19,10 @@ pub(crate) const ACCEPT_JSON_METADATA: &str =
 /// Metadata only, as JSON, for a list.
 pub(crate) const ACCEPT_JSON_METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+/// Whole objects as protobuf, for a list.
+pub(crate) const ACCEPT_PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+/// Whole objects as protobuf, for the events of a watch.
+pub(crate) const ACCEPT_PROTOBUF_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 /// Whole objects.
 pub(crate) const ACCEPT_JSON: &str = "application/json";
 /// RFC 7386.

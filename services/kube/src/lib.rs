@@ -2,7 +2,8 @@
 //!
 //! Owns: where the API server is and how the agent proves who it is ([`ClusterSource`]), the connections to it
 //! ([`ApiServer`], which implements [`LeaseApi`](keelson_actors::cluster::LeaseApi) and
-//! [`NodeApi`](keelson_actors::cluster::NodeApi)), and the two watches of the agent ([`watch_node`], [`watch_pods`]).
+//! [`NodeApi`](keelson_actors::cluster::NodeApi)), and the watches of the agent ([`watch_node`], [`watch_pods`],
+//! [`watch_endpoints`]).
 //! In: calls of the actors. Out: HTTP requests, one for each call; answers and typed errors; what a watch saw,
 //! handed to a sink. Nothing here decides when or whether to try again, but for the watches.
 //!
@@ -27,4 +28,4 @@ pub use observe::{RequestObserver, RequestSeen};
 pub use server::{ApiServer, ApiServerParts};
 pub use source::{ClusterSource, ExplicitSource};
 pub use transport::{KeepAlive, USER_AGENT};
-pub use watch::{NodeSink, PodEvent, PodRef, PodSink, watch_node, watch_pods};
+pub use watch::{NodeSink, PodEvent, PodRef, PodSink, node_view, watch_endpoints, watch_node, watch_pods};

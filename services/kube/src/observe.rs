@@ -12,13 +12,14 @@ use keelson_actors::cluster::ApiErrorKind;
 pub struct RequestSeen {
     /// The HTTP method, which is also the label `verb` of client-go's duration metric.
     pub method: &'static str,
-    /// The resource, in the plural and with its subresource: `leases`, `nodes`, `nodes/status`, `pods`.
+    /// The resource, in the plural and with its subresource: `leases`, `nodes`, `nodes/status`, `pods`,
+    /// `services`, `endpointslices`, `servicecidrs`.
     pub resource: &'static str,
     /// The status code, if there was an answer.
     pub status: Option<u16>,
     /// What kind of error it was, if it was one.
     pub error: Option<ApiErrorKind>,
-    /// From the call to the end of the answer; for a watch, to the end of its headers.
+    /// From the call to the end of the answer; for a watch, and a list that leads to one, to the end of its headers.
     pub duration: Duration,
     /// `host:port` of the server; empty if the credentials never could be read.
     pub host: String,

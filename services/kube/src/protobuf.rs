@@ -1,21 +1,22 @@
 //! The few messages of the API's protobuf encoding that the agent reads.
 //!
-//! Owns: the envelope (`k8s\0` and `runtime.Unknown`) and of `meta/v1.PartialObjectMetadata` what is asked for. Field
-//! numbers are those of `k8s.io/apimachinery`'s `generated.proto`, which never change. In: the bytes of an
-//! answer. Out: [`ObjectMeta`].
+//! Owns: the envelope (`k8s\0` and `runtime.Unknown`), of `meta/v1.PartialObjectMetadata` what is asked for, and the
+//! event of a watch. Field numbers are those of `k8s.io/apimachinery`'s `generated.proto`, which never change. In: the
+//! bytes of an answer. Out: [`ObjectMeta`], [`Status`], and what an envelope holds.
 
+use bytes::Bytes;
 use prost::Message;
 
 /// With these bytes every protobuf answer begins.
-const MAGIC: &[u8] = b"k8s\0";
+pub(crate) const MAGIC: &[u8] = b"k8s\0";
 
 /// `runtime.Unknown`: the envelope.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Unknown {
     #[prost(message, optional, tag = "1")]
     pub(crate) type_meta: Option<TypeMeta>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub(crate) raw: Vec<u8>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(crate) raw: Bytes,
 }
 
 /// `runtime.TypeMeta`.
@@ -54,6 +55,8 @@ pub(crate) struct Status {
     pub(crate) reason: String,
     #[prost(message, optional, tag = "5")]
     pub(crate) details: Option<StatusDetails>,
+    #[prost(int32, tag = "6")]
+    pub(crate) code: i32,
 }
 
 /// `meta/v1.StatusDetails`, in part.
@@ -63,14 +66,42 @@ pub(crate) struct StatusDetails {
     pub(crate) retry_after_seconds: i32,
 }
 
+/// `meta/v1.ListMeta`, in part.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ListMeta {
+    #[prost(string, tag = "2")]
+    pub(crate) resource_version: String,
+}
+
+/// `meta/v1.WatchEvent`, which on the wire has no envelope of its own; its object has one.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct WatchEvent {
+    #[prost(string, tag = "1")]
+    pub(crate) kind: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) object: Option<RawExtension>,
+}
+
+/// `runtime.RawExtension`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RawExtension {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) raw: Bytes,
+}
+
 /// Takes an answer out of its envelope.
 pub(crate) fn open(body: &[u8]) -> Option<Unknown> {
     Unknown::decode(body.strip_prefix(MAGIC)?).ok()
 }
 
+/// The same, without copying what is in it.
+pub(crate) fn open_shared(body: &Bytes) -> Option<Unknown> {
+    body.starts_with(MAGIC).then(|| Unknown::decode(body.slice(MAGIC.len()..)).ok())?
+}
+
 /// The metadata in an answer, whole object or [`PartialObjectMetadata`].
 pub(crate) fn metadata(body: &[u8]) -> Option<ObjectMeta> {
-    PartialObjectMetadata::decode(open(body)?.raw.as_slice()).ok()?.metadata
+    PartialObjectMetadata::decode(open(body)?.raw).ok()?.metadata
 }
 
 /// The Status in an answer.
@@ -79,5 +110,5 @@ pub(crate) fn status(body: &[u8]) -> Option<Status> {
     if envelope.type_meta.as_ref().is_none_or(|t| t.kind != "Status") {
         return None;
     }
-    Status::decode(envelope.raw.as_slice()).ok()
+    Status::decode(envelope.raw).ok()
 }

@@ -34,6 +34,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// How many TCP probes a dead network may swallow before the connection is given up.
 const TCP_PROBES: u32 = 3;
 
+/// How much of one answer may come before it is read, in bytes. A watch whose reader is busy holds no more than this,
+/// and ten of them leave room on their connection (5 MiB) for the answers of other requests.
+const STREAM_WINDOW: u32 = 512 << 10;
+
 /// How a connection on which nothing arrives is tested: HTTP/2 PING and TCP keep-alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
@@ -173,6 +177,7 @@ impl Settings {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             .http2_keep_alive_interval(self.keep_alive.idle)
+            .http2_initial_stream_window_size(STREAM_WINDOW)
             .http2_keep_alive_timeout(self.keep_alive.timeout)
             .build(self.connector.clone())
     }

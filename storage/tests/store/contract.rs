@@ -209,7 +209,14 @@ fn stats_count_records(make: fn() -> Made) {
     let counts: BTreeMap<&str, u64> = stats.tables.iter().map(|(name, count)| (&name[..], *count)).collect();
     assert_eq!(
         counts,
-        BTreeMap::from([("heartbeats", 0), ("leases", 1), ("meta", 0), ("pulls", 1), ("settings", 0)])
+        BTreeMap::from([
+            ("endpoints", 0),
+            ("heartbeats", 0),
+            ("leases", 1),
+            ("meta", 0),
+            ("pulls", 1),
+            ("settings", 0)
+        ])
     );
     assert_eq!(stats.schema_version, keelson_storage::SCHEMA_VERSION);
     assert!(stats.size_bytes > 0);

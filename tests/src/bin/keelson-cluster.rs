@@ -69,12 +69,15 @@ fn introduce(cluster: &Cluster, agent: &Agent) {
          \x20   {kubectl} get lease -n kube-node-lease -w     # renewed every 10 s\n\
          \x20   {kubectl} get node {NODE} -o yaml\n\
          \x20   {keelson} node --socket unix://{socket}\n\
+         \x20   {keelson} watch --target {target}\n\
+         \x20   {keelson} endpoints --socket unix://{socket}\n\
          \x20   {keelson} node set-condition DiskSlow True --reason Latency --socket unix://{socket}\n\n\
          \x20   debug page    {url}/\n\
          \x20   kill it       kill -9 {pid}     # after 50 s the node lifecycle controller says Unknown\n\
          \x20   start it      {keelson} agent --config {config}\n\n\
          Ctrl-C ends everything.",
         socket = socket.display(),
+        target = agent.endpoints_target(),
         url = agent.url(),
         pid = agent.pid().unwrap_or_default(),
         config = agent.config().display(),

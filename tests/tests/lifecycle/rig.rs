@@ -65,7 +65,11 @@ pub(crate) async fn shared() -> Result<Arc<Shared>> {
 
 /// Settings of an agent that belongs to this node.
 pub(crate) fn settings(node: &str, kubeconfig: &Path) -> Settings {
-    Settings::new().set("agent.node_name", node).set("kube.kubeconfig", kubeconfig.display().to_string())
+    Settings::new()
+        .set("agent.node_name", node)
+        // Its watches are not heartbeats, and the API server's log is counted here.
+        .set("endpoints.source", "off")
+        .set("kube.kubeconfig", kubeconfig.display().to_string())
 }
 
 /// The same for role `node`. What the machine has left of memory and disk is no matter of these tests.

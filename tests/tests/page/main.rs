@@ -3,6 +3,7 @@
 //! With `KEELSON_PICTURES` naming a folder, the pictures that the browser takes are kept there for people to look at.
 
 mod browser;
+mod endpoints;
 
 use anyhow::{Context as _, Result, ensure};
 use browser::{Browser, Look};
@@ -55,7 +56,7 @@ async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
     desk.until("document.getElementById('connection').dataset.state === 'live'").await?;
     desk.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
     desk.until(&format!("{} === 3", count("#queue [data-pull-id]"))).await?;
-    desk.until(&format!("{} === 4", count("[data-actor]"))).await?;
+    desk.until(&format!("{} === 5", count("[data-actor]"))).await?;
     // Bytes are shown, of a known total.
     desk.until("/MiB of 5\\.\\d MiB/.test(document.getElementById('running').innerText)").await?;
     ensure!(

@@ -4,53 +4,119 @@
 //! node. Out: the Service as the Endpoints API has it, and the same decisions in words. Everything here is a function of
 //! its arguments: equal arguments give equal bytes, in whatever order the slices come.
 //!
+//! ```text
+//!  Service ──facts──┐
+//!  slices ──merge───┴──► candidates ──topology──► Evaluation ──┬──build──► ServiceEndpoints
+//!                                                              └─explain─► Explanation
+//! ```
+//!
 //! The rules are kube-proxy's (1.36): `pkg/proxy/topology.go`, `endpointslicecache.go`, `serviceport.go`.
+
+mod build;
+mod explain;
+mod inputs;
+mod merge;
+mod parse;
+mod service;
+mod topology;
+mod words;
+
+#[cfg(test)]
+pub(crate) mod tests;
 
 use keelson_proto::{
     endpoints as pb,
     localnetv1::{NodeInfo, ServiceEndpoints},
 };
 
+use self::{
+    merge::{Candidate, Merged, SliceUse},
+    parse::PerFamily,
+    service::{Facts, Unserved},
+    topology::Decision,
+};
 use super::{EndpointSlice, NodeView, Service, ServiceCidr, ServiceName};
 
 /// Reduces a Service to what is read of it.
 #[must_use]
 pub fn trim_service(service: Service) -> Service {
-    service
+    inputs::trim_service(service)
 }
 
 /// Reduces a slice to what is read of it.
 #[must_use]
 pub fn trim_slice(slice: EndpointSlice) -> EndpointSlice {
-    slice
+    inputs::trim_slice(slice)
 }
 
-/// The Service that a slice belongs to; none when it does not say so.
+/// The Service that a slice belongs to; none when it does not say so. Slices that count for nothing, such as those of
+/// headless Services, have one too.
 #[must_use]
-pub fn owner(_slice: &EndpointSlice) -> Option<ServiceName> {
-    None
+pub fn owner(slice: &EndpointSlice) -> Option<ServiceName> {
+    merge::owner(slice)
 }
 
 /// When the change that led to this slice was made, in Unix milliseconds: the annotation
 /// `endpoints.kubernetes.io/last-change-trigger-time`. Read it before [`trim_slice`], which drops it.
 #[must_use]
-pub fn triggered_unix_ms(_slice: &EndpointSlice) -> Option<i64> {
-    None
+pub fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
+    inputs::triggered_unix_ms(slice)
 }
 
 /// The Service as the Endpoints API has it; none when it has no frontend.
 #[must_use]
-pub fn view(_service: &Service, _slices: &[EndpointSlice], _node: &NodeView) -> Option<ServiceEndpoints> {
-    None
+pub fn view(service: &Service, slices: &[EndpointSlice], node: &NodeView) -> Option<ServiceEndpoints> {
+    build::service_endpoints(&Evaluation::of(service, slices, node))
 }
 
 /// The same decisions in words; `rev` is left 0. A Service that is not there has slices only.
 #[must_use]
-pub fn explain(_service: Option<&Service>, _slices: &[EndpointSlice], _node: &NodeView) -> pb::Explanation {
-    pb::Explanation::default()
+pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeView) -> pb::Explanation {
+    let evaluation = match service {
+        Some(service) => Evaluation::of(service, slices, node),
+        None => Evaluation::without_service(slices, node),
+    };
+    explain::explanation(&evaluation, node)
 }
 
 /// The node as the Endpoints API has it.
-pub fn node_info<'a>(_node: &NodeView, _cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
-    NodeInfo::default()
+pub fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
+    inputs::node_info(node, cidrs)
+}
+
+/// Everything that is decided about a Service.
+#[derive(Debug, Clone)]
+struct Evaluation<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    facts: Facts<'a>,
+    slices: Vec<SliceUse<'a>>,
+    candidates: Vec<Candidate<'a>>,
+    /// One a port of [`Facts::ports`].
+    decisions: Vec<PerFamily<Decision>>,
+}
+
+impl<'a> Evaluation<'a> {
+    fn of(service: &'a Service, slices: &'a [EndpointSlice], node: &NodeView) -> Self {
+        let metadata = service.metadata.as_ref();
+        let (namespace, name) = metadata.map_or(("", ""), |metadata| (&metadata.namespace, &metadata.name));
+        Self::with((namespace, name), Facts::of(service), slices, node)
+    }
+
+    /// Of slices whose Service is not there; the first that names one says its name.
+    fn without_service(slices: &'a [EndpointSlice], node: &NodeView) -> Self {
+        let name = slices.iter().find_map(merge::service_of).unwrap_or_default();
+        Self::with(name, Facts::unserved(Unserved::Missing), slices, node)
+    }
+
+    fn with(
+        (namespace, name): (&'a str, &'a str),
+        facts: Facts<'a>,
+        slices: &'a [EndpointSlice],
+        node: &NodeView,
+    ) -> Self {
+        let Merged { slices, mut candidates } = merge::merge((namespace, name), &facts, slices, node);
+        let decisions = topology::decide(&facts, &mut candidates);
+        Self { namespace, name, facts, slices, candidates, decisions }
+    }
 }

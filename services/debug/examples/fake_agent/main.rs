@@ -1,13 +1,14 @@
 //! A lively agent without actors or a runtime, to look at the page and the commands with.
 //!
-//! In: `--http ADDRESS`, `--socket PATH`, `--idle` (nothing to do, heartbeats off), `--down` (runtime and API server
-//! are away).
+//! In: `--http ADDRESS`, `--socket PATH`, `--idle` (nothing to do, heartbeats and endpoints off), `--down` (runtime
+//! and API server are away).
 //! Out: the debug API on both, until Ctrl-C.
 //!
 //! ```text
 //! cargo run -p keelson-debug --example fake_agent -- --http 127.0.0.1:9440 --socket /tmp/debug.sock
 //! ```
 
+mod endpoints;
 mod heartbeats;
 mod view;
 mod world;

@@ -1,14 +1,15 @@
 //! The fake agent as the debug endpoint sees it.
 //!
-//! In: the [`World`] and its [`Heartbeats`]. Out: the documents of `keelson.debug.v1` and `keelson.node.v1`.
+//! In: the [`World`], its [`Heartbeats`] and [`Endpoints`]. Out: the documents of the debug API.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
-use keelson_proto::{debug as pb, node};
+use keelson_proto::{debug as pb, endpoints, node};
 use tokio::sync::watch;
 
 use crate::{
+    endpoints::Endpoints,
     heartbeats::Heartbeats,
     world::{Scene, TICK, World, now_ms},
 };
@@ -18,6 +19,7 @@ use crate::{
 pub(crate) struct FakeView {
     world: Arc<Mutex<World>>,
     heartbeats: Arc<Mutex<Heartbeats>>,
+    endpoints: Arc<Endpoints>,
     changes: watch::Receiver<u64>,
     started: i64,
 }
@@ -38,7 +40,8 @@ impl FakeView {
             }
         });
         let heartbeats = Arc::new(Mutex::new(Heartbeats::new(scene)));
-        Self { world, heartbeats, changes, started: now_ms() - 93_784_000 }
+        let endpoints = Arc::new(Endpoints::new(scene));
+        Self { world, heartbeats, endpoints, changes, started: now_ms() - 93_784_000 }
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
@@ -117,7 +120,9 @@ impl AgentView for FakeView {
     }
 
     fn actor_names(&self) -> Vec<String> {
-        ["PullCoordinator", "RuntimeClient", "LeaseRenewer", "StatusReporter"].map(String::from).into()
+        ["PullCoordinator", "RuntimeClient", "LeaseRenewer", "StatusReporter", "EndpointPublisher"]
+            .map(String::from)
+            .into()
     }
 
     async fn pulls(&self, max_queued: u32) -> Result<pb::PullList, ViewError> {
@@ -213,6 +218,18 @@ impl AgentView for FakeView {
         self.beats().clear(kind)
     }
 
+    async fn endpoints(&self, namespace: &str, max_services: u32) -> Result<endpoints::State, ViewError> {
+        Ok(self.endpoints.state(namespace, max_services))
+    }
+
+    async fn explain(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<endpoints::Explanation>, ViewError> {
+        Ok(self.endpoints.explain(namespace, name))
+    }
+
     async fn livez(&self) -> Vec<Check> {
         vec![Check { name: "actors".into(), ok: true, message: String::new(), since_unix_ms: self.started }]
     }
@@ -279,5 +296,6 @@ fn actors(world: &World, started: i64) -> Vec<pb::Actor> {
             ..actor("LeaseRenewer", "restarting", "starts again in 4 s", 871)
         },
         actor("StatusReporter", "off", "no API server is configured", 0),
+        actor("EndpointPublisher", "running", "revision 81204: 10000 Services", 0),
     ]
 }

@@ -1,9 +1,10 @@
 //! The debug API over gRPC.
 //!
-//! Owns: the server on the unix socket: the services Debug and Node, reflection (v1 and v1alpha) and health.
+//! Owns: the server on the unix socket: the services Debug, Node and Inspection, reflection (v1 and v1alpha) and health.
 //! In: a bound listener, the view, and the end. Out: answers until the end, then a short time to finish.
 
 mod health;
+mod inspection;
 mod node;
 mod service;
 #[cfg(test)]
@@ -12,7 +13,10 @@ mod tests;
 use std::{future::Future, io, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream};
-use keelson_proto::{FILE_DESCRIPTOR_SET, debug::debug_server::DebugServer, node::node_server::NodeServer};
+use keelson_proto::{
+    FILE_DESCRIPTOR_SET, debug::debug_server::DebugServer, endpoints::inspection_server::InspectionServer,
+    node::node_server::NodeServer,
+};
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::Semaphore,
@@ -28,7 +32,8 @@ use crate::{
 pub(crate) use service::{DEFAULT_QUEUED, max_queued, no_such_actor};
 
 /// The gRPC services' full names, also those by which their health can be asked.
-const SERVICES: [&str; 2] = ["keelson.debug.v1.Debug", "keelson.node.v1.Node"];
+const SERVICES: [&str; 3] =
+    ["keelson.debug.v1.Debug", "keelson.node.v1.Node", "keelson.endpoints.v1.Inspection"];
 
 /// Connections at once; each costs a file descriptor and a few kilobytes.
 const CONNECTIONS: usize = 512;
@@ -61,7 +66,8 @@ pub async fn serve_grpc<V: AgentView>(
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name("grpc.health.v1.Health");
-        // The descriptors also hold the CRI and containerd's APIs, which are not served here.
+        // The descriptors also hold the CRI and containerd's APIs, and the Endpoints API,
+        // which are not served here.
         SERVICES.iter().fold(all, |some, service| some.with_service_name(*service))
     };
     health::report(&reporter, &view).await;
@@ -72,6 +78,7 @@ pub async fn serve_grpc<V: AgentView>(
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .add_service(DebugServer::new(service::DebugService::new(view.clone(), stop.clone())))
         .add_service(NodeServer::new(node::NodeService::new(view.clone())))
+        .add_service(InspectionServer::new(inspection::InspectionService::new(view.clone())))
         .add_service(health_service)
         .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)
         .add_service(reflection().build_v1alpha().map_err(ServeError::Reflection)?)

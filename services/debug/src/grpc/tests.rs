@@ -1,5 +1,7 @@
 //! The debug API over gRPC: the methods without a socket on paused time, and the server on one.
 
+mod inspection;
+
 use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt as _;
@@ -288,7 +290,7 @@ async fn health_follows_readiness() {
     fake.script().ready = vec![check("runtime", false, "gone")];
     let served = Served::start(&fake);
     let mut health = HealthClient::new(channel(&served.socket).await);
-    for service in ["", "keelson.debug.v1.Debug", "keelson.node.v1.Node"] {
+    for service in ["", "keelson.debug.v1.Debug", "keelson.node.v1.Node", "keelson.endpoints.v1.Inspection"] {
         let answer = health.check(HealthCheckRequest { service: service.into() }).await.unwrap().into_inner();
         assert_eq!(
             answer.status(),
@@ -333,6 +335,7 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
         ask(MessageRequest::ListServices(String::new())),
         ask(MessageRequest::FileContainingSymbol("keelson.debug.v1.Debug.WatchPulls".into())),
         ask(MessageRequest::FileContainingSymbol("keelson.node.v1.Node.SetCondition".into())),
+        ask(MessageRequest::FileContainingSymbol("keelson.endpoints.v1.Inspection.Explain".into())),
     ];
     let mut client = v1::server_reflection_client::ServerReflectionClient::new(channel.clone());
     let mut answers =
@@ -343,8 +346,14 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
     };
     let mut names: Vec<String> = services.into_iter().map(|service| service.name).collect();
     names.sort();
-    assert_eq!(names, ["grpc.health.v1.Health", "keelson.debug.v1.Debug", "keelson.node.v1.Node"]);
-    for _ in 0..2 {
+    let expected = [
+        "grpc.health.v1.Health",
+        "keelson.debug.v1.Debug",
+        "keelson.endpoints.v1.Inspection",
+        "keelson.node.v1.Node",
+    ];
+    assert_eq!(names, expected);
+    for _ in 0..3 {
         match answers.message().await.unwrap().unwrap().message_response.unwrap() {
             v1::server_reflection_response::MessageResponse::FileDescriptorResponse(files) => {
                 assert_eq!(files.file_descriptor_proto.len(), 1);

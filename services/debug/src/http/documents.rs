@@ -1,7 +1,7 @@
 //! The JSON documents and the metrics.
 //!
 //! Owns: `/version`, `/metrics`, `/debug/actors`, `/debug/actors/{name}`, `/debug/pulls`,
-//! `/debug/node`, `/debug/storage`, `/debug/config`, and how errors look: `{"error": "..."}`.
+//! `/debug/node`, `/debug/storage`, `/debug/config`, and how documents and errors look: `{"error": "..."}`.
 //! In: requests. Out: documents with the field names of debug.proto and node.proto, indented for people with curl.
 
 use axum::{
@@ -64,7 +64,7 @@ impl IntoResponse for Failure {
 }
 
 /// Indented JSON.
-pub(super) struct Document<T>(T);
+pub(super) struct Document<T>(pub(super) T);
 
 impl<T: Serialize> IntoResponse for Document<T> {
     fn into_response(self) -> Response {
@@ -82,7 +82,7 @@ impl<T: Serialize> IntoResponse for Document<T> {
     }
 }
 
-type Answer<T> = Result<Document<T>, Failure>;
+pub(super) type Answer<T> = Result<Document<T>, Failure>;
 
 pub(super) async fn version<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::GetVersionResponse> {
     Ok(Document(within(shared.view.version()).await?))
@@ -144,7 +144,8 @@ pub(super) async fn config<V: AgentView>(State(shared): State<Shared<V>>) -> Ans
 pub(super) async fn not_found(uri: Uri) -> Failure {
     let text = format!(
         "there is nothing at {}; there is: / /livez /readyz /metrics /version /debug/actors /debug/actors/NAME \
-         /debug/pulls /debug/node /debug/storage /debug/config /debug/events",
+         /debug/pulls /debug/node /debug/endpoints /debug/endpoints/NAMESPACE/NAME /debug/storage /debug/config \
+         /debug/events",
         uri.path()
     );
     Failure::new(StatusCode::NOT_FOUND, text)

@@ -5,6 +5,7 @@
 //! over HTTP.
 
 mod documents;
+mod endpoints;
 mod events;
 mod gate;
 mod page;
@@ -115,6 +116,8 @@ fn router<V: AgentView>(view: V, bound: SocketAddr, stop: CancellationToken) -> 
         .route("/assets/page.js", get(page::js))
         .route("/assets/format.js", get(page::format_js))
         .route("/assets/heartbeats.js", get(page::heartbeats_js))
+        .route("/assets/endpoints.js", get(page::endpoints_js))
+        .route("/assets/explanation.js", get(page::explanation_js))
         .route("/assets/dom.js", get(page::dom_js))
         .route("/assets/icon.svg", get(page::icon))
         .route("/livez", get(probes::livez::<V>))
@@ -125,6 +128,8 @@ fn router<V: AgentView>(view: V, bound: SocketAddr, stop: CancellationToken) -> 
         .route("/debug/actors/{name}", get(documents::actor::<V>))
         .route("/debug/pulls", get(documents::pulls::<V>))
         .route("/debug/node", get(documents::heartbeats::<V>))
+        .route("/debug/endpoints", get(endpoints::state::<V>))
+        .route("/debug/endpoints/{namespace}/{name}", get(endpoints::explain::<V>))
         .route("/debug/storage", get(documents::storage::<V>))
         .route("/debug/config", get(documents::config::<V>))
         .route("/debug/events", get(events::events::<V>))

@@ -28,6 +28,14 @@ pub(super) async fn heartbeats_js() -> Response {
     file("text/javascript; charset=utf-8", include_str!("../../page/heartbeats.js"))
 }
 
+pub(super) async fn endpoints_js() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("../../page/endpoints.js"))
+}
+
+pub(super) async fn explanation_js() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("../../page/explanation.js"))
+}
+
 pub(super) async fn dom_js() -> Response {
     file("text/javascript; charset=utf-8", include_str!("../../page/dom.js"))
 }

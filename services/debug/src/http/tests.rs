@@ -1,5 +1,7 @@
 //! Every route over HTTP, without a socket; connections over in-memory pipes on paused time.
 
+mod endpoints;
+
 use axum::{
     body::Body,
     http::{HeaderMap, Method, Request, StatusCode, header},
@@ -190,12 +192,14 @@ async fn a_stuck_agent_is_reported_and_not_waited_for() {
         "/debug/actors/PullCoordinator",
         "/debug/pulls",
         "/debug/node",
+        "/debug/endpoints",
+        "/debug/endpoints/shop/web",
     ] {
         let (status, _, text) = get(&fake, path).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
         assert!(text.contains("did not answer within 8 s"), "{path}: {text}");
     }
-    assert_eq!(start.elapsed(), crate::ANSWER_TIMEOUT * 6);
+    assert_eq!(start.elapsed(), crate::ANSWER_TIMEOUT * 8);
     let (status, _, text) = get(&fake, "/livez").await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(text.starts_with("[-]answers failed: the agent did not answer"), "{text}");
@@ -240,17 +244,20 @@ async fn the_page_needs_nothing_from_elsewhere() {
     assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
     // Every file that it names is served, from here.
     let names = html.split(['"', '\'']).filter(|text| text.starts_with("/assets/"));
-    let mut files: Vec<&str> = names.collect();
-    let (_, _, js) = get(&fake, "/assets/page.js").await;
-    let imported: Vec<String> = js
-        .split('"')
-        .filter_map(|text| text.strip_prefix("./"))
-        .map(|name| format!("/assets/{name}"))
-        .collect();
-    assert!(imported.len() >= 3, "{imported:?}");
-    files.extend(imported.iter().map(String::as_str));
-    assert!(files.len() >= 4, "{files:?}");
-    for file in files {
+    let mut files: Vec<String> = names.map(String::from).collect();
+    let mut next = 0;
+    while let Some(file) = files.get(next).cloned() {
+        next += 1;
+        let (_, _, text) = get(&fake, &file).await;
+        for name in text.split('"').filter_map(|text| text.strip_prefix("./")) {
+            let name = format!("/assets/{name}");
+            if !files.contains(&name) {
+                files.push(name);
+            }
+        }
+    }
+    assert!(files.contains(&"/assets/explanation.js".into()) && files.len() >= 8, "{files:?}");
+    for file in &files {
         let (status, headers, text) = get(&fake, file).await;
         assert_eq!(status, StatusCode::OK, "{file}");
         assert!(!text.is_empty() && headers.contains_key(header::CONTENT_TYPE), "{file}");
@@ -273,6 +280,8 @@ const PATHS: &[&str] = &[
     "/debug/actors/PullCoordinator",
     "/debug/pulls",
     "/debug/node",
+    "/debug/endpoints",
+    "/debug/endpoints/shop/web",
     "/debug/storage",
     "/debug/config",
     "/debug/events",
@@ -339,17 +348,27 @@ impl Events {
         Self(response.into_body().into_data_stream())
     }
 
-    /// The next document; `None` at the end. Comments are passed over.
+    /// The next document of the kind `state`; `None` at the end.
     async fn next(&mut self) -> Option<Value> {
+        loop {
+            let (kind, document) = self.any().await?;
+            if kind == "state" {
+                return Some(document);
+            }
+        }
+    }
+
+    /// The next document with its kind; `None` at the end. Comments are passed over.
+    async fn any(&mut self) -> Option<(String, Value)> {
         loop {
             let chunk = self.0.next().await?.unwrap();
             let text = String::from_utf8(chunk.to_vec()).unwrap();
             if text.starts_with(':') {
                 continue;
             }
-            assert!(text.starts_with("event: state\n") && text.ends_with("\n\n"), "{text}");
-            let data = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
-            return Some(serde_json::from_str(data).unwrap());
+            assert!(text.starts_with("event: ") && text.ends_with("\n\n"), "{text}");
+            let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            return Some((field("event: ").to_owned(), serde_json::from_str(field("data: ")).unwrap()));
         }
     }
 }

@@ -9,7 +9,7 @@
 
 mod show;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use keelson_actors::{
     clock::{Clock, unix_ms},
@@ -27,14 +27,15 @@ use keelson_actors::{
 use keelson_config::{Gate, Settings};
 use keelson_debug::Check;
 use keelson_host::LinuxHost;
-use keelson_kube::{
-    ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node, PodEvent, PodRef, watch_node, watch_pods,
-};
+use keelson_kube::{ApiServer, Node, PodEvent, PodRef, watch_node, watch_pods};
 use keelson_storage::SledStore;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::{handles::Handle, rest_client::RestClientMetrics};
+use super::{
+    cluster::{Cluster, NodeSeen, node_channel},
+    handles::Handle,
+};
 
 const LEASE_ACTOR: &str = "LeaseRenewer";
 const STATUS_ACTOR: &str = "StatusReporter";
@@ -51,6 +52,9 @@ pub(super) struct HeartbeatsParts {
     pub(super) runtime_health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
     pub(super) fatal: Fatal,
+    pub(super) cluster: Option<Cluster>,
+    /// How the service endpoints fare.
+    pub(super) endpoints: watch::Receiver<EndpointsView>,
 }
 
 /// The chore, or why it is off.
@@ -67,11 +71,11 @@ pub(super) struct On {
     status: Mailbox<StatusReporter>,
     lease_metrics: LeaseMetrics,
     status_metrics: StatusMetrics,
-    rest_client: RestClientMetrics,
     clock: Clock,
     leases: ApiServer,
     rest: ApiServer,
     healths: Healths,
+    node: watch::Receiver<NodeSeen>,
 }
 
 /// How each part fares.
@@ -141,27 +145,6 @@ pub(crate) fn policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProble
     if wrong.is_empty() { Ok(policy) } else { Err(wrong) }
 }
 
-/// Where the API server is, if the settings name one.
-fn source(settings: &Settings) -> Option<ClusterSource> {
-    let kube = &settings.kube;
-    if let Some(path) = &kube.kubeconfig {
-        let context = (!kube.context.is_empty()).then(|| kube.context.clone());
-        return Some(ClusterSource::Kubeconfig { path: path.clone(), context });
-    }
-    if kube.in_cluster {
-        return Some(ClusterSource::InCluster);
-    }
-    (!kube.server.is_empty()).then(|| {
-        ClusterSource::Explicit(ExplicitSource {
-            server: kube.server.clone(),
-            ca_file: kube.certificate_authority.clone(),
-            token_file: kube.token_file.clone(),
-            client_certificate_file: kube.client_certificate.clone(),
-            client_key_file: kube.client_key.clone(),
-        })
-    })
-}
-
 fn lease_policy(settings: &Settings) -> LeasePolicy {
     let node = settings.agent.node_name.clone();
     let name = match settings.node.role {
@@ -190,13 +173,13 @@ pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, [Hand
     let off = |why: &'static str| {
         (Heartbeats::Off(why), [Handle::off(LEASE_ACTOR, why), Handle::off(STATUS_ACTOR, why)])
     };
-    let Some(source) = source(&parts.settings) else {
+    let Some(cluster) = parts.cluster.clone() else {
         return Ok(off("no API server is configured (section [kube])"));
     };
     if !parts.settings.feature_gates.enabled(Gate::NodeHeartbeats) {
         return Ok(off("the feature gate NodeHeartbeats is off"));
     }
-    let on = start_on(parts, policy, source);
+    let on = start_on(parts, policy, &cluster);
     let handles = [
         Handle::on(&on.lease, || LeaseState {}, || LeaseState {}),
         Handle::on(&on.status, || StatusState {}, || StatusState {}),
@@ -204,18 +187,10 @@ pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, [Hand
     Ok((Heartbeats::On(Box::new(on)), handles))
 }
 
-fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource) -> On {
-    let rest_client = RestClientMetrics::default();
-    let connect = |timeout: Duration| {
-        ApiServer::new(ApiServerParts {
-            timeout,
-            observer: rest_client.observer(),
-            ..ApiServerParts::new(source.clone())
-        })
-    };
+fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> On {
     let lease_policy = lease_policy(&parts.settings);
-    let leases = connect(lease_policy.request_timeout().min(parts.settings.kube.request_timeout));
-    let rest = connect(parts.settings.kube.request_timeout);
+    let leases = cluster.connect(lease_policy.request_timeout().min(cluster.request_timeout));
+    let rest = cluster.connect(cluster.request_timeout);
     let (lease_metrics, status_metrics) = (LeaseMetrics::default(), StatusMetrics::default());
     let role = policy.role;
     let takes_conditions = parts.settings.feature_gates.enabled(Gate::ExternalNodeConditions);
@@ -249,7 +224,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
         runtime: Arc::new(parts.runtime),
         runtime_health: parts.runtime_health,
         pulls: Arc::new(parts.pulls.clone()),
-        endpoints: watch::channel(EndpointsView::Off).1,
+        endpoints: parts.endpoints,
         store: parts.store,
         clock: parts.clock,
         wall: unix_ms,
@@ -267,7 +242,8 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
     );
 
     let (node_health, node_watch) = watch::channel(ChoreHealth::Starting);
-    let watched = WatchedNode { api: rest.clone(), name: node_name.clone(), health: node_health };
+    let (node, node_seen) = node_channel();
+    let watched = WatchedNode { api: rest.clone(), name: node_name.clone(), health: node_health, seen: node };
     let (to_lease, to_status) = (lease.clone(), status.clone());
     arbiter.spawn(async move { watched.follow(to_lease, to_status).await });
     let pod_watch = parts.settings.feature_gates.enabled(Gate::PodAwarePulls).then(|| {
@@ -286,17 +262,17 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, source: ClusterSource)
         status,
         lease_metrics,
         status_metrics,
-        rest_client,
         clock,
         leases,
         rest,
         healths,
+        node: node_seen,
     }
 }
 
 /// After an outage the Lease is renewed within seconds, and the watches' back-off may be a minute: what the one learns
 /// is true for the others.
-async fn wake_watches(api: ApiServer, mut lease: watch::Receiver<ChoreHealth>) {
+pub(super) async fn wake_watches(api: ApiServer, mut lease: watch::Receiver<ChoreHealth>) {
     let mut failing = false;
     while lease.changed().await.is_ok() {
         let well = *lease.borrow_and_update() == ChoreHealth::Well;
@@ -311,12 +287,15 @@ struct WatchedNode {
     api: ApiServer,
     name: String,
     health: watch::Sender<ChoreHealth>,
+    seen: watch::Sender<NodeSeen>,
 }
 
 impl WatchedNode {
-    /// Tells both actors what becomes of the Node.
+    /// Tells both actors, and whoever else wants to know, what becomes of the Node.
     async fn follow(self, lease: Mailbox<LeaseRenewer>, status: Mailbox<StatusReporter>) {
+        let seen = self.seen;
         let tell = move |node: Option<Arc<Node>>| {
+            seen.send_replace(Some(node.clone()));
             let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
             // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.
             lease.deliver(lease::NodeChanged { uid });
@@ -350,6 +329,22 @@ async fn follow_pods(
 }
 
 impl Heartbeats {
+    /// How the Lease fares; none while the chore is off.
+    pub(super) fn lease_health(&self) -> Option<watch::Receiver<ChoreHealth>> {
+        match self {
+            Self::Off(_) => None,
+            Self::On(on) => Some(on.healths.lease.clone()),
+        }
+    }
+
+    /// The Node as it is watched, and how that watch fares; none while the chore is off.
+    pub(super) fn node(&self) -> Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)> {
+        match self {
+            Self::Off(_) => None,
+            Self::On(on) => Some((on.node.clone(), on.healths.node_watch.clone())),
+        }
+    }
+
     /// What readiness depends on: nothing while the chore is off.
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
@@ -363,7 +358,6 @@ impl Heartbeats {
         if let Self::On(on) = self {
             on.lease_metrics.register(registry);
             on.status_metrics.register(registry);
-            on.rest_client.register(registry);
         }
     }
 
@@ -421,28 +415,6 @@ mod tests {
         let keys: Vec<_> =
             policy(&settings).expect_err("three mistakes").into_iter().map(|of| of.key).collect();
         assert_eq!(keys, ["node.register_with_taints", "node.node_ip", "node.eviction_hard"]);
-    }
-
-    #[test]
-    fn the_api_server_is_where_the_settings_say() {
-        let mut settings = Settings::default();
-        assert_eq!(source(&settings), None);
-        settings.kube.server = "https://10.0.0.1:6443".into();
-        settings.kube.token_file = Some("/etc/token".into());
-        let Some(ClusterSource::Explicit(explicit)) = source(&settings) else { panic!("explicit") };
-        assert_eq!(
-            (&*explicit.server, explicit.token_file),
-            ("https://10.0.0.1:6443", settings.kube.token_file)
-        );
-        let mut settings = Settings::default();
-        settings.kube.in_cluster = true;
-        assert_eq!(source(&settings), Some(ClusterSource::InCluster));
-        let mut settings = Settings::default();
-        settings.kube.kubeconfig = Some("/etc/kubeconfig".into());
-        settings.kube.context = "prod".into();
-        let named =
-            ClusterSource::Kubeconfig { path: "/etc/kubeconfig".into(), context: Some("prod".into()) };
-        assert_eq!(source(&settings), Some(named));
     }
 
     #[test]

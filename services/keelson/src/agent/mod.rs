@@ -8,6 +8,8 @@
 //! Start: state, then RuntimeClient, then PullCoordinator (which reads the journal), then the heartbeats, then the
 //! sockets, then READY. Stop: no new pulls, running ones end or the drain time does, then the sockets.
 
+mod cluster;
+mod endpoints;
 mod front;
 mod handles;
 pub(crate) mod heartbeats;
@@ -25,6 +27,7 @@ use anyhow::Context as _;
 use keelson_config::{Loaded, Settings};
 use keelson_cri::listen::Bound;
 use keelson_debug::{serve_grpc, serve_http};
+use keelson_endpoints::server::EndpointsThread;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
@@ -93,6 +96,7 @@ async fn agent(
                 Told::Reload => reload::reload(&args, &mut running, &filter),
             },
             () = running.front.ended() => anyhow::bail!("the CRI front ended by itself"),
+            () = ended(&mut running.endpoints) => anyhow::bail!("the server of the Endpoints API ended by itself"),
         }
     }
     drop(watchdog);
@@ -102,6 +106,14 @@ async fn agent(
     let _ = std::fs::remove_file(settings.agent.state_dir.join(parts::PID_FILE));
     tracing::info!("keelson ends");
     Ok(ExitCode::SUCCESS)
+}
+
+/// When the server of the Endpoints API has ended, which it does not while it is off.
+async fn ended(server: &mut Option<EndpointsThread>) {
+    match server {
+        Some(server) => server.ended().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Removes socket files at the end.
@@ -115,6 +127,10 @@ async fn start(loaded: Loaded, mut inherited: systemd::Inherited) -> anyhow::Res
     // and a socket that cannot be had is a mistake worth knowing before anything is touched.
     let cri = bind(&settings.cri.listen, settings.cri.socket_mode, inherited.cri.take()).await?;
     let debug = bind(&settings.debug.listen, settings.debug.socket_mode, inherited.debug.take()).await?;
+    let (endpoints, endpoints_files) = match endpoints::wanted(&settings) {
+        true => endpoints::bind(&settings).await?,
+        false => (Vec::new(), Vec::new()),
+    };
     let http = match settings.debug.http {
         Some(address) => Some(
             tokio::net::TcpListener::bind(address)
@@ -125,7 +141,7 @@ async fn start(loaded: Loaded, mut inherited: systemd::Inherited) -> anyhow::Res
     };
     let (cri, cri_file) = cri.into_parts();
     let (debug, debug_file) = debug.into_parts();
-    let running = parts::start(loaded, cri)?;
+    let running = parts::start(loaded, parts::Listeners { cri, endpoints })?;
     let (view, stop) = (running.view.clone(), running.stop_debug.subscribe());
     actix::spawn(async move {
         if let Err(error) = serve_grpc(debug, view, told(stop)).await {
@@ -140,7 +156,9 @@ async fn start(loaded: Loaded, mut inherited: systemd::Inherited) -> anyhow::Res
             }
         });
     }
-    Ok((running, Sockets { _files: vec![cri_file, debug_file] }))
+    let mut files = endpoints_files;
+    files.extend([cri_file, debug_file]);
+    Ok((running, Sockets { _files: files }))
 }
 
 async fn bind(
@@ -175,7 +193,12 @@ async fn stop(running: Running, settings: &Arc<Settings>, signals: &mut Signals)
         }
         () = signals.stop() => tracing::warn!("told to stop a second time; pulls that still run go on at the next start"),
     }
-    running.front.stop(LAST_WORDS).await;
+    let endpoints = async {
+        if let Some(server) = running.endpoints {
+            server.stop(LAST_WORDS).await;
+        }
+    };
+    tokio::join!(running.front.stop(LAST_WORDS), endpoints);
     let _ = running.stop_debug.send(true);
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

@@ -11,6 +11,7 @@ use keelson_actors::{
     metrics::Metrics,
     pulls::{Inspected, LimitView, PullCoordinator, PullCoordinatorParts, core::Policy},
     runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
+    status::EndpointsView,
     supervise,
 };
 use keelson_config::{Enforce, Gate, Loaded, Settings, WhenFull};
@@ -18,10 +19,13 @@ use keelson_cri::{
     front::{FrontParts, FrontSettings},
     runtime::ContainerRuntime,
 };
+use keelson_endpoints::server::{EndpointsThread, Listener};
 use keelson_storage::{Outcome, SledStore, StateStore, Table};
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{
+    cluster::Cluster,
+    endpoints::{self, EndpointsParts},
     front::FrontThread,
     handles::Handle,
     heartbeats::{self, HeartbeatsParts},
@@ -45,6 +49,8 @@ pub(super) struct Running {
     pub(super) loaded: watch::Sender<Arc<Loaded>>,
     pub(super) pulls: Mailbox<PullCoordinator>,
     pub(super) front: FrontThread,
+    /// None while that chore is off.
+    pub(super) endpoints: Option<EndpointsThread>,
     pub(super) front_settings: watch::Sender<FrontSettings>,
     pub(super) progress_interval: watch::Sender<std::time::Duration>,
     pub(super) stop_debug: watch::Sender<bool>,
@@ -88,7 +94,13 @@ pub(super) fn front_settings(settings: &Settings) -> FrontSettings {
     }
 }
 
-pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Running> {
+/// Sockets that are bound already.
+pub(super) struct Listeners {
+    pub(super) cri: UnixListener,
+    pub(super) endpoints: Vec<Listener>,
+}
+
+pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Running> {
     let settings = loaded.settings.clone();
     let store = open(&settings)?;
     let instance = instance_id(&*store)?;
@@ -141,7 +153,11 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
     });
     let pulls = Mailbox::new(pulls, recorder);
 
+    let cluster = Cluster::of(&settings);
+    let (endpoints_view, endpoints_seen) = watch::channel(EndpointsView::Off);
     let (heartbeats, [lease, status]) = heartbeats::start(HeartbeatsParts {
+        cluster: cluster.clone(),
+        endpoints: endpoints_seen,
         settings: settings.clone(),
         store: store.clone(),
         clock,
@@ -149,13 +165,26 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
         runtime: runtime.clone(),
         runtime_health: health_seen.clone(),
         changes: changes.clone(),
+        fatal: fatal.clone(),
+    })?;
+    let (endpoints, publisher, endpoints_thread) = endpoints::start(EndpointsParts {
+        settings: settings.clone(),
+        store: store.clone(),
+        clock,
+        cluster: cluster.clone(),
+        node: heartbeats.node(),
+        lease: heartbeats.lease_health(),
+        view: endpoints_view,
+        changes: changes.clone(),
         fatal,
+        listeners: listeners.endpoints,
     })?;
     let actors = vec![
         Handle::on(&pulls, || Inspected {}, || LimitView {}),
         Handle::on(&runtime, || RuntimeState {}, || RuntimeState {}),
         lease,
         status,
+        publisher,
     ];
 
     let (front_settings, live) = watch::channel(front_settings(&settings));
@@ -165,13 +194,15 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
         metrics: metrics.clone(),
         settings: live,
     };
-    let front = FrontThread::start(listener, front_parts)?;
+    let front = FrontThread::start(listeners.cri, front_parts)?;
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
     let (stop_debug, _) = watch::channel(false);
     let view = View::new(ViewParts {
         pulls: pulls.clone(),
         actors,
         heartbeats,
+        endpoints,
+        cluster,
         health: health_seen,
         changes,
         store,
@@ -179,7 +210,16 @@ pub(super) fn start(loaded: Loaded, listener: UnixListener) -> anyhow::Result<Ru
         loaded: loaded_seen,
         metrics,
     });
-    Ok(Running { loaded, pulls, front, front_settings, progress_interval, stop_debug, view })
+    Ok(Running {
+        loaded,
+        pulls,
+        front,
+        endpoints: endpoints_thread,
+        front_settings,
+        progress_interval,
+        stop_debug,
+        view,
+    })
 }
 
 fn open(settings: &Settings) -> anyhow::Result<Arc<SledStore>> {

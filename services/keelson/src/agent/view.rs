@@ -22,12 +22,12 @@ use keelson_actors::{
 };
 use keelson_config::{Gate, Loaded};
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
-use keelson_proto::{debug as pb, node};
+use keelson_proto::{debug as pb, endpoints, node};
 use keelson_storage::{SledStore, StateStore as _};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::{handles::Handle, heartbeats::Heartbeats};
+use super::{cluster::Cluster, endpoints::Endpoints, handles::Handle, heartbeats::Heartbeats};
 
 /// An actor that takes longer to answer is said not to.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,6 +40,8 @@ pub(super) struct ViewParts {
     /// Every actor, in the order people see them.
     pub(super) actors: Vec<Handle>,
     pub(super) heartbeats: Heartbeats,
+    pub(super) endpoints: Endpoints,
+    pub(super) cluster: Option<Cluster>,
     pub(super) health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
     pub(super) store: Arc<SledStore>,
@@ -64,6 +66,10 @@ impl View {
         let mut registry = Registry::default();
         parts.metrics.register(&mut registry);
         parts.heartbeats.register(&mut registry);
+        parts.endpoints.register(&mut registry);
+        if let Some(cluster) = &parts.cluster {
+            cluster.register(&mut registry);
+        }
         let inner = Inner { parts, registry, started_unix_ms: unix_ms(), stopping: AtomicBool::new(false) };
         Self(Arc::new(inner))
     }
@@ -107,6 +113,7 @@ impl View {
             })
             .collect();
         checks.extend(self.0.parts.heartbeats.checks());
+        checks.extend(self.0.parts.endpoints.checks());
         checks
     }
 }
@@ -250,6 +257,18 @@ impl AgentView for View {
 
     async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
         self.0.parts.heartbeats.clear_condition(kind).await
+    }
+
+    async fn endpoints(&self, namespace: &str, max_services: u32) -> Result<endpoints::State, ViewError> {
+        self.0.parts.endpoints.show(namespace, max_services).await
+    }
+
+    async fn explain(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<endpoints::Explanation>, ViewError> {
+        self.0.parts.endpoints.explain(namespace, name).await
     }
 
     async fn livez(&self) -> Vec<Check> {

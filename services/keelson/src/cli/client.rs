@@ -1,7 +1,8 @@
 //! Reaching the agent.
 //!
 //! Owns: where its debug socket is, the connection, and what to tell a person when that fails.
-//! In: [`AgentArgs`]. Out: clients of `keelson.debug.v1` and `keelson.node.v1`.
+//! In: [`AgentArgs`]. Out: clients of `keelson.debug.v1`, `keelson.node.v1` and of `keelson.endpoints.v1`'s
+//! service Inspection.
 
 use std::{
     io,
@@ -13,7 +14,10 @@ use std::{
 use anyhow::Context as _;
 use hyper_util::rt::TokioIo;
 use keelson_config::SocketSpec;
-use keelson_proto::{debug::debug_client::DebugClient, node::node_client::NodeClient};
+use keelson_proto::{
+    debug::debug_client::DebugClient, endpoints::inspection_client::InspectionClient,
+    node::node_client::NodeClient,
+};
 use tokio::net::UnixStream;
 use tonic::{
     Code, Request, Status,
@@ -25,7 +29,7 @@ use crate::settings::SettingsArgs;
 
 /// How long a single answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Lists of ten thousand queued pulls are larger than gRPC's default allows.
+/// Lists of ten thousand queued pulls or Services are larger than gRPC's default allows.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
 /// A client of the debug API.
@@ -138,6 +142,11 @@ pub(super) async fn open(args: &AgentArgs) -> anyhow::Result<Client> {
 /// As [`open`], for heartbeats and node conditions.
 pub(super) async fn open_node(args: &AgentArgs) -> anyhow::Result<NodeClient<Channel>> {
     Ok(NodeClient::new(channel(&socket(args)?).await?))
+}
+
+/// As [`open`], for looking into service endpoints.
+pub(super) async fn open_inspection(args: &AgentArgs) -> anyhow::Result<InspectionClient<Channel>> {
+    Ok(InspectionClient::new(channel(&socket(args)?).await?).max_decoding_message_size(MAX_MESSAGE))
 }
 
 /// A request that does not wait for ever.

@@ -1,4 +1,4 @@
-//! The commands that look into a running agent: `keelson actors | pulls | limit | node | state`.
+//! The commands that look into a running agent: `keelson actors | pulls | limit | node | endpoints | state`.
 //!
 //! Owns: their arguments, how they find and ask the agent, and how answers look.
 //! In: arguments, and the debug API on the agent's unix socket. Out: text or JSON on standard output,
@@ -6,6 +6,7 @@
 
 mod actors;
 mod client;
+mod endpoints;
 mod format;
 mod limit;
 mod node;
@@ -14,6 +15,7 @@ mod pulls;
 mod state;
 mod table;
 mod watch;
+mod watch_endpoints;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -21,11 +23,13 @@ use clap::{Args, ValueEnum};
 use keelson_config::{Errors, SocketSpec};
 
 pub(crate) use actors::{ActorsArgs, run_actors};
+pub(crate) use endpoints::{EndpointsArgs, run_endpoints};
 pub(crate) use limit::{LimitArgs, run_limit};
 pub(crate) use node::{NodeArgs, run_node};
 pub(crate) use output::{complain, print};
 pub(crate) use pulls::{PullsArgs, run_pulls};
 pub(crate) use state::{StateArgs, run_state};
+pub(crate) use watch_endpoints::{WatchArgs, run_watch};
 
 /// Which agent is asked.
 #[derive(Debug, Clone, Args)]

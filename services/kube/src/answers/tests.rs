@@ -20,7 +20,7 @@ fn enveloped(kind: &str, raw: Vec<u8>) -> Vec<u8> {
     let mut out = b"k8s\0".to_vec();
     let envelope = protobuf::Unknown {
         type_meta: Some(protobuf::TypeMeta { api_version: "v1".into(), kind: kind.into() }),
-        raw,
+        raw: raw.into(),
     };
     out.extend(envelope.encode_to_vec());
     out
@@ -58,6 +58,7 @@ fn a_status_code_and_reason_become_a_kind() {
 #[test]
 fn an_error_in_protobuf_says_the_same() {
     let status = protobuf::Status {
+        code: 0,
         message: "come back".into(),
         reason: "TooManyRequests".into(),
         details: Some(protobuf::StatusDetails { retry_after_seconds: 7 }),

@@ -2,6 +2,8 @@
 
 mod connections;
 mod credentials;
+mod endpoints;
 mod requests;
 mod script;
 mod watches;
+pub(crate) mod wire;

@@ -67,6 +67,8 @@ pub(super) enum Reply {
     Answer(u16, Vec<(&'static str, String)>, Bytes),
     /// 200 with a body that comes piece by piece, until the sender is dropped.
     Stream(mpsc::UnboundedReceiver<Result<Bytes, std::io::Error>>),
+    /// 200 with a body of the test's own.
+    Body(Body),
     /// No answer, ever.
     Silence,
 }
@@ -92,7 +94,11 @@ pub(super) struct Feed(mpsc::UnboundedSender<Result<Bytes, std::io::Error>>);
 
 impl Feed {
     pub(super) fn line(&self, text: &str) {
-        self.0.send(Ok(Bytes::from(format!("{text}\n")))).unwrap();
+        self.bytes(format!("{text}\n"));
+    }
+
+    pub(super) fn bytes(&self, bytes: impl Into<Bytes>) {
+        self.0.send(Ok(bytes.into())).unwrap();
     }
 
     pub(super) fn event(&self, kind: &str, object: &str) {
@@ -238,7 +244,7 @@ async fn speak<S>(
     let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
-type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+pub(super) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 async fn answer(reply: Reply) -> Result<Response<Body>, Infallible> {
     match reply {
@@ -252,6 +258,7 @@ async fn answer(reply: Reply) -> Result<Response<Body>, Infallible> {
             }
             Ok(response)
         }
+        Reply::Body(body) => Ok(Response::new(body)),
         Reply::Stream(pieces) => {
             let stream = futures_util::stream::unfold(pieces, |mut pieces| async {
                 let piece = pieces.recv().await?;

@@ -1,21 +1,29 @@
-//! The events of a watch, one line of JSON each.
+//! What a list and a watch are made of, whatever their encoding.
 //!
-//! Owns: [`Lines`], which cuts a body into lines, and [`parse`]. In: the body of an answer. Out: [`Event`]s.
+//! Owns: [`Event`], the trait [`Encoding`] by which bodies are read, [`Frames`], which cuts the body of a watch into
+//! events, and [`Listing`], which takes the body of a list apart as it arrives. In: the bodies of answers. Out:
+//! [`Event`]s and objects, one at a time: no body is held whole unless its encoding needs that.
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use std::{marker::PhantomData, time::Duration};
+
+use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::value::RawValue;
+use keelson_actors::cluster::ApiErrorKind;
 
-use crate::answers::{self, Failure, Status};
+use crate::answers::{self, Failure};
 
-/// No event is longer, in bytes: the API server's own limit for an object is far below.
-const LINE_MAX: usize = 8 << 20;
+/// No event, and no object of a list that is read piece by piece, is longer, in bytes. Each holds one object, and etcd
+/// takes none over 1.5 MiB unless it is told to; a length beyond this is a sign of something else than an API server.
+pub(crate) const OBJECT_MAX: usize = 8 << 20;
+
+/// A list of which nothing came for so long has stopped.
+const LIST_SILENCE: Duration = Duration::from_secs(30);
 
 /// The annotation of the bookmark after the objects that there were.
-const INITIAL_END: &str = "k8s.io/initial-events-end";
+pub(crate) const INITIAL_END: &str = "k8s.io/initial-events-end";
 
 /// Something that happened.
+#[derive(Debug)]
 pub(crate) enum Event<T> {
     /// `ADDED` or `MODIFIED`.
     Put { version: String, object: T },
@@ -27,180 +35,154 @@ pub(crate) enum Event<T> {
     Error(Failure),
 }
 
-/// The part of any object's metadata that a watch lives by.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Meta {
-    pub(crate) resource_version: String,
-    annotations: Option<std::collections::BTreeMap<String, String>>,
+/// What the next bytes of a list are.
+#[derive(Debug)]
+pub(crate) enum Part<T> {
+    /// An object, and its length in bytes.
+    Object(T, usize),
+    /// There is more to be read before anything can be said.
+    More,
+    /// The list was whole, and this is its resourceVersion.
+    End(String),
 }
 
-#[derive(Deserialize)]
-struct Line<'a> {
-    #[serde(rename = "type")]
-    kind: &'a str,
-    #[serde(borrow)]
-    object: &'a RawValue,
+/// Reads the body of a list.
+pub(crate) trait ListReader<T>: Default + Send {
+    /// The next part of what is held; what was read is taken away. `ended`: nothing more will come.
+    ///
+    /// # Errors
+    /// When it is no list of such objects, or ended before it was whole.
+    fn part(&mut self, held: &mut BytesMut, ended: bool) -> Result<Part<T>, Failure>;
 }
 
-#[derive(Deserialize)]
-struct Any {
-    metadata: Meta,
+/// How lists and events are written.
+pub(crate) trait Encoding: Send {
+    /// What is read of an object.
+    type Object: Send;
+    /// Reads lists.
+    type List: ListReader<Self::Object>;
+
+    /// Takes the next whole event off `held`; none when more is needed. `searched` is for the encoding's own use, 0 at
+    /// first.
+    ///
+    /// # Errors
+    /// When no event is so long.
+    fn cut(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure>;
+
+    /// Reads one event.
+    ///
+    /// # Errors
+    /// When it is no event, or its object none of those asked for.
+    fn event(frame: Bytes) -> Result<Event<Self::Object>, Failure>;
 }
 
-/// Reads one line.
-///
-/// # Errors
-/// When it is no event, or its object none of those asked for.
-pub(crate) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<Event<T>, Failure> {
-    let line: Line<'_> = answers::json(line)?;
-    let object = line.object.get().as_bytes();
-    if line.kind == "ERROR" {
-        return Ok(Event::Error(answers::json::<Status>(object)?.failure()));
-    }
-    let Meta { resource_version: version, annotations } = answers::json::<Any>(object)?.metadata;
-    if version.is_empty() {
-        return Err(answers::senseless("an event without a resourceVersion"));
-    }
-    match line.kind {
-        "ADDED" | "MODIFIED" => Ok(Event::Put { version, object: answers::json(object)? }),
-        "DELETED" => Ok(Event::Gone { version, object: answers::json(object)? }),
-        "BOOKMARK" => {
-            let initial_end = annotations.is_some_and(|a| a.get(INITIAL_END).is_some_and(|v| v == "true"));
-            Ok(Event::Bookmark { version, initial_end })
-        }
-        _ => Err(answers::senseless("an event of an unknown type")),
-    }
+/// The failure of an event or object longer than [`OBJECT_MAX`].
+pub(crate) fn too_long(what: &str) -> Failure {
+    answers::senseless(format!("{what} is longer than {} MiB", OBJECT_MAX >> 20))
 }
 
-/// A body, line by line.
-pub(crate) struct Lines<B> {
-    body: B,
-    held: BytesMut,
-    searched: usize,
-}
-
-impl<B> Lines<B>
+/// Adds what comes next to `held`; false at the end of the body.
+async fn fill<B>(body: &mut B, held: &mut BytesMut, what: &str) -> Result<bool, Failure>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error + 'static,
 {
+    match body.frame().await {
+        None => Ok(false),
+        Some(Ok(frame)) => {
+            if let Ok(data) = frame.into_data() {
+                held.extend_from_slice(&data);
+            }
+            Ok(true)
+        }
+        Some(Err(err)) => {
+            let failure = answers::broken(&err);
+            Err(Failure::new(failure.kind, format!("the {what} broke off: {}", failure.reason)))
+        }
+    }
+}
+
+/// Why no more events can be read.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The connection broke.
+    Broken(Failure),
+    /// What came is no event.
+    Senseless(Failure),
+}
+
+/// The body of a watch, event by event.
+pub(crate) struct Frames<B, E> {
+    body: B,
+    held: BytesMut,
+    searched: usize,
+    encoding: PhantomData<fn() -> E>,
+}
+
+impl<B, E> Frames<B, E>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::error::Error + 'static,
+    E: Encoding,
+{
     pub(crate) fn new(body: B) -> Self {
-        Self { body, held: BytesMut::new(), searched: 0 }
+        Self { body, held: BytesMut::new(), searched: 0, encoding: PhantomData }
     }
 
-    /// The next line that is not empty, or none at the end of the body. Dropping the future loses nothing.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+    /// The next event, unread, or none at the end of the body. Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Trouble> {
         loop {
-            while let Some(at) = self.held[self.searched..].iter().position(|b| *b == b'\n') {
-                let line = self.held.split_to(self.searched + at).freeze();
-                self.held.advance(1);
-                self.searched = 0;
-                if !line.trim_ascii().is_empty() {
-                    return Ok(Some(line));
-                }
+            let cut = E::cut(&mut self.held, &mut self.searched);
+            if let Some(frame) = cut.map_err(Trouble::Senseless)? {
+                return Ok(Some(frame));
             }
-            self.searched = self.held.len();
-            if self.held.len() > LINE_MAX {
-                return Err(answers::senseless(format!("an event is longer than {} MiB", LINE_MAX >> 20)));
-            }
-            match self.body.frame().await {
-                // What is left over is half an event, and the watch begins again before it.
-                None => return Ok(None),
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.held.extend_from_slice(&data);
-                    }
-                }
-                Some(Err(err)) => {
-                    let failure = answers::broken(&err);
-                    return Err(Failure::new(
-                        failure.kind,
-                        format!("the watch broke off: {}", failure.reason),
-                    ));
-                }
+            // What is left over at the end is half an event, and the watch begins again before it.
+            if !fill(&mut self.body, &mut self.held, "watch").await.map_err(Trouble::Broken)? {
+                return Ok(None);
             }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::{collections::VecDeque, convert::Infallible};
+/// The body of a list, object by object.
+pub(crate) struct Listing<B, E: Encoding> {
+    body: B,
+    held: BytesMut,
+    reader: E::List,
+    ended: bool,
+}
 
-    use futures_util::{FutureExt as _, stream};
-    use http_body::Frame;
-    use http_body_util::StreamBody;
-
-    use super::*;
-
-    fn lines_of(chunks: &[&str]) -> Vec<String> {
-        let chunks: VecDeque<_> = chunks.iter().map(|c| Bytes::copy_from_slice(c.as_bytes())).collect();
-        let body =
-            StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
-        let mut lines = Lines::new(body);
-        let mut out = Vec::new();
-        while let Some(line) = lines.next().now_or_never().unwrap().unwrap() {
-            out.push(String::from_utf8(line.to_vec()).unwrap());
-        }
-        out
+impl<B, E> Listing<B, E>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::error::Error + 'static,
+    E: Encoding,
+{
+    pub(crate) fn new(body: B) -> Self {
+        Self { body, held: BytesMut::new(), reader: E::List::default(), ended: false }
     }
 
-    #[test]
-    fn a_body_falls_into_lines_however_it_is_cut() {
-        let whole = "{\"a\":1}\n\n{\"b\":2}\r\n{\"half";
-        let want = vec!["{\"a\":1}".to_owned(), "{\"b\":2}\r".to_owned()];
-        assert_eq!(lines_of(&[whole]), want);
-        for at in 0..whole.len() {
-            assert_eq!(lines_of(&[&whole[..at], &whole[at..]]), want, "cut at {at}");
-        }
-        let single: Vec<_> = (0..whole.len()).map(|i| &whole[i..=i]).collect();
-        assert_eq!(lines_of(&single), want);
-    }
-
-    #[test]
-    fn an_event_too_long_is_refused() {
-        let piece = "x".repeat(1 << 20);
-        let chunks: Vec<_> = std::iter::repeat_n(Bytes::from(piece), 10).collect();
-        let body =
-            StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
-        let failure = Lines::new(body).next().now_or_never().unwrap().unwrap_err();
-        assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);
-    }
-
-    #[test]
-    fn events_are_told_apart() {
-        type Any = serde_json::Value;
-        let of = |text: &str| parse::<Any>(text.as_bytes());
-        assert!(matches!(
-            of(r#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"}}}"#),
-            Ok(Event::Put { version, .. }) if version == "1"
-        ));
-        assert!(matches!(
-            of(r#"{"type":"DELETED","object":{"metadata":{"resourceVersion":"2"}}}"#),
-            Ok(Event::Gone { version, .. }) if version == "2"
-        ));
-        assert!(matches!(
-            of(r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"3"}}}"#),
-            Ok(Event::Bookmark { initial_end: false, .. })
-        ));
-        assert!(matches!(
-            of(
-                r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"3","annotations":{"k8s.io/initial-events-end":"true"}}}}"#
-            ),
-            Ok(Event::Bookmark { initial_end: true, .. })
-        ));
-        assert!(matches!(of(r#"{"type":"ERROR","object":{"code":410}}"#), Ok(Event::Error(_))));
-        for text in [
-            "",
-            "null",
-            "{}",
-            r#"{"type":"ADDED"}"#,
-            r#"{"type":"ADDED","object":{}}"#,
-            r#"{"type":"ADDED","object":{"metadata":{}}}"#,
-            r#"{"type":"LATER","object":{"metadata":{"resourceVersion":"1"}}}"#,
-        ] {
-            assert!(of(text).is_err(), "{text}");
+    /// The next object, or the end; never [`Part::More`].
+    ///
+    /// # Errors
+    /// When the list breaks off, stops, or makes no sense.
+    pub(crate) async fn next(&mut self) -> Result<Part<E::Object>, Failure> {
+        loop {
+            match self.reader.part(&mut self.held, self.ended)? {
+                Part::More if self.ended => {
+                    return Err(answers::senseless("the list ended before it was whole"));
+                }
+                Part::More => {}
+                part => return Ok(part),
+            }
+            let filled = tokio::time::timeout(LIST_SILENCE, fill(&mut self.body, &mut self.held, "list"));
+            match filled.await {
+                Ok(more) => self.ended = !more?,
+                Err(_) => {
+                    let said = format!("nothing more of the list came for {LIST_SILENCE:?}");
+                    return Err(Failure::new(ApiErrorKind::Timeout, said));
+                }
+            }
         }
     }
 }

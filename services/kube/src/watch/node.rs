@@ -1,15 +1,29 @@
 //! The agent's own Node.
 //!
-//! Owns: [`watch_node`]. In: events of one Node. Out: the newest Node, or that there is none, to a [`NodeSink`].
+//! Owns: [`watch_node`], and [`node_view`], what endpoints need of it. In: events of one Node. Out: the newest Node,
+//! or that there is none, to a [`NodeSink`].
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Node;
-use keelson_actors::cluster::ChoreHealth;
+use keelson_actors::{
+    cluster::ChoreHealth,
+    endpoints::{Answer, NodeView},
+};
 use tokio::sync::watch;
 
-use super::{Subject, follow};
-use crate::{bodies::ACCEPT_JSON, server::ApiServer};
+use super::{
+    follow::{Change, Subject, follow, show},
+    json::Json,
+};
+use crate::{
+    bodies::{ACCEPT_JSON, escaped},
+    server::ApiServer,
+};
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+/// The cluster autoscaler is about to remove the node.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// kubectl's copy of what was applied, which nothing here reads.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -26,15 +40,18 @@ impl<F: FnMut(Option<Arc<Node>>) + Send> NodeSink for F {
     }
 }
 
-struct OneNode<S> {
+struct OneNode<'a, S> {
     name: String,
     sink: S,
+    health: &'a watch::Sender<ChoreHealth>,
+    /// The Node, if it came in the listing under way.
+    listing: Option<Option<Node>>,
     /// What the sink was told last: a resourceVersion or none; outer none: nothing yet.
     told: Option<Option<String>>,
 }
 
-impl<S: NodeSink> OneNode<S> {
-    fn tell(&mut self, node: Option<Node>) {
+impl<S: NodeSink> OneNode<'_, S> {
+    fn show(&mut self, node: Option<Node>) {
         let version = node.as_ref().map(|n| n.metadata.resource_version.clone().unwrap_or_default());
         if self.told.as_ref() == Some(&version) {
             return;
@@ -54,8 +71,8 @@ impl<S: NodeSink> OneNode<S> {
     }
 }
 
-impl<S: NodeSink> Subject for OneNode<S> {
-    type Object = Node;
+impl<S: NodeSink> Subject for OneNode<'_, S> {
+    type Encoding = Json<Node>;
     const RESOURCE: &'static str = "nodes";
     const ACCEPT: &'static str = ACCEPT_JSON;
     const ACCEPT_LIST: &'static str = ACCEPT_JSON;
@@ -64,25 +81,68 @@ impl<S: NodeSink> Subject for OneNode<S> {
         "/api/v1/nodes"
     }
 
-    fn field_selector(&self) -> String {
-        format!("metadata.name={}", self.name)
+    fn selectors(&self) -> Vec<String> {
+        vec![format!("fieldSelector={}", escaped(&format!("metadata.name={}", self.name)))]
     }
 
-    fn synced(&mut self, objects: Vec<Node>) {
-        let node = objects.into_iter().rfind(|node| self.is_it(node));
-        self.tell(node);
-    }
-
-    fn put(&mut self, object: Node) {
-        if self.is_it(&object) {
-            self.tell(Some(object));
+    async fn tell(&mut self, changes: Vec<Change<Node>>) -> Answer {
+        for change in changes {
+            match change {
+                Change::Listing => self.listing = Some(None),
+                Change::Listed => {
+                    let node = self.listing.take().flatten();
+                    self.show(node);
+                }
+                Change::Put(node) if self.is_it(&node) => match &mut self.listing {
+                    Some(listed) => *listed = Some(node),
+                    None => self.show(Some(node)),
+                },
+                Change::Gone(node) if self.is_it(&node) => self.show(None),
+                Change::Put(_) | Change::Gone(_) => {}
+            }
         }
+        Answer::Taken
     }
 
-    fn gone(&mut self, object: Node) {
-        if self.is_it(&object) {
-            self.tell(None);
-        }
+    async fn health(&mut self, health: ChoreHealth) -> Answer {
+        show(self.health, health);
+        Answer::Taken
+    }
+}
+
+/// What endpoints need of the Node `name`, as it is now; none when it does not exist. Addresses that are none are left
+/// out.
+#[must_use]
+pub fn node_view(name: &str, node: Option<&Node>) -> NodeView {
+    let Some(node) = node else {
+        return NodeView { name: name.to_owned(), ..NodeView::default() };
+    };
+    let spec = node.spec.as_ref();
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let of = |kind: &'static str| {
+        let those = addresses.iter().filter(move |address| address.type_ == kind);
+        those.filter_map(|address| address.address.parse::<IpAddr>().ok())
+    };
+    let mut pod_cidrs = spec.and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default();
+    if pod_cidrs.is_empty() {
+        // The older field is the first of the newer.
+        pod_cidrs.extend(spec.and_then(|spec| spec.pod_cidr.clone()));
+    }
+    let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    NodeView {
+        name: name.to_owned(),
+        exists: true,
+        zone: node
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(ZONE))
+            .filter(|zone| !zone.is_empty())
+            .cloned(),
+        ips: of("InternalIP").chain(of("ExternalIP")).collect(),
+        pod_cidrs,
+        eligible: node.metadata.deletion_timestamp.is_none()
+            && !taints.iter().any(|taint| taint.key == TO_BE_DELETED),
     }
 }
 
@@ -95,6 +155,54 @@ pub async fn watch_node(
     health: &watch::Sender<ChoreHealth>,
     sink: impl NodeSink,
 ) {
-    let mut subject = OneNode { name: name.to_owned(), sink, told: None };
-    follow(api, &mut subject, health).await;
+    let mut subject = OneNode { name: name.to_owned(), sink, health, listing: None, told: None };
+    follow(api, &mut subject).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn view(node: Value) -> NodeView {
+        node_view("n1", Some(&serde_json::from_value(node).unwrap()))
+    }
+
+    #[test]
+    fn case_54_a_node_is_eligible_unless_it_is_going_or_not_there() {
+        let of = |metadata: Value, taint: &str| {
+            let taints = json!([{"key": taint, "effect": "NoSchedule"}]);
+            view(json!({"metadata": metadata, "spec": {"taints": taints}})).eligible
+        };
+        assert!(of(json!({"name": "n1"}), "other"));
+        assert!(!of(json!({"name": "n1"}), "ToBeDeletedByClusterAutoscaler"));
+        assert!(!of(json!({"name": "n1", "deletionTimestamp": "2026-01-01T00:00:00Z"}), "other"));
+        let none = node_view("n1", None);
+        assert_eq!(none, NodeView { name: "n1".into(), ..NodeView::default() });
+        assert!(!none.exists && !none.eligible);
+    }
+
+    #[test]
+    fn internal_addresses_come_before_external_ones() {
+        let seen = view(json!({
+            "metadata": {"name": "n1", "labels": {"topology.kubernetes.io/zone": "a", "mine": "b"}},
+            "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24", "fd00::/64"]},
+            "status": {"addresses": [
+                {"type": "Hostname", "address": "n1"},
+                {"type": "ExternalIP", "address": "192.0.2.7"},
+                {"type": "InternalIP", "address": "10.1.0.7"},
+                {"type": "InternalIP", "address": "what"},
+                {"type": "InternalIP", "address": "fd01::7"},
+            ]},
+        }));
+        let ips: Vec<IpAddr> =
+            ["10.1.0.7", "fd01::7", "192.0.2.7"].iter().map(|ip| ip.parse().unwrap()).collect();
+        let pod_cidrs = vec!["10.0.0.0/24".to_owned(), "fd00::/64".to_owned()];
+        let zone = Some("a".to_owned());
+        assert_eq!(seen, NodeView { name: "n1".into(), exists: true, zone, ips, pod_cidrs, eligible: true });
+        let old = view(json!({"metadata": {"name": "n1"}, "spec": {"podCIDR": "10.0.0.0/24"}}));
+        assert_eq!(old.pod_cidrs, ["10.0.0.0/24"]);
+        assert_eq!(old.zone, None);
+    }
 }

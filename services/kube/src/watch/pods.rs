@@ -7,13 +7,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use keelson_actors::cluster::ChoreHealth;
+use keelson_actors::{cluster::ChoreHealth, endpoints::Answer};
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::{Subject, follow};
+use super::{
+    follow::{Change, Subject, follow, show},
+    json::Json,
+};
 use crate::{
-    bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST},
+    bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST, escaped},
     server::ApiServer,
 };
 
@@ -116,14 +119,46 @@ impl Table {
     }
 }
 
-struct NodePods<S> {
+struct NodePods<'a, S> {
     node: String,
     table: Table,
+    /// What came in the listing under way.
+    listing: Option<Vec<PodMeta>>,
+    health: &'a watch::Sender<ChoreHealth>,
     sink: S,
 }
 
-impl<S: PodSink> Subject for NodePods<S> {
-    type Object = PodMeta;
+impl<S: PodSink> NodePods<'_, S> {
+    fn seen(&mut self, change: Change<PodMeta>) {
+        let event = match change {
+            Change::Listing => {
+                self.listing = Some(Vec::new());
+                return;
+            }
+            Change::Listed => {
+                for event in self.table.synced(self.listing.take().unwrap_or_default()) {
+                    self.sink.pod(event);
+                }
+                self.sink.synced();
+                return;
+            }
+            Change::Put(pod) => match &mut self.listing {
+                Some(listed) => {
+                    listed.push(pod);
+                    return;
+                }
+                None => self.table.put(pod),
+            },
+            Change::Gone(pod) => self.table.gone(&pod.metadata.uid),
+        };
+        if let Some(event) = event {
+            self.sink.pod(event);
+        }
+    }
+}
+
+impl<S: PodSink> Subject for NodePods<'_, S> {
+    type Encoding = Json<PodMeta>;
     const RESOURCE: &'static str = "pods";
     const ACCEPT: &'static str = ACCEPT_JSON_METADATA;
     const ACCEPT_LIST: &'static str = ACCEPT_JSON_METADATA_LIST;
@@ -132,27 +167,20 @@ impl<S: PodSink> Subject for NodePods<S> {
         "/api/v1/pods"
     }
 
-    fn field_selector(&self) -> String {
-        format!("spec.nodeName={}", self.node)
+    fn selectors(&self) -> Vec<String> {
+        vec![format!("fieldSelector={}", escaped(&format!("spec.nodeName={}", self.node)))]
     }
 
-    fn synced(&mut self, objects: Vec<PodMeta>) {
-        for event in self.table.synced(objects) {
-            self.sink.pod(event);
+    async fn tell(&mut self, changes: Vec<Change<PodMeta>>) -> Answer {
+        for change in changes {
+            self.seen(change);
         }
-        self.sink.synced();
+        Answer::Taken
     }
 
-    fn put(&mut self, object: PodMeta) {
-        if let Some(event) = self.table.put(object) {
-            self.sink.pod(event);
-        }
-    }
-
-    fn gone(&mut self, object: PodMeta) {
-        if let Some(event) = self.table.gone(&object.metadata.uid) {
-            self.sink.pod(event);
-        }
+    async fn health(&mut self, health: ChoreHealth) -> Answer {
+        show(self.health, health);
+        Answer::Taken
     }
 }
 
@@ -164,8 +192,9 @@ pub async fn watch_pods(
     health: &watch::Sender<ChoreHealth>,
     sink: impl PodSink,
 ) {
-    let mut subject = NodePods { node: node.to_owned(), table: Table::default(), sink };
-    follow(api, &mut subject, health).await;
+    let mut subject =
+        NodePods { node: node.to_owned(), table: Table::default(), listing: None, health, sink };
+    follow(api, &mut subject).await;
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(800);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Nothing failed for so long: the next failure is a first one.
 const BACKOFF_RESET: Duration = Duration::from_secs(120);
+/// A sink that forgets more often than this is made to wait.
+const AGAIN_CALM: Duration = Duration::from_secs(60);
 /// A server is asked to end a watch after 5 to 10 minutes.
 const WATCH_SECONDS: f64 = 300.0;
 /// A watch that is open for longer than any was asked to be is stuck.
@@ -38,6 +40,9 @@ pub(crate) struct Reflector {
     /// A version was too old, so what the server has at hand may be too.
     exact: bool,
     backoff: Backoff,
+    /// For sinks that forget.
+    again: Backoff,
+    again_at: Option<Instant>,
 }
 
 impl Reflector {
@@ -61,6 +66,21 @@ impl Reflector {
     /// An event of `version` was seen.
     pub(crate) fn saw(&mut self, version: String) {
         self.version = Some(version);
+    }
+
+    /// Nothing is known any more: list next.
+    pub(crate) fn forget(&mut self) {
+        self.version = None;
+    }
+
+    /// Everything is to be said again. Returns how long to wait before that: not at all, unless it was just said
+    /// again. `random` is in [0, 1).
+    pub(crate) fn again(&mut self, now: Instant, random: f64) -> Duration {
+        let before = self.again_at.replace(now);
+        match before {
+            Some(at) if now.duration_since(at) <= AGAIN_CALM => self.again.next(now, random),
+            _ => Duration::ZERO,
+        }
     }
 
     /// A step failed. Returns how long to wait before the next. `random` is in [0, 1).
@@ -178,6 +198,21 @@ mod tests {
         assert_eq!(reflector.failed(busy, Instant::now(), 0.0), 17 * SECOND);
         let less = Kind::Server { retry_after: Some(Duration::ZERO) };
         assert_eq!(reflector.failed(less, Instant::now(), 0.0), 2 * BACKOFF_FIRST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sink_that_forgets_again_and_again_waits() {
+        let mut reflector = Reflector::default();
+        let mut now = Instant::now();
+        reflector.listed("5".into());
+        reflector.forget();
+        assert!(!reflector.synced());
+        assert_eq!(reflector.next(), Step::Watch { from: None });
+        assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
+        assert_eq!(reflector.again(now, 0.0), BACKOFF_FIRST);
+        assert_eq!(reflector.again(now, 0.0), 2 * BACKOFF_FIRST);
+        now += AGAIN_CALM + SECOND;
+        assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
     }
 
     #[test]

@@ -150,6 +150,7 @@ impl Stage {
         let reported = if role == "node" { REPORTED } else { COMPANION_REPORTED };
         let settings = Settings::new()
             .set("agent.node_name", node)
+            .set("endpoints.source", "off")
             .set("kube.kubeconfig", identity.kubeconfig_via(&way.endpoint())?.display().to_string())
             .set("node.role", role)
             .set("node.node_status_update_frequency", reported)

@@ -65,9 +65,14 @@ fn introduce(stage: &mut Stage, folder: &Folder) {
          \x20   kill -9 $(cat {run}/state/keelson.pid)\n\n\
          and start it again:\n\n\
          \x20   {command}\n\n\
-         Nothing is lost: places in the queue, finished layers and partial ones are kept. Ctrl-C ends everything.\n",
+         What Services mean on this node comes from {run}/manifests; change a file and see:\n\n\
+         \x20   {keelson} watch --target {target}\n\
+         \x20   {keelson} endpoints explain default/shop --socket unix://{run}/debug.sock\n\n\
+         Nothing is lost when the agent is killed: places in the queue, finished layers and partial ones are kept. Ctrl-C ends everything.\n",
         url = stage.agent.url(),
         command = command(stage),
+        keelson = stage.agent.program().display(),
+        target = stage.agent.endpoints_target(),
     );
 }
 

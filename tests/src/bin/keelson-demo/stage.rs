@@ -55,7 +55,9 @@ impl Stage {
         let images = push_all(&specs, registry.address(), None).await?;
 
         println!("starting the agent ...");
-        let settings = Settings::limit(LIMIT);
+        let manifests = folder.path().join("manifests");
+        copy_manifests(&manifests)?;
+        let settings = Settings::limit(LIMIT).set("endpoints.manifests", manifests.display().to_string());
         let mut agent = Agent::new_in(folder.path(), debug_port()?, &containerd.endpoint(), &settings)?;
         agent.start_again().await?;
         Ok(Self { agent, images, proxy, containerd, _registry: registry })
@@ -90,6 +92,17 @@ impl Stage {
             signal(pid, Signal::SIGKILL);
         }
     }
+}
+
+/// Copies the sample manifests, for the reader to change.
+fn copy_manifests(to: &Path) -> Result<()> {
+    let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/manifests");
+    fs::create_dir_all(to).context("cannot make the folder of the manifests")?;
+    for sample in fs::read_dir(&samples).context("no sample manifests")? {
+        let sample = sample?;
+        fs::copy(sample.path(), to.join(sample.file_name())).context("cannot copy a sample manifest")?;
+    }
+    Ok(())
 }
 
 fn signal(pid: u32, signal: Signal) {

@@ -1,0 +1,94 @@
+//! What goes into the core and what comes out of it.
+
+use std::{sync::Arc, time::Duration};
+
+use super::super::{Published, ServiceName, record::Write};
+use crate::status::EndpointsView;
+
+/// The settings the core decides by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointsPolicy {
+    /// The name of this node. A state on disk that is for another node is not used.
+    pub node_name: String,
+    /// While changes keep coming, the least time between two revisions.
+    pub min_interval: Duration,
+    /// For how many revisions a deleted Service stays known, so that readers can resume across a restart.
+    pub history: u64,
+}
+
+impl Default for EndpointsPolicy {
+    fn default() -> Self {
+        Self { node_name: String::new(), min_interval: Duration::from_millis(10), history: 1000 }
+    }
+}
+
+/// What happened, beside what sources say.
+#[derive(Debug)]
+pub(in crate::endpoints) enum Event {
+    /// The time that [`super::Core::next_tick`] asked for has come.
+    Tick,
+    /// A write ended.
+    Written {
+        /// Of [`Effect::Write`].
+        number: u64,
+        /// The error is a sentence.
+        result: Result<(), String>,
+    },
+}
+
+/// What changed at a revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::endpoints) struct Revision {
+    /// Which.
+    pub(in crate::endpoints) rev: u64,
+    /// Services that were set or deleted, in order.
+    pub(in crate::endpoints) services: Vec<ServiceName>,
+    /// Whether the node changed.
+    pub(in crate::endpoints) node: bool,
+}
+
+/// What is to be done, in this order.
+#[derive(Debug)]
+pub(in crate::endpoints) enum Effect {
+    /// Write, and tell with [`Event::Written`].
+    Write {
+        /// Grows.
+        number: u64,
+        /// What.
+        write: Write,
+    },
+    /// Bring the history up to date, then show the state to readers.
+    Publish {
+        /// The history begins anew after this revision.
+        restart: Option<u64>,
+        /// What is to be noted in it, oldest first.
+        revisions: Vec<Revision>,
+        /// The state.
+        published: Arc<Published>,
+    },
+    /// Tell the node's condition.
+    View(EndpointsView),
+    /// Count.
+    Count(Counted),
+    /// Write into the note-book and the log.
+    Note {
+        /// Whether something is wrong.
+        warn: bool,
+        /// What.
+        text: String,
+    },
+}
+
+/// Something that is counted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::endpoints) enum Counted {
+    /// A revision was published.
+    Revision {
+        /// How long after the oldest change that led to it, in milliseconds, if that is known.
+        delay_ms: Option<i64>,
+    },
+    /// So many Services were worked out.
+    Worked(u64),
+    /// A write failed.
+    WriteFailed,
+}

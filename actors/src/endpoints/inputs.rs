@@ -1,0 +1,401 @@
+//! Everything the sources said.
+//!
+//! Owns: the Services, EndpointSlices, ServiceCIDRs and the Node as last heard, and which Services may mean something
+//! else since they were last worked out. In: what was [`Seen`], by kind. Out: the meaning of one Service, worked
+//! out anew each time it is asked for.
+//!
+//! Objects are kept as the bytes of what is read of them, since there are many and few are looked at: a cluster of
+//! 10,000 Services with 10 endpoints each takes about as many megabytes as its slices have on the wire.
+
+use std::collections::{BTreeMap, HashMap};
+
+use keelson_proto::{
+    endpoints as pb,
+    kubernetes::ObjectMeta,
+    localnetv1::{NodeInfo, ServiceEndpoints},
+};
+use prost::Message;
+
+use super::{
+    Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceKind,
+    view::{self, owner, trim_service, trim_slice, triggered_unix_ms},
+};
+
+/// Longer names are none: Kubernetes allows 253 bytes for a name and 63 for a namespace.
+const MAX_NAME_LEN: usize = 1024;
+
+/// How far the sources have told of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Stage {
+    /// Nothing was listed.
+    #[default]
+    Unknown,
+    /// A listing is under way.
+    Listing,
+    /// What is known is all there is.
+    Listed,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    stage: Stage,
+    /// Which listing is the newest.
+    listing: u32,
+}
+
+/// An object.
+#[derive(Debug)]
+struct Packed {
+    bytes: Box<[u8]>,
+    /// The listing that it was last part of.
+    listing: u32,
+}
+
+/// A Service and its slices. Slices may come before it and stay after it went.
+#[derive(Debug, Default)]
+struct Entry {
+    service: Option<Packed>,
+    /// By name.
+    slices: Vec<(ServiceName, Packed)>,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.service.is_none() && self.slices.is_empty()
+    }
+}
+
+/// What may have changed, and for each Service when its oldest change was made.
+#[derive(Debug, Default)]
+pub(super) struct Dirty {
+    /// Services, with the Unix milliseconds of the oldest change that tells its time.
+    pub(super) services: HashMap<ServiceName, Option<i64>>,
+    /// The node, or the ServiceCIDRs.
+    pub(super) node: bool,
+}
+
+impl Dirty {
+    fn add(&mut self, name: ServiceName, triggered: Option<i64>) {
+        let oldest = self.services.entry(name).or_default();
+        *oldest = (*oldest).into_iter().chain(triggered).min();
+    }
+
+    fn is_empty(&self) -> bool {
+        self.services.is_empty() && !self.node
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    entries: HashMap<ServiceName, Entry>,
+    /// Which Service each slice belongs to: it may change.
+    owners: HashMap<ServiceName, ServiceName>,
+    services: usize,
+    cidrs: BTreeMap<ServiceName, (ServiceCidr, u32)>,
+    node: Option<NodeView>,
+    progress: [Progress; 3],
+    dirty: Dirty,
+    /// Changes made before this, in Unix milliseconds, tell nothing of how long they took.
+    since_unix_ms: i64,
+}
+
+/// The place of a listed kind in [`Inputs::progress`].
+fn place(kind: SourceKind) -> Option<usize> {
+    match kind {
+        SourceKind::Services => Some(0),
+        SourceKind::EndpointSlices => Some(1),
+        SourceKind::ServiceCidrs => Some(2),
+        SourceKind::Node => None,
+    }
+}
+
+fn name_of(metadata: Option<&ObjectMeta>) -> Option<ServiceName> {
+    let metadata = metadata.filter(|metadata| !metadata.name.is_empty());
+    let name = metadata.map(|metadata| ServiceName::new(&metadata.namespace, &metadata.name));
+    let name = name.filter(|name| name.as_str().len() <= MAX_NAME_LEN);
+    if name.is_none() {
+        tracing::warn!(actor = "EndpointPublisher", "an object without a usable name is left out");
+    }
+    name
+}
+
+fn pack(object: &impl Message, listing: u32) -> Packed {
+    Packed { bytes: object.encode_to_vec().into(), listing }
+}
+
+/// What [`pack`] made; it reads back.
+fn unpack<T: Message + Default>(packed: &Packed) -> Option<T> {
+    T::decode(&*packed.bytes).ok()
+}
+
+impl Inputs {
+    /// Nothing heard yet. Times of changes before `since_unix_ms` are ignored, as kube-proxy does: they are of before
+    /// the agent could know of them.
+    pub(super) fn new(since_unix_ms: i64) -> Self {
+        Self {
+            entries: HashMap::new(),
+            owners: HashMap::new(),
+            services: 0,
+            cidrs: BTreeMap::new(),
+            node: None,
+            progress: [Progress::default(); 3],
+            dirty: Dirty::default(),
+            since_unix_ms,
+        }
+    }
+
+    /// Takes what was seen of Services.
+    pub(super) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
+        self.take(0, seen, Self::put_service, Self::remove_service, Self::sweep_services)
+    }
+
+    /// Takes what was seen of EndpointSlices.
+    pub(super) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
+        self.take(1, seen, Self::put_slice, |inputs, name| inputs.remove_slice(name, None), Self::sweep_slices)
+    }
+
+    /// Takes what was seen of ServiceCIDRs.
+    pub(super) fn service_cidrs(&mut self, seen: Vec<Seen<ServiceCidr>>) -> Answer {
+        self.take(2, seen, Self::put_cidr, Self::remove_cidr, Self::sweep_cidrs)
+    }
+
+    /// Takes the Node as it is now.
+    pub(super) fn node(&mut self, node: NodeView) {
+        let Some(former) = self.node.replace(node) else {
+            self.dirty.node = true;
+            return self.all_dirty();
+        };
+        let Some(node) = &self.node else { return };
+        self.dirty.node |= former != *node;
+        if (&former.name, &former.zone) != (&node.name, &node.zone) {
+            self.all_dirty();
+        }
+    }
+
+    fn all_dirty(&mut self) {
+        for name in self.entries.keys() {
+            self.dirty.add(name.clone(), None);
+        }
+    }
+
+    fn take<T>(
+        &mut self,
+        place: usize,
+        seen: Vec<Seen<T>>,
+        put: fn(&mut Self, T),
+        remove: fn(&mut Self, &ServiceName),
+        sweep: fn(&mut Self, u32),
+    ) -> Answer {
+        for seen in seen {
+            let progress = &mut self.progress[place];
+            match (seen, progress.stage) {
+                (Seen::Listing, _) => {
+                    progress.stage = Stage::Listing;
+                    progress.listing = progress.listing.wrapping_add(1);
+                }
+                (_, Stage::Unknown) => return Answer::ListAgain,
+                (Seen::Put(object), _) => put(self, *object),
+                (Seen::Gone(name), _) => remove(self, &name),
+                (Seen::Listed, Stage::Listing) => {
+                    progress.stage = Stage::Listed;
+                    let listing = progress.listing;
+                    sweep(self, listing);
+                }
+                (Seen::Listed, Stage::Listed) => {}
+            }
+        }
+        // A source that has nothing to tell learns by telling nothing that it has to begin anew.
+        if self.progress[place].stage == Stage::Unknown { Answer::ListAgain } else { Answer::Taken }
+    }
+
+    fn put_service(&mut self, service: Service) {
+        let Some(name) = name_of(service.metadata.as_ref()) else { return };
+        let packed = pack(&trim_service(service), self.progress[0].listing);
+        let name = self.known(name);
+        let entry = self.entries.entry(name.clone()).or_default();
+        let former = entry.service.replace(packed);
+        self.services += usize::from(former.is_none());
+        if former.map(|former| former.bytes).as_ref() != entry.service.as_ref().map(|new| &new.bytes) {
+            self.dirty.add(name, None);
+        }
+    }
+
+    fn remove_service(&mut self, name: &ServiceName) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        if entry.service.take().is_some() {
+            self.services -= 1;
+            self.dirty.add(name.clone(), None);
+        }
+        if entry.is_empty() {
+            self.entries.remove(name);
+        }
+    }
+
+    fn sweep_services(&mut self, listing: u32) {
+        let dirty = &mut self.dirty;
+        let services = &mut self.services;
+        self.entries.retain(|name, entry| {
+            if entry.service.take_if(|service| service.listing != listing).is_some() {
+                *services -= 1;
+                dirty.add(name.clone(), None);
+            }
+            !entry.is_empty()
+        });
+    }
+
+    fn put_slice(&mut self, slice: EndpointSlice) {
+        let Some(name) = name_of(slice.metadata.as_ref()) else { return };
+        let since = self.since_unix_ms;
+        let triggered = triggered_unix_ms(&slice).filter(|triggered| *triggered >= since);
+        let owner = owner(&slice);
+        if self.owners.get(&name) != owner.as_ref() {
+            self.remove_slice(&name, triggered);
+        }
+        let Some(owner) = owner else { return };
+        let packed = pack(&trim_slice(slice), self.progress[1].listing);
+        let owner = self.known(owner);
+        let slices = &mut self.entries.entry(owner.clone()).or_default().slices;
+        match slices.binary_search_by(|(other, _)| other.cmp(&name)) {
+            Ok(at) => {
+                let former = std::mem::replace(&mut slices[at].1, packed);
+                if former.bytes == slices[at].1.bytes {
+                    return;
+                }
+            }
+            Err(at) => {
+                // Most Services have one slice or two.
+                slices.reserve_exact(1);
+                slices.insert(at, (name.clone(), packed));
+                self.owners.insert(name, owner.clone());
+            }
+        }
+        self.dirty.add(owner, triggered);
+    }
+
+    fn remove_slice(&mut self, name: &ServiceName, triggered: Option<i64>) {
+        let Some(owner) = self.owners.remove(name) else { return };
+        if let Some(entry) = self.entries.get_mut(&owner) {
+            entry.slices.retain(|(slice, _)| slice != name);
+            if entry.is_empty() {
+                self.entries.remove(&owner);
+            }
+        }
+        self.dirty.add(owner, triggered);
+    }
+
+    fn sweep_slices(&mut self, listing: u32) {
+        let (dirty, owners) = (&mut self.dirty, &mut self.owners);
+        self.entries.retain(|owner, entry| {
+            entry.slices.retain(|(name, slice)| {
+                let stays = slice.listing == listing;
+                if !stays {
+                    owners.remove(name);
+                    dirty.add(owner.clone(), None);
+                }
+                stays
+            });
+            !entry.is_empty()
+        });
+    }
+
+    fn put_cidr(&mut self, cidr: ServiceCidr) {
+        let Some(name) = name_of(cidr.metadata.as_ref()) else { return };
+        let cidr = ServiceCidr { metadata: None, spec: cidr.spec };
+        let listing = self.progress[2].listing;
+        let former = self.cidrs.insert(name.clone(), (cidr, listing));
+        let new = self.cidrs.get(&name).map(|(cidr, _)| cidr);
+        self.dirty.node |= former.as_ref().map(|(cidr, _)| cidr) != new;
+    }
+
+    fn remove_cidr(&mut self, name: &ServiceName) {
+        self.dirty.node |= self.cidrs.remove(name).is_some();
+    }
+
+    fn sweep_cidrs(&mut self, listing: u32) {
+        let before = self.cidrs.len();
+        self.cidrs.retain(|_, (_, part_of)| *part_of == listing);
+        self.dirty.node |= self.cidrs.len() != before;
+    }
+
+    /// The same name, sharing its memory with the one that is kept already.
+    fn known(&self, name: ServiceName) -> ServiceName {
+        self.entries.get_key_value(&name).map_or(name, |(known, _)| known.clone())
+    }
+
+    /// Whether everything is known that there is, as of one moment of each source.
+    pub(super) fn synced(&self) -> bool {
+        SourceKind::ALL.into_iter().all(|kind| self.kind_synced(kind))
+    }
+
+    /// Whether everything of this kind is known.
+    pub(super) fn kind_synced(&self, kind: SourceKind) -> bool {
+        match place(kind) {
+            Some(place) => self.progress[place].stage == Stage::Listed,
+            None => self.node.is_some(),
+        }
+    }
+
+    /// How many objects of this kind are kept. Slices that belong to no Service are not.
+    pub(super) fn objects(&self, kind: SourceKind) -> usize {
+        match kind {
+            SourceKind::Services => self.services,
+            SourceKind::EndpointSlices => self.owners.len(),
+            SourceKind::ServiceCidrs => self.cidrs.len(),
+            SourceKind::Node => usize::from(self.node.as_ref().is_some_and(|node| node.exists)),
+        }
+    }
+
+    /// The Node as last heard.
+    pub(super) fn current_node(&self) -> Option<&NodeView> {
+        self.node.as_ref()
+    }
+
+    /// Whether something may have changed.
+    pub(super) fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// What may have changed since this was last asked.
+    pub(super) fn take_dirty(&mut self) -> Dirty {
+        std::mem::take(&mut self.dirty)
+    }
+
+    fn slices_of(entry: &Entry) -> Vec<EndpointSlice> {
+        entry.slices.iter().filter_map(|(_, slice)| unpack(slice)).collect()
+    }
+
+    /// What a Service means now; none when it has no frontend.
+    pub(super) fn view(&self, name: &ServiceName) -> Option<ServiceEndpoints> {
+        let entry = self.entries.get(name)?;
+        let service = unpack(entry.service.as_ref()?)?;
+        view::view(&service, &Self::slices_of(entry), self.node.as_ref()?)
+    }
+
+    /// What the node means now.
+    pub(super) fn node_info(&self) -> NodeInfo {
+        let nobody = NodeView::default();
+        view::node_info(self.node.as_ref().unwrap_or(&nobody), self.cidrs.values().map(|(cidr, _)| cidr))
+    }
+
+    /// Why a Service means what it means; none when nothing is known of it.
+    pub(super) fn explain(&self, name: &ServiceName, node_name: &str) -> Option<pb::Explanation> {
+        let entry = self.entries.get(name)?;
+        let service = entry.service.as_ref().and_then(unpack);
+        let nobody = NodeView { name: node_name.to_owned(), ..NodeView::default() };
+        let node = self.node.as_ref().unwrap_or(&nobody);
+        let mut explanation = view::explain(service.as_ref(), &Self::slices_of(entry), node);
+        explanation.namespace = name.namespace().to_owned();
+        explanation.name = name.name().to_owned();
+        Some(explanation)
+    }
+
+    /// Bytes of all objects.
+    pub(super) fn bytes(&self) -> usize {
+        let of = |entry: &Entry| {
+            let slices: usize = entry.slices.iter().map(|(_, slice)| slice.bytes.len()).sum();
+            slices + entry.service.as_ref().map_or(0, |service| service.bytes.len())
+        };
+        self.entries.values().map(of).sum()
+    }
+}

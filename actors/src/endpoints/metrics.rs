@@ -1,0 +1,161 @@
+//! What the EndpointPublisher counts.
+//!
+//! Owns: the metric families of the endpoints chore. In: increments from the actor. Out: a [`Registry`] for whoever
+//! encodes it. Labels are closed sets.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+/// Which kind of objects.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Resource {
+    /// As [`super::SourceKind::resource`] has it.
+    pub resource: &'static str,
+}
+
+/// Every family. Cheap to clone: the values are shared.
+#[derive(Debug, Clone)]
+pub struct EndpointMetrics {
+    /// Revisions published.
+    pub revisions: Counter,
+    /// What sources told, objects and deletions one by one.
+    pub events: Family<Resource, Counter>,
+    /// Objects kept.
+    pub objects: Family<Resource, Gauge>,
+    /// Whether all objects of a kind are known.
+    pub synced: Family<Resource, Gauge>,
+    /// Services worked out, whether or not something came of it.
+    pub worked_out: Counter,
+    /// Services that readers see.
+    pub services: Gauge,
+    /// Endpoints of those Services.
+    pub endpoints: Gauge,
+    /// The revision that readers see; 0: none.
+    pub rev: Gauge,
+    /// Whether what readers see may be old, or is nothing.
+    pub stale: Gauge,
+    /// Whether what readers see is on disk.
+    pub durable: Gauge,
+    /// Writes that failed.
+    pub persist_failures: Counter,
+    /// How long a write took.
+    pub persist_duration: Histogram,
+    /// How long after the oldest change that led to it a revision was published.
+    pub publish_delay: Histogram,
+}
+
+impl Default for EndpointMetrics {
+    fn default() -> Self {
+        Self {
+            revisions: Counter::default(),
+            events: Family::default(),
+            objects: Family::default(),
+            synced: Family::default(),
+            worked_out: Counter::default(),
+            services: Gauge::default(),
+            endpoints: Gauge::default(),
+            rev: Gauge::default(),
+            stale: Gauge::default(),
+            durable: Gauge::default(),
+            persist_failures: Counter::default(),
+            persist_duration: Histogram::new(exponential_buckets(0.0001, 2.0, 16)),
+            publish_delay: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
+        }
+    }
+}
+
+impl EndpointMetrics {
+    /// Enters every family into `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        let own = registry.sub_registry_with_prefix("keelson_endpoints");
+        own.register("revisions", "Revisions published", self.revisions.clone());
+        own.register("source_events", "Objects and deletions that sources told of", self.events.clone());
+        own.register("source_objects", "Objects that sources told of and that are kept", self.objects.clone());
+        own.register("source_synced", "Whether all objects of a kind are known", self.synced.clone());
+        own.register(
+            "services_worked_out",
+            "Services whose meaning was worked out, whether or not it had changed",
+            self.worked_out.clone(),
+        );
+        own.register("services", "Services that readers see", self.services.clone());
+        own.register("endpoints", "Endpoints of the Services that readers see", self.endpoints.clone());
+        own.register("rev", "The revision that readers see; 0: none", self.rev.clone());
+        own.register(
+            "stale",
+            "1 while what readers see is not known to be the newest, or is nothing",
+            self.stale.clone(),
+        );
+        own.register("durable", "1 while what readers see is on disk", self.durable.clone());
+        own.register("persist_failures", "Writes of the state that failed", self.persist_failures.clone());
+        own.register_with_unit(
+            "persist_duration",
+            "How long a write of the state took",
+            Unit::Seconds,
+            self.persist_duration.clone(),
+        );
+        own.register_with_unit(
+            "publish_delay",
+            "Time from the oldest change that led to a revision, by its slice's last-change-trigger-time, until the \
+             revision was published",
+            Unit::Seconds,
+            self.publish_delay.clone(),
+        );
+    }
+
+    /// What sources told since the start.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        let of = |kind: super::SourceKind| {
+            let label = Resource { resource: kind.resource() };
+            self.events.get(&label).map_or(0, |counter| counter.get())
+        };
+        super::SourceKind::ALL.into_iter().map(of).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_as_documented() {
+        let metrics = EndpointMetrics::default();
+        for resource in ["services", "nodes"] {
+            metrics.events.get_or_create(&Resource { resource }).inc_by(2);
+        }
+        metrics.objects.get_or_create(&Resource { resource: "services" }).set(3);
+        metrics.synced.get_or_create(&Resource { resource: "services" }).set(1);
+        metrics.persist_duration.observe(0.001);
+        metrics.publish_delay.observe(0.1);
+        assert_eq!(metrics.events(), 4);
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+        for line in [
+            "keelson_endpoints_revisions_total 0",
+            "keelson_endpoints_source_events_total{resource=\"services\"} 2",
+            "keelson_endpoints_source_objects{resource=\"services\"} 3",
+            "keelson_endpoints_source_synced{resource=\"services\"} 1",
+            "keelson_endpoints_services_worked_out_total 0",
+            "keelson_endpoints_services 0",
+            "keelson_endpoints_endpoints 0",
+            "keelson_endpoints_rev 0",
+            "keelson_endpoints_stale 0",
+            "keelson_endpoints_durable 0",
+            "keelson_endpoints_persist_failures_total 0",
+            "keelson_endpoints_persist_duration_seconds_count 1",
+            "keelson_endpoints_publish_delay_seconds_count 1",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! What of the endpoints outlives the process.
+//!
+//! Owns: the form of the records and the order of their writes. In: a state as it is about to be published. Out:
+//! records in the table `endpoints` of the store, and the state they add up to.
+//!
+//! | key | what |
+//! |---|---|
+//! | `meta` | [`Meta`]: identity, revision, node |
+//! | `s/<namespace>/<name>` | a Service, or that it was deleted, and at which revision |
+//! | `p/<namespace>/<name>/<n>` | the n-th further part of a Service that is too large for one record |
+//!
+//! What fits into one batch is written whole or not at all. A batch of 10,000 records would cost the store 90 MB of
+//! memory, a hundred batches of 100 a sixth of that; so what is larger is written in several, the first of which
+//! marks the whole as incomplete and the last of which takes the mark away. What is found incomplete counts as lost.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::{Bytes, BytesMut};
+use keelson_proto::localnetv1::NodeInfo;
+use keelson_storage::{Batch, StateStore, StoreError, Table};
+use prost::Message;
+use rpds::RedBlackTreeMapSync;
+
+use super::{Item, ServiceName};
+
+/// The form of the records; another one counts as lost.
+const VERSION: u32 = 1;
+const META: &[u8] = b"meta";
+/// Records in one batch.
+pub(super) const CHUNK_RECORDS: usize = 128;
+/// Bytes after which a batch is full: one record may come on top.
+const CHUNK_BYTES: usize = 1024 * 1024;
+/// Bytes of a Service in one record; the store takes 1 MiB.
+const PART_BYTES: usize = 512 * 1024;
+
+/// What there is but once.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Meta {
+    /// The form of the records.
+    #[prost(uint32, tag = "1")]
+    pub(super) version: u32,
+    /// As in [`super::Published`].
+    #[prost(fixed64, tag = "2")]
+    pub(super) instance_id: u64,
+    /// As in [`super::Published`].
+    #[prost(uint64, tag = "3")]
+    pub(super) rev: u64,
+    /// The node that the state is for.
+    #[prost(string, tag = "4")]
+    pub(super) node_name: String,
+    /// The node.
+    #[prost(message, optional, tag = "5")]
+    pub(super) node: Option<NodeInfo>,
+    /// The revision at which the node became so.
+    #[prost(uint64, tag = "6")]
+    pub(super) node_rev: u64,
+    /// After this revision, every deletion has its record.
+    #[prost(uint64, tag = "7")]
+    pub(super) since: u64,
+    /// How many Services there are.
+    #[prost(uint64, tag = "8")]
+    pub(super) services: u64,
+    /// How many deleted ones have a record.
+    #[prost(uint64, tag = "9")]
+    pub(super) deleted: u64,
+    /// When the revision was made, in Unix milliseconds.
+    #[prost(int64, tag = "10")]
+    pub(super) published_unix_ms: i64,
+    /// More was to be written.
+    #[prost(bool, tag = "11")]
+    pub(super) incomplete: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ServiceRecord {
+    #[prost(uint64, tag = "1")]
+    rev: u64,
+    #[prost(bytes = "bytes", tag = "2")]
+    message: Bytes,
+    /// How many further parts the message has.
+    #[prost(uint32, tag = "3")]
+    parts: u32,
+    #[prost(bool, tag = "4")]
+    deleted: bool,
+}
+
+/// What is looked at in a Service that comes from disk, and how many endpoints it has.
+#[derive(Clone, PartialEq, Message)]
+struct Head {
+    #[prost(message, optional, tag = "2")]
+    endpoints: Option<ServiceHead>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ServiceHead {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(message, repeated, tag = "7")]
+    endpoints: Vec<()>,
+}
+
+/// How many endpoints an encoded Service has.
+pub(super) fn endpoints_in(message: &Bytes) -> u64 {
+    let head = Head::decode(message.clone()).ok().and_then(|head| head.endpoints);
+    head.map_or(0, |head| head.endpoints.len() as u64)
+}
+
+/// One Service that changed.
+#[derive(Debug, Clone)]
+pub(super) struct Change {
+    /// Which.
+    pub(super) name: ServiceName,
+    /// How many bytes its message had before.
+    pub(super) former_bytes: usize,
+}
+
+/// What is to be written.
+#[derive(Debug, Clone)]
+pub(super) enum Write {
+    /// Changes of what is on disk.
+    Changes {
+        /// Afterwards.
+        meta: Box<Meta>,
+        /// Every Service.
+        services: RedBlackTreeMapSync<ServiceName, Item>,
+        /// Those that were set or deleted.
+        changes: Vec<Change>,
+        /// Deleted Services whose records go.
+        forgotten: Vec<ServiceName>,
+    },
+    /// Everything, in place of whatever is on disk.
+    Whole {
+        /// What there is but once.
+        meta: Box<Meta>,
+        /// Every Service.
+        services: RedBlackTreeMapSync<ServiceName, Item>,
+        /// Deleted Services, with the revision at which they were.
+        deleted: BTreeMap<ServiceName, u64>,
+    },
+}
+
+/// A state as it was on disk.
+#[derive(Debug, Clone)]
+pub(super) struct Restored {
+    /// What there is but once.
+    pub(super) meta: Meta,
+    /// Every Service.
+    pub(super) services: RedBlackTreeMapSync<ServiceName, Item>,
+    /// Deleted Services, with the revision at which they were.
+    pub(super) deleted: BTreeMap<ServiceName, u64>,
+    /// How many endpoints the Services have.
+    pub(super) endpoints: u64,
+}
+
+/// What was found on disk.
+#[derive(Debug, Clone)]
+pub(super) enum Loaded {
+    /// Nothing: this is the first start.
+    Nothing,
+    /// What cannot be used, and why.
+    Lost(String),
+    /// A whole state.
+    Whole(Box<Restored>),
+}
+
+fn service_key(name: &ServiceName) -> Vec<u8> {
+    format!("s/{name}").into_bytes()
+}
+
+fn part_key(name: &ServiceName, part: usize) -> Vec<u8> {
+    format!("p/{name}/{part:04}").into_bytes()
+}
+
+/// How many further parts a message of so many bytes has.
+fn parts(bytes: usize) -> usize {
+    bytes.div_ceil(PART_BYTES).saturating_sub(1)
+}
+
+/// Batches of a bounded size.
+struct Chunks<'a> {
+    store: &'a dyn StateStore,
+    meta: &'a Meta,
+    batch: Batch,
+    bytes: usize,
+    marked: bool,
+}
+
+impl Chunks<'_> {
+    fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), StoreError> {
+        self.bytes += key.len() + value.len();
+        self.batch.put(Table::Endpoints, key, value);
+        self.spill()
+    }
+
+    fn delete(&mut self, key: Vec<u8>) -> Result<(), StoreError> {
+        self.batch.delete(Table::Endpoints, key);
+        self.spill()
+    }
+
+    fn spill(&mut self) -> Result<(), StoreError> {
+        if self.batch.len() < CHUNK_RECORDS && self.bytes < CHUNK_BYTES {
+            return Ok(());
+        }
+        if !self.marked {
+            self.marked = true;
+            let mut mark = Batch::new();
+            let meta = Meta { version: VERSION, incomplete: true, ..self.meta.clone() };
+            mark.put(Table::Endpoints, META, meta.encode_to_vec());
+            self.store.apply(&mark)?;
+        }
+        self.bytes = 0;
+        self.store.apply(&std::mem::take(&mut self.batch))
+    }
+
+    fn item(&mut self, name: &ServiceName, item: &Item) -> Result<(), StoreError> {
+        let more = parts(item.message.len());
+        let message = item.message.slice(..item.message.len().min(PART_BYTES));
+        let parts = u32::try_from(more).unwrap_or(u32::MAX);
+        let record = ServiceRecord { rev: item.rev, message, parts, deleted: false };
+        self.put(service_key(name), record.encode_to_vec())?;
+        for (part, bytes) in item.message.chunks(PART_BYTES).enumerate().skip(1) {
+            self.put(part_key(name, part), bytes.to_vec())?;
+        }
+        Ok(())
+    }
+
+    fn deleted(&mut self, name: &ServiceName, rev: u64) -> Result<(), StoreError> {
+        let record = ServiceRecord { rev, deleted: true, ..ServiceRecord::default() };
+        self.put(service_key(name), record.encode_to_vec())
+    }
+
+    fn change(&mut self, change: &Change, item: Option<&Item>) -> Result<(), StoreError> {
+        let name = &change.name;
+        let more = match item {
+            Some(item) => {
+                self.item(name, item)?;
+                parts(item.message.len())
+            }
+            None => {
+                self.deleted(name, self.meta.rev)?;
+                0
+            }
+        };
+        (more + 1..=parts(change.former_bytes)).try_for_each(|part| self.delete(part_key(name, part)))
+    }
+
+    fn finish(mut self) -> Result<(), StoreError> {
+        let meta = Meta { version: VERSION, incomplete: false, ..self.meta.clone() };
+        self.batch.put(Table::Endpoints, META, meta.encode_to_vec());
+        self.store.apply(&self.batch)
+    }
+}
+
+/// Writes, and returns when it is durable. After an error what is on disk is what was there before, or all of this,
+/// or counts as lost.
+///
+/// # Errors
+/// The store's.
+pub(super) fn write(store: &dyn StateStore, write: &Write) -> Result<(), StoreError> {
+    let (Write::Changes { meta, .. } | Write::Whole { meta, .. }) = write;
+    let mut chunks = Chunks { store, meta, batch: Batch::new(), bytes: 0, marked: false };
+    match write {
+        Write::Changes { services, changes, forgotten, .. } => {
+            changes.iter().try_for_each(|change| chunks.change(change, services.get(&change.name)))?;
+            forgotten.iter().try_for_each(|name| chunks.delete(service_key(name)))?;
+        }
+        Write::Whole { services, deleted, .. } => {
+            let stays = |key: &[u8]| match split_key(key) {
+                Some(Key::Meta) => true,
+                Some(Key::Service(name)) => services.contains_key(&name) || deleted.contains_key(&name),
+                Some(Key::Part(name, part)) => {
+                    services.get(&name).is_some_and(|item| part <= parts(item.message.len()))
+                }
+                None => false,
+            };
+            let keys = store.scan(Table::Endpoints)?.into_iter().map(|(key, _)| key);
+            let leftovers: Vec<_> = keys.filter(|key| !stays(key)).collect();
+            leftovers.into_iter().try_for_each(|key| chunks.delete(key))?;
+            services.iter().try_for_each(|(name, item)| chunks.item(name, item))?;
+            deleted.iter().try_for_each(|(name, rev)| chunks.deleted(name, *rev))?;
+        }
+    }
+    chunks.finish()
+}
+
+enum Key {
+    Meta,
+    Service(ServiceName),
+    Part(ServiceName, usize),
+}
+
+fn split_key(key: &[u8]) -> Option<Key> {
+    let key = std::str::from_utf8(key).ok()?;
+    let name = |text: &str| text.split_once('/').map(|(namespace, name)| ServiceName::new(namespace, name));
+    match key.split_once('/') {
+        None if key.as_bytes() == META => Some(Key::Meta),
+        Some(("s", rest)) => name(rest).map(Key::Service),
+        Some(("p", rest)) => {
+            let (rest, part) = rest.rsplit_once('/')?;
+            Some(Key::Part(name(rest)?, part.parse().ok()?))
+        }
+        _ => None,
+    }
+}
+
+/// Reads the state of a node.
+///
+/// # Errors
+/// The store's. What it reads and does not make sense is no error: it is lost.
+pub(super) fn load(store: &dyn StateStore, node_name: &str) -> Result<Loaded, StoreError> {
+    let records = store.scan(Table::Endpoints)?;
+    if records.is_empty() {
+        return Ok(Loaded::Nothing);
+    }
+    let restored = restore(records, node_name);
+    Ok(restored.map_or_else(Loaded::Lost, |restored| Loaded::Whole(Box::new(restored))))
+}
+
+fn restore(records: Vec<(Vec<u8>, Vec<u8>)>, node_name: &str) -> Result<Restored, String> {
+    let (mut meta, mut more) = (None, HashMap::<(ServiceName, usize), Vec<u8>>::new());
+    let (mut services, mut deleted) = (RedBlackTreeMapSync::new_sync(), BTreeMap::new());
+    let mut endpoints = 0;
+    // Keys are in order: meta, then parts, then Services.
+    for (key, value) in records {
+        match split_key(&key).ok_or_else(|| format!("no record has the key {key:?}"))? {
+            Key::Meta => meta = Some(check_meta(&value, node_name)?),
+            Key::Part(name, part) => drop(more.insert((name, part), value)),
+            Key::Service(name) => {
+                let record = ServiceRecord::decode(Bytes::from(value))
+                    .map_err(|error| format!("the record of {name} cannot be decoded: {error}"))?;
+                if record.deleted {
+                    deleted.insert(name, record.rev);
+                    continue;
+                }
+                let item = item(&name, record, &mut more)?;
+                endpoints += endpoints_in(&item.message);
+                services.insert_mut(name, item);
+            }
+        }
+    }
+    let meta = meta.ok_or_else(|| "the record that holds the identity is missing".to_owned())?;
+    let (have, should) = ((services.size() as u64, deleted.len() as u64), (meta.services, meta.deleted));
+    if have != should {
+        return Err(format!("there are records of {have:?} present and deleted services, not of {should:?}"));
+    }
+    let newest = services.values().map(|item| item.rev).chain(deleted.values().copied()).max();
+    if newest > Some(meta.rev) || !more.is_empty() {
+        return Err("its records are of different revisions".to_owned());
+    }
+    Ok(Restored { meta, services, deleted, endpoints })
+}
+
+fn check_meta(value: &[u8], node_name: &str) -> Result<Meta, String> {
+    let meta = Meta::decode(value)
+        .map_err(|error| format!("the record that holds the identity cannot be decoded: {error}"))?;
+    if meta.version != VERSION {
+        return Err(format!("its form is version {}, this agent knows {VERSION}", meta.version));
+    }
+    if meta.incomplete {
+        return Err("the agent ended while it was being written".to_owned());
+    }
+    if meta.node_name != node_name {
+        return Err(format!("it is for the node {:?}, this one is {node_name:?}", meta.node_name));
+    }
+    if meta.instance_id == 0 || meta.rev == 0 {
+        return Err("it has no identity".to_owned());
+    }
+    Ok(meta)
+}
+
+fn item(
+    name: &ServiceName,
+    record: ServiceRecord,
+    more: &mut HashMap<(ServiceName, usize), Vec<u8>>,
+) -> Result<Item, String> {
+    let mut message = record.message;
+    if record.parts > 0 {
+        let mut whole = BytesMut::from(&*message);
+        for part in 1..=record.parts as usize {
+            let bytes = more.remove(&(name.clone(), part));
+            whole.extend_from_slice(&bytes.ok_or_else(|| format!("a part of {name} is missing"))?);
+        }
+        message = whole.freeze();
+    }
+    let head = Head::decode(message.clone()).map_err(|error| format!("{name} cannot be decoded: {error}"))?;
+    match head.endpoints {
+        Some(head) if head.namespace == name.namespace() && head.name == name.name() => {
+            Ok(Item { message, rev: record.rev })
+        }
+        _ => Err(format!("the record of {name} holds something else")),
+    }
+}

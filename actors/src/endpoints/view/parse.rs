@@ -1,0 +1,217 @@
+//! Addresses and CIDRs as Kubernetes has them in text.
+//!
+//! Owns: what counts as an address or a CIDR, and their canonical form. In: text of any kind. Out: values of `std`, or
+//! nothing.
+//!
+//! Kubernetes keeps reading what old clusters stored (`k8s.io/utils/net`, `ParseIPSloppy` and `ParseCIDRSloppy`): zeros
+//! that lead a number mean nothing, `10.0.0.041` is `10.0.0.41`. An IPv4 address mapped into IPv6 is that IPv4 address.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+/// An address family; to a Service each is a proxy of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    pub(super) fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// As `ipFamilies` and `addressType` have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.name() == name)
+    }
+}
+
+/// A value for each family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct PerFamily<T>([T; 2]);
+
+impl<T> PerFamily<T> {
+    pub(super) fn new(v4: T, v6: T) -> Self {
+        Self([v4, v6])
+    }
+}
+
+impl<T> std::ops::Index<Family> for PerFamily<T> {
+    type Output = T;
+
+    fn index(&self, family: Family) -> &T {
+        let [v4, v6] = &self.0;
+        match family {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        }
+    }
+}
+
+impl<T> std::ops::IndexMut<Family> for PerFamily<T> {
+    fn index_mut(&mut self, family: Family) -> &mut T {
+        let [v4, v6] = &mut self.0;
+        match family {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        }
+    }
+}
+
+/// A network; ordered by family, then by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Cidr {
+    network: IpAddr,
+    prefix: u8,
+}
+
+impl Cidr {
+    pub(super) fn family(self) -> Family {
+        Family::of(self.network)
+    }
+
+    /// Whether every address of the family is in it.
+    pub(super) fn is_everything(self) -> bool {
+        self.prefix == 0
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix)
+    }
+}
+
+/// The address, if it is one.
+pub(super) fn address(text: &str) -> Option<IpAddr> {
+    as_written(text).map(|address| address.to_canonical())
+}
+
+/// The network, if it is one; bits behind the prefix are cleared.
+pub(super) fn cidr(text: &str) -> Option<Cidr> {
+    let (address, prefix) = text.split_once('/')?;
+    // `parse` alone would take a sign.
+    if !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let prefix: u8 = prefix.parse().ok()?;
+    let (network, prefix) = match as_written(address)? {
+        IpAddr::V4(address) => (address, prefix),
+        IpAddr::V6(address) => match (address.to_ipv4_mapped(), prefix.checked_sub(96)) {
+            (Some(mapped), Some(prefix)) => (mapped, prefix),
+            _ => return six(address, prefix),
+        },
+    };
+    four(network, prefix)
+}
+
+fn four(address: Ipv4Addr, prefix: u8) -> Option<Cidr> {
+    let host = 32_u8.checked_sub(prefix)?;
+    let mask = u32::MAX.checked_shl(host.into()).unwrap_or(0);
+    Some(Cidr { network: Ipv4Addr::from_bits(address.to_bits() & mask).into(), prefix })
+}
+
+fn six(address: Ipv6Addr, prefix: u8) -> Option<Cidr> {
+    let host = 128_u8.checked_sub(prefix)?;
+    let mask = u128::MAX.checked_shl(host.into()).unwrap_or(0);
+    Some(Cidr { network: Ipv6Addr::from_bits(address.to_bits() & mask).into(), prefix })
+}
+
+/// Without the mapping of IPv4 in IPv6 being resolved: a CIDR's prefix counts bits of what is written.
+fn as_written(text: &str) -> Option<IpAddr> {
+    text.parse().ok().or_else(|| without_leading_zeros(text)?.parse().ok())
+}
+
+/// None when there are none: the text is then no address for another reason.
+fn without_leading_zeros(text: &str) -> Option<String> {
+    let mut kept = String::new();
+    let mut characters = text.chars().peekable();
+    let mut starts_number = true;
+    while let Some(character) = characters.next() {
+        let leads = starts_number && character == '0' && characters.peek().is_some_and(char::is_ascii_hexdigit);
+        if !leads {
+            kept.push(character);
+            starts_number = !character.is_ascii_hexdigit();
+        }
+    }
+    (kept.len() < text.len()).then_some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_kubernetes_reads_them() {
+        for (text, canonical) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("172.30.0.041", "172.30.0.41"),
+            ("10.180.00.001", "10.180.0.1"),
+            ("0000000010.0.0.08", "10.0.0.8"),
+            ("000.000.000.000", "0.0.0.0"),
+            ("FD00::0A", "fd00::a"),
+            ("fd00:0000:0000:0000:0000:0000:0000:00001", "fd00::1"),
+            ("::", "::"),
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+            ("::ffff:a00:1", "10.0.0.1"),
+            ("::ffff:10.00.0.01", "10.0.0.1"),
+            ("64:ff9b::10.0.0.01", "64:ff9b::a00:1"),
+        ] {
+            assert_eq!(address(text).map(|ip| ip.to_string()).as_deref(), Some(canonical), "{text}");
+        }
+        for text in [
+            "", " ", " 10.0.0.1", "10.0.0.1 ", "10.0.0", "10.0.0.256", "10.0.0.1.1", "0x10.0.0.1", "10.0.0.a", "None",
+            "fe80::1%eth0", "1::2::3", "10.0.0.1/32", "00", "0010", "::00010000", "１0.0.0.1", "10..0.1", "+1.0.0.1",
+        ] {
+            assert_eq!(address(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn cidrs_are_read_as_kubernetes_reads_them() {
+        for (text, canonical) in [
+            ("10.1.2.3/8", "10.0.0.0/8"),
+            ("10.1.2.3/32", "10.1.2.3/32"),
+            ("010.1.2.3/08", "10.0.0.0/8"),
+            ("1.2.3.4/0", "0.0.0.0/0"),
+            ("fd00:1::1/32", "fd00:1::/32"),
+            ("fd00::1/128", "fd00::1/128"),
+            ("fd00::/0", "::/0"),
+            ("::ffff:10.1.2.3/104", "10.0.0.0/8"),
+            ("::ffff:10.1.2.3/96", "0.0.0.0/0"),
+            ("::ffff:10.1.2.3/80", "::/80"),
+        ] {
+            assert_eq!(cidr(text).map(|cidr| cidr.to_string()).as_deref(), Some(canonical), "{text}");
+        }
+        for text in [
+            "", "/", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/-1", "10.0.0.0/8 ", "::/129",
+            "::ffff:10.0.0.0/129", "/8", "10.0.0.0/8/8", "10.0.0.0/255.0.0.0", "10.0.0.0/256",
+        ] {
+            assert_eq!(cidr(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn networks_are_ordered_by_family_and_number() {
+        let mut cidrs: Vec<_> =
+            ["fd00::/64", "100.0.0.0/8", "20.0.0.0/8", "20.0.0.0/7"].iter().filter_map(|text| cidr(text)).collect();
+        cidrs.sort_unstable();
+        let texts: Vec<_> = cidrs.iter().map(Cidr::to_string).collect();
+        assert_eq!(texts, ["20.0.0.0/7", "20.0.0.0/8", "100.0.0.0/8", "fd00::/64"]);
+    }
+}

@@ -1,0 +1,376 @@
+//! What of a Service counts.
+//!
+//! Owns: whether a Service is served, its frontends of each family, its policies, and what of it is left out and why.
+//! In: a Service. Out: [`Facts`], which borrow the Service's names.
+//!
+//! As kube-proxy has it: `pkg/proxy/serviceport.go`, `servicechangetracker.go`, `util/utils.go`.
+
+use std::net::IpAddr;
+
+use keelson_proto::{
+    kubernetes::{Service, ServicePort, ServiceSpec},
+    localnetv1::Protocol,
+};
+
+use super::parse::{self, Cidr, Family, PerFamily};
+
+/// The label by which a Service asks for another proxy; any value counts, even an empty one.
+pub(super) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+
+/// What the API server sets when affinity is asked for without a time, in seconds.
+const AFFINITY_DEFAULT: i32 = 10_800;
+/// The longest affinity that the API allows, in seconds.
+const AFFINITY_MOST: i32 = 86_400;
+
+/// What of a Service counts.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Facts<'a> {
+    /// Whether it has a frontend; if not, the first reason.
+    pub(super) served: Result<(), Unserved<'a>>,
+    /// `spec.type`.
+    pub(super) kind: &'a str,
+    pub(super) cluster: PerFamily<Option<IpAddr>>,
+    /// `spec.clusterIP` if that is served, else the first in the order of `ipFamilies` that is.
+    pub(super) primary: Option<IpAddr>,
+    /// Sorted, each once; as the two that follow.
+    pub(super) external: PerFamily<Vec<IpAddr>>,
+    pub(super) load_balancer: PerFamily<Vec<IpAddr>>,
+    /// Empty: every source may.
+    pub(super) ranges: PerFamily<Vec<Cidr>>,
+    pub(super) internal_local: bool,
+    /// Where it has an effect.
+    pub(super) external_local: bool,
+    /// In seconds; 0: no affinity.
+    pub(super) affinity: i32,
+    /// Where it has an effect; 0: none.
+    pub(super) health_check_node_port: u16,
+    pub(super) ports: Vec<Port<'a>>,
+    pub(super) ignored: Vec<Ignored<'a>>,
+}
+
+/// A port of a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Port<'a> {
+    pub(super) name: &'a str,
+    pub(super) protocol: Protocol,
+    pub(super) port: u16,
+    /// 0: none.
+    pub(super) node_port: u16,
+}
+
+/// Why a Service has no frontend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unserved<'a> {
+    /// There is none.
+    Missing,
+    /// It carries [`PROXY_NAME`], with this value.
+    OtherProxy(&'a str),
+    NoClusterIp,
+    Headless,
+    ExternalName,
+    /// No cluster IP that can be used, of any family.
+    NoFamily,
+    /// No port that can be used.
+    NoPort,
+}
+
+/// Something in a Service that has no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ignored<'a> {
+    /// `ipFamilies` names this family, but the cluster IP in its place is none of it.
+    ClusterIp(Family, &'a str),
+    /// `ipFamilies` has this and `clusterIPs` nothing in its place.
+    FamilyWithoutIp(&'a str),
+    /// Not an address.
+    Address(AddressKind, &'a str),
+    /// An address of a family in which the Service has no cluster IP.
+    AddressOfFamily(AddressKind, IpAddr),
+    /// A load balancer's address that is reached through the load balancer.
+    IngressNotVip(&'a str, &'a str),
+    /// Not a CIDR.
+    SourceRange(&'a str),
+    SourceRangeOfFamily(Cidr),
+    /// The ranges of this family filter nothing, since one is everything.
+    SourceRangesOfEverything(Family),
+    PortNumber { name: &'a str, number: i32 },
+    Protocol { name: &'a str, protocol: &'a str },
+    /// A later port has the same name and protocol.
+    PortRepeated { name: &'a str, number: i32 },
+    /// An earlier port has the same number and protocol.
+    FrontendRepeated { name: &'a str, number: i32 },
+    NodePort { name: &'a str, number: i32 },
+    /// externalTrafficPolicy Local on a Service that is not reached from outside.
+    ExternalPolicy,
+    HealthCheckNodePort(i32),
+    /// An affinity of so many seconds.
+    Affinity(i32),
+}
+
+/// Where an address stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AddressKind {
+    External,
+    LoadBalancer,
+}
+
+/// A port number, if it is one.
+pub(super) fn port_number(number: i32) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number != 0)
+}
+
+/// A protocol as the API names it; without a name it is TCP, as the API's default is.
+pub(super) fn protocol(name: &str) -> Option<Protocol> {
+    match name {
+        "" | "TCP" => Some(Protocol::Tcp),
+        "UDP" => Some(Protocol::Udp),
+        "SCTP" => Some(Protocol::Sctp),
+        _ => None,
+    }
+}
+
+impl<'a> Facts<'a> {
+    /// What of the Service counts.
+    pub(super) fn of(service: &'a Service) -> Self {
+        let mut ignored = Vec::new();
+        let Some(spec) = &service.spec else {
+            return Self::unserved(Unserved::NoClusterIp);
+        };
+        let (cluster, primary) = cluster_ips(spec, &mut ignored);
+        let external_local = external_policy(spec, &mut ignored);
+        let ports = ports(&spec.ports, &mut ignored);
+        let served = served(service, spec, primary.is_some(), !ports.is_empty());
+        let vips = load_balancer_vips(service, &mut ignored);
+        let external = spec.external_ips.iter().map(String::as_str);
+        Self {
+            served,
+            kind: if spec.r#type.is_empty() { "ClusterIP" } else { &spec.r#type },
+            cluster,
+            primary,
+            external: addresses(AddressKind::External, external, &cluster, &mut ignored),
+            load_balancer: addresses(AddressKind::LoadBalancer, vips, &cluster, &mut ignored),
+            ranges: source_ranges(spec, &cluster, &mut ignored),
+            internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            external_local,
+            affinity: affinity(spec, &mut ignored),
+            health_check_node_port: health_check_node_port(spec, external_local, &mut ignored),
+            ports,
+            ignored,
+        }
+    }
+
+    /// Of a Service of which nothing else is known.
+    pub(super) fn unserved(reason: Unserved<'a>) -> Self {
+        Self {
+            served: Err(reason),
+            kind: "ClusterIP",
+            cluster: PerFamily::default(),
+            primary: None,
+            external: PerFamily::default(),
+            load_balancer: PerFamily::default(),
+            ranges: PerFamily::default(),
+            internal_local: false,
+            external_local: false,
+            affinity: 0,
+            health_check_node_port: 0,
+            ports: Vec::new(),
+            ignored: Vec::new(),
+        }
+    }
+
+    /// Whether a port is reached in this family by more than its cluster IP.
+    pub(super) fn reached_from_outside(&self, port: &Port<'_>, family: Family) -> bool {
+        port.node_port != 0 || !self.external[family].is_empty() || !self.load_balancer[family].is_empty()
+    }
+}
+
+fn served<'a>(
+    service: &'a Service,
+    spec: &ServiceSpec,
+    has_family: bool,
+    has_port: bool,
+) -> Result<(), Unserved<'a>> {
+    let label = service.metadata.as_ref().and_then(|metadata| metadata.labels.get(PROXY_NAME));
+    match (label, spec.cluster_ip.as_str()) {
+        (Some(name), _) => Err(Unserved::OtherProxy(name)),
+        (None, "") if spec.r#type == "ExternalName" => Err(Unserved::ExternalName),
+        (None, "") => Err(Unserved::NoClusterIp),
+        (None, "None") => Err(Unserved::Headless),
+        (None, _) if spec.r#type == "ExternalName" => Err(Unserved::ExternalName),
+        (None, _) if !has_family => Err(Unserved::NoFamily),
+        (None, _) if !has_port => Err(Unserved::NoPort),
+        (None, _) => Ok(()),
+    }
+}
+
+/// The cluster IP of each family, and the one that stands for all of them.
+fn cluster_ips<'a>(
+    spec: &'a ServiceSpec,
+    ignored: &mut Vec<Ignored<'a>>,
+) -> (PerFamily<Option<IpAddr>>, Option<IpAddr>) {
+    let mut ips = PerFamily::default();
+    let single = parse::address(&spec.cluster_ip);
+    if spec.ip_families.is_empty() {
+        if let Some(ip) = single {
+            ips[Family::of(ip)] = Some(ip);
+        }
+        return (ips, single);
+    }
+    let mut first = None;
+    let mut seen: PerFamily<bool> = PerFamily::default();
+    for (place, name) in spec.ip_families.iter().enumerate() {
+        let (Some(family), Some(text)) = (Family::named(name), spec.cluster_ips.get(place)) else {
+            ignored.push(Ignored::FamilyWithoutIp(name));
+            continue;
+        };
+        // Only the first place of a family is looked at, whatever is there.
+        if std::mem::replace(&mut seen[family], true) {
+            ignored.push(Ignored::ClusterIp(family, text));
+            continue;
+        }
+        match parse::address(text).filter(|ip| Family::of(*ip) == family) {
+            Some(ip) => {
+                ips[family] = Some(ip);
+                first = first.or(Some(ip));
+            }
+            None => ignored.push(Ignored::ClusterIp(family, text)),
+        }
+    }
+    let primary = single.filter(|ip| ips[Family::of(*ip)] == Some(*ip)).or(first);
+    (ips, primary)
+}
+
+/// The load balancer's addresses that are reached by this node capturing them.
+fn load_balancer_vips<'a>(service: &'a Service, ignored: &mut Vec<Ignored<'a>>) -> Vec<&'a str> {
+    let load_balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let mut vips = Vec::new();
+    for ingress in load_balancer.iter().flat_map(|load_balancer| &load_balancer.ingress) {
+        match ingress.ip_mode.as_deref() {
+            // It has a host name only.
+            _ if ingress.ip.is_empty() => {}
+            None | Some("VIP") => vips.push(ingress.ip.as_str()),
+            Some(mode) => ignored.push(Ignored::IngressNotVip(&ingress.ip, mode)),
+        }
+    }
+    vips
+}
+
+/// Sorted, each once, of the families in which there is a cluster IP.
+fn addresses<'a>(
+    kind: AddressKind,
+    texts: impl IntoIterator<Item = &'a str>,
+    cluster: &PerFamily<Option<IpAddr>>,
+    ignored: &mut Vec<Ignored<'a>>,
+) -> PerFamily<Vec<IpAddr>> {
+    let mut found: PerFamily<Vec<IpAddr>> = PerFamily::default();
+    for text in texts {
+        match parse::address(text) {
+            None => ignored.push(Ignored::Address(kind, text)),
+            Some(ip) if cluster[Family::of(ip)].is_none() => ignored.push(Ignored::AddressOfFamily(kind, ip)),
+            Some(ip) => found[Family::of(ip)].push(ip),
+        }
+    }
+    for family in Family::ALL {
+        found[family].sort_unstable();
+        found[family].dedup();
+    }
+    found
+}
+
+fn source_ranges<'a>(
+    spec: &'a ServiceSpec,
+    cluster: &PerFamily<Option<IpAddr>>,
+    ignored: &mut Vec<Ignored<'a>>,
+) -> PerFamily<Vec<Cidr>> {
+    let mut ranges: PerFamily<Vec<Cidr>> = PerFamily::default();
+    for text in &spec.load_balancer_source_ranges {
+        match parse::cidr(text.trim()) {
+            None => ignored.push(Ignored::SourceRange(text)),
+            Some(cidr) if cluster[cidr.family()].is_none() => ignored.push(Ignored::SourceRangeOfFamily(cidr)),
+            Some(cidr) => ranges[cidr.family()].push(cidr),
+        }
+    }
+    for family in Family::ALL {
+        let ranges = &mut ranges[family];
+        if ranges.iter().any(|cidr| cidr.is_everything()) {
+            ranges.clear();
+            ignored.push(Ignored::SourceRangesOfEverything(family));
+        }
+        ranges.sort_unstable();
+        ranges.dedup();
+    }
+    ranges
+}
+
+/// Whether externalTrafficPolicy is Local and has an effect.
+fn external_policy<'a>(spec: &'a ServiceSpec, ignored: &mut Vec<Ignored<'a>>) -> bool {
+    let local = spec.external_traffic_policy == "Local";
+    let outside = match spec.r#type.as_str() {
+        "LoadBalancer" | "NodePort" => true,
+        "" | "ClusterIP" => !spec.external_ips.is_empty(),
+        _ => false,
+    };
+    if local && !outside {
+        ignored.push(Ignored::ExternalPolicy);
+    }
+    local && outside
+}
+
+fn health_check_node_port<'a>(
+    spec: &'a ServiceSpec,
+    external_local: bool,
+    ignored: &mut Vec<Ignored<'a>>,
+) -> u16 {
+    let port = port_number(spec.health_check_node_port)
+        .filter(|_| external_local && spec.r#type == "LoadBalancer");
+    if port.is_none() && spec.health_check_node_port != 0 {
+        ignored.push(Ignored::HealthCheckNodePort(spec.health_check_node_port));
+    }
+    port.unwrap_or(0)
+}
+
+fn affinity<'a>(spec: &'a ServiceSpec, ignored: &mut Vec<Ignored<'a>>) -> i32 {
+    if spec.session_affinity != "ClientIP" {
+        return 0;
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    match config.and_then(|client_ip| client_ip.timeout_seconds) {
+        None => AFFINITY_DEFAULT,
+        Some(seconds) if (1..=AFFINITY_MOST).contains(&seconds) => seconds,
+        Some(seconds) => {
+            ignored.push(Ignored::Affinity(seconds));
+            if seconds > AFFINITY_MOST { AFFINITY_MOST } else { AFFINITY_DEFAULT }
+        }
+    }
+}
+
+/// The ports that can be used, in the order of the Service. The API server lets neither a name nor a number with
+/// its protocol occur twice; where they do, the last of a name counts, as in kube-proxy, and the first of a number.
+fn ports<'a>(all: &'a [ServicePort], ignored: &mut Vec<Ignored<'a>>) -> Vec<Port<'a>> {
+    let mut ports: Vec<Port<'a>> = Vec::with_capacity(all.len());
+    for (place, port) in all.iter().enumerate() {
+        let (name, number) = (port.name.as_str(), port.port);
+        let Some(protocol) = protocol(&port.protocol) else {
+            ignored.push(Ignored::Protocol { name, protocol: &port.protocol });
+            continue;
+        };
+        let Some(usable) = port_number(number) else {
+            ignored.push(Ignored::PortNumber { name, number });
+            continue;
+        };
+        let later = all.get(place + 1..).unwrap_or_default();
+        if later.iter().any(|later| later.name == name && self::protocol(&later.protocol) == Some(protocol)) {
+            ignored.push(Ignored::PortRepeated { name, number });
+            continue;
+        }
+        if ports.iter().any(|earlier| (earlier.port, earlier.protocol) == (usable, protocol)) {
+            ignored.push(Ignored::FrontendRepeated { name, number });
+            continue;
+        }
+        let node_port = port_number(port.node_port);
+        if node_port.is_none() && port.node_port != 0 {
+            ignored.push(Ignored::NodePort { name, number: port.node_port });
+        }
+        ports.push(Port { name, protocol, port: usable, node_port: node_port.unwrap_or(0) });
+    }
+    ports
+}

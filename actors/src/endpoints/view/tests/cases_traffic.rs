@@ -1,0 +1,252 @@
+//! The cases about which endpoints take which traffic.
+//!
+//! Each is read off what is published, by section 2's table alone. Masquerading, node addresses and timing are a proxy's
+//! own affair; of such cases the sets are here.
+
+use super::*;
+
+/// The three fates: of traffic to the cluster IP, from outside, and from pods and the node.
+#[track_caller]
+fn check(service: Svc, endpoints: &str, fates: [&str; 3]) {
+    let [cluster_ip, outside, inside] = fates;
+    scene(service, [http("a", endpoints)]).expect(cluster_ip, outside, inside);
+}
+
+#[test]
+fn case_18_only_ready_endpoints() {
+    check(svc(), "L1 R1!", ["{L1}"; 3]);
+    check(svc(), "L1 R1s R2~", ["{L1}"; 3]);
+}
+
+#[test]
+fn case_19_terminating_ones_when_none_is_ready() {
+    check(svc(), "L1~ R1~ R2-", ["{L1 R1}"; 3]);
+    check(svc(), "L1~ R1~ R2- R3!", ["{L1 R1}"; 3]);
+}
+
+#[test]
+fn case_20_the_sets_fall_back_independently() {
+    check(svc().external_local(), "R1 L1~", ["{R1}", "{L1}", "{R1}"]);
+}
+
+#[test]
+fn case_21_remote_terminating_endpoints_do_not_serve_outside_traffic() {
+    check(svc().external_local(), "R1~", ["{R1}", "DROP", "{R1}"]);
+}
+
+#[test]
+fn case_22_nothing_serves_anywhere() {
+    check(svc().external_local(), "L1! R1- R2s", ["REJECT"; 3]);
+}
+
+#[test]
+fn case_23_zone_hints_choose() {
+    check(svc(), "R1@a R2@b R3@c R4@a,b", ["{R1 R4}"; 3]);
+}
+
+#[test]
+fn case_24_one_ready_endpoint_without_hint_turns_hints_off() {
+    check(svc(), "R1@a R2@b R3", ["{R1 R2 R3}"; 3]);
+    check(svc(), "R1@a R2@b R3! R4~ R5s", ["{R1}"; 3]);
+}
+
+#[test]
+fn case_25_no_zone_or_no_hint_for_it() {
+    for zone in [None, Some(""), Some("z")] {
+        let found = scene(svc(), [http("a", "R1@a R2@b")]).zone(zone);
+        found.expect("{R1 R2}", "{R1 R2}", "{R1 R2}");
+    }
+    check(svc(), "R1@b R2@c R3!@a", ["{R1 R2}"; 3]);
+    // A hint for the zone without name is one for no zone.
+    let nameless = scene(svc(), [http("a", "R1@ R2@b")]).zone(None);
+    nameless.expect("{R1 R2}", "{R1 R2}", "{R1 R2}");
+}
+
+#[test]
+fn case_26_node_hints_come_first() {
+    check(svc(), "L1@a#n1 R1@a#n2 R2@a#n3", ["{L1}"; 3]);
+    check(svc(), "L1#n1 R1#n2 R2#n2,n1", ["{L1 R2}"; 3]);
+}
+
+#[test]
+fn case_27_node_hints_that_do_not_apply_leave_it_to_zones() {
+    check(svc(), "R1@a#n2 R2@b#n3", ["{R1}"; 3]);
+    check(svc(), "L1@a#n1 R1@a R2@b#n2", ["{L1 R1}"; 3]);
+    check(svc(), "L1@a#n1 R1 R2@b#n2", ["{L1 R1 R2}"; 3]);
+}
+
+#[test]
+fn case_28_hints_alone_decide() {
+    // trafficDistribution is not even read: there is no field for it.
+    check(svc(), "L1 R1", ["{L1 R1}"; 3]);
+    check(svc(), "L1@b R1@a", ["{R1}"; 3]);
+}
+
+#[test]
+fn case_29_hints_do_not_choose_among_local_endpoints() {
+    check(svc().external_local(), "L1@b R1@a R2@b", ["{R1}", "{L1}", "{R1}"]);
+}
+
+#[test]
+fn case_30_hints_do_not_choose_among_terminating_endpoints_and_zones_may_change() {
+    check(svc(), "R1~@a R2~@b", ["{R1 R2}"; 3]);
+    let found = scene(svc(), [http("a", "R1@a R2@b")]);
+    found.expect("{R1}", "{R1}", "{R1}");
+    let moved = found.zone(Some("b"));
+    moved.expect("{R2}", "{R2}", "{R2}");
+}
+
+#[test]
+fn case_31_internal_policy_local() {
+    check(svc().internal_local(), "L1 R1", ["{L1}", "{L1 R1}", "{L1 R1}"]);
+    // Without frontends for outside traffic the cluster set is not asked for.
+    let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
+    assert_eq!((inner.fate(To::ClusterIp), inner.cluster_set()), ("{L1}".to_owned(), "{}".to_owned()));
+    let selected: Vec<_> = inner.served().endpoints.iter().map(|it| it.conditions.unwrap().selected).collect();
+    assert_eq!(selected, [true, false]);
+    // externalTrafficPolicy has no effect on a Service that is not reached from outside.
+    let inner = scene(internal().port("http", "TCP", 80).external_local(), [http("a", "L1 R1")]);
+    let served = inner.served();
+    assert_eq!((served.external_traffic_to_local, inner.local_set()), (false, "{}".to_owned()));
+    assert_eq!(inner.fate(To::ClusterIp), "{L1 R1}");
+    assert_eq!(inner.explain().ignored.len(), 1);
+}
+
+#[test]
+fn external_policy_has_an_effect_with_external_ips_also() {
+    let service = internal().port("http", "TCP", 80).external_ip(X).external_local();
+    check(service.clone(), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
+    check(service.kind(""), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
+    let node_port = internal().kind("NodePort").port("http", "TCP", 80).node_port(30080).external_local();
+    check(node_port, "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
+    // The type says that it is; in this family there is no frontend that outside traffic could reach.
+    let bare = internal().kind("LoadBalancer").port("http", "TCP", 80).external_local();
+    let bare = scene(bare, [http("a", "L1 R1")]);
+    assert_eq!((bare.served().external_traffic_to_local, bare.local_set()), (true, "{}".to_owned()));
+}
+
+#[test]
+fn case_32_internal_policy_local_without_local_endpoints() {
+    check(svc().internal_local(), "R1", ["DROP", "{R1}", "{R1}"]);
+    check(svc().internal_local(), "", ["REJECT"; 3]);
+}
+
+#[test]
+fn case_33_external_policy_local() {
+    check(svc().external_ip(X).external_local(), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
+}
+
+#[test]
+fn case_34_external_policy_local_without_local_endpoints() {
+    check(svc().external_local(), "R1", ["{R1}", "DROP", "{R1}"]);
+}
+
+#[test]
+fn case_35_both_sets_are_there_for_proxies_that_cannot_tell_pods() {
+    let found = scene(svc().external_local(), [http("a", "L1 R1")]);
+    assert_eq!((found.local_set(), found.cluster_set()), ("{L1}".to_owned(), "{L1 R1}".to_owned()));
+}
+
+#[test]
+fn case_37_external_policy_cluster_is_the_same_for_everybody() {
+    check(svc().external_ip(X), "L1 R1", ["{L1 R1}"; 3]);
+}
+
+#[test]
+fn case_39_no_endpoints() {
+    let both = svc().internal_local().external_local();
+    for service in [svc(), svc().internal_local(), svc().external_local(), both] {
+        check(service.clone(), "", ["REJECT"; 3]);
+        scene(service, []).expect("REJECT", "REJECT", "REJECT");
+    }
+}
+
+#[test]
+fn both_policies_local() {
+    let both = || svc().internal_local().external_local();
+    check(both(), "L1 R1", ["{L1}", "{L1}", "{L1 R1}"]);
+    check(both(), "R1", ["DROP", "DROP", "{R1}"]);
+    check(both(), "L1~ R1", ["{L1}", "{L1}", "{R1}"]);
+}
+
+#[test]
+fn ports_are_decided_one_by_one() {
+    let service = internal()
+        .kind("NodePort")
+        .internal_local()
+        .port("http", "TCP", 80)
+        .node_port(30080)
+        .port("admin", "TCP", 81);
+    let slices = [
+        http("a", "L1 R1").port("admin", "TCP", 9090),
+        slice("b").port("admin", "TCP", 9091).words("R2@a"),
+    ];
+    let served = scene(service, slices).served();
+    let of = |index| [To::ClusterIp, To::Inside].map(|to| fate(&served, index, false, to));
+    assert_eq!(of(0), ["{L1}", "{L1 R1}"]);
+    assert_eq!(fate(&served, 1, false, To::ClusterIp), "{L1}");
+    assert_eq!(list(members(&served, 1, false, |port| port.cluster)), "{}", "nothing of it is reached from outside");
+}
+
+fn health(scene: &Scene) -> (i32, u32, u32) {
+    let served = scene.served();
+    (served.health_check_node_port, served.local_ready_v4, served.local_ready_v6)
+}
+
+fn checked(service: Svc) -> Svc {
+    service.external_local().edit(|spec| spec.health_check_node_port = 32000)
+}
+
+#[test]
+fn case_51_local_ready_addresses_are_counted_once() {
+    let service = checked(svc().port("admin", "TCP", 81)).dual_stack();
+    let slices = [
+        http("a", "L1 L2 L3! L4~ R1").port("admin", "TCP", 9090),
+        http("b", "L1 L2"),
+        http("c", "L61 R61").kind("IPv6"),
+    ];
+    assert_eq!(health(&scene(service, slices)), (32000, 2, 1));
+    // Also those of ports that the Service does not have: kube-proxy counts what slices have.
+    let other = [slice("a").port("other", "TCP", 1).words("L1"), http("b", "L2")];
+    assert_eq!(health(&scene(checked(svc()), other)), (32000, 2, 0));
+    let copies = [slice("a").port("other", "TCP", 1).words("L1~"), slice("b").port("other", "TCP", 1).words("L1")];
+    assert_eq!(health(&scene(checked(svc()), copies)), (32000, 1, 0));
+    // A family without cluster IP has no health check.
+    assert_eq!(health(&scene(checked(svc()), [http("c", "L61").kind("IPv6")])), (32000, 0, 0));
+}
+
+#[test]
+fn case_52_terminating_endpoints_do_not_count_as_ready_and_still_serve() {
+    let found = scene(checked(svc()), [http("a", "L1~")]);
+    assert_eq!(health(&found), (32000, 0, 0));
+    assert_eq!(found.fate(To::Outside), "{L1}");
+    // One that is published although it is not ready does count.
+    assert_eq!(health(&scene(checked(svc()), [http("a", "L1+")])), (32000, 1, 0));
+}
+
+#[test]
+fn case_53_the_health_check_port_needs_external_policy_local_on_a_load_balancer() {
+    let asked = |port| move |spec: &mut ServiceSpec| spec.health_check_node_port = port;
+    let local = [http("a", "L1")];
+    assert_eq!(health(&scene(svc().edit(asked(32000)), local.clone())), (0, 0, 0));
+    assert_eq!(health(&scene(checked(svc()).kind("NodePort"), local.clone())), (0, 1, 0));
+    assert_eq!(health(&scene(checked(svc()).edit(asked(32001)), local.clone())), (32001, 1, 0));
+    for odd in [-1, 65536, 0] {
+        assert_eq!(health(&scene(checked(svc()).edit(asked(odd)), local.clone())), (0, 1, 0));
+    }
+}
+
+/// What a proxy counts as ports without local endpoints: internal, external.
+fn without_local(scene: &Scene) -> [bool; 2] {
+    let served = scene.served();
+    let nothing_local = list(members(&served, 0, false, |port| port.local)) == "{}";
+    let lacks = |policy: bool| policy && nothing_local && served.ports[0].has_any_v4;
+    [lacks(served.internal_traffic_to_local), lacks(served.external_traffic_to_local)]
+}
+
+#[test]
+fn case_60_ports_without_local_endpoints_can_be_counted() {
+    assert_eq!(without_local(&scene(svc().internal_local(), [http("a", "R1")])), [true, false]);
+    assert_eq!(without_local(&scene(svc().external_local(), [http("a", "R1")])), [false, true]);
+    assert_eq!(without_local(&scene(svc().external_local(), [])), [false, false]);
+}

@@ -1,0 +1,170 @@
+//! What can go wrong.
+//!
+//! Owns: [`Error`]. None of these ends a [`crate::Client`]: each is reported, and the next attempt follows.
+
+use std::{error::Error as StdError, io, time::Duration};
+
+use tonic::{Code, Status};
+
+use crate::{ServiceName, Target};
+
+/// An error of a consumer, of any kind.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Why an attempt failed. The next one follows by itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no connection.
+    #[error("cannot connect to {target}: {reason}")]
+    Connect {
+        /// Where to.
+        target: Target,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The server refused, failed, or the connection broke.
+    #[error("{}", said(status, *within))]
+    Status {
+        /// What was said, or found out.
+        status: Box<Status>,
+        /// Whether it came in the middle of a state, which was thrown away.
+        within: bool,
+    },
+    /// The stream ended where it should not.
+    #[error("the server ended the stream {0}")]
+    Ended(&'static str),
+    /// The server paused in the middle of a state.
+    #[error(
+        "the server stopped in the middle of a state and sent nothing more for {0:?}; it was thrown away"
+    )]
+    Stalled(Duration),
+    /// The server says what makes no sense.
+    #[error("what the server sends is no state: {0}; it was thrown away")]
+    Malformed(String),
+    /// One Service cannot be decoded.
+    #[error("the Service {name} cannot be decoded ({source}); the state was thrown away")]
+    Undecodable {
+        /// Which.
+        name: ServiceName,
+        /// Why.
+        source: prost::DecodeError,
+    },
+    /// The consumer could not make use of a state. It is offered again.
+    #[error("the state could not be applied, and is offered again: {0}")]
+    Handler(BoxError),
+}
+
+impl Error {
+    pub(crate) fn malformed(reason: impl Into<String>) -> Self {
+        Self::Malformed(reason.into())
+    }
+
+    pub(crate) fn status(status: Status, within: bool) -> Self {
+        Self::Status { status: Box::new(status), within }
+    }
+
+    pub(crate) fn connect(target: &Target, error: &(dyn StdError + 'static)) -> Self {
+        let kind = io_kind(error);
+        let reason = match kind {
+            Some(io::ErrorKind::NotFound) if target.unix_path().is_some() => {
+                "there is no such socket; is the agent running, and is this one of its endpoints.listen?"
+                    .into()
+            }
+            Some(io::ErrorKind::ConnectionRefused) => {
+                "nobody listens there; is the agent running, and is this one of its endpoints.listen?".into()
+            }
+            Some(io::ErrorKind::PermissionDenied) => {
+                "permission is denied; run as root, or as a member of the socket's group".into()
+            }
+            _ => chain(error),
+        };
+        Self::Connect { target: target.clone(), reason }
+    }
+
+    /// Whether the server does not know the method that was called.
+    pub(crate) fn is_unimplemented(&self) -> bool {
+        matches!(self, Self::Status { status, .. } if status.code() == Code::Unimplemented)
+    }
+}
+
+fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return Some(error.kind());
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// What an error says, and what those below it say beyond that.
+fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let said = error.to_string();
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        next = error.source();
+    }
+    text
+}
+
+fn said(status: &Status, within: bool) -> String {
+    let code = status.code();
+    let mut text = match (code, status.message()) {
+        (Code::Unimplemented, message) => {
+            format!("the server does not serve endpoints here; is this the right target? ({message})")
+        }
+        (_, "") => format!("the server failed: {code}"),
+        (_, message) => format!("the server failed: {message} ({code:?})"),
+    };
+    if let Some(source) = status.source() {
+        text.push_str(": ");
+        text.push_str(&chain(source));
+    }
+    if code == Code::OutOfRange {
+        text.push_str("; a larger --max-msg-size accepts it");
+    }
+    if within {
+        text.push_str("; it was in the middle of a state, which was thrown away");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_where_and_what_to_do() {
+        let target = Target::default();
+        let connect = |kind: io::ErrorKind| Error::connect(&target, &io::Error::from(kind)).to_string();
+        assert!(
+            connect(io::ErrorKind::NotFound)
+                .contains("endpoints.sock: there is no such socket; is the agent")
+        );
+        assert!(connect(io::ErrorKind::ConnectionRefused).contains("nobody listens there"));
+        assert!(connect(io::ErrorKind::PermissionDenied).contains("the socket's group"));
+        assert!(connect(io::ErrorKind::TimedOut).ends_with("timed out"));
+        let tcp = Error::connect(&"tcp://a:1".parse().unwrap(), &io::Error::from(io::ErrorKind::NotFound));
+        assert!(tcp.to_string().starts_with("cannot connect to tcp://a:1: "), "{tcp}");
+        assert!(!tcp.to_string().contains("socket"), "{tcp}");
+    }
+
+    #[test]
+    fn statuses_in_words() {
+        let large = Error::status(Status::out_of_range("found 70000000 bytes"), true).to_string();
+        assert!(large.contains("70000000 bytes") && large.contains("--max-msg-size"), "{large}");
+        assert!(large.ends_with("which was thrown away"), "{large}");
+        let wrong = Error::status(Status::unimplemented("no such method"), false);
+        assert!(wrong.is_unimplemented() && wrong.to_string().contains("is this the right target?"));
+        let empty = Error::status(Status::new(Code::Unavailable, ""), false);
+        assert_eq!(empty.to_string(), "the server failed: The service is currently unavailable");
+        assert!(!empty.is_unimplemented());
+    }
+}

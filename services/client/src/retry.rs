@@ -1,0 +1,169 @@
+//! What follows an error.
+//!
+//! Owns: [`Troubles`], who counts errors, says them without a flood, and says how long to wait. In: errors, and that a state
+//! came. Out: lines in the log, [`Trouble`]s to a callback, pauses.
+
+use std::{
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    mem::{self, Discriminant},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::Error;
+
+/// Errors stay one series until it has been quiet for so many times the longest pause.
+const QUIET: u32 = 10;
+/// The first pause is the longest one divided by two to this power.
+const DOUBLINGS: u32 = 4;
+
+/// What a callback is told of an error.
+#[derive(Debug)]
+pub struct Trouble<'a> {
+    /// The newest error.
+    pub error: &'a Error,
+    /// How many attempts have failed in a row, this one included; states that came in between for a moment do not end
+    /// the row.
+    pub attempts: u64,
+}
+
+pub(crate) type Callback = Box<dyn FnMut(&Trouble<'_>) + Send>;
+
+/// A row of errors.
+pub(crate) struct Troubles {
+    longest_pause: Duration,
+    callback: Option<Callback>,
+    attempts: u64,
+    /// Kinds of errors that were said in this row.
+    said: Vec<Discriminant<Error>>,
+    last: Option<Instant>,
+    /// An error was said, and not yet that it is over.
+    failing: bool,
+}
+
+impl fmt::Debug for Troubles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Troubles").field("attempts", &self.attempts).finish_non_exhaustive()
+    }
+}
+
+impl Troubles {
+    pub(crate) fn new(longest_pause: Duration) -> Self {
+        Self { longest_pause, callback: None, attempts: 0, said: Vec::new(), last: None, failing: false }
+    }
+
+    pub(crate) fn on_trouble(&mut self, callback: Callback) {
+        self.callback = Some(callback);
+    }
+
+    /// Notes an error, and returns how long to wait.
+    pub(crate) fn note(&mut self, error: &Error) -> Duration {
+        let now = Instant::now();
+        let quiet = self.longest_pause.saturating_mul(QUIET);
+        if !self.failing && self.last.is_none_or(|last| now.duration_since(last) >= quiet) {
+            self.attempts = 0;
+            self.said.clear();
+        }
+        self.last = Some(now);
+        self.failing = true;
+        self.attempts += 1;
+        let kind = mem::discriminant(error);
+        if self.attempts.is_power_of_two() || !self.said.contains(&kind) {
+            tracing::warn!(attempts = self.attempts, "{error}");
+            if let Some(callback) = &mut self.callback {
+                callback(&Trouble { error, attempts: self.attempts });
+            }
+        } else {
+            tracing::debug!(attempts = self.attempts, "{error}");
+        }
+        if !self.said.contains(&kind) {
+            self.said.push(kind);
+        }
+        jittered(pause(self.longest_pause, self.attempts), RandomState::new().hash_one(self.attempts))
+    }
+
+    /// Notes that a state came and was taken.
+    pub(crate) fn well(&mut self) {
+        if mem::take(&mut self.failing) {
+            tracing::info!(attempts = self.attempts, "endpoints are followed again");
+        }
+    }
+}
+
+/// The pause after this many failures, before chance has its say.
+fn pause(longest: Duration, attempts: u64) -> Duration {
+    let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(DOUBLINGS);
+    longest / 2_u32.pow(DOUBLINGS - doublings)
+}
+
+/// Between half of it and all of it.
+fn jittered(pause: Duration, chance: u64) -> Duration {
+    let parts = u32::try_from(chance % 1025).unwrap_or(0);
+    pause / 2 + (pause / 2048).saturating_mul(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn troubles() -> (Troubles, Arc<Mutex<Vec<u64>>>) {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let mut troubles = Troubles::new(SECOND);
+        let sink = said.clone();
+        troubles.on_trouble(Box::new(move |trouble| sink.lock().unwrap().push(trouble.attempts)));
+        (troubles, said)
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_delay_and_stay_within_half_of_it() {
+        let pauses: Vec<u128> = (1..8).map(|attempts| pause(SECOND, attempts).as_micros()).collect();
+        assert_eq!(pauses, [62_500, 125_000, 250_000, 500_000, 1_000_000, 1_000_000, 1_000_000]);
+        assert_eq!(pause(SECOND, u64::MAX), SECOND);
+        for chance in [0, 1, 512, 1024, u64::MAX] {
+            let pause = jittered(SECOND, chance);
+            assert!(pause >= SECOND / 2 && pause <= SECOND, "{chance}: {pause:?}");
+        }
+        assert_ne!(jittered(SECOND, 0), jittered(SECOND, 1024));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_same_error_is_said_ever_less_often() {
+        let (mut troubles, said) = troubles();
+        for _ in 0..1000 {
+            let pause = troubles.note(&Error::Ended("too early"));
+            assert!(pause <= SECOND);
+        }
+        assert_eq!(*said.lock().unwrap(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
+        troubles.note(&Error::malformed("something else"));
+        assert_eq!(said.lock().unwrap().last(), Some(&1001));
+        troubles.note(&Error::malformed("something else"));
+        assert_eq!(said.lock().unwrap().last(), Some(&1001));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_row_ends_when_it_was_quiet_for_long() {
+        let (mut troubles, said) = troubles();
+        for _ in 0..3 {
+            troubles.note(&Error::Ended("too early"));
+            troubles.well();
+        }
+        assert_eq!(troubles.attempts, 3, "a state in between does not end it");
+        tokio::time::advance(9 * SECOND).await;
+        assert!(troubles.note(&Error::Ended("too early")) >= SECOND / 4);
+        assert_eq!(troubles.attempts, 4);
+        tokio::time::advance(11 * SECOND).await;
+        troubles.note(&Error::Ended("too early"));
+        assert_eq!(troubles.attempts, 5, "nothing has been well since");
+        troubles.well();
+        tokio::time::advance(11 * SECOND).await;
+        assert!(troubles.note(&Error::Ended("too early")) <= SECOND / 16);
+        assert_eq!(troubles.attempts, 1);
+        assert_eq!(*said.lock().unwrap(), [1, 2, 4, 1]);
+    }
+}

@@ -1,0 +1,224 @@
+//! States.
+//!
+//! Owns: [`State`], a whole one whose Services are still encoded, [`Position`], which state it is, and [`ServiceName`].
+//! In: items of the wire. Out: values; a [`State`] exists only whole.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use keelson_proto::{
+    endpoints::Sync,
+    localnetv1::{NextFilter, NodeInfo, ServiceEndpoints},
+};
+use prost::Message as _;
+
+use crate::Error;
+
+/// Namespace and name of a Service: `namespace/name`. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceName(Arc<str>);
+
+impl ServiceName {
+    /// The name of a Service. Neither part of a Kubernetes name holds a slash.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self(format!("{namespace}/{name}").into())
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
+    }
+
+    /// The name without the namespace.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.split_once('/').map_or(&*self.0, |(_, name)| name)
+    }
+
+    /// `namespace/name`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// As [`Self::new`], of what came from outside.
+    pub(crate) fn checked(namespace: &str, name: &str) -> Result<Self, Error> {
+        if name.is_empty() {
+            return Err(Error::malformed("a Service without a name"));
+        }
+        if namespace.contains('/') || name.contains('/') {
+            return Err(Error::malformed(format!(
+                "a Service whose name has a slash: {namespace:?}, {name:?}"
+            )));
+        }
+        Ok(Self::new(namespace, name))
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+/// Which state it is, and what is known of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Position {
+    /// Random, as old as the server's state; 0: none.
+    pub instance_id: u64,
+    /// Grows with each change of the state of an instance; 0: none.
+    pub rev: u64,
+    /// The server cannot ask its source now; this is what it heard last.
+    pub stale: bool,
+    /// Why it is stale, a sentence.
+    pub stale_reason: String,
+    /// When the oldest change that led to this state was made, in Unix milliseconds (from the annotation
+    /// `endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
+    pub triggered_unix_ms: Option<i64>,
+}
+
+fn known(unix_ms: i64) -> Option<i64> {
+    (unix_ms != 0).then_some(unix_ms)
+}
+
+impl From<NextFilter> for Position {
+    fn from(next: NextFilter) -> Self {
+        Self {
+            instance_id: next.instance_id,
+            rev: next.rev,
+            stale: next.stale,
+            stale_reason: next.stale_reason,
+            triggered_unix_ms: known(next.triggered_unix_ms),
+        }
+    }
+}
+
+impl From<Sync> for Position {
+    fn from(sync: Sync) -> Self {
+        Self {
+            instance_id: sync.instance_id,
+            rev: sync.rev,
+            stale: sync.stale,
+            stale_reason: sync.stale_reason,
+            triggered_unix_ms: known(sync.triggered_unix_ms),
+        }
+    }
+}
+
+/// A Service as it came. To decode it is up to who holds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawService {
+    pub(crate) name: ServiceName,
+    pub(crate) bytes: Bytes,
+}
+
+impl RawService {
+    /// Which Service it is.
+    #[must_use]
+    pub fn name(&self) -> &ServiceName {
+        &self.name
+    }
+
+    /// The encoded `localnetv1.ServiceEndpoints`. Equal Services have equal bytes. It is a part of what was received, which
+    /// stays in memory as long as this does: who wants to keep single ones for long copies them.
+    #[must_use]
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The Service.
+    ///
+    /// # Errors
+    /// [`Error::Undecodable`].
+    pub fn decode(&self) -> Result<ServiceEndpoints, Error> {
+        decode(&self.name, &self.bytes)
+    }
+}
+
+pub(crate) fn decode(name: &ServiceName, bytes: &Bytes) -> Result<ServiceEndpoints, Error> {
+    let decoded = ServiceEndpoints::decode(bytes.clone());
+    decoded.map_err(|source| Error::Undecodable { name: name.clone(), source })
+}
+
+/// A whole state: every Service there is, at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    pub(crate) position: Position,
+    pub(crate) node: Option<NodeInfo>,
+    /// In the order of their names, which are all different.
+    pub(crate) services: Vec<RawService>,
+}
+
+impl State {
+    /// # Errors
+    /// A Service occurs twice.
+    pub(crate) fn new(
+        position: Position,
+        node: Option<NodeInfo>,
+        mut services: Vec<RawService>,
+    ) -> Result<Self, Error> {
+        if !services.is_sorted_by(|one, other| one.name < other.name) {
+            services.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+            if let Some(pair) = services.windows(2).find(|pair| pair[0].name == pair[1].name) {
+                return Err(Error::malformed(format!("the Service {} twice", pair[0].name)));
+            }
+        }
+        Ok(Self { position, node, services })
+    }
+
+    /// Which state it is: what to ask from, to get the next one.
+    #[must_use]
+    pub fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// The node, if the server says.
+    #[must_use]
+    pub fn node(&self) -> Option<&NodeInfo> {
+        self.node.as_ref()
+    }
+
+    /// Every Service, in the order of their names.
+    #[must_use]
+    pub fn services(&self) -> &[RawService] {
+        &self.services
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(name: &str) -> RawService {
+        RawService { name: ServiceName::new("ns", name), bytes: Bytes::new() }
+    }
+
+    #[test]
+    fn names_have_two_parts() {
+        let name = ServiceName::checked("ns", "web").unwrap();
+        assert_eq!((name.namespace(), name.name(), name.as_str()), ("ns", "web", "ns/web"));
+        assert_eq!(format!("{name} {name:?}"), "ns/web \"ns/web\"");
+        assert!(ServiceName::checked("ns", "").is_err());
+        assert!(ServiceName::checked("n/s", "a").is_err());
+        assert!(ServiceName::checked("ns", "a/b").is_err());
+    }
+
+    #[test]
+    fn a_state_is_ordered_and_names_no_service_twice() {
+        let state = State::new(Position::default(), None, vec![raw("c"), raw("a"), raw("b")]).unwrap();
+        let names: Vec<_> = state.services().iter().map(|raw| raw.name().name().to_owned()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        for twice in [vec![raw("a"), raw("a")], vec![raw("a"), raw("b"), raw("a")]] {
+            let error = State::new(Position::default(), None, twice).unwrap_err();
+            assert!(error.to_string().contains("the Service ns/a twice"), "{error}");
+        }
+    }
+}

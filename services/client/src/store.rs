@@ -1,0 +1,346 @@
+//! From whole states to changes.
+//!
+//! Owns: [`DiffStore`], which knows of every Service that was delivered its name and a hash of its bytes, and [`Batch`],
+//! what leads to the next state. In: states, or changes of them. Out: the calls of [`Handlers`].
+//!
+//! A Service costs its name and about 60 bytes, however many endpoints it has: 1 MB at 10,000 Services. The hash has
+//! 64 bits and a random key, so that of 2^64 changes one would be overlooked.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+};
+
+use bytes::Bytes;
+use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
+
+use crate::{Error, Handlers, Position, RawService, ServiceName, State, state::decode};
+
+/// Up to so many bytes of changed Services are decoded at once. Where more have changed, as at the start, each is decoded to
+/// see whether all is sound and again when it is delivered: that takes less memory than holding all of them decoded.
+const DECODED_AT_ONCE: usize = 1 << 20;
+
+/// What leads from one state to the next.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// What is not in it does not exist.
+    pub(crate) whole: bool,
+    pub(crate) position: Position,
+    pub(crate) node: Option<NodeInfo>,
+    /// In the order of their names, which are all different; a Service, or that it is gone.
+    pub(crate) services: Vec<(ServiceName, Option<Bytes>)>,
+}
+
+impl From<State> for Batch {
+    fn from(state: State) -> Self {
+        let services = state.services.into_iter().map(|RawService { name, bytes }| (name, Some(bytes)));
+        Self { whole: true, position: state.position, node: state.node, services: services.collect() }
+    }
+}
+
+/// Turns whole states into changes, for consumers who get states from [`crate::Client::next`] or elsewhere.
+/// [`crate::Client::run`] has one of its own.
+#[derive(Debug, Default)]
+pub struct DiffStore {
+    /// What the consumer has: the hash of the bytes, or none where that is not known.
+    held: BTreeMap<ServiceName, Option<u64>>,
+    node: Option<NodeInfo>,
+    last: Option<Position>,
+    /// The consumer has more than is known here: it resumed.
+    more_is_held: bool,
+    hasher: RandomState,
+    decoded: u64,
+}
+
+/// A Service that is to be set.
+#[derive(Debug)]
+struct Set {
+    name: ServiceName,
+    bytes: Bytes,
+    hash: u64,
+    decoded: Option<ServiceEndpoints>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    deletes: Vec<ServiceName>,
+    sets: Vec<Set>,
+    node: Option<NodeInfo>,
+    position: Position,
+    whole: bool,
+}
+
+impl DiffStore {
+    /// One whose consumer holds nothing but these Services, of which it is not known what they are.
+    #[must_use]
+    pub fn new(held: impl IntoIterator<Item = ServiceName>) -> Self {
+        Self { held: held.into_iter().map(|name| (name, None)).collect(), ..Self::default() }
+    }
+
+    /// As [`Self::new`], of a consumer that resumes, and may hold Services that are not named.
+    pub(crate) fn resumed(held: impl IntoIterator<Item = ServiceName>) -> Self {
+        Self { more_is_held: true, ..Self::new(held) }
+    }
+
+    /// Delivers what leads to this state: see [`Handlers`]. Nothing is delivered when nothing has changed and the position
+    /// is that of the state before.
+    ///
+    /// # Errors
+    /// A Service that has changed cannot be decoded: nothing was delivered. Or `sync` failed: the next state, which may be
+    /// the same, is delivered whole.
+    pub async fn deliver(&mut self, state: State, handlers: &mut impl Handlers) -> Result<(), Error> {
+        self.deliver_batch(state.into(), handlers).await
+    }
+
+    /// How many Services were decoded so far.
+    #[must_use]
+    pub fn decoded(&self) -> u64 {
+        self.decoded
+    }
+
+    /// As [`Self::deliver`].
+    pub(crate) async fn deliver_batch(
+        &mut self,
+        batch: Batch,
+        handlers: &mut impl Handlers,
+    ) -> Result<(), Error> {
+        let plan = self.plan(batch)?;
+        let nothing = plan.deletes.is_empty() && plan.sets.is_empty() && plan.node.is_none();
+        if nothing && self.last.as_ref() == Some(&plan.position) {
+            return Ok(());
+        }
+        self.call(plan, handlers).await
+    }
+
+    /// Compares, and decodes what has changed; nothing of the store changes.
+    fn plan(&mut self, batch: Batch) -> Result<Plan, Error> {
+        let Batch { whole, position, node, services } = batch;
+        let mut deletes = Vec::new();
+        if whole {
+            let gone = |name: &&ServiceName| services.binary_search_by(|(other, _)| other.cmp(name)).is_err();
+            deletes.extend(self.held.keys().filter(gone).cloned());
+        }
+        let mut sets = Vec::new();
+        for (name, bytes) in services {
+            match bytes {
+                Some(bytes) => {
+                    let hash = self.hasher.hash_one(&*bytes);
+                    if self.held.get(&name) != Some(&Some(hash)) {
+                        sets.push(Set { name, bytes, hash, decoded: None });
+                    }
+                }
+                None if self.more_is_held || self.held.contains_key(&name) => deletes.push(name),
+                None => {}
+            }
+        }
+        let mut total = 0_usize;
+        for set in &mut sets {
+            total = total.saturating_add(set.bytes.len());
+            self.decoded += 1;
+            set.decoded = Some(decode(&set.name, &set.bytes)?).filter(|_| total <= DECODED_AT_ONCE);
+        }
+        let node = node.filter(|node| self.node.as_ref() != Some(node));
+        Ok(Plan { deletes, sets, node, position, whole })
+    }
+
+    async fn call(&mut self, plan: Plan, handlers: &mut impl Handlers) -> Result<(), Error> {
+        let Plan { deletes, sets, node, position, whole } = plan;
+        // Until it is known to be in effect, what is delivered is not known to be there, nor to be gone.
+        let before = self.last.take();
+        if let Some(node) = &node {
+            self.node = None;
+            handlers.node(node.clone());
+        }
+        for name in &deletes {
+            self.held.insert(name.clone(), None);
+            handlers.delete(name);
+        }
+        let mut set_now = Vec::with_capacity(sets.len());
+        for Set { name, bytes, hash, decoded } in sets {
+            let service = match decoded {
+                Some(service) => service,
+                None => decode(&name, &bytes)?,
+            };
+            self.held.insert(name.clone(), None);
+            handlers.set(&name, service);
+            set_now.push((name, hash));
+        }
+        tracing::debug!(
+            rev = position.rev,
+            from = before.map_or(0, |before| before.rev),
+            sets = set_now.len(),
+            deletes = deletes.len(),
+            "endpoints changed"
+        );
+        if let Err(error) = handlers.sync(&position).await {
+            // A consumer that failed may have lost what it had before.
+            self.held.values_mut().for_each(|hash| *hash = None);
+            self.node = None;
+            return Err(Error::Handler(error));
+        }
+        for name in &deletes {
+            self.held.remove(name);
+        }
+        self.held.extend(set_now.into_iter().map(|(name, hash)| (name, Some(hash))));
+        self.more_is_held &= !whole;
+        self.node = node.or(self.node.take());
+        self.last = Some(position);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::BoxError;
+
+    /// Writes down what it is told.
+    #[derive(Default)]
+    struct Calls {
+        calls: Vec<String>,
+        fail: bool,
+    }
+
+    impl Handlers for Calls {
+        fn node(&mut self, node: NodeInfo) {
+            self.calls.push(format!("node {}", node.zone));
+        }
+
+        fn delete(&mut self, name: &ServiceName) {
+            self.calls.push(format!("-{}", name.name()));
+        }
+
+        fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+            self.calls.push(format!("{}={}", name.name(), service.health_check_node_port));
+        }
+
+        async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
+            self.calls.push(format!("@{}", position.rev));
+            if self.fail { Err("no room in the kernel".into()) } else { Ok(()) }
+        }
+    }
+
+    fn name(name: &str) -> ServiceName {
+        ServiceName::new("ns", name)
+    }
+
+    fn bytes(service: &str, version: i32) -> Bytes {
+        let service = ServiceEndpoints {
+            namespace: "ns".into(),
+            name: service.into(),
+            health_check_node_port: version,
+            ..Default::default()
+        };
+        service.encode_to_vec().into()
+    }
+
+    fn at(rev: u64) -> Position {
+        Position { instance_id: 1, rev, ..Position::default() }
+    }
+
+    fn whole(rev: u64, services: &[(&str, i32)]) -> Batch {
+        let services = services
+            .iter()
+            .map(|&(service, version)| RawService { name: name(service), bytes: bytes(service, version) });
+        State::new(at(rev), None, services.collect()).unwrap().into()
+    }
+
+    fn changes(rev: u64, sets: &[(&str, i32)], deletes: &[&str]) -> Batch {
+        let sets = sets.iter().map(|&(service, version)| (name(service), Some(bytes(service, version))));
+        let mut services: Vec<_> = sets.chain(deletes.iter().map(|service| (name(service), None))).collect();
+        services.sort();
+        Batch { whole: false, position: at(rev), node: None, services }
+    }
+
+    async fn calls(store: &mut DiffStore, batch: Batch) -> String {
+        let mut calls = Calls::default();
+        store.deliver_batch(batch, &mut calls).await.unwrap();
+        calls.calls.join(" ")
+    }
+
+    async fn failing(store: &mut DiffStore, batch: Batch) -> String {
+        let mut calls = Calls { fail: true, ..Calls::default() };
+        let error = store.deliver_batch(batch, &mut calls).await.unwrap_err();
+        assert!(matches!(error, Error::Handler(_)), "{error}");
+        calls.calls.join(" ")
+    }
+
+    #[tokio::test]
+    async fn only_what_has_changed_is_decoded_and_delivered() {
+        let mut store = DiffStore::default();
+        assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
+        assert_eq!(store.decoded(), 3);
+        assert_eq!(calls(&mut store, whole(2, &[("a", 1), ("b", 2), ("d", 1)])).await, "-c b=2 d=1 @2");
+        assert_eq!(store.decoded(), 5);
+        assert_eq!(calls(&mut store, whole(3, &[("a", 1), ("b", 2), ("d", 1)])).await, "@3");
+        assert_eq!(calls(&mut store, whole(3, &[("a", 1), ("b", 2), ("d", 1)])).await, "", "nothing at all");
+        assert_eq!(store.decoded(), 5);
+        assert_eq!(calls(&mut store, changes(4, &[("a", 2), ("b", 2)], &["d", "x"])).await, "-d a=2 @4");
+        assert_eq!(store.decoded(), 6);
+        assert_eq!(calls(&mut store, whole(5, &[])).await, "-a -b @5");
+    }
+
+    #[tokio::test]
+    async fn the_node_comes_when_it_has_changed_and_staleness_when_it_does() {
+        let mut store = DiffStore::default();
+        let node = |zone: &str| Some(NodeInfo { zone: zone.into(), ..Default::default() });
+        assert_eq!(calls(&mut store, Batch { node: node("z"), ..whole(1, &[]) }).await, "node z @1");
+        assert_eq!(calls(&mut store, Batch { node: node("z"), ..whole(2, &[]) }).await, "@2");
+        assert_eq!(calls(&mut store, Batch { node: node("y"), ..changes(3, &[], &[]) }).await, "node y @3");
+        let mut stale = changes(3, &[], &[]);
+        stale.position.stale = true;
+        assert_eq!(calls(&mut store, stale).await, "@3");
+        assert_eq!(calls(&mut store, changes(3, &[], &[])).await, "@3");
+        assert_eq!(calls(&mut store, changes(3, &[], &[])).await, "");
+    }
+
+    #[tokio::test]
+    async fn after_an_error_the_next_state_is_offered_whole() {
+        let mut store = DiffStore::default();
+        assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
+        assert_eq!(failing(&mut store, changes(2, &[("a", 2), ("n", 1)], &["b"])).await, "-b a=2 n=1 @2");
+        // b was deleted, n was set, or not: both are deleted.
+        assert_eq!(failing(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
+        assert_eq!(calls(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
+        assert_eq!(calls(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "");
+        assert_eq!(calls(&mut store, whole(4, &[("a", 2)])).await, "-c @4");
+    }
+
+    #[tokio::test]
+    async fn what_was_held_before_is_deleted_when_it_is_gone() {
+        let mut store = DiffStore::new([name("a"), name("b")]);
+        assert_eq!(calls(&mut store, whole(1, &[("b", 1), ("c", 1)])).await, "-a b=1 c=1 @1");
+        let mut store = DiffStore::resumed([]);
+        assert_eq!(calls(&mut store, changes(5, &[("c", 1)], &["a"])).await, "-a c=1 @5");
+        assert_eq!(calls(&mut store, whole(6, &[])).await, "-c @6");
+        assert_eq!(calls(&mut store, changes(7, &[], &["x"])).await, "@7", "by now all is known");
+    }
+
+    #[tokio::test]
+    async fn of_a_state_that_cannot_be_decoded_nothing_is_delivered() {
+        let mut store = DiffStore::default();
+        calls(&mut store, whole(1, &[("a", 1)])).await;
+        let mut broken = whole(2, &[("a", 2), ("b", 1)]);
+        let Some(bytes) = &mut broken.services[1].1 else { panic!() };
+        *bytes = [bytes, &[0x3a, 200][..]].concat().into();
+        let mut handlers = Calls::default();
+        let error = store.deliver_batch(broken, &mut handlers).await.unwrap_err();
+        assert!(error.to_string().contains("the Service ns/b cannot be decoded"), "{error}");
+        assert!(handlers.calls.is_empty());
+        assert_eq!(calls(&mut store, whole(2, &[("a", 1), ("b", 1)])).await, "b=1 @2");
+    }
+
+    #[tokio::test]
+    async fn more_than_is_decoded_at_once_is_delivered_all_the_same() {
+        let names: Vec<String> =
+            (0..3000).map(|number| format!("s{number:04}-{}", "x".repeat(500))).collect();
+        let services: Vec<(&str, i32)> = names.iter().map(|name| (&**name, 1)).collect();
+        let mut store = DiffStore::default();
+        let text = calls(&mut store, whole(1, &services)).await;
+        assert_eq!(text.split(' ').count(), 3001);
+        assert_eq!(store.decoded(), 3000);
+        assert!(names.iter().zip(text.split(' ')).all(|(name, call)| call == format!("{name}=1")));
+    }
+}

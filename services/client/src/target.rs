@@ -1,0 +1,155 @@
+//! Where the endpoints are served.
+//!
+//! Owns: [`Target`]. In: `unix:///PATH` or `tcp://HOST:PORT`, as docker writes such addresses. Out: an address, or what
+//! is wrong with the text.
+
+use std::{fmt, str::FromStr};
+
+/// Where an agent listens unless its settings say otherwise.
+pub const DEFAULT_TARGET: &str = "unix:///run/keelson/endpoints.sock";
+
+/// The longest path that a unix socket can have, in bytes (`sun_path` without its end).
+const LONGEST_PATH: usize = 107;
+
+/// Where the endpoints are served: `unix:///run/keelson/endpoints.sock` or `tcp://127.0.0.1:12345`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Target(Kind);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Kind {
+    Unix(String),
+    Tcp { host: String, port: u16 },
+}
+
+/// A text that names no target.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no target: {reason}; write unix:///PATH or tcp://HOST:PORT")]
+pub struct TargetError {
+    text: String,
+    reason: &'static str,
+}
+
+impl Target {
+    /// The path, of a unix socket.
+    #[must_use]
+    pub fn unix_path(&self) -> Option<&str> {
+        match &self.0 {
+            Kind::Unix(path) => Some(path),
+            Kind::Tcp { .. } => None,
+        }
+    }
+
+    /// The same as tonic names it.
+    pub(crate) fn uri(&self) -> String {
+        match &self.0 {
+            Kind::Unix(path) => format!("unix://{path}"),
+            Kind::Tcp { host, port } => format!("http://{host}:{port}"),
+        }
+    }
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self(Kind::Unix(DEFAULT_TARGET.trim_start_matches("unix://").to_owned()))
+    }
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        let fault = |reason| TargetError { text: text.to_owned(), reason };
+        if let Some(path) = text.strip_prefix("unix://") {
+            let path = unix_path(path).map_err(fault)?;
+            return Ok(Self(Kind::Unix(path.to_owned())));
+        }
+        let Some(address) = text.strip_prefix("tcp://") else {
+            return Err(fault("it starts with neither unix:// nor tcp://"));
+        };
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| fault("the port is missing"))?;
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(|| fault("the port is none"))?;
+        check_host(host).map_err(fault)?;
+        Ok(Self(Kind::Tcp { host: host.to_owned(), port }))
+    }
+}
+
+fn unix_path(path: &str) -> Result<&str, &'static str> {
+    match path {
+        "" | "/" => Err("the path is missing"),
+        _ if !path.starts_with('/') => Err("the path is not absolute"),
+        _ if path.len() > LONGEST_PATH => Err("the path is longer than the 107 bytes of a unix socket"),
+        _ if path.contains('\0') => Err("the path has a zero byte"),
+        _ => Ok(path),
+    }
+}
+
+/// A name or an address; one of IPv6 stands in brackets.
+fn check_host(host: &str) -> Result<(), &'static str> {
+    if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        return inner.parse::<std::net::Ipv6Addr>().map(|_| ()).map_err(|_| "the IPv6 address is none");
+    }
+    if host.is_empty() {
+        return Err("the host is missing");
+    }
+    if host.contains(':') {
+        return Err("an IPv6 address stands in brackets");
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if host.chars().all(plain) { Ok(()) } else { Err("the host has a character that no host has") }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Unix(path) => write!(f, "unix://{path}"),
+            Kind::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_as_docker_writes_them() {
+        for (text, uri) in [
+            (DEFAULT_TARGET, DEFAULT_TARGET),
+            ("unix:///a b/%41#?.sock", "unix:///a b/%41#?.sock"),
+            ("tcp://127.0.0.1:12345", "http://127.0.0.1:12345"),
+            ("tcp://[::1]:12345", "http://[::1]:12345"),
+            ("tcp://node-7.example:1", "http://node-7.example:1"),
+        ] {
+            let target: Target = text.parse().unwrap();
+            assert_eq!(target.to_string(), text);
+            assert_eq!(target.uri(), uri);
+            assert_eq!(target.unix_path().is_some(), text.starts_with("unix"));
+        }
+        assert_eq!(Target::default().to_string(), DEFAULT_TARGET);
+    }
+
+    #[test]
+    fn what_is_none_is_refused_with_a_reason() {
+        for (text, reason) in [
+            ("", "neither unix:// nor tcp://"),
+            ("/run/x.sock", "neither unix:// nor tcp://"),
+            ("http://127.0.0.1:1", "neither unix:// nor tcp://"),
+            ("unix://", "the path is missing"),
+            ("unix://run/x.sock", "not absolute"),
+            ("unix:///a\0b", "a zero byte"),
+            (&format!("unix:///{}", "x".repeat(107)), "longer than the 107 bytes"),
+            ("tcp://127.0.0.1", "the port is missing"),
+            ("tcp://:80", "the host is missing"),
+            ("tcp://a:0", "the port is none"),
+            ("tcp://a:65536", "the port is none"),
+            ("tcp://::1:80", "in brackets"),
+            ("tcp://[::g]:80", "the IPv6 address is none"),
+            ("tcp://user@host:80", "a character that no host has"),
+            ("tcp://host/path:80", "a character that no host has"),
+        ] {
+            let said = text.parse::<Target>().unwrap_err().to_string();
+            assert!(said.contains(reason) && said.contains("write unix:///PATH"), "{text}: {said}");
+        }
+        assert!(format!("unix:///{}", "x".repeat(106)).parse::<Target>().is_ok());
+    }
+}

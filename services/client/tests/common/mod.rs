@@ -1,0 +1,227 @@
+//! A server that does as it is told, down to the bytes.
+//!
+//! Owns: [`Server`], which listens on a unix socket and hands every call to the test as a [`Call`]; the test answers with
+//! messages, trailers, or breaks the connection. In: calls of the client under test. Out: [`Call`]s.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::{convert::Infallible, path::PathBuf, time::Duration};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::stream::unfold;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::{
+    Request, Response,
+    body::{Frame, Incoming},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use keelson_client::{Options, Target, localnetv1 as local};
+use keelson_proto::endpoints as pb;
+use prost::Message;
+use tokio::{net::UnixListener, sync::mpsc, task::JoinSet};
+
+/// A state is due within this time, however slow the machine; only a failing test waits so long.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+type BodyFrame = Result<Frame<Bytes>, Infallible>;
+
+/// A call that waits for its answer.
+pub(crate) struct Call {
+    /// `Next` or `Watch`.
+    pub(crate) method: String,
+    pub(crate) instance_id: u64,
+    pub(crate) rev: u64,
+    pub(crate) required: Option<local::EndpointConditions>,
+    frames: mpsc::Sender<BodyFrame>,
+}
+
+impl Call {
+    /// Sends any bytes; false when the client has left.
+    pub(crate) async fn raw(&self, bytes: impl Into<Bytes>) -> bool {
+        self.frames.send(Ok(Frame::data(bytes.into()))).await.is_ok()
+    }
+
+    /// Sends bytes as a message.
+    pub(crate) async fn bytes(&self, message: &[u8]) -> bool {
+        let mut frame = BytesMut::new();
+        frame.put_u8(0);
+        frame.put_u32(message.len() as u32);
+        frame.put_slice(message);
+        self.raw(frame.freeze()).await
+    }
+
+    /// Sends a message.
+    pub(crate) async fn send(&self, message: &impl Message) -> bool {
+        self.bytes(&message.encode_to_vec()).await
+    }
+
+    /// Ends the stream with a status; 0 is well.
+    pub(crate) async fn status(self, code: i32) {
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", code.into());
+        let _ = self.frames.send(Ok(Frame::trailers(trailers))).await;
+    }
+
+    /// Sends the first item of a state.
+    pub(crate) async fn next(&self, instance_id: u64, rev: u64) {
+        let next = local::NextFilter { instance_id, rev, ..Default::default() };
+        let node = local::NodeInfo { name: "node".into(), ..Default::default() };
+        self.send(&local::NextItem { next: Some(next), node: Some(node), ..Default::default() }).await;
+    }
+
+    /// Sends a Service of a state.
+    pub(crate) async fn item(&self, name: &str, version: i32) {
+        self.send(&local::NextItem { endpoints: Some(service(name, version)), ..Default::default() }).await;
+    }
+
+    /// Answers `Next` with a state.
+    pub(crate) async fn state(self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
+        self.next(instance_id, rev).await;
+        for (name, version) in services {
+            self.item(name, *version).await;
+        }
+        self.status(0).await;
+    }
+
+    /// Sends an item of `Watch`.
+    pub(crate) async fn watch(&self, item: pb::watch_item::Item) -> bool {
+        self.send(&pb::WatchItem { item: Some(item) }).await
+    }
+
+    pub(crate) async fn reset(&self) {
+        self.watch(pb::watch_item::Item::Reset(pb::Reset {})).await;
+    }
+
+    pub(crate) async fn set(&self, name: &str, version: i32) {
+        self.watch(pb::watch_item::Item::Set(service(name, version))).await;
+    }
+
+    pub(crate) async fn delete(&self, name: &str) {
+        let name = pb::ServiceName { namespace: "ns".into(), name: name.into() };
+        self.watch(pb::watch_item::Item::Delete(name)).await;
+    }
+
+    pub(crate) async fn sync(&self, instance_id: u64, rev: u64) -> bool {
+        let sync = pb::Sync { instance_id, rev, ..Default::default() };
+        self.watch(pb::watch_item::Item::Sync(sync)).await
+    }
+
+    /// Until the client leaves.
+    pub(crate) async fn left(&self) {
+        self.frames.closed().await;
+    }
+}
+
+/// A Service that is told by its version.
+pub(crate) fn service(name: &str, version: i32) -> local::ServiceEndpoints {
+    local::ServiceEndpoints {
+        namespace: "ns".into(),
+        name: name.into(),
+        r#type: "ClusterIP".into(),
+        health_check_node_port: version,
+        ..Default::default()
+    }
+}
+
+/// Listens until it is dropped, and then breaks every connection.
+pub(crate) struct Server {
+    path: PathBuf,
+    calls: mpsc::Receiver<Call>,
+    // Its tasks end with it.
+    _tasks: JoinSet<()>,
+}
+
+impl Server {
+    pub(crate) fn start(path: PathBuf) -> Self {
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let (calls, received) = mpsc::channel(1);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(listener, calls));
+        Self { path, calls: received, _tasks: tasks }
+    }
+
+    /// The next call.
+    pub(crate) async fn call(&mut self) -> Call {
+        tokio::time::timeout(LONG, self.calls.recv()).await.expect("the client calls").unwrap()
+    }
+
+    /// The next call, which is one of this method, from this state on.
+    pub(crate) async fn expect(&mut self, method: &str, instance_id: u64, rev: u64) -> Call {
+        let call = self.call().await;
+        assert_eq!((&*call.method, call.instance_id, call.rev), (method, instance_id, rev));
+        call
+    }
+
+    /// The next call, which is one of this method.
+    pub(crate) async fn expect_method(&mut self, method: &str) -> Call {
+        let call = self.call().await;
+        assert_eq!(call.method, method);
+        call
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let calls = calls.clone();
+        connections.spawn(async move {
+            let service = service_fn(move |request| answer(request, calls.clone()));
+            let http2 = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            let _ = http2.serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    calls: mpsc::Sender<Call>,
+) -> Result<Response<StreamBody<impl futures_util::Stream<Item = BodyFrame>>>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let (frames, received) = mpsc::channel(1);
+    let message = body.get(5..).unwrap_or_default();
+    let call = match &*path {
+        "/localnetv1.Endpoints/Next" => {
+            let asked = local::NextFilter::decode(message).unwrap();
+            Call {
+                method: "Next".into(),
+                instance_id: asked.instance_id,
+                rev: asked.rev,
+                required: asked.required_endpoint_conditions,
+                frames,
+            }
+        }
+        "/keelson.endpoints.v1.Endpoints/Watch" => {
+            let asked = pb::WatchRequest::decode(message).unwrap();
+            Call {
+                method: "Watch".into(),
+                instance_id: asked.instance_id,
+                rev: asked.rev,
+                required: asked.required_endpoint_conditions,
+                frames,
+            }
+        }
+        other => panic!("a call of {other}"),
+    };
+    let _ = calls.send(call).await;
+    let frames = unfold(received, |mut received| async { Some((received.recv().await?, received)) });
+    let answer = Response::builder().header("content-type", "application/grpc");
+    Ok(answer.body(StreamBody::new(frames)).unwrap())
+}
+
+/// A folder for a socket, and options that lead there and do not wait for long.
+pub(crate) fn place() -> (tempfile::TempDir, PathBuf, Options) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("endpoints.sock");
+    let target: Target = format!("unix://{}", path.display()).parse().unwrap();
+    let options = Options { target, error_delay: Duration::from_millis(16), ..Options::default() };
+    (folder, path, options)
+}

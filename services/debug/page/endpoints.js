@@ -1,0 +1,286 @@
+// The section on service endpoints. In: the events `endpoints`, the clock, and /debug/endpoints. Out: the section's
+// elements. Of however many Services, so many lines are asked for as are shown, and only while somebody can see them.
+
+import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
+import { explanationOf } from "./explanation.js";
+import { bytes, duration, number, plural } from "./format.js";
+
+const SHOWN = 200;
+const FOLDED = 10; // So many until one asks for the rest, or looks for some.
+const LIST_MS = 2_000; // Between two lists while Services change.
+const SEARCH_MS = 5_000; // The same while a filter is set: the agent then looks at every Service.
+const TYPING_MS = 250;
+const DETAIL_MS = 2_000;
+const TONES = { current: "good", stale: "bad", waiting: "busy" };
+const SOURCE_TONES = { well: "good", failing: "bad", starting: "busy" };
+
+const expanded = new Map(); // `namespace/name` -> the revision that is shown and when it was asked for.
+let last = null; // The last event.
+let list = { list: [], matching: 0, services: 0 };
+let listed = null; // The question that `list` answers.
+let asked = { at: 0, filter: null };
+let asking = false;
+let unfolded = false;
+let serviceNumber = 0;
+
+const filter = () => byId("services-filter").value.trim();
+const revision = () => `${last.endpoints.instance_id}/${last.endpoints.rev}`;
+const nameOf = (service) => `${service.namespace}/${service.name}`;
+
+async function ask(path) {
+  const response = await fetch(path, { signal: AbortSignal.timeout(10_000) });
+  const document = await response.json();
+  if (!response.ok) throw new Error(document.error);
+  return document;
+}
+
+// ---- how the chore fares ----
+
+const forAges = (since, clock) => (since ? ` for ${duration(clock.now - since)}` : "");
+
+function showFacts(state, clock) {
+  const calm = state.state === "current";
+  fact("endpoints-state", calm ? "current" : `${state.state}${forAges(state.since_unix_ms, clock)}`, TONES[state.state],
+    state.reason,
+    state.since_unix_ms ? `since ${moment(state.since_unix_ms)}` : "",
+  );
+  fact("endpoints-source", state.source, "", state.source_place);
+  fact("endpoints-services", plural(state.services, "Service"), "", plural(state.endpoints, "endpoint"),
+    `${plural(state.revisions, "revision")} of ${plural(state.events, "event")}`);
+  fact("endpoints-rev", state.rev ? `revision ${number(state.rev)}` : "none yet", state.rev && !state.durable ? "bad" : "",
+    state.rev && !state.durable ? "not on disk: a restart may count anew" : "",
+    state.published_unix_ms ? `${duration(clock.now - state.published_unix_ms)} ago` : "",
+    state.instance_id && state.instance_id !== "0" ? `instance ${state.instance_id}` : "",
+    ...state.listen,
+  );
+  const node = state.node;
+  if (!node) fact("endpoints-node", "not known", "");
+  else {
+    fact("endpoints-node", node.exists ? node.name : `${node.name}: no such Node`, node.exists ? "" : "busy",
+      node.zone ? `zone ${node.zone}` : "no zone", node.ips.join(", "), node.pod_cidrs.length ? `pods ${node.pod_cidrs.join(", ")}` : "",
+      node.service_cidrs.length ? `Services ${node.service_cidrs.join(", ")}` : "",
+      node.exists && !node.eligible ? "takes no traffic of load balancers" : "");
+  }
+}
+
+function createSource(source) {
+  return make("li", "", make("b", "", source.resource), slot("span", "health", "badge"), slot("span", "note", "small meta"));
+}
+
+function updateSource(item, source, clock) {
+  const health = partOf(item, "health");
+  text(health, source.health);
+  health.dataset.tone = SOURCE_TONES[source.health] ?? "";
+  const failing = source.health !== "well" && source.since_unix_ms ? `for ${duration(clock.now - source.since_unix_ms)}` : "";
+  const notes = [plural(source.objects, "object"), source.synced ? "" : "not listed yet", failing, source.reason];
+  text(partOf(item, "note"), notes.filter(Boolean).join(" · "));
+}
+
+const faultKey = (fault) => `${fault.file}:${fault.line}:${fault.reason}`;
+
+function updateFault(item, fault) {
+  const place = fault.line ? `${fault.file}:${fault.line}` : fault.file;
+  const instead = fault.earlier_in_use ? "; its last good version is in use" : "";
+  text(item, `${place}: ${fault.reason}${instead}`);
+}
+
+function createWatcher(watcher) {
+  const peer = make("th", "", make("span", "", watcher.peer || "unknown"), slot("span", "listener", "small meta"));
+  peer.scope = "row";
+  peer.setAttribute("role", "rowheader");
+  const row = make("tr", "condition", peer, cell("api"), cell("for", "number meta"), cell("behind", "number"), cell("sent", "number"));
+  row.setAttribute("role", "row");
+  return row;
+}
+
+function updateWatcher(row, watcher, clock) {
+  text(partOf(row, "listener"), watcher.listener);
+  text(partOf(row, "api"), watcher.api);
+  const since = partOf(row, "for");
+  text(since, watcher.since_unix_ms ? duration(clock.now - watcher.since_unix_ms) : "");
+  if (watcher.since_unix_ms) attribute(since, "title", `since ${moment(watcher.since_unix_ms)}`);
+  const behind = partOf(row, "behind");
+  text(behind, watcher.behind ? `${number(watcher.behind)} behind` : `at ${number(watcher.rev)}`);
+  behind.dataset.tone = watcher.behind ? "busy" : "";
+  text(partOf(row, "sent"), `${plural(watcher.items, "item")}, ${bytes(watcher.bytes)}`);
+}
+
+function showWatchers(watchers, all, clock) {
+  const behind = watchers.filter((watcher) => watcher.behind).length;
+  text(byId("watchers-title"), `${plural(all, "client follows", "clients follow")}${behind ? `, ${number(behind)} behind` : ""}`);
+  sync(byId("watchers"), watchers, (watcher) => watcher.id, createWatcher, (row, watcher) => updateWatcher(row, watcher, clock));
+  show(byId("watchers-more"), all > watchers.length ? `${number(all - watchers.length)} more are not listed here.` : "");
+  byId("watchers-table").hidden = !watchers.length;
+}
+
+// ---- Services ----
+
+function createService(service) {
+  const name = nameOf(service);
+  const group = make("tbody");
+  group.setAttribute("role", "rowgroup");
+  group.dataset.service = name;
+  serviceNumber += 1;
+  const button = make("button", "toggle", service.name);
+  button.type = "button";
+  button.setAttribute("aria-expanded", String(expanded.has(name)));
+  button.setAttribute("aria-controls", `service-${serviceNumber}`);
+  const head = make("th", "", button, make("span", "summary small meta", service.namespace));
+  head.scope = "row";
+  head.setAttribute("role", "rowheader");
+  const labelled = (part) => {
+    const made = cell(part, "number");
+    made.dataset.label = part;
+    return made;
+  };
+  const row = make("tr", "actor service", head, cell("type"), cell("ports", "ports"), labelled("ready"), labelled("local"), labelled("chosen"));
+  row.setAttribute("role", "row");
+  row.addEventListener("click", (event) => {
+    // A click that ends a selection of text is none.
+    if (event.target.closest("a") || String(window.getSelection())) return;
+    toggle(group);
+  });
+  const detail = make("td", "detail", make("p", "meta", "loading"));
+  detail.id = `service-${serviceNumber}`;
+  detail.colSpan = 6;
+  detail.setAttribute("role", "cell");
+  const detailRow = make("tr", "detail-row", detail);
+  detailRow.setAttribute("role", "row");
+  detailRow.hidden = !expanded.has(name);
+  group.append(row, detailRow);
+  return group;
+}
+
+function updateService(group, service) {
+  const type = partOf(group, "type");
+  text(type, [service.type, ...service.cluster_ips].filter(Boolean).join(" · "));
+  text(partOf(group, "ports"), service.ports.join(", ") || "–");
+  text(partOf(group, "ready"), number(service.ready));
+  text(partOf(group, "local"), number(service.local_ready));
+  const chosen = partOf(group, "chosen");
+  text(chosen, number(service.selected));
+  chosen.dataset.tone = service.selected ? "" : "busy";
+  attribute(chosen, "title", `as of revision ${service.rev}`);
+}
+
+function toggle(group) {
+  const name = group.dataset.service;
+  const open = !expanded.has(name);
+  if (open) expanded.set(name, { rev: "", asked: 0 });
+  else expanded.delete(name);
+  group.querySelector(".toggle").setAttribute("aria-expanded", String(open));
+  group.querySelector(".detail-row").hidden = !open;
+  history.replaceState(null, "", open ? `#service/${name}` : location.pathname);
+  if (open) loadDetail(group);
+}
+
+async function loadDetail(group) {
+  const name = group.dataset.service;
+  const shown = expanded.get(name);
+  const rev = revision();
+  if (!shown || shown.rev === rev || Date.now() - shown.asked < DETAIL_MS) return;
+  shown.asked = Date.now();
+  const detail = group.querySelector(".detail");
+  try {
+    const explanation = await ask(`/debug/endpoints/${name.split("/").map(encodeURIComponent).join("/")}`);
+    shown.rev = rev;
+    // While text in it is selected it is left as it is.
+    const selection = window.getSelection();
+    if (String(selection) && detail.contains(selection.anchorNode)) return;
+    detail.replaceChildren(explanationOf(explanation));
+  } catch (error) {
+    detail.replaceChildren(make("p", "error", `This Service cannot be explained: ${error.message}`));
+  }
+}
+
+async function loadList() {
+  const wanted = { rev: revision(), filter: filter() };
+  const answered = listed?.rev === wanted.rev && listed.filter === wanted.filter;
+  const soon = asked.filter === wanted.filter && Date.now() - asked.at < (wanted.filter ? SEARCH_MS : LIST_MS);
+  if (asking || answered || soon) return;
+  asking = true;
+  asked = { at: Date.now(), filter: wanted.filter };
+  try {
+    list = await ask(`/debug/endpoints?${new URLSearchParams({ max: SHOWN, filter: wanted.filter })}`);
+    listed = wanted;
+    show(byId("services-error"), "");
+  } catch (error) {
+    show(byId("services-error"), `The Services cannot be listed: ${error.message}.`);
+  } finally {
+    asking = false;
+  }
+  showServices();
+  if (filter() !== wanted.filter) loadList();
+}
+
+function showServices() {
+  const services = list.list;
+  sync(byId("services"), services, nameOf, createService, updateService);
+  byId("services").hidden = !services.length;
+  const all = plural(list.services, "Service");
+  const found = listed?.filter ? `${number(list.matching)} of ${all} found` : all;
+  const part = list.matching > services.length ? `, the first ${number(services.length)} are shown` : "";
+  text(byId("services-count"), listed ? found + part : "");
+  empty("services", services.length || !listed ? 1 : 0);
+  const open = unfolded || Boolean(filter());
+  byId("services").classList.toggle("folded", !open);
+  const button = byId("services-fold");
+  button.hidden = services.length <= FOLDED || Boolean(filter());
+  button.setAttribute("aria-expanded", String(open));
+  text(button, open ? `Show the first ${FOLDED}` : `Show ${number(services.length)}`);
+  for (const group of byId("services").querySelectorAll("[data-service]")) {
+    if (expanded.has(group.dataset.service)) loadDetail(group);
+  }
+}
+
+// `#service/NAMESPACE/NAME` shows and opens that Service, wherever in the list it is.
+function openLinked() {
+  const linked = /^#service\/([^/]+\/[^/]+)$/.exec(location.hash);
+  if (!linked || expanded.has(linked[1])) return;
+  expanded.set(linked[1], { rev: "", asked: 0 });
+  byId("services-filter").value = linked[1];
+  if (last?.endpoints) loadList();
+  byId("endpoints-section").scrollIntoView({ block: "start" });
+}
+
+// ---- what the page calls ----
+
+export function takeEndpoints(event) {
+  last = event;
+}
+
+// `clock.now` is the agent's time; milliseconds.
+export function showEndpoints(clock) {
+  if (!last) return;
+  const state = last.endpoints;
+  const on = Boolean(state) && state.state !== "off";
+  show(byId("endpoints-error"), state ? "" : `The service endpoints cannot be shown: ${last.endpoints_error}.`);
+  byId("endpoints-off").hidden = !state || on;
+  text(byId("endpoints-off-reason"), state && !on ? `Off${state.reason ? `: ${state.reason}` : ""}.` : "");
+  byId("endpoints").hidden = !on;
+  if (!on) return;
+  showFacts(state, clock);
+  sync(byId("sources"), state.sources, (source) => source.resource, createSource, (item, source) => updateSource(item, source, clock));
+  sync(byId("faults"), state.faults, faultKey, () => make("li"), updateFault);
+  byId("faults-part").hidden = !state.faults.length;
+  text(byId("faults-title"), plural(last.faults, "manifest cannot be read", "manifests cannot be read"));
+  showWatchers(state.watchers, last.watchers, clock);
+  if (document.hidden) return;
+  loadList();
+  showServices();
+}
+
+byId("services-fold").addEventListener("click", () => {
+  unfolded = !unfolded;
+  showServices();
+});
+
+let typing = 0;
+byId("services-filter").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => {
+    if (last?.endpoints) loadList();
+  }, TYPING_MS);
+});
+window.addEventListener("hashchange", openLinked);
+openLinked();

@@ -1,0 +1,178 @@
+//! Questions about service endpoints, checked before the agent is asked.
+//!
+//! Owns: how many Services a list may hold, which texts can be names, and what is said of a Service that is not there.
+//! In: namespaces, names and numbers as somebody sent them. Out: the view's answers, or why there is none.
+
+use keelson_proto::endpoints::{Explanation, ServiceSummary, State};
+
+use crate::{AgentView, ViewError, view::answer};
+
+/// No list holds more; several times what a cluster can have, and still a message that the CLI takes.
+pub(crate) const MAX_SERVICES: u32 = 100_000;
+/// The longest name that any object can have.
+const NAME_BYTES: usize = 253;
+/// A longer text is no part of any line.
+const FILTER_BYTES: usize = 256;
+
+/// Why a Service was not explained.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ExplainError {
+    /// Neither a Service nor an EndpointSlice of that name is known.
+    #[error("{0}")]
+    NotKnown(String),
+    /// The question makes no sense, or the agent did not answer it.
+    #[error(transparent)]
+    View(#[from] ViewError),
+}
+
+/// How the chore fares, with at most `max` Services of `namespace`, or of all where that is empty.
+pub(crate) async fn state(view: &impl AgentView, namespace: &str, max: u32) -> Result<State, ViewError> {
+    check_list(namespace, max)?;
+    answer(view.endpoints(namespace, max)).await
+}
+
+fn check_list(namespace: &str, max: u32) -> Result<(), ViewError> {
+    if !namespace.is_empty() {
+        check_name("namespace", namespace)?;
+    }
+    if max > MAX_SERVICES {
+        let text = format!("{max} Services are asked for; at most {MAX_SERVICES} can be listed");
+        return Err(ViewError::Invalid(text));
+    }
+    Ok(())
+}
+
+/// As [`state`], of the Services that `filter` finds only; and how many those are, listed or not.
+pub(crate) async fn search(
+    view: &impl AgentView,
+    namespace: &str,
+    filter: &str,
+    max: u32,
+) -> Result<(State, u64), ViewError> {
+    check_list(namespace, max)?;
+    if filter.len() > FILTER_BYTES {
+        return Err(ViewError::Invalid(format!("the filter is longer than {FILTER_BYTES} bytes")));
+    }
+    if namespace.is_empty() && filter.is_empty() {
+        let state = answer(view.endpoints("", max)).await?;
+        let all = state.services;
+        return Ok((state, all));
+    }
+    let mut state = answer(view.endpoints(namespace, MAX_SERVICES)).await?;
+    let wanted = filter.to_lowercase();
+    state.list.retain(|service| finds(&wanted, service));
+    let found = u64::try_from(state.list.len()).unwrap_or(u64::MAX);
+    state.list.truncate(usize::try_from(max).unwrap_or(usize::MAX));
+    Ok((state, found))
+}
+
+/// Whether a text in small letters is part of what a line of the list shows.
+fn finds(wanted: &str, service: &ServiceSummary) -> bool {
+    let has = |text: &str| text.to_lowercase().contains(wanted);
+    has(&format!("{}/{}", service.namespace, service.name))
+        || has(&service.r#type)
+        || service.cluster_ips.iter().chain(&service.ports).any(|text| has(text))
+}
+
+/// One Service, and why its endpoints are chosen or not.
+pub(crate) async fn explain(
+    view: &impl AgentView,
+    namespace: &str,
+    name: &str,
+) -> Result<Explanation, ExplainError> {
+    check_name("namespace", namespace)?;
+    check_name("name", name)?;
+    if let Some(explanation) = answer(view.explain(namespace, name)).await? {
+        return Ok(explanation);
+    }
+    let state = answer(view.endpoints("", 0)).await?;
+    Err(not_there(namespace, name, &state))
+}
+
+/// That a Service is not known means little while nothing is.
+fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
+    let because = if state.reason.is_empty() { String::new() } else { format!(": {}", state.reason) };
+    match state.state.as_str() {
+        "off" => ExplainError::NotKnown(format!("no Service is known, service endpoints are off{because}")),
+        "waiting" => ViewError::Unavailable(format!("no Service is known yet{because}")).into(),
+        _ => ExplainError::NotKnown(format!(
+            "there is neither a Service {namespace}/{name} nor an EndpointSlice of one; {} are known",
+            state.services
+        )),
+    }
+}
+
+/// Names of objects and values of labels are made of these; anything else was not meant as a name.
+fn check_name(what: &str, name: &str) -> Result<(), ViewError> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(fits) {
+        return Ok(());
+    }
+    // A name that is no name may also be very long.
+    let shown: String = name.chars().take(80).collect();
+    Err(ViewError::Invalid(format!(
+        "{shown:?} can be no {what}: it has 1 to {NAME_BYTES} letters, digits, '-', '_' and '.'"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for name in ["web", "a", "0", "kube-system", "x.y_z-9", &"n".repeat(NAME_BYTES)] {
+            assert_eq!(check_name("name", name), Ok(()), "{name}");
+        }
+        for name in ["", "a b", "a/b", "..%2f", "\u{e9}", "a\n", "<b>", &"n".repeat(NAME_BYTES + 1)] {
+            let error = check_name("namespace", name).unwrap_err().to_string();
+            assert!(error.contains("can be no namespace: it has 1 to 253 letters"), "{error}");
+            assert!(error.len() < 250, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_filter_finds_what_a_line_shows() {
+        let service = ServiceSummary {
+            namespace: "shop".into(),
+            name: "Web-1".into(),
+            r#type: "NodePort".into(),
+            cluster_ips: vec!["10.96.0.10".into()],
+            ports: vec!["http 80:30080/TCP".into()],
+            ..Default::default()
+        };
+        for filter in ["", "shop", "shop/web", "eb-1", "nodeport", "10.96.0.1", "30080/tcp"] {
+            assert!(finds(filter, &service), "{filter}");
+        }
+        for filter in ["shop web", "10.97", "udp", "clusterip"] {
+            assert!(!finds(filter, &service), "{filter}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_depends_on_how_the_chore_fares() {
+        let state = |state: &str, reason: &str| State {
+            state: state.into(),
+            reason: reason.into(),
+            services: 7,
+            ..Default::default()
+        };
+        let said = |state| not_there("a", "b", &state);
+        assert_eq!(
+            said(state("off", "no source")),
+            ExplainError::NotKnown("no Service is known, service endpoints are off: no source".into())
+        );
+        assert_eq!(
+            said(state("waiting", "")),
+            ExplainError::View(ViewError::Unavailable("no Service is known yet".into()))
+        );
+        for with in ["current", "stale"] {
+            assert_eq!(
+                said(state(with, "x")),
+                ExplainError::NotKnown(
+                    "there is neither a Service a/b nor an EndpointSlice of one; 7 are known".into()
+                )
+            );
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The service Inspection: how the endpoints chore fares, and single Services.
+
+use keelson_proto::endpoints::{
+    self as pb, inspection_client::InspectionClient, inspection_server::Inspection as _,
+};
+
+use super::super::inspection::InspectionService;
+use super::*;
+use crate::fake::{endpoints, explanation};
+
+fn ask(namespace: &str, max_services: u32) -> Request<pb::GetStateRequest> {
+    Request::new(pb::GetStateRequest { namespace: namespace.into(), max_services })
+}
+
+fn about(namespace: &str, name: &str) -> Request<pb::ExplainRequest> {
+    Request::new(pb::ExplainRequest { namespace: namespace.into(), name: name.into() })
+}
+
+#[tokio::test]
+async fn the_state_with_as_many_services_as_are_asked_for() {
+    let fake = Fake::new();
+    let service = InspectionService::new(fake.clone());
+    let state = async |namespace, max| service.get_state(ask(namespace, max)).await.unwrap().into_inner();
+    assert_eq!(state("", 100_000).await, endpoints());
+    let shop = state("shop", 1).await;
+    assert_eq!((shop.list.len(), shop.list[0].name.as_str(), shop.services), (1, "cart", 3));
+    assert_eq!(state("", 0).await.list, []);
+    let asked = [("", 100_000), ("shop", 1), ("", 0)].map(|(namespace, max)| (namespace.to_owned(), max));
+    assert_eq!(fake.script().asked_endpoints, asked);
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_not_asked() {
+    let fake = Fake::new();
+    let service = InspectionService::new(fake.clone());
+    for request in [ask("", 100_001), ask("a/b", 1), ask("a b", 0), ask(&"n".repeat(254), 0)] {
+        let status = service.get_state(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    }
+    for request in [about("", "web"), about("shop", ""), about("shop", "a/b"), about("<script>", "web")] {
+        let status = service.explain(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        assert!(status.message().contains("letters, digits"), "{status}");
+    }
+    assert_eq!(fake.script().asked_endpoints, []);
+}
+
+#[tokio::test]
+async fn one_service_and_why_there_is_none() {
+    let fake = Fake::new();
+    let service = InspectionService::new(fake.clone());
+    let whole = service.explain(about("shop", "web")).await.unwrap().into_inner();
+    assert_eq!(whole, explanation());
+    let refused = async || service.explain(about("shop", "wep")).await.unwrap_err();
+    let unknown = refused().await;
+    assert_eq!(unknown.code(), Code::NotFound);
+    let text = "there is neither a Service shop/wep nor an EndpointSlice of one; 3 are known";
+    assert_eq!(unknown.message(), text);
+
+    let off =
+        pb::State { state: "off".into(), reason: "endpoints.source is off".into(), ..Default::default() };
+    fake.script().endpoints = Ok(off.clone());
+    let status = refused().await;
+    assert_eq!(status.code(), Code::NotFound);
+    let text = "no Service is known, service endpoints are off: endpoints.source is off";
+    assert_eq!(status.message(), text);
+    assert_eq!(service.get_state(ask("", 9)).await.unwrap().into_inner(), off, "off is an answer");
+
+    let waiting = pb::State { state: "waiting".into(), reason: "services are not listed".into(), ..off };
+    fake.script().endpoints = Ok(waiting);
+    let status = refused().await;
+    assert_eq!(status.code(), Code::Unavailable, "what is not known yet may be there");
+    assert_eq!(status.message(), "no Service is known yet: services are not listed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_cannot_say() {
+    let fake = Fake::new();
+    let service = InspectionService::new(fake.clone());
+    for (error, code) in [
+        (ViewError::Busy("full".into()), Code::ResourceExhausted),
+        (ViewError::Unavailable("restarting".into()), Code::Unavailable),
+    ] {
+        fake.script().endpoints = Err(error.clone());
+        fake.script().explanation = Err(error.clone());
+        let state = service.get_state(ask("", 1)).await.unwrap_err();
+        let explanation = service.explain(about("shop", "web")).await.unwrap_err();
+        for status in [state, explanation] {
+            assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
+        }
+    }
+    fake.script().stuck = true;
+    let state = service.get_state(ask("", 1)).await.unwrap_err();
+    let explanation = service.explain(about("shop", "web")).await.unwrap_err();
+    for status in [state, explanation] {
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("did not answer within 8 s"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn it_answers_on_the_same_socket() {
+    let fake = Fake::new();
+    let served = Served::start(&fake);
+    let mut inspection = InspectionClient::new(channel(&served.socket).await);
+    assert_eq!(inspection.get_state(ask("", 10)).await.unwrap().into_inner(), endpoints());
+    assert_eq!(inspection.explain(about("shop", "web")).await.unwrap().into_inner(), explanation());
+    assert_eq!(inspection.explain(about("shop", "x")).await.unwrap_err().code(), Code::NotFound);
+}

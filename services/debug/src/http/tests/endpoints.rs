@@ -1,0 +1,187 @@
+//! `/debug/endpoints`, single Services, and the events of the page.
+
+use keelson_proto::endpoints as pb;
+
+use super::*;
+use crate::fake::endpoints;
+
+fn names(document: &Value) -> Vec<&str> {
+    document["list"].as_array().unwrap().iter().map(|service| service["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_state_as_json() {
+    let (status, state) = get_json(&Fake::new(), "/debug/endpoints").await;
+    assert_eq!(status, StatusCode::OK);
+    let watcher = json!({
+        "id": 1, "peer": "pid 12", "listener": "", "api": "Next", "since_unix_ms": 0, "rev": 7, "behind": 0, "items": 0,
+        "bytes": 0
+    });
+    let line = |namespace: &str, name: &str, port: &str| {
+        json!({
+            "namespace": namespace, "name": name, "type": "ClusterIP", "cluster_ips": ["10.96.0.10"], "ports": [port],
+            "ready": 2, "local_ready": 1, "selected": 2, "rev": 7
+        })
+    };
+    let expected = json!({
+        "state": "current", "reason": "", "since_unix_ms": 1000, "instance_id": "18446744073709551615", "rev": 7,
+        "published_unix_ms": 0, "source": "files", "source_place": "/etc/keelson/manifests", "sources": [],
+        "faults": [], "listen": [], "node": null, "services": 3, "endpoints": 6, "events": 0, "revisions": 0,
+        "watchers": [watcher], "durable": true, "matching": 3,
+        "list": [line("kube-system", "dns", "53/UDP"), line("shop", "cart", "80/TCP"),
+                 line("shop", "web", "http 80:30080/TCP")],
+    });
+    assert_eq!(state, expected);
+}
+
+#[tokio::test]
+async fn parts_of_the_list() {
+    let fake = Fake::new();
+    for (query, listed, matching) in [
+        ("?max=1", &["dns"][..], 3),
+        ("?max=0", &[], 3),
+        ("?namespace=shop", &["cart", "web"], 2),
+        ("?namespace=shop&max=1", &["cart"], 2),
+        ("?namespace=nobody", &[], 0),
+        ("?filter=SHOP/w", &["web"], 1),
+        ("?filter=tcp&max=1", &["cart"], 2),
+        ("?filter=cart&namespace=kube-system", &[], 0),
+        ("?filter=", &["dns", "cart", "web"], 3),
+    ] {
+        let (status, document) = get_json(&fake, &format!("/debug/endpoints{query}")).await;
+        assert_eq!(status, StatusCode::OK, "{query}");
+        assert_eq!(names(&document), listed, "{query}");
+        assert_eq!((&document["matching"], &document["services"]), (&json!(matching), &json!(3)), "{query}");
+    }
+    // Only a search looks at more than it shows.
+    let asked: Vec<u32> = fake.script().asked_endpoints.iter().map(|(_, max)| *max).collect();
+    assert_eq!(asked, [1, 0, 100_000, 100_000, 100_000, 100_000, 100_000, 100_000, 1_000]);
+}
+
+#[tokio::test]
+async fn queries_that_make_no_sense_are_not_asked() {
+    let fake = Fake::new();
+    let long = format!("filter={}", "x".repeat(257));
+    for (wrong, part) in [
+        ("max=100001", "at most 100000"),
+        ("filter=a&max=100001", "at most 100000"),
+        ("max=-1", "max"),
+        ("max=x", "max"),
+        ("namespace=a%2Fb", "can be no namespace"),
+        ("namespace=%3Cb%3E", "can be no namespace"),
+        ("namespaces=a", "namespaces"),
+        (&long, "longer than 256 bytes"),
+    ] {
+        let (status, error) = get_json(&fake, &format!("/debug/endpoints?{wrong}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
+        assert!(error["error"].as_str().unwrap().contains(part), "{wrong}: {error}");
+    }
+    assert_eq!(fake.script().asked_endpoints, []);
+}
+
+#[tokio::test]
+async fn one_service_explained() {
+    let (status, document) = get_json(&Fake::new(), "/debug/endpoints/shop/web").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(
+        (&document["name"], &document["served"], &document["rev"]),
+        (&json!("web"), &json!(true), &json!(7))
+    );
+    let family = &document["ports"][0]["families"][0];
+    assert_eq!((&family["family"], &family["topology"]), (&json!("IPv4"), &json!("none")));
+    let endpoint = json!({
+        "address": "10.1.0.1", "port": 8080, "pod": "", "node": "", "zone": "", "slice": "", "ready": true,
+        "serving": false, "terminating": false, "local": false, "cluster_set": true, "local_set": false,
+        "reason": "it is ready"
+    });
+    assert_eq!(family["endpoints"], json!([endpoint]));
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_there() {
+    let fake = Fake::new();
+    let (status, error) = get_json(&fake, "/debug/endpoints/shop/nothing").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    let text = "there is neither a Service shop/nothing nor an EndpointSlice of one; 3 are known";
+    assert_eq!(error, json!({ "error": text }));
+    for wrong in ["a%20b/web", "shop/%3Cscript%3E", "shop/a%2Fb", "shop/%FF", "%FF/web"] {
+        let (status, error) = get_json(&fake, &format!("/debug/endpoints/{wrong}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
+        assert!(!error["error"].as_str().unwrap().is_empty(), "{wrong}");
+    }
+    for path in ["/debug/endpoints/", "/debug/endpoints/shop", "/debug/endpoints/shop/web/x"] {
+        let (status, error) = get_json(&fake, path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+        assert!(
+            error["error"].as_str().unwrap().contains("/debug/endpoints/NAMESPACE/NAME"),
+            "{path}: {error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_chore_that_is_off_or_has_nothing_yet() {
+    let fake = Fake::new();
+    let off =
+        pb::State { state: "off".into(), reason: "endpoints.source is off".into(), ..Default::default() };
+    fake.script().endpoints = Ok(off.clone());
+    let (status, document) = get_json(&fake, "/debug/endpoints").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!((&document["state"], &document["list"]), (&json!("off"), &json!([])));
+    let (status, error) = get_json(&fake, "/debug/endpoints/a/b").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    let text = "no Service is known, service endpoints are off: endpoints.source is off";
+    assert_eq!(error, json!({ "error": text }));
+
+    fake.script().endpoints = Ok(pb::State { state: "waiting".into(), reason: "no list yet".into(), ..off });
+    let response = send(&fake, request(Method::GET, "/debug/endpoints/a/b")).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(response.headers().contains_key(header::RETRY_AFTER));
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_have_an_event_of_their_own_when_they_changed() {
+    let fake = Fake::new();
+    let (app, _stop) = app(&fake);
+    let mut events = Events::open(&app).await;
+    let (kind, _) = events.any().await.unwrap();
+    assert_eq!(kind, "state");
+    let (kind, first) = events.any().await.unwrap();
+    assert_eq!(kind, "endpoints");
+    assert_eq!((&first["endpoints"]["rev"], &first["endpoints_error"]), (&json!(7), &json!("")));
+    assert_eq!(first["endpoints"]["list"], json!([]), "it says how the chore fares, and no more");
+    // Others change: nothing is said of endpoints.
+    fake.run(2);
+    assert_eq!(events.any().await.unwrap().0, "state");
+    // Refreshed without a change.
+    assert_eq!(events.any().await.unwrap().0, "state");
+
+    let mut stale = endpoints();
+    (stale.state, stale.reason) = ("stale".into(), "the server is away".into());
+    stale.watchers = (0..250).map(|id| pb::Watcher { id, ..Default::default() }).collect();
+    stale.faults = vec![pb::FileFault::default(); 101];
+    fake.script().endpoints = Ok(stale);
+    fake.bump();
+    assert_eq!(events.any().await.unwrap().0, "state");
+    let (kind, changed) = events.any().await.unwrap();
+    assert_eq!((kind.as_str(), &changed["endpoints"]["state"]), ("endpoints", &json!("stale")));
+    assert_eq!((&changed["watchers"], &changed["faults"]), (&json!(250), &json!(101)));
+    let length = |name: &str| changed["endpoints"][name].as_array().unwrap().len();
+    assert_eq!((length("watchers"), length("faults")), (100, 100), "a page shows no more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_go_on_while_the_endpoints_cannot_be_had() {
+    let fake = Fake::new();
+    fake.script().endpoints = Err(ViewError::Unavailable("EndpointPublisher is restarting".into()));
+    let (app, _stop) = app(&fake);
+    let mut events = Events::open(&app).await;
+    assert_eq!(events.any().await.unwrap().1["pulls"]["running"], 1);
+    let (_, without) = events.any().await.unwrap();
+    assert_eq!(without["endpoints"], Value::Null);
+    assert_eq!(without["endpoints_error"], "EndpointPublisher is restarting");
+    fake.script().endpoints = Ok(endpoints());
+    assert_eq!(events.any().await.unwrap().0, "state", "asked again without a change");
+    let (kind, with) = events.any().await.unwrap();
+    assert_eq!((kind.as_str(), &with["endpoints"]["state"]), ("endpoints", &json!("current")));
+}

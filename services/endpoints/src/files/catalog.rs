@@ -1,0 +1,162 @@
+//! Everything that the files say.
+//!
+//! Owns: [`Catalog`]: the good version of every file, which of two files counts where both have an object of one name,
+//! and what has changed since it was last told. In: the objects of a file. Out: [`Say`]s for every kind. No I/O.
+//!
+//! Of objects of one name the one in the file whose name is first counts. That depends on nothing but the files' contents, not
+//! on what was written when.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use keelson_actors::endpoints::SourceKind;
+
+use super::{
+    object::{self, Body, Key, Object, Say},
+    parse::Fault,
+};
+
+/// Name of a file in the folder.
+pub(super) type FileName = Arc<str>;
+
+#[derive(Debug)]
+struct Stored {
+    line: u32,
+    body: Body,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Catalog {
+    files: BTreeMap<FileName, BTreeMap<Key, Stored>>,
+    /// The files that have an object of the name.
+    owners: BTreeMap<Key, BTreeSet<FileName>>,
+    /// Names that more than one file has.
+    contested: BTreeSet<Key>,
+    /// Files that are not there, but perhaps only for a moment. What they say counts where nobody else says anything.
+    leaving: BTreeSet<FileName>,
+    /// What was so when it was last told, of every name that may have changed since.
+    before: BTreeMap<Key, Option<Body>>,
+}
+
+impl Catalog {
+    fn winner(&self, key: &Key) -> Option<(&FileName, &Stored)> {
+        let owners = self.owners.get(key)?;
+        let present = owners.iter().find(|file| !self.leaving.contains(*file));
+        let file = present.or_else(|| owners.first())?;
+        Some((file, self.files.get(file)?.get(key)?))
+    }
+
+    fn touch(&mut self, key: &Key) {
+        if !self.before.contains_key(key) {
+            let body = self.winner(key).map(|(_, stored)| stored.body.clone());
+            self.before.insert(key.clone(), body);
+        }
+    }
+
+    /// Whether there is a good version of a file.
+    pub(super) fn has(&self, file: &str) -> bool {
+        self.files.contains_key(file)
+    }
+
+    /// A file says this now.
+    pub(super) fn set(&mut self, file: &FileName, objects: Vec<Object>) {
+        self.remove(file);
+        let mut kept = BTreeMap::new();
+        for Object { key, line, body } in objects {
+            self.touch(&key);
+            let owners = self.owners.entry(key.clone()).or_default();
+            owners.insert(file.clone());
+            if owners.len() > 1 {
+                self.contested.insert(key.clone());
+            }
+            kept.insert(key, Stored { line, body });
+        }
+        self.files.insert(file.clone(), kept);
+    }
+
+    /// A file says nothing any more.
+    pub(super) fn remove(&mut self, file: &FileName) {
+        let keys: Vec<Key> = self.files.get(file).into_iter().flat_map(BTreeMap::keys).cloned().collect();
+        for key in keys {
+            self.touch(&key);
+            if let Some(owners) = self.owners.get_mut(&key) {
+                owners.remove(file);
+                if owners.len() < 2 {
+                    self.contested.remove(&key);
+                }
+                if owners.is_empty() {
+                    self.owners.remove(&key);
+                }
+            }
+        }
+        self.files.remove(file);
+        self.leaving.remove(file);
+    }
+
+    /// A file is not there, but perhaps only for a moment; or it is back.
+    pub(super) fn set_leaving(&mut self, file: &FileName, leaving: bool) {
+        if self.leaving.contains(file) == leaving {
+            return;
+        }
+        let of_file = self.files.get(file);
+        let keys: Vec<Key> = of_file
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+            .filter(|key| self.contested.contains(*key))
+            .cloned()
+            .collect();
+        keys.iter().for_each(|key| self.touch(key));
+        if leaving {
+            self.leaving.insert(file.clone());
+        } else {
+            self.leaving.remove(file);
+        }
+    }
+
+    /// What has changed since this was last asked, by kind. Kinds without a change are left out.
+    pub(super) fn changes(&mut self) -> BTreeMap<SourceKind, Vec<Say>> {
+        let mut changes: BTreeMap<SourceKind, Vec<Say>> = BTreeMap::new();
+        for (key, before) in std::mem::take(&mut self.before) {
+            let now = self.winner(&key).map(|(_, stored)| stored.body.clone());
+            if now != before {
+                changes.entry(key.0).or_default().push(Say::Is(key.1, now));
+            }
+        }
+        changes
+    }
+
+    /// Everything of a kind, but for what has changed and was not told yet.
+    pub(super) fn all(&self, kind: SourceKind) -> Vec<Say> {
+        let of_kind = self.owners.keys().filter(|key| key.0 == kind);
+        let told = of_kind.filter_map(|key| {
+            let body = self.winner(key)?.1.body.clone();
+            Some(Say::Is(key.1.clone(), Some(body)))
+        });
+        told.collect()
+    }
+
+    /// Objects that do not count, because a file that comes first has one of that name.
+    pub(super) fn overruled(&self) -> Vec<(FileName, Fault)> {
+        let mut faults = Vec::new();
+        for key in &self.contested {
+            let Some((winner, _)) = self.winner(key) else { continue };
+            for file in self.owners.get(key).into_iter().flatten() {
+                if file == winner || self.leaving.contains(file) {
+                    continue;
+                }
+                let line =
+                    self.files.get(file).and_then(|objects| objects.get(key)).map_or(0, |stored| stored.line);
+                let reason = format!(
+                    "{} {} is in {winner}, too, which comes first and counts",
+                    object::kind_name(key.0),
+                    key.1.as_str().trim_start_matches('/'),
+                );
+                faults.push((file.clone(), Fault { line, reason }));
+            }
+        }
+        faults
+    }
+}

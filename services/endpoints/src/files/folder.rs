@@ -1,0 +1,455 @@
+//! The folder on disk.
+//!
+//! Owns: [`Folder`]: which files there are, what was read of them and what is wrong with them. In: the file system, and
+//! [`Hints`] of what has changed. Out: a [`Catalog`] that is up to date, and faults.
+//!
+//! Everything here blocks, and belongs on a thread that may. Only files whose stamp has changed are read, and only those
+//! whose content has changed are parsed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use keelson_actors::endpoints::{ServiceName, SourceKind};
+use nix::fcntl::OFlag;
+use sha2::{Digest as _, Sha256};
+use tracing::{info, warn};
+
+use super::{
+    catalog::{Catalog, FileName},
+    parse::{self, Fault},
+    settle::{Due, FilesTiming, Pending, Stamp},
+};
+
+/// Looks in a row for a state that does not change while it is read.
+const MOST_ROUNDS: usize = 5;
+
+/// A file system may note times this coarsely: a file that was read so soon after it was written may have been
+/// written again since, and look the same.
+const COARSEST_TIME: Duration = Duration::from_secs(2);
+
+/// What is known of changes without a look at the folder.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Hints {
+    /// Files that were closed after writing or moved here: they are whole.
+    pub(super) whole: HashSet<String>,
+    /// Files that a program is writing to.
+    pub(super) open: HashSet<String>,
+}
+
+impl Hints {
+    /// Adds what was noticed later.
+    pub(super) fn add(&mut self, later: Self) {
+        self.whole.retain(|name| !later.open.contains(name));
+        self.open.retain(|name| !later.whole.contains(name));
+        self.whole.extend(later.whole);
+        self.open.extend(later.open);
+    }
+}
+
+/// An entry of the folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    stamp: Stamp,
+    link: bool,
+}
+
+/// What was read of a file.
+#[derive(Debug)]
+struct Known {
+    stamp: Stamp,
+    link: bool,
+    /// Of the content; none when it could not be read.
+    hash: Option<[u8; 32]>,
+    /// The file may have changed without a trace.
+    doubtful: bool,
+    faults: Vec<Fault>,
+}
+
+impl Known {
+    /// Whether the file is to be read again though it looks the same.
+    fn again(&self, wall: SystemTime) -> bool {
+        self.hash.is_none() || (self.doubtful && !is_new(&self.stamp, wall))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Listing {
+    files: BTreeMap<FileName, Entry>,
+    odd: Vec<(FileName, Fault)>,
+    /// Files that are there, but more than that cannot be said of them.
+    unclear: BTreeSet<FileName>,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FileFault {
+    pub(super) file: FileName,
+    pub(super) fault: Fault,
+    pub(super) earlier_in_use: bool,
+}
+
+/// What a look at the folder leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Some file is to be looked at again after this time.
+    pub(super) again: Option<Duration>,
+    /// The folder has only just appeared and is still being filled: what was found is not all.
+    pub(super) filling: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    node: ServiceName,
+    max_file_bytes: u64,
+    timing: FilesTiming,
+    pub(super) catalog: Catalog,
+    known: BTreeMap<FileName, Known>,
+    pending: HashMap<FileName, Pending>,
+    open: HashSet<String>,
+    odd: Vec<(FileName, Fault)>,
+    /// Device and inode of the folder.
+    identity: Option<(u64, u64)>,
+    /// Since when the folder is being filled.
+    filling: Option<Instant>,
+    told: BTreeSet<(FileName, u32, String)>,
+}
+
+impl Folder {
+    pub(super) fn new(path: PathBuf, node_name: &str, max_file_bytes: u64, timing: FilesTiming) -> Self {
+        Self {
+            path,
+            node: ServiceName::new("", node_name),
+            max_file_bytes,
+            timing,
+            catalog: Catalog::default(),
+            known: BTreeMap::new(),
+            pending: HashMap::new(),
+            open: HashSet::new(),
+            odd: Vec::new(),
+            identity: None,
+            filling: None,
+            told: BTreeSet::new(),
+        }
+    }
+
+    /// Brings the catalog up to date.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; everything stays as it was.
+    pub(super) fn look(&mut self, hints: Hints, now: Instant, wall: SystemTime) -> io::Result<Look> {
+        self.open.retain(|name| !hints.whole.contains(name));
+        self.open.extend(hints.open.into_iter().filter(|name| parse::is_manifest(name)));
+        let (mut listing, quiet_in) = match self.begin(now, wall) {
+            Ok(begun) => begun,
+            Err(error) => {
+                self.identity = None;
+                return Err(error);
+            }
+        };
+        let mut whole = hints.whole;
+        let mut again = None;
+        for round in 1..=MOST_ROUNDS {
+            let (due, next) = self.due(&listing, &whole, now, wall);
+            again = next;
+            let links = due.iter().any(|name| listing.files.get(name).is_some_and(|entry| entry.link));
+            let several = links || due.len() > 1 || !self.missing(&listing).is_empty();
+            let mut vanished = false;
+            for name in &due {
+                if let Some(entry) = listing.files.get(name) {
+                    vanished |= !self.read(name, *entry, wall);
+                } else {
+                    self.forget(name);
+                }
+            }
+            whole.clear();
+            if round == MOST_ROUNDS || !(several || vanished) {
+                break;
+            }
+            // A rename between two reads would otherwise be half seen.
+            let newer = self.list()?;
+            if newer.files == listing.files && !vanished {
+                break;
+            }
+            listing = newer;
+        }
+        self.open.retain(|name| listing.files.contains_key(&**name));
+        self.odd = listing.odd;
+        if let Some(since) = self.filling {
+            let left = self.timing.settle_most.saturating_sub(now.saturating_duration_since(since));
+            let wait = again.into_iter().chain(quiet_in).min().filter(|_| !left.is_zero());
+            again = wait.map(|wait| wait.min(left)).or(again);
+            self.filling = wait.and(self.filling);
+        }
+        self.tell();
+        Ok(Look { again, filling: self.filling.is_some() })
+    }
+
+    /// What is in the folder, and when it will have been quiet for long enough if it is not yet.
+    fn begin(&mut self, now: Instant, wall: SystemTime) -> io::Result<(Listing, Option<Duration>)> {
+        let metadata = fs::metadata(&self.path)?;
+        let listing = self.list()?;
+        let stamp = stamp(&metadata);
+        let identity = Some((stamp.device, stamp.inode));
+        if self.identity != identity {
+            self.identity = identity;
+            self.filling = Some(now);
+        }
+        let left = age(&stamp, wall).map(|age| self.timing.settle.saturating_sub(age));
+        Ok((listing, left.filter(|left| !left.is_zero())))
+    }
+
+    fn list(&self) -> io::Result<Listing> {
+        let mut listing = Listing::default();
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let lossy: FileName = name.to_string_lossy().into();
+            if !parse::is_manifest(&lossy) {
+                continue;
+            }
+            if name.to_str().is_none() {
+                let reason = "its name is no UTF-8 text; it is not read".to_owned();
+                listing.odd.push((lossy, Fault { line: 0, reason }));
+                continue;
+            }
+            let link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+            match fs::metadata(entry.path()) {
+                Ok(metadata) if metadata.is_file() => {
+                    listing.files.insert(lossy, Entry { stamp: stamp(&metadata), link });
+                }
+                // Folders in the folder, devices and the like are no manifests.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !link => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    listing.odd.push((lossy, Fault { line: 0, reason: "leads to nothing".to_owned() }));
+                }
+                Err(error) => {
+                    listing.unclear.insert(lossy.clone());
+                    listing
+                        .odd
+                        .push((lossy, Fault { line: 0, reason: format!("cannot be looked at: {error}") }));
+                }
+            }
+        }
+        listing.odd.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(listing)
+    }
+
+    fn missing(&self, listing: &Listing) -> Vec<FileName> {
+        let here = |name: &FileName| listing.files.contains_key(name) || listing.unclear.contains(name);
+        self.known.keys().filter(|name| !here(name)).cloned().collect()
+    }
+
+    /// Which files are to be read or given up now, and when to look again for the others.
+    fn due(
+        &mut self,
+        listing: &Listing,
+        whole: &HashSet<String>,
+        now: Instant,
+        wall: SystemTime,
+    ) -> (Vec<FileName>, Option<Duration>) {
+        let mut due = Vec::new();
+        let mut again: Option<Duration> = None;
+        self.pending.retain(|name, _| listing.files.contains_key(name) || self.known.contains_key(name));
+        for (name, entry) in &listing.files {
+            let known = self.known.get(name);
+            self.catalog.set_leaving(name, false);
+            let same = known.is_some_and(|known| known.stamp == entry.stamp);
+            if same && !whole.contains(&**name) {
+                self.pending.remove(name);
+                if known.is_some_and(|known| known.again(wall)) && !self.open.contains(&**name) {
+                    due.push(name.clone());
+                }
+                continue;
+            }
+            // Links are switched over, never written to: a link that leads elsewhere leads to something whole.
+            let switched = entry.link && known.is_none_or(|known| !known.stamp.same_file(&entry.stamp));
+            let old = self.filling.is_some()
+                && age(&entry.stamp, wall).is_some_and(|age| age >= self.timing.settle);
+            if whole.contains(&**name) || switched || (old && !self.open.contains(&**name)) {
+                due.push(name.clone());
+                continue;
+            }
+            let pending =
+                self.pending.entry(name.clone()).or_insert_with(|| Pending::new(Some(entry.stamp), now));
+            match pending.see(Some(entry.stamp), self.open.contains(&**name), now, &self.timing) {
+                Due::Now => due.push(name.clone()),
+                Due::In(time) => again = Some(again.map_or(time, |other| other.min(time))),
+            }
+        }
+        for name in self.missing(listing) {
+            self.open.remove(&*name);
+            if self.known.get(&name).is_some_and(|known| known.link) {
+                due.push(name);
+                continue;
+            }
+            self.catalog.set_leaving(&name, true);
+            let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending::new(None, now));
+            match pending.see(None, false, now, &self.timing) {
+                Due::Now => due.push(name),
+                Due::In(time) => again = Some(again.map_or(time, |other| other.min(time))),
+            }
+        }
+        for name in &due {
+            self.pending.remove(name);
+        }
+        (due, again)
+    }
+
+    fn forget(&mut self, name: &FileName) {
+        self.known.remove(name);
+        self.catalog.remove(name);
+    }
+
+    /// Reads a file; false when it is gone by now.
+    fn read(&mut self, name: &FileName, entry: Entry, wall: SystemTime) -> bool {
+        let (stamp, content) = match read(&self.path.join(&**name), self.max_file_bytes) {
+            Ok((stamp, content)) => (stamp, Ok(content)),
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return false,
+            Err(error) => (entry.stamp, Err(error)),
+        };
+        let doubtful = is_new(&stamp, wall);
+        let hash = content.as_ref().ok().map(|bytes| Sha256::digest(bytes).into());
+        let known = self.known.get_mut(name);
+        if let (Some(known), Some(hash)) = (known, hash)
+            && known.hash == Some(hash)
+        {
+            *known = Known {
+                stamp,
+                link: entry.link,
+                hash: Some(hash),
+                doubtful,
+                faults: std::mem::take(&mut known.faults),
+            };
+            return true;
+        }
+        let parsed = match content {
+            Ok(bytes) => parse::parse(name, &bytes),
+            Err(error) => Err(vec![Fault { line: 0, reason: error.to_string() }]),
+        };
+        let faults = match parsed {
+            Ok(mut objects) => {
+                // Of Nodes only this one is of concern.
+                objects.retain(|object| object.key.0 != SourceKind::Node || object.key.1 == self.node);
+                self.catalog.set(name, objects);
+                Vec::new()
+            }
+            Err(faults) => faults,
+        };
+        self.known.insert(name.clone(), Known { stamp, link: entry.link, hash, doubtful, faults });
+        true
+    }
+
+    /// Everything that is wrong, in the order of files and lines.
+    pub(super) fn faults(&self) -> Vec<FileFault> {
+        let broken = self.known.iter().flat_map(|(name, known)| {
+            let earlier_in_use = self.catalog.has(name);
+            known.faults.iter().map(move |fault| FileFault {
+                file: name.clone(),
+                fault: fault.clone(),
+                earlier_in_use,
+            })
+        });
+        let others = self.odd.iter().map(|(file, fault)| {
+            let earlier_in_use = self.catalog.has(file);
+            FileFault { file: file.clone(), fault: fault.clone(), earlier_in_use }
+        });
+        let overruled = self.catalog.overruled().into_iter();
+        let others =
+            others.chain(overruled.map(|(file, fault)| FileFault { file, fault, earlier_in_use: false }));
+        let mut faults: Vec<FileFault> = broken.chain(others).collect();
+        faults.sort_by(|a, b| (&a.file, a.fault.line).cmp(&(&b.file, b.fault.line)));
+        faults
+    }
+
+    /// Says of each fault once that it is there, and once that it is not any more.
+    fn tell(&mut self) {
+        let mut now = BTreeSet::new();
+        for FileFault { file, fault: Fault { line, reason }, earlier_in_use } in self.faults() {
+            let fault = (file, line, reason);
+            if !self.told.contains(&fault) {
+                let (file, line, reason) = &fault;
+                warn!(folder = %self.path.display(), %file, line, earlier_in_use, "manifest: {reason}");
+            }
+            now.insert(fault);
+        }
+        let mended: BTreeSet<&FileName> = self.told.iter().map(|told| &told.0).collect();
+        for file in mended.into_iter().filter(|file| !now.iter().any(|fault| fault.0 == **file)) {
+            info!(folder = %self.path.display(), %file, "manifest: nothing is wrong with it any more");
+        }
+        self.told = now;
+    }
+}
+
+fn stamp(metadata: &fs::Metadata) -> Stamp {
+    Stamp {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        size: metadata.size(),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+        changed: (metadata.ctime(), metadata.ctime_nsec()),
+    }
+}
+
+/// How long ago a file was written; none when that is in the future.
+fn age(stamp: &Stamp, wall: SystemTime) -> Option<Duration> {
+    let now = wall.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let seconds = u64::try_from(stamp.modified.0).unwrap_or(0);
+    let nanos = u32::try_from(stamp.modified.1).unwrap_or(0).min(999_999_999);
+    now.checked_sub(Duration::new(seconds, nanos))
+}
+
+/// Whether the clock of the file system may not have ticked since.
+fn is_new(stamp: &Stamp, wall: SystemTime) -> bool {
+    age(stamp, wall).is_some_and(|age| age < COARSEST_TIME)
+}
+
+/// Why a file cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("is larger than {0} bytes, which is the most that is read")]
+    TooLarge(u64),
+    #[error("is no file any more")]
+    NoFile,
+}
+
+fn read(path: &Path, most: u64) -> Result<(Stamp, Vec<u8>), ReadError> {
+    // Without NONBLOCK a pipe that has taken the file's place would be waited for.
+    let file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(ReadError::NoFile);
+    }
+    if metadata.size() > most {
+        return Err(ReadError::TooLarge(most));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(metadata.size()).unwrap_or(0).saturating_add(1));
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > most {
+        return Err(ReadError::TooLarge(most));
+    }
+    // As it was before it was read: if it was written to meanwhile it is read again.
+    Ok((stamp(&metadata), bytes))
+}
+
+/// What the API shows.
+pub(super) fn shown(faults: &[FileFault]) -> Arc<[keelson_proto::endpoints::FileFault]> {
+    let shown = faults.iter().map(|fault| keelson_proto::endpoints::FileFault {
+        file: fault.file.to_string(),
+        line: fault.fault.line,
+        reason: fault.fault.reason.clone(),
+        earlier_in_use: fault.earlier_in_use,
+    });
+    shown.collect()
+}

@@ -1,0 +1,317 @@
+//! A manifest's text.
+//!
+//! Owns: what a file says ([`parse`]), whichever way it is written. In: a name, by whose ending the format is known, and
+//! bytes. Out: every object of a kind that is read; or everything that is wrong with the file, with lines. No I/O.
+//! A file is one whole: if one object of it is wrong, none of it is used.
+
+use std::collections::{HashMap, hash_map::Entry};
+
+use keelson_actors::endpoints::SourceKind;
+use serde_json::{Map, Value, value::RawValue};
+
+use super::{
+    locate,
+    object::{self, Key, Object, ObjectError, Role, Step},
+    yaml,
+};
+
+/// Faults of one file that are named; somebody who mends those sees the next.
+const MOST_FAULTS: usize = 20;
+
+/// Lists in lists.
+const MOST_DEPTH: usize = 8;
+
+/// Something that is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// From 1; 0 when it is the file as a whole.
+    pub(super) line: u32,
+    pub(super) reason: String,
+}
+
+/// One document, or one item of a list.
+#[derive(Debug)]
+pub(super) enum Document {
+    /// What it is is not clear without what it is part of, or it is a list.
+    Object(Fields),
+    /// An object that is read: packed already, for as it was written it takes several times the memory.
+    Read { line: u32, kind: SourceKind, object: Result<Object, ObjectError> },
+    /// An object of another kind.
+    Passed,
+    /// Something else.
+    Other { line: u32, what: &'static str },
+}
+
+impl Document {
+    pub(super) fn other(what: &'static str) -> Self {
+        Self::Other { line: 0, what }
+    }
+
+    /// The same with no more of it than is needed.
+    pub(super) fn reduced(self) -> Self {
+        let Self::Object(fields) = self else { return self };
+        match object::role(fields.fields.get("apiVersion"), fields.fields.get("kind"), None) {
+            Ok(Role::Read(kind)) => {
+                let Fields { line, fields, .. } = fields;
+                Self::Read { line, kind, object: object::object(kind, fields) }
+            }
+            Ok(Role::Pass) => Self::Passed,
+            Ok(Role::List(_)) | Err(_) => Self::Object(fields),
+        }
+    }
+}
+
+/// An object's fields, but for `items`.
+#[derive(Debug)]
+pub(super) struct Fields {
+    pub(super) line: u32,
+    pub(super) fields: Map<String, Value>,
+    pub(super) items: Items,
+}
+
+/// What is under `items`.
+#[derive(Debug)]
+pub(super) enum Items {
+    None,
+    List(Vec<Document>),
+    Other,
+}
+
+/// The formats, by the ending of a file's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Yaml,
+    Json,
+}
+
+fn format(name: &str) -> Option<Format> {
+    match name.rsplit_once('.')?.1 {
+        "yaml" | "yml" => Some(Format::Yaml),
+        "json" => Some(Format::Json),
+        _ => None,
+    }
+}
+
+/// Whether a file of this name is a manifest. Hidden ones are not, nor is what editors and programs leave beside a file
+/// while they write it, for such names end otherwise.
+pub(super) fn is_manifest(name: &str) -> bool {
+    !name.starts_with('.') && format(name).is_some()
+}
+
+/// Objects of one file, and what is wrong.
+struct Reading<'a> {
+    /// Where lines are looked up: document number and way there.
+    text: &'a str,
+    objects: Vec<Object>,
+    lines: HashMap<Key, u32>,
+    faults: Vec<Fault>,
+}
+
+impl Reading<'_> {
+    fn fault(&mut self, line: u32, reason: String) {
+        if self.faults.len() < MOST_FAULTS {
+            self.faults.push(Fault { line, reason });
+        }
+    }
+
+    /// `find` knows the line of a field.
+    fn wrong(&mut self, line: u32, error: &ObjectError, find: impl FnOnce(&[Step]) -> Option<u32>) {
+        // Finding a line takes as long as reading the file, so it is not done for those that are not told.
+        if self.faults.len() < MOST_FAULTS {
+            let line = if error.path.is_empty() { line } else { find(&error.path).unwrap_or(line) };
+            self.fault(line, error.to_string());
+        }
+    }
+
+    fn take(
+        &mut self,
+        kind: SourceKind,
+        line: u32,
+        object: Result<Object, ObjectError>,
+        find: impl FnOnce(&[Step]) -> Option<u32>,
+    ) {
+        let object = match object {
+            Ok(object) => Object { line, ..object },
+            Err(error) => return self.wrong(line, &error, find),
+        };
+        match self.lines.entry(object.key.clone()) {
+            Entry::Occupied(first) => {
+                let (kind, name, first) = (object::kind_name(kind), shown(&object.key), *first.get());
+                self.fault(line, format!("{kind} {name} is there twice, first on line {first}"));
+            }
+            Entry::Vacant(place) => {
+                place.insert(line);
+                self.objects.push(object);
+            }
+        }
+    }
+
+    /// `way`: the number of the document, and the way in it.
+    fn yaml(&mut self, document: Document, implied: Option<SourceKind>, way: &mut (usize, Vec<Step>)) {
+        let text = self.text;
+        let number = way.0;
+        let find = |path: &[Step]| {
+            let whole: Vec<Step> = way.1.iter().chain(path).cloned().collect();
+            locate::line(text, number, &whole)
+        };
+        let Fields { line, fields, items } = match document {
+            Document::Object(fields) => fields,
+            Document::Read { line, kind, object } => return self.take(kind, line, object, find),
+            Document::Passed => return,
+            Document::Other { line, what } => {
+                return self.fault(line, format!("an object is expected here, this is {what}"));
+            }
+        };
+        match object::role(fields.get("apiVersion"), fields.get("kind"), implied) {
+            Err(error) => self.wrong(line, &error, find),
+            Ok(Role::Pass) => {}
+            Ok(Role::Read(kind)) => self.take(kind, line, object::object(kind, fields), find),
+            Ok(Role::List(implied)) => self.yaml_items(items, line, implied, way),
+        }
+    }
+
+    fn yaml_items(
+        &mut self,
+        items: Items,
+        line: u32,
+        implied: Option<SourceKind>,
+        way: &mut (usize, Vec<Step>),
+    ) {
+        match items {
+            Items::None => {}
+            Items::Other => self.fault(line, "items is no list".to_owned()),
+            Items::List(_) if way.1.len() >= 2 * MOST_DEPTH => {
+                self.fault(line, "too many lists in lists".to_owned());
+            }
+            Items::List(items) => {
+                way.1.push(Step::Field("items".to_owned()));
+                for (number, item) in items.into_iter().enumerate() {
+                    way.1.push(Step::Item(number));
+                    self.yaml(item, implied, way);
+                    way.1.pop();
+                }
+                way.1.pop();
+            }
+        }
+    }
+
+    fn json(&mut self, raw: &RawValue, implied: Option<SourceKind>, depth: usize, lines: &mut Lines<'_>) {
+        let line = lines.of(raw.get());
+        let find = |path: &[Step]| Some(line + locate::line(raw.get(), 0, path)? - 1);
+        let head: Head<'_> = match serde_json::from_str(raw.get()) {
+            Ok(head) => head,
+            Err(_) => {
+                self.fault(line, "an object is expected here".to_owned());
+                return;
+            }
+        };
+        match object::role(head.api_version.as_ref(), head.kind.as_ref(), implied) {
+            Err(error) => self.wrong(line, &error, find),
+            Ok(Role::Pass) => {}
+            Ok(Role::Read(kind)) => match serde_json::from_str(raw.get()) {
+                Ok(fields) => self.take(kind, line, object::object(kind, fields), find),
+                // What is no JSON was found when the file was looked through; depth and range are left.
+                Err(error) => self.fault(line + within(&error), without_place(&error)),
+            },
+            Ok(Role::List(_)) if depth >= MOST_DEPTH => {
+                self.fault(line, "too many lists in lists".to_owned())
+            }
+            Ok(Role::List(implied)) => match head.items.map(|items| serde_json::from_str(items.get())) {
+                None => {}
+                Some(Err(_)) => self.fault(line, "items is no list".to_owned()),
+                Some(Ok(items)) => {
+                    let items: Option<Vec<&RawValue>> = items;
+                    for item in items.into_iter().flatten() {
+                        self.json(item, implied, depth + 1, lines);
+                    }
+                }
+            },
+        }
+    }
+}
+
+fn shown(key: &Key) -> &str {
+    key.1.as_str().trim_start_matches('/')
+}
+
+/// Of a JSON object, only as much as tells what it is.
+#[derive(serde::Deserialize)]
+struct Head<'a> {
+    #[serde(rename = "apiVersion")]
+    api_version: Option<Value>,
+    kind: Option<Value>,
+    #[serde(borrow)]
+    items: Option<&'a RawValue>,
+}
+
+/// Counts lines of a text from front to back.
+struct Lines<'a> {
+    text: &'a str,
+    offset: usize,
+    line: u32,
+}
+
+impl<'a> Lines<'a> {
+    fn new(text: &'a str) -> Self {
+        Self { text, offset: 0, line: 1 }
+    }
+
+    /// The line on which a part of the text begins; parts are asked for in their order.
+    fn of(&mut self, part: &str) -> u32 {
+        let start = (part.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
+        if let Some(between) = self.text.as_bytes().get(self.offset..start) {
+            let newlines = between.iter().filter(|byte| **byte == b'\n').count();
+            self.line = self.line.saturating_add(u32::try_from(newlines).unwrap_or(u32::MAX));
+            self.offset = start;
+        }
+        self.line
+    }
+}
+
+/// Lines between the beginning of a text and an error in it.
+fn within(error: &serde_json::Error) -> u32 {
+    u32::try_from(error.line()).unwrap_or(u32::MAX).saturating_sub(1)
+}
+
+/// The place is told otherwise.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).unwrap_or(&text).to_owned()
+}
+
+/// What a file says.
+///
+/// # Errors
+/// Everything that is wrong with it, of which there is at least one.
+pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Vec<Object>, Vec<Fault>> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
+        let newlines = before.iter().filter(|byte| **byte == b'\n').count();
+        let line = u32::try_from(newlines).unwrap_or(u32::MAX).saturating_add(1);
+        vec![Fault { line, reason: "is no UTF-8 text".to_owned() }]
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut reading = Reading { text, objects: Vec::new(), lines: HashMap::new(), faults: Vec::new() };
+    match format(name) {
+        Some(Format::Json) => {
+            let mut lines = Lines::new(text);
+            for raw in serde_json::Deserializer::from_str(text).into_iter::<&RawValue>() {
+                match raw {
+                    Ok(raw) => reading.json(raw, None, 0, &mut lines),
+                    Err(error) => {
+                        let line = within(&error).saturating_add(1);
+                        return Err(vec![Fault { line, reason: without_place(&error) }]);
+                    }
+                }
+            }
+        }
+        Some(Format::Yaml) | None => {
+            let documents = yaml::documents(text).map_err(|fault| vec![fault])?;
+            for (number, document) in documents.into_iter().enumerate() {
+                reading.yaml(document, None, &mut (number, Vec::new()));
+            }
+        }
+    }
+    if reading.faults.is_empty() { Ok(reading.objects) } else { Err(reading.faults) }
+}

@@ -1,0 +1,121 @@
+//! When a file that is being written may be read.
+//!
+//! Owns: [`Pending`], a file that has changed and was not read yet. In: what is seen of it, and `now`. Out: whether it is
+//! to be read, or when to look again. No I/O, no clock.
+
+use std::time::{Duration, Instant};
+
+/// Intervals of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilesTiming {
+    /// A file that is written in place is read when it has not changed for so long, and one that vanished is given up
+    /// when it has been away for so long: editors write by moving the old file out of the way first.
+    pub settle: Duration,
+    /// The same while a program is known to have the file open for writing.
+    pub settle_open: Duration,
+    /// A file that never settles is read after so long.
+    pub settle_most: Duration,
+    /// How often the folder is looked at without a notice that something has changed. Network file systems give no
+    /// notices, nor does a link when what it leads to is changed elsewhere.
+    pub poll: Duration,
+    /// The same while there is no folder.
+    pub poll_missing: Duration,
+}
+
+impl Default for FilesTiming {
+    fn default() -> Self {
+        Self {
+            settle: Duration::from_millis(100),
+            settle_open: Duration::from_secs(1),
+            settle_most: Duration::from_secs(5),
+            poll: Duration::from_secs(5),
+            poll_missing: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What tells one version of a file from another without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    pub(super) size: u64,
+    /// Seconds and nanoseconds.
+    pub(super) modified: (i64, i64),
+    pub(super) changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn same_file(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+}
+
+/// A file that has changed, or vanished (no stamp), and was not read yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pending {
+    stamp: Option<Stamp>,
+    first: Instant,
+    quiet_since: Instant,
+}
+
+/// What to do with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Read it, or give it up.
+    Now,
+    /// Look again after this time.
+    In(Duration),
+}
+
+impl Pending {
+    pub(super) fn new(stamp: Option<Stamp>, now: Instant) -> Self {
+        Self { stamp, first: now, quiet_since: now }
+    }
+
+    /// The file is seen like this. `open`: a program has it open for writing.
+    pub(super) fn see(
+        &mut self,
+        stamp: Option<Stamp>,
+        open: bool,
+        now: Instant,
+        timing: &FilesTiming,
+    ) -> Due {
+        if stamp != self.stamp {
+            self.stamp = stamp;
+            self.quiet_since = now;
+        }
+        let needed = if open { timing.settle_open } else { timing.settle };
+        let quiet = needed.saturating_sub(now.saturating_duration_since(self.quiet_since));
+        let most = timing.settle_most.saturating_sub(now.saturating_duration_since(self.first));
+        let left = quiet.min(most);
+        if left.is_zero() { Due::Now } else { Due::In(left) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp(size: u64) -> Option<Stamp> {
+        Some(Stamp { device: 1, inode: 1, size, modified: (0, 0), changed: (0, 0) })
+    }
+
+    #[test]
+    fn a_file_is_due_when_it_was_quiet_or_has_been_waited_for_long_enough() {
+        let timing = FilesTiming::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let ms = |ms| Due::In(Duration::from_millis(ms));
+        let mut pending = Pending::new(stamp(1), start);
+        assert_eq!(pending.see(stamp(1), false, at(40), &timing), ms(60));
+        assert_eq!(pending.see(stamp(2), false, at(90), &timing), ms(100), "it was written to");
+        assert_eq!(pending.see(stamp(2), true, at(190), &timing), ms(900), "and is still open");
+        assert_eq!(pending.see(stamp(2), false, at(190), &timing), Due::Now);
+        assert_eq!(pending.see(stamp(3), true, at(4950), &timing), ms(50), "not for ever");
+        assert_eq!(pending.see(stamp(4), true, at(5000), &timing), Due::Now);
+        let mut gone = Pending::new(None, start);
+        assert_eq!(gone.see(None, false, at(99), &timing), ms(1));
+        assert_eq!(gone.see(None, false, at(100), &timing), Due::Now);
+    }
+}

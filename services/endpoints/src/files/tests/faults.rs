@@ -1,0 +1,89 @@
+//! What is wrong is named, and does no harm to the rest.
+
+use super::*;
+
+const A: (&str, &str) = ("service default/a", "10.0.0.1");
+const B: (&str, &str) = ("service default/b", "10.0.0.9");
+
+fn ab() -> String {
+    service("a", "10.0.0.1") + "---\n" + &service("b", "10.0.0.9")
+}
+
+#[tokio::test]
+async fn a_broken_file_keeps_its_last_good_version_whole_until_it_is_mended() {
+    let rig = Rig::new(&[("ab.yaml", &ab())]);
+    rig.state(&[A, B]).await;
+    // The first document is good and has changed; the second is broken.
+    let broken = service("a", "10.0.0.2") + "---\n" + &service("b", "10.0.0.9") + "  bad\n";
+    rig.replace("ab.yaml", &broken);
+    rig.until("no fault", |_, faults| faults.len() == 1).await;
+    let fault = rig.handle.faults().remove(0);
+    assert_eq!((&*fault.file, fault.earlier_in_use), ("ab.yaml", true));
+    assert!(fault.line >= 18 && !fault.reason.contains('\n'), "{fault:?}");
+    rig.write("c.yaml", &service("c", "10.0.0.3"));
+    let c = ("service default/c", "10.0.0.3");
+    rig.state(&[A, B, c]).await;
+    rig.replace("ab.yaml", &service("a", "10.0.0.2"));
+    rig.state(&[("service default/a", "10.0.0.2"), c]).await;
+    rig.faults(&[]).await;
+    // One that is broken and deleted is gone.
+    rig.replace("ab.yaml", &broken);
+    rig.faults(&[("ab.yaml", fault.line, "", true)]).await;
+    rig.remove("ab.yaml");
+    rig.state(&[c]).await;
+    rig.faults(&[]).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_broken_from_the_start_contributes_nothing() {
+    let broken = service("a", "10.0.0.1") + "---\nkind: Service\n";
+    let rig = Rig::new(&[("a.yaml", &broken), ("b.yaml", &service("b", "10.0.0.9"))]);
+    rig.state(&[B]).await;
+    rig.faults(&[("a.yaml", 11, "apiVersion is missing", false)]).await;
+    rig.write("a.yaml", &service("a", "10.0.0.1"));
+    rig.state(&[A, B]).await;
+    rig.faults(&[]).await;
+}
+
+#[tokio::test]
+async fn of_two_objects_of_one_name_the_one_in_the_first_file_counts() {
+    let other = "# another\n".to_owned() + &service("a", "10.0.0.5");
+    let rig = Rig::new(&[("m.yaml", &ab()), ("z.yaml", &other)]);
+    rig.state(&[A, B]).await;
+    rig.faults(&[("z.yaml", 2, "Service default/a is in m.yaml, too", false)]).await;
+    // One that comes first takes over, whenever it was written.
+    rig.write("c.yaml", &service("a", "10.0.0.7"));
+    rig.state(&[("service default/a", "10.0.0.7"), B]).await;
+    rig.faults(&[("m.yaml", 1, "is in c.yaml, too", false), ("z.yaml", 2, "is in c.yaml, too", false)]).await;
+    rig.remove("c.yaml");
+    rig.state(&[A, B]).await;
+    rig.replace("m.yaml", &service("b", "10.0.0.9"));
+    rig.state(&[("service default/a", "10.0.0.5"), B]).await;
+    rig.faults(&[]).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_too_large_or_not_to_be_read_is_named() {
+    let rig = Rig::with(&[("a.yaml", &service("a", "10.0.0.1"))], |parts| parts.max_file_bytes = 300);
+    rig.state(&[A]).await;
+    rig.write("a.yaml", &(service("a", "10.0.0.2") + &"# long\n".repeat(100)));
+    rig.faults(&[("a.yaml", 0, "larger than 300 bytes", true)]).await;
+    assert_eq!(rig.told.get().states, [state(&[A])]);
+    rig.write("a.yaml", &service("a", "10.0.0.2"));
+    rig.state(&[("service default/a", "10.0.0.2")]).await;
+    rig.faults(&[]).await;
+}
+
+#[tokio::test]
+async fn what_is_no_manifest_is_not_looked_at() {
+    let bad = "{{{";
+    let names = [".hidden.yaml", "a.yaml~", "a.yaml.tmp", ".a.yaml.swp", "README.md", "a.yaml.swp", "yaml"];
+    let files: Vec<(&str, &str)> = names.iter().map(|name| (*name, bad)).collect();
+    let rig = Rig::new(&files);
+    fs::create_dir(rig.folder.join("sub.yaml")).unwrap();
+    fs::write(rig.folder.join("sub.yaml/a.yaml"), bad).unwrap();
+    nix::unistd::mkfifo(&rig.folder.join("pipe.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    rig.write("a.yaml", &service("a", "10.0.0.1"));
+    rig.state(&[A]).await;
+    rig.faults(&[]).await;
+}

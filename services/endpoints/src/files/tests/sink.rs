@@ -1,0 +1,68 @@
+//! A sink that forgets is told everything again.
+
+use super::*;
+
+#[tokio::test]
+async fn what_a_sink_forgot_is_listed_again_with_the_change_that_it_refused() {
+    let rig = Rig::new(&[
+        ("a.yaml", &(service("a", "10.0.0.1") + "---\n" + &slice("a-1", "a", "10.1.0.1"))),
+        ("n.yaml", &node("n1", "z")),
+    ]);
+    rig.state(&[("service default/a", "10.0.0.1"), ("slice default/a-1", "10.1.0.1"), ("node n1", "z")])
+        .await;
+    for (round, forgotten) in [
+        vec![SourceKind::Services],
+        vec![SourceKind::EndpointSlices],
+        vec![SourceKind::ServiceCidrs],
+        vec![SourceKind::Node],
+        SourceKind::ALL.to_vec(),
+        [SourceKind::ALL, SourceKind::ALL, SourceKind::ALL].concat(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        rig.told.get().forgotten = forgotten;
+        let (ip, address, zone) = (format!("10.0.1.{round}"), format!("10.1.1.{round}"), format!("z{round}"));
+        rig.replace("n.yaml", &node("n1", &zone));
+        rig.replace("a.yaml", &(service("a", &ip) + "---\n" + &slice("a-1", "a", &address)));
+        rig.state(&[("service default/a", &ip), ("slice default/a-1", &address), ("node n1", &zone)]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_sink_that_forgot_is_found_out_though_nothing_changes() {
+    let rig = Rig::with(&[("a.yaml", &service("a", "10.0.0.1"))], |parts| {
+        parts.timing.poll = Duration::from_millis(50);
+        parts.timing.poll_missing = Duration::from_millis(50);
+    });
+    rig.state(&[("service default/a", "10.0.0.1")]).await;
+    let listed = |told: &Heard| {
+        let listing = |event: &&SourceEvent| matches!(event, SourceEvent::Services(seen) if seen.contains(&Seen::Listing));
+        told.events.iter().filter(listing).count()
+    };
+    rig.told.get().forgotten = vec![SourceKind::Services];
+    rig.until("not listed again", |told, _| listed(told) == 2).await;
+    rig.state(&[("service default/a", "10.0.0.1")]).await;
+    fs::rename(&rig.folder, rig.home().join("away")).unwrap();
+    rig.until("it fares well", |told, _| told.health.values().any(|h| *h != ChoreHealth::Well)).await;
+    rig.told.get().forgotten = vec![SourceKind::Services];
+    rig.until("not listed again", |told, _| listed(told) == 3).await;
+    rig.state(&[("service default/a", "10.0.0.1")]).await;
+}
+
+#[tokio::test]
+async fn a_long_listing_comes_in_parts() {
+    let many: Vec<String> = (0..1201).map(|n| service(&format!("s{n}"), "10.0.0.1")).collect();
+    let rig = Rig::new(&[("many.yaml", &many.join("---\n"))]);
+    rig.until("not all", |told, _| told.states.last().is_some_and(|state| state.len() == 1201)).await;
+    let told = rig.told.get();
+    let parts: Vec<usize> = told
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            SourceEvent::Services(seen) if !seen.is_empty() => Some(seen.len()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(parts, [501, 500, 202]);
+}

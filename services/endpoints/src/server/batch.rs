@@ -1,0 +1,174 @@
+//! What leads a caller from one state to the next.
+//!
+//! Owns: [`Batch`], the messages of one snapshot in their order, and [`Frames`], messages as gRPC frames.
+//! In: a snapshot, and which Services of it to send. Out: as many messages at a time as fit a chunk: a caller that
+//! does not read costs its snapshot and a chunk, not a copy of the state.
+
+use std::{collections::btree_set, ops::Bound, sync::Arc};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use keelson_actors::endpoints::{Changes, Published, ServiceName};
+use keelson_proto::endpoints::{ServiceName as WireName, WatchItem, watch_item};
+use prost::Message as _;
+
+use super::filter::Filter;
+
+/// A chunk is full when it has so many bytes; the last message may pass it. The larger, the fewer the system calls of
+/// a full state, and the longer others wait while it is written.
+const CHUNK: usize = 64 * 1024;
+/// A flag and the length.
+const PREFIX: usize = 5;
+
+/// An item that was published cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the item of Service {name} cannot be decoded to apply RequiredEndpointConditions")]
+pub(super) struct BrokenItem {
+    name: ServiceName,
+    source: prost::DecodeError,
+}
+
+/// Messages, each with its gRPC prefix.
+#[derive(Debug, Default)]
+pub(super) struct Frames {
+    out: BytesMut,
+    items: u64,
+}
+
+impl Frames {
+    fn push(&mut self, message: &[u8]) {
+        self.out.reserve(PREFIX + message.len());
+        // Not compressed.
+        self.out.put_u8(0);
+        // A message of 4 GiB cannot have been published.
+        self.out.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+        self.out.put_slice(message);
+        self.items += 1;
+    }
+
+    fn full(&self) -> bool {
+        self.out.len() >= CHUNK
+    }
+
+    /// How many messages there are.
+    pub(super) fn items(&self) -> u64 {
+        self.items
+    }
+
+    /// The bytes to send.
+    pub(super) fn into_bytes(self) -> Bytes {
+        self.out.freeze()
+    }
+}
+
+/// How much of the state a batch holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// Everything, to a caller that asked for it.
+    Full,
+    /// Everything, to a caller that has a state from which what has changed is not known.
+    Reset,
+    /// What has changed, which may be nothing but freshness.
+    Delta,
+}
+
+#[derive(Debug)]
+enum Rest {
+    /// Every Service after this one; none: from the first.
+    All(Option<ServiceName>),
+    /// These: set if they are in the snapshot, else deleted.
+    Changed(btree_set::IntoIter<ServiceName>),
+    None,
+}
+
+/// The messages that make a caller's state that of one snapshot.
+#[derive(Debug)]
+pub(super) struct Batch {
+    state: Arc<Published>,
+    extent: Extent,
+    first: Vec<Vec<u8>>,
+    rest: Rest,
+    last: Option<Vec<u8>>,
+}
+
+impl Batch {
+    /// `first`, every Service, `last`.
+    pub(super) fn full(
+        state: Arc<Published>,
+        extent: Extent,
+        first: Vec<Vec<u8>>,
+        last: Option<Vec<u8>>,
+    ) -> Self {
+        Self { state, extent, first, rest: Rest::All(None), last }
+    }
+
+    /// `first`, the Services that changed, `last`.
+    pub(super) fn delta(
+        state: Arc<Published>,
+        first: Vec<Vec<u8>>,
+        changes: Changes,
+        last: Option<Vec<u8>>,
+    ) -> Self {
+        let rest = Rest::Changed(changes.services.into_iter());
+        Self { state, extent: Extent::Delta, first, rest, last }
+    }
+
+    /// The snapshot.
+    pub(super) fn state(&self) -> &Published {
+        &self.state
+    }
+
+    /// How much of the state it holds.
+    pub(super) fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Puts the next messages into `frames` until they are full; true when there are no more.
+    ///
+    /// # Errors
+    /// An item has to be filtered and cannot be read; there is no use in going on.
+    pub(super) fn fill(&mut self, filter: Filter, frames: &mut Frames) -> Result<bool, BrokenItem> {
+        for message in self.first.drain(..) {
+            frames.push(&message);
+        }
+        match &mut self.rest {
+            Rest::All(after) => {
+                let from = after.take().map_or(Bound::Unbounded, Bound::Excluded);
+                for (name, item) in self.state.services.range((from, Bound::Unbounded)) {
+                    push(name, &item.message, filter, frames)?;
+                    if frames.full() {
+                        *after = Some(name.clone());
+                        return Ok(false);
+                    }
+                }
+            }
+            Rest::Changed(names) => {
+                for name in names {
+                    match self.state.services.get(&name) {
+                        Some(item) => push(&name, &item.message, filter, frames)?,
+                        None => frames.push(&deleted(&name)),
+                    }
+                    if frames.full() {
+                        return Ok(false);
+                    }
+                }
+            }
+            Rest::None => {}
+        }
+        self.rest = Rest::None;
+        if let Some(last) = self.last.take() {
+            frames.push(&last);
+        }
+        Ok(true)
+    }
+}
+
+fn push(name: &ServiceName, message: &[u8], filter: Filter, frames: &mut Frames) -> Result<(), BrokenItem> {
+    let message = filter.apply(message).map_err(|source| BrokenItem { name: name.clone(), source })?;
+    frames.push(&message);
+    Ok(())
+}
+
+fn deleted(name: &ServiceName) -> Vec<u8> {
+    let name = WireName { namespace: name.namespace().to_owned(), name: name.name().to_owned() };
+    WatchItem { item: Some(watch_item::Item::Delete(name)) }.encode_to_vec()
+}

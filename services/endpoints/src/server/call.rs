@@ -1,0 +1,288 @@
+//! A call, from its request to its end.
+//!
+//! Owns: [`serve`], which reads a request and makes the response, and [`Call`], the response's chunks. In: HTTP/2
+//! requests, and the feed. Out: DATA frames with as many messages as are due, then the status.
+//!
+//! The messages are encoded already, and they are put into frames here rather than by a generated server: that would
+//! hold a buffer of some ten kilobytes for each caller that waits.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited, StreamBody};
+use hyper::body::Frame;
+use keelson_actors::endpoints::{EndpointsFeed, Published};
+use keelson_cri::front::grpc;
+use prost::Message;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, body::Body};
+
+use super::{
+    batch::{Batch, Extent, Frames},
+    connection::Peer,
+    metrics::{ApiLabel, ServerMetrics, StateLabel},
+    plan::{Plan, Position},
+    watchers::{Watchers, Watching},
+};
+
+/// The largest request; a real one has some fifty bytes.
+const LARGEST_REQUEST: usize = 64 * 1024;
+/// How long a request may take to come whole.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
+
+/// What every call needs.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) feed: EndpointsFeed,
+    pub(super) watchers: Watchers,
+    pub(super) metrics: ServerMetrics,
+    pub(super) stop: CancellationToken,
+    /// When the server met its newest revision.
+    pub(super) met: Mutex<Option<(Position, Instant)>>,
+}
+
+impl Shared {
+    /// When this state, or a newer one, was first seen by any call.
+    fn met(&self, state: &Published) -> Instant {
+        let position = Position::of(state);
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        match *met {
+            Some((known, at)) if known.instance_id == position.instance_id && known.rev >= position.rev => at,
+            _ => met.insert((position, Instant::now())).1,
+        }
+    }
+}
+
+/// Which of the two APIs a call is of.
+pub(super) trait Api: Send + Sync + 'static {
+    /// Full name of the service.
+    const SERVICE: &'static str;
+    /// Name of its method, also for people and metrics.
+    const METHOD: &'static str;
+    /// What a caller sends.
+    type Request: Message + Default;
+    /// What follows from it.
+    fn plan(request: &Self::Request) -> Plan;
+}
+
+/// Answers one request.
+pub(super) async fn serve<A, B>(shared: Arc<Shared>, request: Request<B>) -> Response<Body>
+where
+    A: Api,
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
+{
+    match accept::<A, B>(shared, request).await {
+        Ok(call) => respond(call),
+        Err(status) => status.into_http(),
+    }
+}
+
+async fn accept<A, B>(shared: Arc<Shared>, request: Request<B>) -> Result<Call, Status>
+where
+    A: Api,
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
+{
+    let (mut head, body) = request.into_parts();
+    if head.uri.path().rsplit('/').next() != Some(A::METHOD) {
+        return Err(Status::unimplemented(format!("{} has one method, {}", A::SERVICE, A::METHOD)));
+    }
+    let deadline = grpc::timeout(&head.headers).and_then(|after| Instant::now().checked_add(after));
+    let message = message(body).await?;
+    let request = A::Request::decode(message).map_err(|error| {
+        Status::invalid_argument(format!(
+            "the request is no message of {}/{}: {error}",
+            A::SERVICE,
+            A::METHOD
+        ))
+    })?;
+    let plan = A::plan(&request);
+    let peer = head.extensions.remove::<Arc<Peer>>().unwrap_or_default();
+    if shared.stop.is_cancelled() {
+        return Err(stopping());
+    }
+    let Some(watching) = shared.watchers.admit(peer, A::METHOD, plan.position()) else {
+        let (_, most) = shared.watchers.count();
+        return Err(Status::resource_exhausted(format!(
+            "{most} callers follow the endpoints already, as many as endpoints.max_watchers allows"
+        )));
+    };
+    let feed = shared.feed.clone();
+    Ok(Call {
+        api: A::METHOD,
+        plan,
+        batch: None,
+        first: true,
+        ended: false,
+        feed,
+        watching,
+        deadline,
+        shared,
+    })
+}
+
+/// The one message of a request's body.
+async fn message<B>(body: B) -> Result<Bytes, Status>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
+{
+    let body = match timeout(REQUEST_TIME, Limited::new(body, LARGEST_REQUEST + grpc::PREFIX).collect()).await
+    {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            return Err(Status::resource_exhausted(format!("a request has at most {LARGEST_REQUEST} bytes")));
+        }
+        Ok(Err(error)) => return Err(Status::cancelled(format!("the request did not come whole: {error}"))),
+        Err(_) => {
+            return Err(Status::cancelled(format!("the request did not come whole within {REQUEST_TIME:?}")));
+        }
+    };
+    grpc::unframe(body).map_err(|error| Status::new(error.code(), error.to_string()))
+}
+
+fn respond(call: Call) -> Response<Body> {
+    let chunks = stream::unfold(call, |mut call| async move {
+        let frame = match call.chunk().await {
+            Some(Ok(bytes)) => Frame::data(bytes),
+            Some(Err(status)) => call.end(status.code(), status.message()),
+            None if call.ended => return None,
+            None => call.end(Code::Ok, ""),
+        };
+        Some((Ok::<_, Status>(frame), call))
+    });
+    grpc::response_headers().map(|()| Body::new(StreamBody::new(chunks.boxed())))
+}
+
+fn stopping() -> Status {
+    Status::unavailable("the agent is stopping")
+}
+
+/// The response to one request.
+#[derive(Debug)]
+struct Call {
+    api: &'static str,
+    plan: Plan,
+    /// What is being sent.
+    batch: Option<Sending>,
+    /// Nothing was due before.
+    first: bool,
+    /// The status was sent.
+    ended: bool,
+    feed: EndpointsFeed,
+    watching: Watching,
+    deadline: Option<Instant>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Sending {
+    batch: Batch,
+    /// When the state was there to be sent; none for the first of a call, which may ask for it any time later.
+    met: Option<Instant>,
+}
+
+impl Call {
+    fn end(&mut self, code: Code, message: &str) -> Frame<Bytes> {
+        self.ended = true;
+        self.batch = None;
+        Frame::trailers(grpc::status(code, message, &[]))
+    }
+
+    /// The next chunk, as soon as there is one; none: there are no more, and all is well.
+    async fn chunk(&mut self) -> Option<Result<Bytes, Status>> {
+        loop {
+            if self.ended || (self.plan.done() && self.batch.is_none()) {
+                return None;
+            }
+            if self.shared.stop.is_cancelled() {
+                return Some(Err(stopping()));
+            }
+            if self.batch.is_none() {
+                self.take_newest();
+            }
+            match self.batch.take() {
+                Some(sending) => return Some(self.fill(sending)),
+                None => {
+                    if let Err(status) = self.wait().await {
+                        return Some(Err(status));
+                    }
+                }
+            }
+        }
+    }
+
+    fn take_newest(&mut self) {
+        let Some(state) = self.feed.published.borrow_and_update().clone() else { return };
+        let met = self.shared.met(&state);
+        if let Some(batch) = self.plan.due(&state, &self.feed.history) {
+            self.batch = Some(Sending { batch, met: (!self.first).then_some(met) });
+        }
+        // From here on the caller is one that follows.
+        self.first = false;
+    }
+
+    fn fill(&mut self, mut sending: Sending) -> Result<Bytes, Status> {
+        let mut frames = Frames::default();
+        let whole = sending.batch.fill(self.plan.filter(), &mut frames).map_err(|error| {
+            tracing::error!(%error, "an item cannot be sent");
+            Status::internal(error.to_string())
+        })?;
+        let items = frames.items();
+        let bytes = frames.into_bytes();
+        self.count(items, bytes.len() as u64);
+        if whole {
+            self.reached(&sending);
+        } else {
+            self.batch = Some(sending);
+        }
+        Ok(bytes)
+    }
+
+    fn count(&self, items: u64, bytes: u64) {
+        self.watching.sent(items, bytes);
+        let label = ApiLabel { api: self.api };
+        self.shared.metrics.items.get_or_create(&label).inc_by(items);
+        self.shared.metrics.bytes.get_or_create(&label).inc_by(bytes);
+    }
+
+    fn reached(&self, sending: &Sending) {
+        self.watching.reached(Position::of(sending.batch.state()));
+        let metrics = &self.shared.metrics;
+        let kind = match sending.batch.extent() {
+            Extent::Full | Extent::Reset => "full",
+            Extent::Delta => "delta",
+        };
+        metrics.states.get_or_create(&StateLabel { api: self.api, kind }).inc();
+        if sending.batch.extent() == Extent::Reset {
+            metrics.resets.inc();
+        }
+        if let Some(met) = sending.met {
+            metrics.delay.get_or_create(&ApiLabel { api: self.api }).observe(met.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Until there may be something to send.
+    async fn wait(&mut self) -> Result<(), Status> {
+        let deadline = self.deadline;
+        let out_of_time = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.shared.stop.cancelled() => Err(stopping()),
+            changed = self.feed.published.changed() => changed.map_err(|_| stopping()),
+            () = out_of_time => Err(Status::deadline_exceeded("nothing new within the caller's deadline")),
+        }
+    }
+}

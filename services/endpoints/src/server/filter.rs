@@ -1,0 +1,131 @@
+//! Which endpoints a caller wants.
+//!
+//! Owns: [`Filter`]. In: the conditions of a request, and encoded items. Out: items without the endpoints that do not
+//! meet them. A Service is never left out: one without endpoints means something too.
+
+use std::borrow::Cow;
+
+use keelson_proto::localnetv1::{EndpointConditions, NextItem};
+use prost::Message as _;
+
+/// What a request's `RequiredEndpointConditions` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Filter(Option<EndpointConditions>);
+
+impl Filter {
+    /// Conditions of which none is required are no filter.
+    pub(super) fn new(required: Option<EndpointConditions>) -> Self {
+        Self(required.filter(|required| *required != EndpointConditions::default()))
+    }
+
+    /// What an answer says was asked for.
+    pub(super) fn required(self) -> Option<EndpointConditions> {
+        self.0
+    }
+
+    /// An item as this caller gets it: the bytes that all callers share, where nothing is to be left out.
+    ///
+    /// # Errors
+    /// The bytes are no `NextItem`.
+    pub(super) fn apply(self, message: &[u8]) -> Result<Cow<'_, [u8]>, prost::DecodeError> {
+        let Some(required) = self.0 else { return Ok(Cow::Borrowed(message)) };
+        let mut item = NextItem::decode(message)?;
+        let Some(service) = &mut item.endpoints else { return Ok(Cow::Borrowed(message)) };
+        let all = service.endpoints.len();
+        service.endpoints.retain(|endpoint| meets(endpoint.conditions.unwrap_or_default(), required));
+        if service.endpoints.len() == all {
+            return Ok(Cow::Borrowed(message));
+        }
+        Ok(Cow::Owned(item.encode_to_vec()))
+    }
+}
+
+fn meets(has: EndpointConditions, required: EndpointConditions) -> bool {
+    let pairs = [
+        (has.ready, required.ready),
+        (has.selected, required.selected),
+        (has.local, required.local),
+        (has.serving, required.serving),
+        (has.terminating, required.terminating),
+    ];
+    pairs.iter().all(|(has, required)| *has || !required)
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_proto::localnetv1::{Endpoint, ServiceEndpoints};
+
+    use super::*;
+
+    fn conditions(bits: u8) -> EndpointConditions {
+        EndpointConditions {
+            ready: bits & 1 != 0,
+            selected: bits & 2 != 0,
+            local: bits & 4 != 0,
+            serving: bits & 8 != 0,
+            terminating: bits & 16 != 0,
+        }
+    }
+
+    /// A Service with one endpoint for each combination of conditions, named by it.
+    fn item() -> NextItem {
+        let endpoints = (0..32)
+            .map(|bits| Endpoint {
+                hostname: bits.to_string(),
+                conditions: Some(conditions(bits)),
+                ..Endpoint::default()
+            })
+            .collect();
+        let service = ServiceEndpoints { name: "a".into(), endpoints, ..ServiceEndpoints::default() };
+        NextItem { endpoints: Some(service), ..NextItem::default() }
+    }
+
+    #[test]
+    fn endpoints_stay_for_which_every_required_condition_is_true() {
+        let message = item().encode_to_vec();
+        for required in 0..32_u8 {
+            let filter = Filter::new(Some(conditions(required)));
+            let got = NextItem::decode(&*filter.apply(&message).expect("applies")).expect("decodes");
+            let service = got.endpoints.expect("a Service");
+            assert_eq!(service.name, "a");
+            let names: Vec<u8> =
+                service.endpoints.iter().map(|e| e.hostname.parse().expect("bits")).collect();
+            let expect: Vec<u8> = (0..32).filter(|bits| bits & required == required).collect();
+            assert_eq!(names, expect, "required {required:05b}");
+        }
+    }
+
+    #[test]
+    fn without_a_required_condition_the_shared_bytes_go_out() {
+        let message = item().encode_to_vec();
+        for required in [None, Some(EndpointConditions::default())] {
+            assert_eq!(Filter::new(required).required(), None);
+            assert!(matches!(Filter::new(required).apply(&message), Ok(Cow::Borrowed(_))));
+        }
+        let mut ready = item();
+        ready
+            .endpoints
+            .as_mut()
+            .expect("a Service")
+            .endpoints
+            .retain(|e| e.conditions.is_some_and(|c| c.ready));
+        let ready = ready.encode_to_vec();
+        assert!(matches!(Filter::new(Some(conditions(1))).apply(&ready), Ok(Cow::Borrowed(_))));
+    }
+
+    #[test]
+    fn an_endpoint_without_conditions_meets_none() {
+        let mut item = item();
+        let service = item.endpoints.as_mut().expect("a Service");
+        service.endpoints.truncate(1);
+        service.endpoints[0].conditions = None;
+        let message = item.encode_to_vec();
+        let left = Filter::new(Some(conditions(1))).apply(&message).expect("applies").into_owned();
+        assert!(NextItem::decode(&*left).expect("decodes").endpoints.expect("stays").endpoints.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_item_is_an_error_and_not_half_an_item() {
+        assert!(Filter::new(Some(conditions(1))).apply(b"\xff\xff\xff").is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! What the server counts.
+//!
+//! Owns: the metric families of the Endpoints API. In: increments. Out: a [`Registry`] for whoever encodes it. The only
+//! labels are the API and the kind of a batch.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+/// Label by API.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ApiLabel {
+    /// `Next` or `Watch`.
+    pub api: &'static str,
+}
+
+/// Label by API and kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StateLabel {
+    /// `Next` or `Watch`.
+    pub api: &'static str,
+    /// `full` or `delta`.
+    pub kind: &'static str,
+}
+
+/// Every family. Cheap to clone: the values are shared.
+#[derive(Debug, Clone)]
+pub struct ServerMetrics {
+    /// `keelson_endpoints_watchers`: calls that are served now, waiting ones included.
+    pub watchers: Family<ApiLabel, Gauge>,
+    /// `keelson_endpoints_items_sent_total`: messages handed to connections.
+    pub items: Family<ApiLabel, Counter>,
+    /// `keelson_endpoints_bytes_sent_total`: the same in bytes, with gRPC's five a message.
+    pub bytes: Family<ApiLabel, Counter>,
+    /// `keelson_endpoints_states_sent_total`: states that were handed over whole.
+    pub states: Family<StateLabel, Counter>,
+    /// `keelson_endpoints_resets_total`: callers that had a state and were sent everything, because what had changed
+    /// since was not known.
+    pub resets: Counter,
+    /// `keelson_endpoints_refused_total`: calls refused because there were `max_watchers`.
+    pub refused: Counter,
+    /// `keelson_endpoints_send_delay_seconds`: from the moment the server met a revision until a caller that was waiting
+    /// for it, or busy with an earlier one, had been handed all of it.
+    pub delay: Family<ApiLabel, Histogram, fn() -> Histogram>,
+}
+
+fn delay_buckets() -> Histogram {
+    // 0.1 ms to 26 s.
+    Histogram::new(exponential_buckets(0.0001, 4.0, 10))
+}
+
+impl Default for ServerMetrics {
+    fn default() -> Self {
+        Self {
+            watchers: Family::default(),
+            items: Family::default(),
+            bytes: Family::default(),
+            states: Family::default(),
+            resets: Counter::default(),
+            refused: Counter::default(),
+            delay: Family::new_with_constructor(delay_buckets),
+        }
+    }
+}
+
+impl ServerMetrics {
+    /// Enters every family into `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        let own = registry.sub_registry_with_prefix("keelson_endpoints");
+        own.register("watchers", "Callers that are served now, by API", self.watchers.clone());
+        own.register("items_sent", "Messages handed to callers' connections, by API", self.items.clone());
+        own.register("bytes_sent", "Bytes of these messages, by API", self.bytes.clone());
+        own.register("states_sent", "States handed over whole, by API and kind", self.states.clone());
+        own.register(
+            "resets",
+            "Callers with a state that were sent everything, because what had changed since was not known",
+            self.resets.clone(),
+        );
+        own.register(
+            "refused",
+            "Callers refused because there were endpoints.max_watchers already",
+            self.refused.clone(),
+        );
+        own.register_with_unit(
+            "send_delay",
+            "From a new revision to the moment a caller that follows had been handed all of it",
+            Unit::Seconds,
+            self.delay.clone(),
+        );
+    }
+}

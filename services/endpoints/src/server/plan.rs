@@ -1,0 +1,197 @@
+//! What a caller is to be sent next.
+//!
+//! Owns: [`Plan`], where a caller is and what it asked for. In: the newest state and what has changed lately. Out: the
+//! [`Batch`] that is due, or none while the caller has to wait. Pure.
+
+use std::sync::Arc;
+
+use keelson_actors::endpoints::{Freshness, History, Published};
+use keelson_proto::{
+    endpoints::{Reset, Sync, WatchItem, WatchRequest, watch_item},
+    localnetv1::{NextFilter, NextItem, NodeInfo},
+};
+use prost::Message as _;
+
+use super::{
+    batch::{Batch, Extent},
+    filter::Filter,
+};
+
+/// A revision of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) instance_id: u64,
+    pub(super) rev: u64,
+}
+
+impl Position {
+    pub(super) fn of(state: &Published) -> Self {
+        Self { instance_id: state.instance_id, rev: state.rev }
+    }
+
+    /// As a caller says it: 0 is no instance.
+    fn asked(instance_id: u64, rev: u64) -> Option<Self> {
+        (instance_id != 0).then_some(Self { instance_id, rev })
+    }
+}
+
+/// A call of either API.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// `localnetv1.Endpoints/Next`.
+    Next(NextPlan),
+    /// `keelson.endpoints.v1.Endpoints/Watch`.
+    Watch(WatchPlan),
+}
+
+impl Plan {
+    /// For a call of Next.
+    pub(super) fn next(request: &NextFilter) -> Self {
+        Self::Next(NextPlan {
+            has: Position::asked(request.instance_id, request.rev),
+            filter: Filter::new(request.required_endpoint_conditions),
+            answered: false,
+        })
+    }
+
+    /// For a call of Watch.
+    pub(super) fn watch(request: &WatchRequest) -> Self {
+        Self::Watch(WatchPlan {
+            at: Position::asked(request.instance_id, request.rev),
+            filter: Filter::new(request.required_endpoint_conditions),
+            told: None,
+        })
+    }
+
+    /// Which endpoints the caller wants.
+    pub(super) fn filter(&self) -> Filter {
+        match self {
+            Self::Next(next) => next.filter,
+            Self::Watch(watch) => watch.filter,
+        }
+    }
+
+    /// Where the caller is, as far as it said or was told.
+    pub(super) fn position(&self) -> Option<Position> {
+        match self {
+            Self::Next(next) => next.has,
+            Self::Watch(watch) => watch.at,
+        }
+    }
+
+    /// Nothing is due any more: the call ends well.
+    pub(super) fn done(&self) -> bool {
+        matches!(self, Self::Next(NextPlan { answered: true, .. }))
+    }
+
+    /// What is due when `state` is the newest. The plan takes for granted that a batch is sent whole before it is
+    /// asked again.
+    pub(super) fn due(&mut self, state: &Arc<Published>, history: &History) -> Option<Batch> {
+        match self {
+            Self::Next(next) => next.due(state),
+            Self::Watch(watch) => watch.due(state, history),
+        }
+    }
+}
+
+/// See [`Plan::Next`].
+#[derive(Debug)]
+pub(super) struct NextPlan {
+    has: Option<Position>,
+    filter: Filter,
+    answered: bool,
+}
+
+impl NextPlan {
+    fn due(&mut self, state: &Arc<Published>) -> Option<Batch> {
+        let newest = Position::of(state);
+        if self.answered || self.has == Some(newest) {
+            return None;
+        }
+        self.answered = true;
+        self.has = Some(newest);
+        let (stale, stale_reason) = staleness(&state.freshness);
+        let next = NextFilter {
+            instance_id: state.instance_id,
+            rev: state.rev,
+            required_endpoint_conditions: self.filter.required(),
+            stale,
+            stale_reason: stale_reason.to_owned(),
+            triggered_unix_ms: state.triggered_unix_ms.unwrap_or(0),
+        };
+        let node = Some(NodeInfo::clone(&state.node));
+        let first = NextItem { next: Some(next), endpoints: None, node };
+        Some(Batch::full(state.clone(), Extent::Full, vec![first.encode_to_vec()], None))
+    }
+}
+
+/// See [`Plan::Watch`].
+#[derive(Debug)]
+pub(super) struct WatchPlan {
+    /// The state that the caller has, from its request or from the last Sync.
+    at: Option<Position>,
+    filter: Filter,
+    /// The last Sync of this call.
+    told: Option<Told>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    position: Position,
+    /// Why it was stale; none: it was not.
+    stale: Option<Arc<str>>,
+}
+
+impl WatchPlan {
+    fn due(&mut self, state: &Arc<Published>, history: &History) -> Option<Batch> {
+        let position = Position::of(state);
+        let stale = match &state.freshness {
+            Freshness::Current => None,
+            Freshness::Stale { reason, .. } => Some(reason.clone()),
+        };
+        let telling = Told { position, stale };
+        if self.told.as_ref() == Some(&telling) {
+            return None;
+        }
+        let known = self.at.filter(|at| at.instance_id == state.instance_id);
+        let changes = known.and_then(|at| history.between(at.instance_id, at.rev, state.rev));
+        let moved = changes.is_none() || self.at != Some(position);
+        let sync = sync(state, moved);
+        let node = || WatchItem { item: Some(watch_item::Item::Node(NodeInfo::clone(&state.node))) };
+        let batch = match changes {
+            Some(changes) => {
+                let first = changes.node.then(|| node().encode_to_vec()).into_iter().collect();
+                Batch::delta(state.clone(), first, changes, Some(sync))
+            }
+            None => {
+                let reset = WatchItem { item: Some(watch_item::Item::Reset(Reset {})) };
+                let first = vec![reset.encode_to_vec(), node().encode_to_vec()];
+                let extent = if self.at.is_some() { Extent::Reset } else { Extent::Full };
+                Batch::full(state.clone(), extent, first, Some(sync))
+            }
+        };
+        self.at = Some(position);
+        self.told = Some(telling);
+        Some(batch)
+    }
+}
+
+/// The Sync that ends a batch. What triggered a revision is said once, with the batch that leads to it.
+fn sync(state: &Published, moved: bool) -> Vec<u8> {
+    let (stale, stale_reason) = staleness(&state.freshness);
+    let sync = Sync {
+        instance_id: state.instance_id,
+        rev: state.rev,
+        stale,
+        stale_reason: stale_reason.to_owned(),
+        triggered_unix_ms: state.triggered_unix_ms.filter(|_| moved).unwrap_or(0),
+    };
+    WatchItem { item: Some(watch_item::Item::Sync(sync)) }.encode_to_vec()
+}
+
+fn staleness(freshness: &Freshness) -> (bool, &str) {
+    match freshness {
+        Freshness::Current => (false, ""),
+        Freshness::Stale { reason, .. } => (true, reason),
+    }
+}

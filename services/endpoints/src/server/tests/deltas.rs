@@ -1,0 +1,177 @@
+//! `keelson.endpoints.v1.Endpoints/Watch`.
+
+use super::*;
+
+async fn open(server: &Running, request: WatchRequest) -> Streaming<WatchItem> {
+    server.watch().await.watch(request).await.expect("is taken").into_inner()
+}
+
+#[tokio::test]
+async fn a_new_caller_gets_reset_node_everything_sync_and_then_only_differences() {
+    let mut source = Source::new(7);
+    source.revision(
+        &[("a", Some(service("a", &["r1"]))), ("b", Some(service("b", &["r1"])))],
+        Some(node("n1")),
+    );
+    let server = Running::start(&source).await;
+    let mut stream = open(&server, from((0, 0))).await;
+    let mut reader = Reader::default();
+    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(seen, ["reset", "node", "+ns/a", "+ns/b"]);
+    assert_eq!(sync, Sync { instance_id: 7, rev: 1, triggered_unix_ms: 1000, ..Sync::default() });
+    assert_eq!(reader.draft, source.model);
+
+    source.change(&[("a", Some(service("a", &["r1", "r2"]))), ("b", None)]);
+    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(seen, ["+ns/a", "-ns/b"]);
+    assert_eq!((sync.instance_id, sync.rev, sync.triggered_unix_ms), (7, 2, 2000));
+    assert_eq!(reader.draft, source.model);
+
+    source.revision(&[], Some(node("n1 in zone b")));
+    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!((seen, sync.rev), (vec!["node".to_owned()], 3));
+    assert_eq!(reader.draft, source.model);
+    still_waits(&mut stream).await;
+}
+
+#[tokio::test]
+async fn nothing_is_sent_before_there_is_a_state() {
+    let mut source = Source::new(7);
+    let server = Running::start(&source).await;
+    let mut stream = open(&server, from((0, 0))).await;
+    server.served(1).await;
+    still_waits(&mut stream).await;
+    source.set(service("a", &[]));
+    let mut reader = Reader::default();
+    reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(reader.draft, source.model);
+}
+
+#[tokio::test]
+async fn who_comes_back_gets_what_has_changed_since() {
+    let mut source = Source::new(7);
+    source.revision(&[("a", Some(service("a", &[]))), ("b", Some(service("b", &[])))], Some(node("n1")));
+    source.set(service("c", &[]));
+    source.change(&[("b", None), ("a", Some(service("a", &["r1"])))]);
+    source.revision(&[], Some(node("n2")));
+    let server = Running::start(&source).await;
+    for (known, expect) in [
+        ((7, 4), vec![]),
+        ((7, 3), vec!["node"]),
+        ((7, 2), vec!["node", "+ns/a", "-ns/b"]),
+        ((7, 1), vec!["node", "+ns/a", "-ns/b", "+ns/c"]),
+        // Of all that ever was, also deletions of what the caller never knew.
+        ((7, 0), vec!["node", "+ns/a", "-ns/b", "+ns/c"]),
+        // Not known: another instance, none, the future.
+        ((8, 4), vec!["reset", "node", "+ns/a", "+ns/c"]),
+        ((0, 4), vec!["reset", "node", "+ns/a", "+ns/c"]),
+        ((7, 5), vec!["reset", "node", "+ns/a", "+ns/c"]),
+        ((7, u64::MAX), vec!["reset", "node", "+ns/a", "+ns/c"]),
+    ] {
+        let (sync, seen) =
+            Reader::default().sync(&mut open(&server, from(known)).await).await.expect("syncs");
+        assert_eq!(seen, expect, "{known:?}");
+        assert_eq!((sync.instance_id, sync.rev), (7, 4));
+        assert_eq!(
+            sync.triggered_unix_ms,
+            if known == (7, 4) { 0 } else { 4000 },
+            "said with what it led to"
+        );
+    }
+    assert_eq!(server.metrics.resets.get(), 3, "but the caller that knew nothing");
+}
+
+#[tokio::test]
+async fn a_history_that_is_too_short_means_reset() {
+    let mut source = Source::with_history(7, History::new(2, 100));
+    for n in 1..=5 {
+        source.set(service(&format!("s{n}"), &[]));
+    }
+    let server = Running::start(&source).await;
+    let (_, seen) = Reader::default().sync(&mut open(&server, from((7, 3))).await).await.expect("syncs");
+    assert_eq!(seen, ["+ns/s4", "+ns/s5"]);
+    let (_, seen) = Reader::default().sync(&mut open(&server, from((7, 2))).await).await.expect("syncs");
+    assert_eq!(seen, ["reset", "node", "+ns/s1", "+ns/s2", "+ns/s3", "+ns/s4", "+ns/s5"]);
+}
+
+#[tokio::test]
+async fn a_change_of_freshness_alone_is_a_sync_alone() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let server = Running::start(&source).await;
+    let mut stream = open(&server, from((0, 0))).await;
+    let mut reader = Reader::default();
+    reader.sync(&mut stream).await.expect("syncs");
+    for reason in [Some("no API server"), Some("no rights"), None] {
+        source.freshness(reason);
+        let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+        assert!(seen.is_empty(), "{seen:?}");
+        let stale_reason = reason.unwrap_or_default().to_owned();
+        let expect =
+            Sync { instance_id: 7, rev: 1, stale: reason.is_some(), stale_reason, triggered_unix_ms: 0 };
+        assert_eq!(sync, expect);
+    }
+    // The same again is nothing new.
+    source.publish();
+    still_waits(&mut stream).await;
+}
+
+#[tokio::test]
+async fn another_instance_in_the_middle_of_a_stream_is_a_reset() {
+    let mut source = Source::new(7);
+    source.revision(&[("a", Some(service("a", &[])))], Some(node("n1")));
+    let server = Running::start(&source).await;
+    let mut stream = open(&server, from((0, 0))).await;
+    let mut reader = Reader::default();
+    reader.sync(&mut stream).await.expect("syncs");
+    source.new_instance(8);
+    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(seen, ["reset", "node", "+ns/a"]);
+    assert_eq!((sync.instance_id, sync.rev), (8, 1));
+    assert_eq!(reader.draft, source.model);
+    source.set(service("b", &[]));
+    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!((seen, sync.rev), (vec!["+ns/b".to_owned()], 2));
+}
+
+#[tokio::test]
+async fn a_slow_caller_misses_states_in_between_and_no_change() {
+    let mut source = Source::new(7);
+    let names: Vec<String> = (0..100).map(|n| format!("s{n:03}")).collect();
+    source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 20_000)))).collect::<Vec<_>>());
+    let first = source.model.clone();
+    let server = Running::start(&source).await;
+    // Two megabytes do not fit the window, so the first state is not sent whole before the others are published.
+    let mut client = WatchClient::new(channel(server.socket(), Some(65_535)).await);
+    let mut stream = client.watch(from((0, 0))).await.expect("is taken").into_inner();
+    let opening = stream.message().await.expect("comes").expect("an item");
+    for rev in 2..=60 {
+        let name = format!("s{:03}", rev % 7);
+        source.change(&[(&name, Some(service(&name, &[&format!("r{rev}")])))]);
+    }
+    source.change(&[("s050", None)]);
+    let mut reader = Reader::default();
+    assert_eq!(reader.take(opening), None);
+    let (sync, _) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(sync.rev, 1);
+    assert!(reader.draft == first, "a mixture");
+    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(sync.rev, 61, "the newest, and none of those between");
+    assert_eq!(seen.len(), 8, "{seen:?}");
+    assert!(reader.draft == source.model);
+}
+
+#[tokio::test]
+async fn conditions_hold_for_the_first_state_and_for_changes() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1", "x"]));
+    let server = Running::start(&source).await;
+    let request = WatchRequest { required_endpoint_conditions: only_ready(), ..WatchRequest::default() };
+    let mut stream = open(&server, request).await;
+    let mut reader = Reader::default();
+    reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(reader.draft.services["ns/a"], service("a", &["r1"]));
+    source.set(service("a", &["y", "x"]));
+    reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(reader.draft.services["ns/a"], service("a", &[]), "a Service stays without endpoints");
+}

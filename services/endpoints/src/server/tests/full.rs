@@ -1,0 +1,183 @@
+//! `localnetv1.Endpoints/Next`.
+
+use super::*;
+
+#[tokio::test]
+async fn nothing_is_sent_before_there_is_a_state_and_then_it_is() {
+    let mut source = Source::new(7);
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    let mut waiting = client.next(has((0, 0))).await.expect("is taken").into_inner();
+    let mut knowing = client.next(has((7, 3))).await.expect("is taken").into_inner();
+    server.served(2).await;
+    still_waits(&mut waiting).await;
+    still_waits(&mut knowing).await;
+    source.set(service("a", &["r1"]));
+    for stream in [&mut waiting, &mut knowing] {
+        let (next, state) = whole(stream).await.expect("a state");
+        assert_eq!((next.instance_id, next.rev), (7, 1));
+        assert_eq!(state, source.model);
+    }
+}
+
+#[tokio::test]
+async fn a_full_state_is_next_with_the_node_then_every_service_in_order_then_the_end() {
+    let mut source = Source::new(7);
+    source.revision(
+        &[
+            ("b", Some(service("b", &["r1"]))),
+            ("a", Some(service("a", &[]))),
+            ("c", Some(service("c", &["x"]))),
+        ],
+        Some(node("n1")),
+    );
+    let server = Running::start(&source).await;
+    let mut over_tcp = NextClient::connect_tcp(server.tcp).await;
+    for client in [&mut server.next().await, &mut over_tcp] {
+        let (next, state) = next(client, has((0, 0))).await.expect("a state");
+        assert_eq!(
+            next,
+            NextFilter { instance_id: 7, rev: 1, triggered_unix_ms: 1000, ..Default::default() }
+        );
+        assert_eq!(state, source.model);
+        assert_eq!(state.services.len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn who_is_up_to_date_waits_and_whoever_is_not_gets_the_newest_at_once() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    source.set(service("b", &["r1"]));
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    // Nothing known, older, of another instance, newer than there is, and a Rev of no instance.
+    for known in [(0, 0), (7, 1), (7, 0), (8, 2), (7, 3), (7, u64::MAX), (0, 2)] {
+        let (next, state) = next(&mut client, has(known)).await.expect("a state");
+        assert_eq!((next.instance_id, next.rev), (7, 2), "{known:?}");
+        assert_eq!(state, source.model);
+    }
+    let mut waiting = client.next(has((7, 2))).await.expect("is taken").into_inner();
+    server.served(1).await;
+    still_waits(&mut waiting).await;
+    source.change(&[("a", None)]);
+    let (next, state) = whole(&mut waiting).await.expect("a state");
+    assert_eq!((next.instance_id, next.rev), (7, 3));
+    assert_eq!(state, source.model);
+    assert!(!state.services.contains_key("ns/a"));
+}
+
+#[tokio::test]
+async fn a_waiting_caller_is_told_of_a_new_instance() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    let mut waiting = server.next().await.next(has((7, 1))).await.expect("is taken").into_inner();
+    server.served(1).await;
+    still_waits(&mut waiting).await;
+    source.new_instance(9);
+    let (next, state) = whole(&mut waiting).await.expect("a state");
+    assert_eq!((next.instance_id, next.rev), (9, 1));
+    assert_eq!(state, source.model);
+}
+
+#[tokio::test]
+async fn staleness_marks_answers_and_wakes_nobody() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    let mut waiting = client.next(has((7, 1))).await.expect("is taken").into_inner();
+    server.served(1).await;
+    source.freshness(Some("the API server cannot be reached"));
+    still_waits(&mut waiting).await;
+    let (answer, _) = next(&mut client, has((0, 0))).await.expect("a state");
+    assert!(answer.stale);
+    assert_eq!(answer.stale_reason, "the API server cannot be reached");
+    source.freshness(None);
+    still_waits(&mut waiting).await;
+    let (answer, _) = next(&mut client, has((0, 0))).await.expect("a state");
+    assert_eq!((answer.stale, answer.stale_reason.as_str()), (false, ""));
+}
+
+#[tokio::test]
+async fn only_endpoints_that_meet_the_conditions_come_and_every_service() {
+    let mut source = Source::new(7);
+    source.change(&[("a", Some(service("a", &["r1", "x", "r2"]))), ("b", Some(service("b", &["x"])))]);
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    let asked = NextFilter { required_endpoint_conditions: only_ready(), ..NextFilter::default() };
+    let (answer, state) = next(&mut client, asked).await.expect("a state");
+    assert_eq!(state.services["ns/a"], service("a", &["r1", "r2"]));
+    assert_eq!(state.services["ns/b"], service("b", &[]));
+    assert_eq!(answer.required_endpoint_conditions, only_ready(), "an answer is what to ask for next");
+    // Required conditions that are all false require nothing.
+    let asked =
+        NextFilter { required_endpoint_conditions: Some(Default::default()), ..NextFilter::default() };
+    assert_eq!(next(&mut client, asked).await.expect("a state").1, source.model);
+    // The answer, sent back as it is, waits.
+    let mut waiting = client.next(answer).await.expect("is taken").into_inner();
+    still_waits(&mut waiting).await;
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_wait_on_the_servers_side() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let server = Running::start(&source).await;
+    let mut request = tonic::Request::new(has((7, 1)));
+    request.set_timeout(Duration::from_millis(20));
+    let mut stream = server.next().await.next(request).await.expect("is taken").into_inner();
+    ends_with(stream.message().await, Code::DeadlineExceeded, "");
+    server.served(0).await;
+}
+
+#[tokio::test]
+async fn who_leaves_gives_its_place_back() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    let waiting = client.next(has((7, 1))).await.expect("is taken").into_inner();
+    server.served(1).await;
+    drop(waiting);
+    server.served(0).await;
+}
+
+#[tokio::test]
+async fn an_answer_is_one_snapshot_whatever_is_published_meanwhile() {
+    let mut source = Source::new(7);
+    let names: Vec<String> = (0..100).map(|n| format!("s{n:03}")).collect();
+    let all = |size| names.iter().map(|name| (name.as_str(), Some(large(name, size)))).collect::<Vec<_>>();
+    source.change(&all(20_000));
+    let first = source.model.clone();
+    let server = Running::start(&source).await;
+    // Two megabytes do not fit the window: most of it is not read from the snapshot yet.
+    let mut client = NextClient::new(channel(server.socket(), Some(65_535)).await);
+    let mut stream = client.next(has((0, 0))).await.expect("is taken").into_inner();
+    let opening = stream.message().await.expect("comes").expect("an item");
+    assert_eq!(opening.next.map(|next| next.rev), Some(1));
+    source.change(&all(10));
+    source.change(&names.iter().map(|name| (name.as_str(), None)).collect::<Vec<_>>());
+    let mut got = BTreeMap::new();
+    while let Some(item) = stream.message().await.expect("comes") {
+        let service = item.endpoints.expect("a Service");
+        got.insert(format!("ns/{}", service.name), service);
+    }
+    assert!(got == first.services, "a mixture");
+    let (_, last) = next(&mut client, has((7, 1))).await.expect("a state");
+    assert_eq!(last, source.model);
+    assert!(last.services.is_empty());
+}
+
+trait ConnectTcp {
+    async fn connect_tcp(address: std::net::SocketAddr) -> Self;
+}
+
+impl ConnectTcp for NextClient<Channel> {
+    async fn connect_tcp(address: std::net::SocketAddr) -> Self {
+        let endpoint =
+            tonic::transport::Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        Self::new(endpoint.connect().await.expect("connects"))
+    }
+}

@@ -1,0 +1,235 @@
+//! How many there may be, who they are, and how it ends.
+
+use super::*;
+use crate::server::EndpointsThread;
+
+#[tokio::test]
+async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let server = Running::with_most(&source, 2).await;
+    let (mut nexts, mut watches) = (server.next().await, server.watch().await);
+    let waiting = nexts.next(has((7, 1))).await.expect("is taken");
+    let _watching = watches.watch(from((7, 1))).await.expect("is taken");
+    ends_with(nexts.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
+    ends_with(watches.watch(from((0, 0))).await, Code::ResourceExhausted, "2 callers");
+    assert_eq!(server.metrics.refused.get(), 2);
+    drop(waiting);
+    server.served(1).await;
+    next(&mut nexts, has((0, 0))).await.expect("there is room again");
+}
+
+#[tokio::test]
+async fn five_hundred_callers_at_once_all_get_every_state() {
+    let mut source = Source::new(7);
+    source.change(&[("a", Some(large("a", 5000))), ("b", Some(service("b", &["r1"])))]);
+    let server = Running::start(&source).await;
+    let mut streams = Vec::new();
+    for n in 0..500 {
+        // Every fifth on a connection of its own with the next four.
+        if n % 5 == 0 {
+            streams.push((server.watch().await, Vec::new()));
+        }
+        let (client, of) = streams.last_mut().expect("a connection");
+        of.push((client.watch(from((0, 0))).await.expect("is taken").into_inner(), Reader::default()));
+    }
+    server.served(500).await;
+    for round in 1..=3 {
+        for (_, of) in &mut streams {
+            for (stream, reader) in of {
+                let (sync, _) = reader.sync(stream).await.expect("syncs");
+                assert_eq!(sync.rev, round);
+                assert_eq!(reader.draft, source.model);
+            }
+        }
+        source.set(service("b", &[&format!("r{round}")]));
+    }
+    drop(streams);
+    server.served(0).await;
+}
+
+#[tokio::test]
+async fn the_list_says_who_follows_from_where_and_how_far_behind() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    let mut watching = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    Reader::default().sync(&mut watching).await.expect("syncs");
+    let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", server.tcp)).expect("an address");
+    let mut over_tcp = NextClient::new(tcp.connect().await.expect("connects"));
+    let _waiting = over_tcp.next(has((7, 1))).await.expect("is taken");
+    let mut stranger = server.next().await;
+    server.served(2).await;
+
+    let list = server.watchers.list();
+    let [watch, next] = &list[..] else { panic!("{list:?}") };
+    assert!(watch.id < next.id && watch.since_unix_ms > 0);
+    assert!(watch.peer.starts_with(&format!("pid {} (", std::process::id())), "{}", watch.peer);
+    assert_eq!((watch.api.as_str(), watch.listener.as_str()), ("Watch", "unix://endpoints.sock"));
+    assert_eq!((watch.rev, watch.behind, watch.items), (1, 0, 4));
+    assert!(watch.bytes > 0);
+    assert!(next.peer.starts_with("127.0.0.1:"), "{}", next.peer);
+    assert_eq!((next.api.as_str(), &next.listener), ("Next", &format!("tcp://{}", server.tcp)));
+    assert_eq!((next.rev, next.behind, next.items, next.bytes), (1, 0, 0, 0));
+
+    // Published without anybody having had the time to look.
+    source.newest.rev = 5;
+    source.publish();
+    assert_eq!(server.watchers.list()[0].behind, 4);
+    // What it has is of an instance that is not served any more.
+    source.newest.instance_id = 9;
+    source.publish();
+    let list = server.watchers.list();
+    assert_eq!((list[0].rev, list[0].behind), (0, 5));
+    super::next(&mut stranger, has((0, 0))).await.expect("a state");
+}
+
+#[tokio::test]
+async fn what_is_sent_is_counted() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    next(&mut server.next().await, has((0, 0))).await.expect("a state");
+    let mut stream = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    let mut reader = Reader::default();
+    reader.sync(&mut stream).await.expect("syncs");
+    source.set(service("b", &[]));
+    reader.sync(&mut stream).await.expect("syncs");
+    source.new_instance(8);
+    reader.sync(&mut stream).await.expect("syncs");
+    server.served(1).await;
+    let mut registry = prometheus_client::registry::Registry::default();
+    server.metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+    let bytes = server.watchers.list()[0].bytes;
+    for line in [
+        "keelson_endpoints_watchers{api=\"Next\"} 0",
+        "keelson_endpoints_watchers{api=\"Watch\"} 1",
+        "keelson_endpoints_items_sent_total{api=\"Next\"} 2",
+        // Reset, node, a, Sync; b, Sync; Reset, node, a, b, Sync.
+        "keelson_endpoints_items_sent_total{api=\"Watch\"} 11",
+        &format!("keelson_endpoints_bytes_sent_total{{api=\"Watch\"}} {bytes}"),
+        "keelson_endpoints_states_sent_total{api=\"Next\",kind=\"full\"} 1",
+        "keelson_endpoints_states_sent_total{api=\"Watch\",kind=\"full\"} 2",
+        "keelson_endpoints_states_sent_total{api=\"Watch\",kind=\"delta\"} 1",
+        "keelson_endpoints_resets_total 1",
+        "keelson_endpoints_refused_total 0",
+        // The first state of a call was there before it.
+        "keelson_endpoints_send_delay_seconds_count{api=\"Watch\"} 2",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn at_the_end_calls_get_unavailable_and_nobody_is_taken_any_more() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let mut server = Running::start(&source).await;
+    let mut waiting = server.next().await.next(has((7, 1))).await.expect("is taken").into_inner();
+    let mut watching = server.watch().await.watch(from((7, 1))).await.expect("is taken").into_inner();
+    Reader::default().sync(&mut watching).await.expect("syncs");
+    server.served(2).await;
+    server.stop();
+    ends_with(waiting.message().await, Code::Unavailable, "the agent is stopping");
+    ends_with(watching.message().await, Code::Unavailable, "the agent is stopping");
+    (&mut server.serving).await.expect("ends");
+    assert_eq!(server.watchers.count().0, 0);
+    UnixStream::connect(server.socket()).await.expect_err("nobody listens");
+}
+
+#[tokio::test]
+async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    let mut waiting = client.next(has((7, 1))).await.expect("is taken").into_inner();
+    server.served(1).await;
+    drop(source);
+    ends_with(waiting.message().await, Code::Unavailable, "stopping");
+    let (answer, _) = next(&mut client, has((0, 0))).await.expect("what was last known");
+    assert_eq!(answer.rev, 1);
+}
+
+#[tokio::test]
+async fn on_a_thread_of_its_own_it_serves_and_stops() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let folder = tempfile::tempdir().expect("a folder");
+    let (listeners, _, _file) = listeners(&folder).await;
+    let server =
+        EndpointsServer::new(source.feed(), ServerSettings { max_watchers: 10, deltas: true }, ServerMetrics::default());
+    let watchers = server.watchers().clone();
+    let thread: EndpointsThread = server.start(listeners).expect("starts");
+    let socket = folder.path().join("endpoints.sock");
+    let mut stream = WatchClient::new(channel(socket.clone(), None).await)
+        .watch(from((0, 0)))
+        .await
+        .expect("is taken")
+        .into_inner();
+    let mut reader = Reader::default();
+    reader.sync(&mut stream).await.expect("syncs");
+    source.set(service("b", &[]));
+    reader.sync(&mut stream).await.expect("syncs");
+    assert_eq!(reader.draft, source.model);
+    assert_eq!(watchers.count(), (1, 10));
+    thread.stop(Duration::from_secs(60)).await;
+    ends_with(stream.message().await, Code::Unavailable, "the agent is stopping");
+    UnixStream::connect(socket).await.expect_err("nobody listens");
+    assert_eq!(watchers.count(), (0, 10));
+}
+
+#[tokio::test]
+async fn reflection_names_what_is_served_and_health_follows_the_feed() {
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+    use tonic_reflection::pb::v1::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    let mut source = Source::new(7);
+    let server = Running::start(&source).await;
+    let ask = |message_request| ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(message_request),
+    };
+    let questions = futures_util::stream::iter([
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol("keelson.endpoints.v1.Endpoints".into())),
+        ask(MessageRequest::FileContainingSymbol("localnetv1.NextFilter".into())),
+    ]);
+    let mut reflection = ServerReflectionClient::new(server.channel().await);
+    let mut answers = reflection.server_reflection_info(questions).await.expect("is taken").into_inner();
+    let mut answer = async || answers.message().await.expect("comes").and_then(|a| a.message_response);
+    let Some(MessageResponse::ListServicesResponse(list)) = answer().await else { panic!("no list") };
+    let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
+    for name in ["localnetv1.Endpoints", "keelson.endpoints.v1.Endpoints", "grpc.health.v1.Health"] {
+        assert!(names.iter().any(|have| have == name), "{name} in {names:?}");
+    }
+    assert!(!names.iter().any(|name| name.contains("runtime.v1")), "{names:?}");
+    for _ in 0..2 {
+        assert!(matches!(answer().await, Some(MessageResponse::FileDescriptorResponse(_))));
+    }
+
+    let mut health = HealthClient::new(server.channel().await);
+    let mut status = async |service: &str| {
+        let request = HealthCheckRequest { service: service.into() };
+        health.check(request).await.expect("is known").into_inner().status().as_str_name().to_owned()
+    };
+    for name in ["", "localnetv1.Endpoints", "keelson.endpoints.v1.Endpoints"] {
+        assert_eq!(status(name).await, "NOT_SERVING", "{name}");
+    }
+    source.set(service("a", &[]));
+    for name in ["", "localnetv1.Endpoints", "keelson.endpoints.v1.Endpoints"] {
+        let mut known = status(name).await;
+        for _ in 0..20_000 {
+            if known == "SERVING" {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            known = status(name).await;
+        }
+        assert_eq!(known, "SERVING", "{name}");
+    }
+}

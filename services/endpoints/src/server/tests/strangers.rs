@@ -1,0 +1,233 @@
+//! Callers that are broken, stuck, or something else entirely. None of them may harm the others.
+
+use keelson_cri::front::grpc;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::*;
+
+const NEXT: &str = "/localnetv1.Endpoints/Next";
+const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
+/// Longer than it takes to find out that a peer is gone.
+const LONG: Duration = Duration::from_secs(120);
+
+async fn one_service() -> (Source, Running) {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    (source, server)
+}
+
+/// Everything until the server closes the connection.
+async fn to_the_end(stream: &mut UnixStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    // A reset after the answer is an end as well.
+    let _ = stream.read_to_end(&mut all).await;
+    all
+}
+
+async fn serves(server: &Running, source: &Source) {
+    assert_eq!(next(&mut server.next().await, has((0, 0))).await.expect("a state").1, source.model);
+}
+
+#[tokio::test]
+async fn who_speaks_http1_is_told_so() {
+    let (source, server) = one_service().await;
+    for request in
+        ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "POST /localnetv1.Endpoints/Next HTTP/1.1\r\n", "PUT"]
+    {
+        let mut stream = server.raw().await;
+        stream.write_all(request.as_bytes()).await.expect("writes");
+        let answer = String::from_utf8(to_the_end(&mut stream).await).expect("text");
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{request:?}: {answer:?}");
+        assert!(answer.contains("gRPC over HTTP/2"), "{answer:?}");
+    }
+    serves(&server, &source).await;
+}
+
+#[tokio::test]
+async fn garbage_ends_its_own_connection_only() {
+    let (source, server) = one_service().await;
+    let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    let mut reader = Reader::default();
+    reader.sync(&mut good).await.expect("syncs");
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    for garbage in [
+        b"\x00\x01\x02\x03".to_vec(),
+        vec![0xff; 100_000],
+        // A frame that is larger than any that was allowed.
+        [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1], &[0; 5000]].concat(),
+        // Frames before SETTINGS, and nonsense after.
+        [&preface[..], &[0, 0, 4, 0xee, 0xee, 0xff, 0xff, 0xff, 0xff], &[0xaa; 5000]].concat(),
+    ] {
+        let mut stream = server.raw().await;
+        // It may be closed before all is written.
+        let _ = stream.write_all(&garbage).await;
+        let answer = to_the_end(&mut stream).await;
+        assert!(answer.len() < 1000, "{} bytes", answer.len());
+    }
+    let mut source = source;
+    source.set(service("b", &[]));
+    reader.sync(&mut good).await.expect("syncs");
+    assert_eq!(reader.draft, source.model);
+    assert_eq!(server.watchers.count().0, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_is_not_waited_for() {
+    let (source, server) = one_service().await;
+    let mut silent = server.raw().await;
+    let mut half = server.raw().await;
+    half.write_all(b"PRI * HTT").await.expect("writes");
+    for stream in [&mut silent, &mut half] {
+        let ended = tokio::time::timeout(LONG, to_the_end(stream)).await;
+        assert_eq!(ended.expect("is closed"), b"");
+    }
+    serves(&server, &source).await;
+}
+
+/// An HTTP/2 connection whose client can stop reading it without closing it.
+struct Raw {
+    send: h2::client::SendRequest<Bytes>,
+    halt: oneshot::Sender<()>,
+    driver: JoinHandle<Held>,
+}
+
+/// Open, and that is all.
+struct Held(#[allow(dead_code)] h2::client::Connection<UnixStream, Bytes>);
+
+impl Raw {
+    async fn connect(server: &Running) -> Self {
+        // A window that is never the limit: what is not read stays in the socket and in the server.
+        let (send, mut connection) = h2::client::Builder::new()
+            .initial_window_size(1 << 30)
+            .initial_connection_window_size(1 << 30)
+            .handshake(server.raw().await)
+            .await
+            .expect("shakes hands");
+        let (halt, halted) = oneshot::channel();
+        let driver = tokio::spawn(async move {
+            tokio::select! {
+                _ = &mut connection => {}
+                _ = halted => {}
+            }
+            Held(connection)
+        });
+        Self { send: send.ready().await.expect("ready"), halt, driver }
+    }
+
+    /// Nothing is read or answered any more, and nothing closed.
+    async fn stick(self) -> Held {
+        self.halt.send(()).expect("runs");
+        self.driver.await.expect("halts")
+    }
+
+    /// A call whose request is whole; its response has begun.
+    async fn call(&mut self, path: &str, message: &[u8]) -> http::Response<h2::RecvStream> {
+        let (response, mut sending) = self.send.send_request(request(path), false).expect("sends");
+        sending.send_data(grpc::frame(message), true).expect("sends");
+        response.await.expect("answers")
+    }
+}
+
+fn request(path: &str) -> http::Request<()> {
+    let uri = format!("http://localhost{path}");
+    http::Request::post(uri).header("content-type", "application/grpc").body(()).expect("a request")
+}
+
+/// What comes of one call with this body: the gRPC status.
+async fn status_of(server: &Running, path: &str, body: Bytes) -> i32 {
+    let mut raw = Raw::connect(server).await;
+    let (response, mut sending) = raw.send.send_request(request(path), false).expect("sends");
+    sending.send_data(body, true).expect("sends");
+    let response = response.await.expect("answers");
+    if let Some(code) = grpc::code_of(response.headers()) {
+        return code;
+    }
+    let mut body = response.into_body();
+    while let Some(data) = body.data().await {
+        body.flow_control().release_capacity(data.expect("data").len()).expect("releases");
+    }
+    grpc::code_of(&body.trailers().await.expect("trailers").expect("a status")).expect("a status")
+}
+
+#[tokio::test]
+async fn requests_that_are_none_are_refused_by_name() {
+    let (source, server) = one_service().await;
+    let huge = |length: usize| {
+        let filter = NextFilter { stale_reason: "x".repeat(length), ..NextFilter::default() };
+        grpc::frame(&filter.encode_to_vec())
+    };
+    for (what, path, body, code) in [
+        ("garbage", NEXT, grpc::frame(b"\xff\xff\xff\xff"), Code::InvalidArgument),
+        ("garbage", WATCH, grpc::frame(b"\x1a\xff"), Code::InvalidArgument),
+        ("another type in the filter's field", NEXT, grpc::frame(b"\x18\x01"), Code::InvalidArgument),
+        ("no message", NEXT, Bytes::new(), Code::InvalidArgument),
+        ("half a message", WATCH, Bytes::from_static(&[0, 0, 0, 0, 9, 1]), Code::InvalidArgument),
+        ("two messages", WATCH, [grpc::frame(b""), grpc::frame(b"")].concat().into(), Code::InvalidArgument),
+        ("a compressed one", NEXT, Bytes::from_static(&[1, 0, 0, 0, 0]), Code::Unimplemented),
+        ("four gigabytes said", NEXT, Bytes::from_static(&[0, 255, 255, 255, 255]), Code::ResourceExhausted),
+        ("more than is allowed", NEXT, huge(65_536), Code::ResourceExhausted),
+        ("as much as is allowed", NEXT, huge(65_000), Code::Ok),
+        ("another method", "/localnetv1.Endpoints/Previous", grpc::frame(b""), Code::Unimplemented),
+        ("another service", "/localnetv1.Nodes/Next", grpc::frame(b""), Code::Unimplemented),
+        ("an empty message", NEXT, grpc::frame(b""), Code::Ok),
+    ] {
+        assert_eq!(status_of(&server, path, body).await, code as i32, "{what}");
+    }
+    serves(&server, &source).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_never_comes_is_not_waited_for() {
+    let (source, server) = one_service().await;
+    let mut raw = Raw::connect(&server).await;
+    let (response, _sending) = raw.send.send_request(request(NEXT), false).expect("sends");
+    let response = tokio::time::timeout(LONG, response).await.expect("is answered").expect("answers");
+    assert_eq!(grpc::code_of(response.headers()), Some(Code::Cancelled as i32));
+    serves(&server, &source).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_is_gone_without_a_word_loses_its_place_and_one_that_waits_does_not() {
+    let (mut source, server) = one_service().await;
+    let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    let mut reader = Reader::default();
+    reader.sync(&mut good).await.expect("syncs");
+    // It is up to date and answers nothing any more, as behind a cut cable.
+    let mut raw = Raw::connect(&server).await;
+    let _response = raw.call(NEXT, &has((7, 1)).encode_to_vec()).await;
+    server.served(2).await;
+    let stuck = raw.stick().await;
+    tokio::time::sleep(LONG).await;
+    assert_eq!(server.watchers.count().0, 1);
+    drop(stuck);
+    source.set(service("b", &[]));
+    reader.sync(&mut good).await.expect("syncs");
+    assert_eq!(reader.draft, source.model);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
+    let mut source = Source::new(7);
+    let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
+    source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 40_000)))).collect::<Vec<_>>());
+    let server = Running::start(&source).await;
+    let mut raw = Raw::connect(&server).await;
+    let (response, mut sending) = raw.send.send_request(request(WATCH), false).expect("sends");
+    let stuck = {
+        sending.send_data(grpc::frame(b""), true).expect("sends");
+        let response = response.await.expect("answers");
+        (raw.stick().await, response)
+    };
+    // Of eight megabytes, what fits the socket and the buffer.
+    let taken = server.watchers.list()[0].bytes;
+    for _ in 0..10 {
+        source.set(large("s000", 10));
+        serves(&server, &source).await;
+    }
+    let held = server.watchers.list()[0].bytes;
+    assert!(held < 2_000_000, "{taken} then {held} bytes were taken for a caller that reads nothing");
+    tokio::time::sleep(LONG).await;
+    assert_eq!(server.watchers.count().0, 0, "it answers no ping either");
+    drop(stuck);
+}

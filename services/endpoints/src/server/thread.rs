@@ -1,0 +1,87 @@
+//! A thread of its own for the Endpoints API.
+//!
+//! Owns: that thread and its runtime: however many callers take a full state, nothing else of the agent waits for them.
+//! In: a server and its listeners. Out: [`EndpointsThread`], which notices the end and brings it about.
+
+use std::{io, time::Duration};
+
+use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{EndpointsServer, Listener};
+
+/// Why the thread could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A listener cannot be handed over.
+    #[error("the listener {listener} of the Endpoints API cannot be handed to its thread")]
+    Listener {
+        /// Its label.
+        listener: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The system gave no runtime or no thread.
+    #[error("the Endpoints API got no {what} of its own")]
+    Thread {
+        /// `runtime` or `thread`.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// A server on its own thread. When it is dropped, the server stops.
+#[derive(Debug)]
+pub struct EndpointsThread {
+    stop: DropGuard,
+    ended: oneshot::Receiver<()>,
+}
+
+impl EndpointsThread {
+    pub(super) fn start(server: EndpointsServer, listeners: Vec<Listener>) -> Result<Self, StartError> {
+        // A listener belongs to the runtime that polls it.
+        let listeners = listeners.into_iter().map(Listener::detach).collect::<Result<Vec<_>, _>>()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| StartError::Thread { what: "runtime", source })?;
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let (ending, ended) = oneshot::channel();
+        let run = async move {
+            match listeners.into_iter().map(super::Detached::attach).collect::<io::Result<Vec<_>>>() {
+                Ok(listeners) => {
+                    if let Err(error) = server.serve(listeners, stopped.cancelled_owned()).await {
+                        tracing::error!(%error, "the Endpoints API");
+                    }
+                }
+                Err(error) => tracing::error!(%error, "a listener of the Endpoints API"),
+            }
+        };
+        std::thread::Builder::new()
+            .name("endpoints".into())
+            .spawn(move || {
+                runtime.block_on(run);
+                // Cuts what is left.
+                drop(runtime);
+                let _ = ending.send(());
+            })
+            .map_err(|source| StartError::Thread { what: "thread", source })?;
+        Ok(Self { stop: stop.drop_guard(), ended })
+    }
+
+    /// When the server has ended, by itself or because its thread panicked.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.ended).await;
+    }
+
+    /// Takes no new callers, ends the calls there are with UNAVAILABLE, and waits at most `patience` for the thread.
+    pub async fn stop(self, patience: Duration) {
+        let Self { stop, ended } = self;
+        drop(stop);
+        if tokio::time::timeout(patience, ended).await.is_err() {
+            tracing::info!("callers of the Endpoints API are cut off");
+        }
+    }
+}

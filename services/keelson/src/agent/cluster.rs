@@ -1,0 +1,101 @@
+//! The API server, for the chores that need one.
+//!
+//! Owns: where the settings say that it is, and what is counted of requests to it. In: section `[kube]`. Out: [`Cluster`],
+//! which makes connections; none when no API server is configured.
+
+use std::{sync::Arc, time::Duration};
+
+use keelson_config::Settings;
+use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node};
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use super::rest_client::RestClientMetrics;
+
+/// The Node as it was seen last: nothing yet, or that there is none, or it.
+pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
+
+/// The API server that the settings name. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Cluster {
+    source: ClusterSource,
+    rest_client: RestClientMetrics,
+    /// The longest that a request may take.
+    pub(super) request_timeout: Duration,
+}
+
+impl Cluster {
+    /// None when the settings name no API server.
+    pub(super) fn of(settings: &Settings) -> Option<Self> {
+        let source = source(settings)?;
+        let request_timeout = settings.kube.request_timeout;
+        Some(Self { source, rest_client: RestClientMetrics::default(), request_timeout })
+    }
+
+    /// A connection of its own.
+    pub(super) fn connect(&self, timeout: Duration) -> ApiServer {
+        ApiServer::new(ApiServerParts {
+            timeout,
+            observer: self.rest_client.observer(),
+            ..ApiServerParts::new(self.source.clone())
+        })
+    }
+
+    /// Enters what is counted of requests.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        self.rest_client.register(registry);
+    }
+}
+
+/// Keeps the newest Node for whoever wants it.
+pub(super) fn node_channel() -> (watch::Sender<NodeSeen>, watch::Receiver<NodeSeen>) {
+    watch::channel(None)
+}
+
+/// Where the API server is, if the settings name one.
+fn source(settings: &Settings) -> Option<ClusterSource> {
+    let kube = &settings.kube;
+    if let Some(path) = &kube.kubeconfig {
+        let context = (!kube.context.is_empty()).then(|| kube.context.clone());
+        return Some(ClusterSource::Kubeconfig { path: path.clone(), context });
+    }
+    if kube.in_cluster {
+        return Some(ClusterSource::InCluster);
+    }
+    (!kube.server.is_empty()).then(|| {
+        ClusterSource::Explicit(ExplicitSource {
+            server: kube.server.clone(),
+            ca_file: kube.certificate_authority.clone(),
+            token_file: kube.token_file.clone(),
+            client_certificate_file: kube.client_certificate.clone(),
+            client_key_file: kube.client_key.clone(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_server_is_where_the_settings_say() {
+        let mut settings = Settings::default();
+        assert_eq!(source(&settings), None);
+        settings.kube.server = "https://10.0.0.1:6443".into();
+        settings.kube.token_file = Some("/etc/token".into());
+        let Some(ClusterSource::Explicit(explicit)) = source(&settings) else { panic!("explicit") };
+        assert_eq!(
+            (&*explicit.server, explicit.token_file),
+            ("https://10.0.0.1:6443", settings.kube.token_file)
+        );
+        let mut settings = Settings::default();
+        settings.kube.in_cluster = true;
+        assert_eq!(source(&settings), Some(ClusterSource::InCluster));
+        let mut settings = Settings::default();
+        settings.kube.kubeconfig = Some("/etc/kubeconfig".into());
+        settings.kube.context = "prod".into();
+        let named =
+            ClusterSource::Kubeconfig { path: "/etc/kubeconfig".into(), context: Some("prod".into()) };
+        assert_eq!(source(&settings), Some(named));
+    }
+}

@@ -1,0 +1,309 @@
+//! The chore of service endpoints.
+//!
+//! Owns: EndpointPublisher with its source and the server of the Endpoints API, or the reason why they are off.
+//! In: settings, listeners, the Node that the heartbeats watch. Out: [`Endpoints`], which the view asks, and the
+//! actor's handle.
+//!
+//! EndpointPublisher and its source share an arbiter and a connection of their own, so that a list of ten thousand
+//! slices delays no heartbeat; the server has a thread of its own, so that five hundred watchers delay nobody else.
+
+mod show;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use futures_util::future::join;
+use keelson_actors::{
+    clock::Clock,
+    cluster::ChoreHealth,
+    endpoints::{
+        Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
+        EndpointsPolicy, EventSink, History, InspectEndpoints, SourceEvent, SourceKind,
+    },
+    inspect::{Mailbox, Recorder},
+    status::EndpointsView,
+    supervise::{self, Fatal},
+};
+use keelson_config::{EndpointsSource, Gate, ListenSpec, Settings};
+use keelson_cri::listen::{Bound, SocketFile};
+use keelson_endpoints::{
+    files::{FilesHandle, FilesParts, FilesSource},
+    server::{EndpointsServer, EndpointsThread, Listener, ServerMetrics, ServerSettings},
+};
+use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
+use keelson_storage::SledStore;
+use tokio::{net::TcpListener, sync::watch};
+
+use super::{
+    cluster::{Cluster, NodeSeen, node_channel},
+    handles::Handle,
+    heartbeats::wake_watches,
+};
+
+const ACTOR: &str = "EndpointPublisher";
+/// A source waits for the answer to each of its messages; the rest are questions from people.
+const MAILBOX: usize = 1024;
+/// Names that the history may hold for each revision on average, before it forgets the oldest.
+const NAMES_A_REVISION: usize = 20;
+
+/// What the chore needs of the rest of the agent.
+pub(super) struct EndpointsParts {
+    pub(super) settings: Arc<Settings>,
+    pub(super) store: Arc<SledStore>,
+    pub(super) clock: Clock,
+    pub(super) cluster: Option<Cluster>,
+    /// The Node as the heartbeats watch it.
+    pub(super) node: Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)>,
+    /// How the Lease fares, which knows first that the API server is back.
+    pub(super) lease: Option<watch::Receiver<ChoreHealth>>,
+    pub(super) view: watch::Sender<EndpointsView>,
+    pub(super) changes: watch::Sender<u64>,
+    pub(super) fatal: Fatal,
+    pub(super) listeners: Vec<Listener>,
+}
+
+/// The chore, or why it is off.
+pub(super) enum Endpoints {
+    Off(&'static str),
+    On(Box<On>),
+}
+
+/// The running chore.
+pub(super) struct On {
+    publisher: Mailbox<EndpointPublisher>,
+    feed: EndpointsFeed,
+    metrics: EndpointMetrics,
+    server: EndpointsServer,
+    server_metrics: ServerMetrics,
+    listen: Vec<String>,
+    view: watch::Receiver<EndpointsView>,
+    place: Place,
+}
+
+/// Where Services come from.
+enum Place {
+    Kube(ApiServer),
+    Files(FilesHandle),
+}
+
+/// Which source the settings mean.
+enum Source {
+    Kube(Cluster),
+    Files(PathBuf),
+}
+
+impl Source {
+    /// # Errors
+    /// Why there is none.
+    fn of(settings: &Settings, cluster: Option<Cluster>) -> Result<Self, &'static str> {
+        if !settings.feature_gates.enabled(Gate::ServiceEndpoints) {
+            return Err("the feature gate ServiceEndpoints is off");
+        }
+        let files = || settings.endpoints.manifests.clone().map(Self::Files);
+        match settings.endpoints.source {
+            EndpointsSource::Off => Err("endpoints.source is off"),
+            // Without a cluster or a folder the settings are refused before.
+            EndpointsSource::Kube => cluster.map(Self::Kube).ok_or("no API server is configured"),
+            EndpointsSource::Files => files().ok_or("no folder of manifests is configured"),
+            EndpointsSource::Auto => cluster.map(Self::Kube).or_else(files).ok_or(
+                "neither an API server (section [kube]) nor a folder of manifests (endpoints.manifests) is configured",
+            ),
+        }
+    }
+}
+
+/// Whether the settings turn the chore on, so that its sockets are needed.
+pub(super) fn wanted(settings: &Settings) -> bool {
+    Source::of(settings, Cluster::of(settings)).is_ok()
+}
+
+/// Listens where the settings say. A socket's file goes when its [`SocketFile`] does.
+///
+/// # Errors
+/// An address that cannot be had.
+pub(super) async fn bind(settings: &Settings) -> anyhow::Result<(Vec<Listener>, Vec<SocketFile>)> {
+    let (mut listeners, mut files) = (Vec::new(), Vec::new());
+    for spec in &settings.endpoints.listen {
+        let label = spec.to_string();
+        match spec {
+            ListenSpec::Unix(socket) => {
+                let bound = Bound::bind(socket.path(), settings.endpoints.socket_mode.bits()).await?;
+                let (listener, file) = bound.into_parts();
+                listeners.push(Listener::Unix(listener, label));
+                files.push(file);
+            }
+            ListenSpec::Tcp(address) => {
+                let listener = TcpListener::bind(address).await;
+                let listener = listener.with_context(|| format!("cannot listen at {label} (endpoints.listen)"))?;
+                // With port 0, the one that was given.
+                let label = listener.local_addr().map_or(label, |address| format!("tcp://{address}"));
+                if !address.ip().to_canonical().is_loopback() {
+                    tracing::warn!(address = label, "other machines can read every Service (endpoints.allow_remote)");
+                }
+                listeners.push(Listener::Tcp(listener, label));
+            }
+        }
+    }
+    Ok((listeners, files))
+}
+
+/// Starts the chore, if the settings say so. Returns with it the actor's handle and the server's thread.
+///
+/// # Errors
+/// There is no thread for the server.
+pub(super) fn start(parts: EndpointsParts) -> anyhow::Result<(Endpoints, Handle, Option<EndpointsThread>)> {
+    match Source::of(&parts.settings, parts.cluster.clone()) {
+        Err(why) => Ok((Endpoints::Off(why), Handle::off(ACTOR, why), None)),
+        Ok(source) => {
+            let (on, thread) = start_on(parts, source)?;
+            let handle = Handle::on(&on.publisher, || InspectEndpoints {}, || EndpointsCount {});
+            Ok((Endpoints::On(Box::new(on)), handle, Some(thread)))
+        }
+    }
+}
+
+fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, EndpointsThread)> {
+    let endpoints = &parts.settings.endpoints;
+    let revisions = endpoints.history as usize;
+    let (published, seen) = watch::channel(None);
+    let feed = EndpointsFeed { published: seen, history: History::new(revisions, revisions * NAMES_A_REVISION) };
+    let metrics = EndpointMetrics::default();
+    let recorder = Recorder::new(ACTOR, MAILBOX);
+    let view = parts.view.subscribe();
+    let publisher_parts = EndpointPublisherParts {
+        store: parts.store,
+        clock: parts.clock,
+        policy: EndpointsPolicy {
+            node_name: parts.settings.agent.node_name.clone(),
+            min_interval: endpoints.min_interval,
+            history: endpoints.history.into(),
+        },
+        metrics: metrics.clone(),
+        published,
+        history: feed.history.clone(),
+        endpoints_view: parts.view,
+        changes: parts.changes,
+        recorder: recorder.clone(),
+        fatal: parts.fatal,
+    };
+    let arbiter = actix::Arbiter::new();
+    let publisher = Mailbox::new(
+        supervise::start(Some(&arbiter.handle()), move |ctx| {
+            ctx.set_mailbox_capacity(MAILBOX);
+            EndpointPublisher::new(publisher_parts)
+        }),
+        recorder,
+    );
+    let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
+    let node_name = parts.settings.agent.node_name.clone();
+    let place = match source {
+        Source::Kube(cluster) => {
+            let api = cluster.connect(cluster.request_timeout);
+            let watched = api.clone();
+            let (node, lease) = (parts.node, parts.lease);
+            arbiter.spawn(async move {
+                let node = follow_node(&watched, node_name, node, sink.clone());
+                join(watch_endpoints(&watched, sink.clone()), node).await;
+            });
+            if let Some(lease) = lease {
+                arbiter.spawn(wake_watches(api.clone(), lease));
+            }
+            Place::Kube(api)
+        }
+        Source::Files(folder) => {
+            let files = FilesSource::new(FilesParts::new(folder, node_name, sink));
+            let handle = files.handle();
+            arbiter.spawn(files.run());
+            Place::Files(handle)
+        }
+    };
+    let server_metrics = ServerMetrics::default();
+    let settings = ServerSettings {
+        max_watchers: endpoints.max_watchers as usize,
+        deltas: parts.settings.feature_gates.enabled(Gate::EndpointDeltas),
+    };
+    let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
+    let listen = parts.listeners.iter().map(|listener| listener.name().to_owned()).collect();
+    let thread = server.clone().start(parts.listeners)?;
+    Ok((On { publisher, feed, metrics, server, server_metrics, listen, view, place }, thread))
+}
+
+/// Tells the sink of the Node: of the one that the heartbeats watch, or of one that is watched here.
+async fn follow_node(
+    api: &ApiServer,
+    name: String,
+    watched: Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)>,
+    sink: Arc<dyn EventSink>,
+) {
+    match watched {
+        Some((node, health)) => {
+            join(tell_node(&name, node, &*sink), tell_health(health, &*sink)).await;
+        }
+        None => {
+            let (send_node, node) = node_channel();
+            let (send_health, health) = watch::channel(ChoreHealth::Starting);
+            let take = move |node: Option<Arc<Node>>| {
+                send_node.send_replace(Some(node));
+            };
+            let watching = watch_node(api, &name, &send_health, take);
+            join(watching, join(tell_node(&name, node, &*sink), tell_health(health, &*sink))).await;
+        }
+    }
+}
+
+/// A Node is said again after this time: an actor that started again has forgotten it, and asks nobody.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+
+async fn tell_node(name: &str, mut node: watch::Receiver<NodeSeen>, sink: &dyn EventSink) {
+    loop {
+        let seen = node.borrow_and_update().clone();
+        if let Some(node) = seen {
+            let event = SourceEvent::Node(node_view(name, node.as_deref()));
+            while sink.send(event.clone()).await == Answer::ListAgain {}
+        }
+        match tokio::time::timeout(SAY_AGAIN, node.changed()).await {
+            // Its watch has ended, which it does with the agent only.
+            Ok(Err(_)) => return,
+            Ok(Ok(())) | Err(_) => {}
+        }
+    }
+}
+
+async fn tell_health(mut health: watch::Receiver<ChoreHealth>, sink: &dyn EventSink) {
+    loop {
+        let now = health.borrow_and_update().clone();
+        if now != ChoreHealth::Starting {
+            sink.send(SourceEvent::Health(SourceKind::Node, now)).await;
+        }
+        if health.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(settings: &Settings) -> Option<&'static str> {
+        Source::of(settings, Cluster::of(settings)).err()
+    }
+
+    #[test]
+    fn the_settings_say_where_services_come_from() {
+        let mut settings = Settings::default();
+        assert!(why(&settings).is_some_and(|why| why.contains("neither an API server")));
+        settings.endpoints.manifests = Some("/etc/keelson/manifests".into());
+        assert!(matches!(Source::of(&settings, None), Ok(Source::Files(_))));
+        settings.kube.in_cluster = true;
+        assert!(matches!(Source::of(&settings, Cluster::of(&settings)), Ok(Source::Kube(_))));
+        settings.endpoints.source = EndpointsSource::Files;
+        assert!(matches!(Source::of(&settings, Cluster::of(&settings)), Ok(Source::Files(_))));
+        settings.feature_gates = settings.feature_gates.with(Gate::ServiceEndpoints, false);
+        assert_eq!(why(&settings), Some("the feature gate ServiceEndpoints is off"));
+        settings.feature_gates = settings.feature_gates.with(Gate::ServiceEndpoints, true);
+        settings.endpoints.source = EndpointsSource::Off;
+        assert_eq!(why(&settings), Some("endpoints.source is off"));
+        assert!(!wanted(&settings));
+    }
+}

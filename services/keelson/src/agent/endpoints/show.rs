@@ -1,0 +1,94 @@
+//! What people see of the chore.
+//!
+//! Owns: nothing. In: questions of the view. Out: the messages of `keelson.endpoints.v1.Inspection`, checks, metrics.
+
+use keelson_actors::{
+    clock::unix_ms,
+    endpoints::{ExplainService, Freshness, ListServices, ServiceName},
+    status::EndpointsView,
+};
+use keelson_debug::{Check, ViewError};
+use keelson_proto::endpoints as pb;
+use prometheus_client::registry::Registry;
+
+use super::{Endpoints, On, Place};
+use crate::agent::view::asked;
+
+impl Endpoints {
+    /// How the chore fares, and at most `max` Services.
+    pub(in crate::agent) async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
+        match self {
+            Self::Off(why) => {
+                Ok(pb::State { state: "off".into(), reason: (*why).into(), ..pb::State::default() })
+            }
+            Self::On(on) => on.show(namespace, max).await,
+        }
+    }
+
+    /// Why a Service means what it means; none when nothing of that name is known.
+    pub(in crate::agent) async fn explain(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<pb::Explanation>, ViewError> {
+        match self {
+            Self::Off(why) => Err(ViewError::Unavailable(format!("service endpoints are off: {why}"))),
+            Self::On(on) => {
+                asked(on.publisher.ask(ExplainService { name: ServiceName::new(namespace, name) })).await
+            }
+        }
+    }
+
+    /// What readiness depends on: nothing while the chore is off.
+    pub(in crate::agent) fn checks(&self) -> Vec<Check> {
+        match self {
+            Self::Off(_) => Vec::new(),
+            Self::On(on) => vec![on.check()],
+        }
+    }
+
+    /// Enters the chore's metrics; none while it is off.
+    pub(in crate::agent) fn register(&self, registry: &mut Registry) {
+        if let Self::On(on) = self {
+            on.metrics.register(registry);
+            on.server_metrics.register(registry);
+        }
+    }
+}
+
+impl On {
+    async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
+        let question = ListServices { namespace: namespace.to_owned(), max: max as usize };
+        let mut state = asked(self.publisher.ask(question)).await?;
+        state.listen.clone_from(&self.listen);
+        state.watchers = self.server.watchers().list();
+        match &self.place {
+            Place::Kube(api) => {
+                state.source = "kube".into();
+                state.source_place = api.url();
+            }
+            Place::Files(files) => {
+                state.source = "files".into();
+                state.source_place = files.place().to_owned();
+                state.faults = files.faults();
+            }
+        }
+        Ok(state)
+    }
+
+    fn check(&self) -> Check {
+        let name = "endpoints".to_owned();
+        let reason = match &*self.view.borrow() {
+            EndpointsView::Off | EndpointsView::Current => None,
+            EndpointsView::Stale { reason } => Some(reason.clone()),
+        };
+        let since_unix_ms = match self.feed.published.borrow().as_deref().map(|state| &state.freshness) {
+            Some(Freshness::Stale { since_unix_ms, .. }) => *since_unix_ms,
+            Some(Freshness::Current) | None => 0,
+        };
+        match reason {
+            None => Check { name, ok: true, message: "ok".into(), since_unix_ms: 0 },
+            Some(message) => Check { name, ok: false, message, since_unix_ms: since_unix_ms.min(unix_ms()) },
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! `keelson endpoints [list | explain | watchers]`.
+//!
+//! In: the Inspection service of the agent. Out: how the endpoints chore fares, Services, who follows them, or one
+//! Service with the rules that decided; as text or JSON.
+
+mod explanation;
+mod names;
+mod state;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use keelson_proto::endpoints::{self as pb, inspection_client::InspectionClient};
+use serde_json::json;
+use tonic::{Code, transport::Channel};
+
+use super::{
+    AgentArgs, Output, client, exit_with,
+    output::{complain, json as to_json, print},
+};
+use names::ServiceRef;
+
+/// What a list without `--max` holds.
+const DEFAULT_SERVICES: u32 = 1_000;
+/// The agent lists no more.
+const MAX_SERVICES: u32 = 100_000;
+
+/// Shows the service endpoints of a running agent.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson endpoints                      what is wrong, how the chore fares, every Service in a line\n  \
+    keelson endpoints --max 0              the same without the Services\n  \
+    keelson endpoints -n shop              the Services of a namespace\n  \
+    keelson endpoints explain shop/web     one Service: who reaches what, and why an endpoint is chosen or not\n  \
+    keelson endpoints watchers             who follows the endpoints, and how far behind\n  \
+    keelson endpoints -o json | jq -r '.list[] | select(.selected == 0) | .namespace + \"/\" + .name'")]
+pub(crate) struct EndpointsArgs {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// Of this namespace only; with explain, the namespace of a NAME without one [default: default].
+    #[arg(short, long, global = true, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// At most so many Services, 0 for none [default: 1000].
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_SERVICES)))]
+    max: Option<u32>,
+    /// How to write it.
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// How the chore fares, and every Service in a line; the same as without a word.
+    List,
+    /// One Service: frontends, policies, and why each endpoint is chosen or not.
+    #[command(after_help = "Examples:\n  \
+        keelson endpoints explain shop/web\n  \
+        keelson endpoints explain web -n shop\n  \
+        keelson endpoints explain kubernetes        in the namespace default\n\n\
+        The exit code is 1 if neither a Service nor an EndpointSlice of that name is known.")]
+    Explain {
+        /// Its name, with or without a namespace.
+        #[arg(value_name = "[NAMESPACE/]NAME")]
+        service: String,
+    },
+    /// Who follows the endpoints.
+    Watchers,
+}
+
+/// Runs `keelson endpoints`.
+///
+/// # Errors
+/// The agent cannot be reached, refuses, or knows no such Service.
+pub(crate) async fn run_endpoints(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
+    exit_with(run(args).await)
+}
+
+async fn run(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
+    if let Some(wrong) = wrong_usage(&args) {
+        complain(&format!("keelson: {wrong}"));
+        return Ok(ExitCode::from(2));
+    }
+    let asked = async || client::open_inspection(&args.agent).await;
+    let text = match &args.what {
+        None | Some(What::List) => {
+            let max = args.max.unwrap_or(DEFAULT_SERVICES);
+            list(asked().await?, args.namespace.as_deref().unwrap_or_default(), max, args.output).await?
+        }
+        Some(What::Watchers) => watchers(asked().await?, args.output).await?,
+        Some(What::Explain { service }) => match ServiceRef::parse(service, args.namespace.as_deref()) {
+            Ok(service) => explain(asked().await?, &service, args.output).await?,
+            Err(wrong) => {
+                complain(&format!("keelson: {wrong}"));
+                return Ok(ExitCode::from(2));
+            }
+        },
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// To clap these would be conflicts of all options with subcommands, --socket among them.
+fn wrong_usage(args: &EndpointsArgs) -> Option<&'static str> {
+    match &args.what {
+        None | Some(What::List) => None,
+        Some(What::Explain { .. }) if args.max.is_some() => {
+            Some("--max is for lists; explain shows one Service whole")
+        }
+        Some(What::Watchers) if args.max.is_some() || args.namespace.is_some() => {
+            Some("-n and --max are for Services; watchers shows everybody who follows")
+        }
+        Some(_) => None,
+    }
+}
+
+type Client = InspectionClient<Channel>;
+
+async fn get_state(client: &mut Client, namespace: &str, max: u32) -> Result<pb::State, client::Refused> {
+    let request = pb::GetStateRequest { namespace: namespace.into(), max_services: max };
+    Ok(client.get_state(client::request(request)).await?.into_inner())
+}
+
+async fn list(mut client: Client, namespace: &str, max: u32, output: Output) -> anyhow::Result<String> {
+    let state = get_state(&mut client, namespace, max).await?;
+    if let Some(cut) = state::cut(&state, namespace, max) {
+        complain(&format!("keelson: {cut}"));
+    }
+    match output {
+        Output::Json => to_json(&state),
+        Output::Table => Ok(state::describe(&state, namespace, max, super::pulls::now_unix_ms())),
+    }
+}
+
+async fn watchers(mut client: Client, output: Output) -> anyhow::Result<String> {
+    let state = get_state(&mut client, "", 0).await?;
+    match output {
+        Output::Json => to_json(&json!({ "rev": state.rev, "watchers": state.watchers })),
+        Output::Table => Ok(state::watchers(&state, super::pulls::now_unix_ms())),
+    }
+}
+
+async fn explain(mut client: Client, service: &ServiceRef, output: Output) -> anyhow::Result<String> {
+    let request = pb::ExplainRequest { namespace: service.namespace.clone(), name: service.name.clone() };
+    let explanation = match client.explain(client::request(request)).await {
+        Ok(explanation) => explanation.into_inner(),
+        Err(status) if status.code() == Code::NotFound => {
+            let refused = client::Refused::from(status);
+            // Whoever cannot be told what there is still learns that this is not.
+            let known = get_state(&mut client, "", MAX_SERVICES).await.unwrap_or_default();
+            anyhow::bail!("{refused}{}", names::hint(service, &known.list));
+        }
+        Err(status) => return Err(client::Refused::from(status).into()),
+    };
+    match output {
+        Output::Json => to_json(&explanation),
+        Output::Table => Ok(explanation::describe(&explanation)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        endpoints: EndpointsArgs,
+    }
+
+    fn parsed(words: &[&str]) -> Result<EndpointsArgs, clap::Error> {
+        Line::try_parse_from(["endpoints"].iter().chain(words)).map(|line| line.endpoints)
+    }
+
+    #[test]
+    fn command_lines() {
+        let plain = parsed(&[]).unwrap();
+        assert!(plain.what.is_none() && plain.max.is_none() && plain.namespace.is_none());
+        for words in [
+            &["-n", "shop", "--max", "5", "-o", "json", "--socket", "unix:///x"][..],
+            &["list", "-n", "shop", "--max", "5", "-o", "json", "--socket", "unix:///x"],
+            &["-n", "shop", "--max", "5", "list", "-o", "json", "--socket", "unix:///x"],
+        ] {
+            let args = parsed(words).unwrap();
+            assert_eq!(
+                (args.namespace.as_deref(), args.max, args.output),
+                (Some("shop"), Some(5), Output::Json)
+            );
+            assert_eq!(wrong_usage(&args), None, "{words:?}");
+        }
+        let args = parsed(&["explain", "web", "-n", "shop"]).unwrap();
+        assert!(matches!(&args.what, Some(What::Explain { service }) if service == "web"));
+        assert_eq!(wrong_usage(&args), None);
+        for wrong in
+            [&["explain"][..], &["explain", "a", "b"], &["--max", "100001"], &["--max", "-1"], &["shop/web"]]
+        {
+            assert!(parsed(wrong).is_err(), "{wrong:?}");
+        }
+        for wrong in
+            [&["explain", "a", "--max", "1"][..], &["watchers", "-n", "a"], &["watchers", "--max", "1"]]
+        {
+            assert!(wrong_usage(&parsed(wrong).unwrap()).is_some(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! `keelson watch`.
+//!
+//! In: the Endpoints API of an agent, by the client library. Out: the state of this node's Services, once or as it
+//! changes, as a table, JSON or YAML on standard output; errors, and where to resume, on standard error.
+
+mod view;
+
+use std::{collections::BTreeSet, io, process::ExitCode};
+
+use clap::{Args, ValueEnum};
+use keelson_client::{
+    BoxError, CancellationToken, Client, EndpointsArgs, Handlers, NodeInfo, Position, ServiceEndpoints,
+    ServiceName,
+};
+use serde::Serialize;
+
+use super::{
+    exit_with,
+    format::{clean, one_line},
+    output::{complain, write},
+    table::Table,
+};
+use view::{Change, Service, Whole, addresses, cluster_ips, protocol};
+
+/// Shows what Services mean on this node, as it changes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson watch\n  \
+    keelson watch shop/cart\n  \
+    keelson watch --once -n shop -o json | jq '.services[].clusterIPs'\n\n\
+    In a table, a line is a change: + is new, ~ has changed, - is gone, * is the node, ! says how current it \
+    is. With --instance-id and --rev only what has changed since is shown; with --once that means to wait for \
+    the state that follows.")]
+pub(crate) struct WatchArgs {
+    /// Only this Service.
+    #[arg(value_name = "NAMESPACE/NAME", value_parser = service_name, conflicts_with = "namespace")]
+    service: Option<ServiceName>,
+    /// Only Services of this namespace.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// Show one whole state and end; standard error then says which --instance-id and --rev resume from there.
+    #[arg(long)]
+    once: bool,
+    /// How to write it.
+    #[arg(short, long, value_enum, default_value_t = Form::Table)]
+    output: Form,
+    #[command(flatten)]
+    endpoints: EndpointsArgs,
+}
+
+/// How it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// For people.
+    Table,
+    /// For scripts: one document with --once, else one a line for every change.
+    Json,
+    /// The same as YAML, a document for every change.
+    Yaml,
+}
+
+fn service_name(text: &str) -> Result<ServiceName, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(ServiceName::new(namespace, name))
+        }
+        _ => Err("write NAMESPACE/NAME, such as default/kubernetes".into()),
+    }
+}
+
+/// Runs `keelson watch`.
+///
+/// # Errors
+/// Standard output cannot be written to. That the agent cannot be reached is none: it is waited for.
+pub(crate) async fn run_watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
+    let mut client = Client::new(args.endpoints.options());
+    client.cancel_on_signals()?;
+    client.on_trouble(|trouble| complain(&format!("keelson: {}", one_line(&trouble.error.to_string()))));
+    exit_with(run(args, client, write, complain).await)
+}
+
+async fn run(
+    args: WatchArgs,
+    mut client: Client,
+    out: impl FnMut(&str) -> io::Result<()> + Send,
+    say: impl Fn(&str),
+) -> anyhow::Result<ExitCode> {
+    if args.once {
+        return once(args, client, out, say).await;
+    }
+    let resumes = args.endpoints.instance_id != 0;
+    let mut show = Show {
+        cancel: client.cancellation(),
+        resumes,
+        args,
+        known: BTreeSet::new(),
+        text: String::new(),
+        stale: String::new(),
+        out,
+        failed: None,
+    };
+    let position = client.run(&mut show).await;
+    say(&resume(&position));
+    match show.failed {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn resume(position: &Position) -> String {
+    format!("keelson: to resume here: --instance-id {} --rev {}", position.instance_id, position.rev)
+}
+
+impl WatchArgs {
+    fn shows(&self, name: &ServiceName) -> bool {
+        self.service.as_ref().is_none_or(|only| only == name)
+            && self.namespace.as_ref().is_none_or(|only| only == name.namespace())
+    }
+}
+
+async fn once(
+    args: WatchArgs,
+    mut client: Client,
+    mut out: impl FnMut(&str) -> io::Result<()>,
+    say: impl Fn(&str),
+) -> anyhow::Result<ExitCode> {
+    let Some(state) = client.next().await else {
+        say("keelson: interrupted before a state came");
+        return Ok(ExitCode::FAILURE);
+    };
+    let services = state.services().iter().filter(|raw| args.shows(raw.name()));
+    let services = services.map(|raw| raw.decode()).collect::<Result<Vec<_>, _>>()?;
+    let position = state.position();
+    if let Some(name) = args.service.as_ref().filter(|_| services.is_empty()) {
+        say(&format!("keelson: no Service {name} has a cluster IP"));
+        say(&resume(position));
+        return Ok(ExitCode::FAILURE);
+    }
+    let text = match args.output {
+        Form::Json => super::output::json(&Whole::new(position, state.node(), &services))?,
+        Form::Yaml => serde_saphyr::to_string(&Whole::new(position, state.node(), &services))?,
+        Form::Table => tables(&services, args.service.is_some()),
+    };
+    match out(&text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        result => result?,
+    }
+    if position.stale {
+        say(&format!("keelson: this state is stale: {}", one_line(&position.stale_reason)));
+    }
+    say(&resume(position));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All Services, a line each; of one that was asked for its endpoints too.
+fn tables(services: &[ServiceEndpoints], endpoints: bool) -> String {
+    let mut table = Table::new(&["SERVICE", "TYPE", "CLUSTER-IPS", "PORTS", "ENDPOINTS"]);
+    for service in services {
+        table.row(cells(service));
+    }
+    let mut text = table.text();
+    for service in services.iter().filter(|_| endpoints) {
+        let mut table = Table::new(&["ADDRESS", "PORTS", "CONDITION", "LOCAL", "SELECTED"]);
+        for endpoint in &service.endpoints {
+            let conditions = endpoint.conditions.unwrap_or_default();
+            let condition = match (conditions.ready, conditions.serving, conditions.terminating) {
+                (true, _, false) => "ready",
+                (true, _, true) => "ready, terminating",
+                (false, true, true) => "serving, terminating",
+                (false, true, false) => "serving",
+                (false, false, _) => "not ready",
+            };
+            let yes = |yes: bool| if yes { "yes".to_owned() } else { String::new() };
+            let ports: Vec<String> = endpoint.ports.iter().map(|port| port.port.to_string()).collect();
+            table.row([
+                clean(&addresses(endpoint.i_ps.as_ref()).join(",")),
+                ports.join(","),
+                condition.into(),
+                yes(conditions.local),
+                yes(conditions.selected),
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&table.text());
+    }
+    text
+}
+
+fn cells(service: &ServiceEndpoints) -> [String; 5] {
+    [
+        clean(&format!("{}/{}", service.namespace, service.name)),
+        clean(&service.r#type),
+        clean(&cluster_ips(service).join(",")),
+        clean(&service.ports.iter().map(port).collect::<Vec<_>>().join(", ")),
+        endpoints(service),
+    ]
+}
+
+/// `http 80/TCP`, `http 80:30080/TCP`.
+fn port(port: &keelson_client::localnetv1::PortMapping) -> String {
+    let name = if port.name.is_empty() { String::new() } else { format!("{} ", port.name) };
+    let node_port = if port.node_port == 0 { String::new() } else { format!(":{}", port.node_port) };
+    format!("{name}{}{node_port}/{}", port.port, protocol(port))
+}
+
+/// `3 ready, 2 selected`.
+fn endpoints(service: &ServiceEndpoints) -> String {
+    let conditions = || service.endpoints.iter().filter_map(|endpoint| endpoint.conditions);
+    let ready = conditions().filter(|conditions| conditions.ready).count();
+    let selected = conditions().filter(|conditions| conditions.selected).count();
+    format!("{ready} ready, {selected} selected")
+}
+
+/// Shows changes as they come.
+struct Show<W> {
+    args: WatchArgs,
+    /// What is shown is not known to be new.
+    resumes: bool,
+    known: BTreeSet<ServiceName>,
+    /// Of the state that is not whole yet.
+    text: String,
+    /// What was said last of how current it is.
+    stale: String,
+    cancel: CancellationToken,
+    out: W,
+    failed: Option<io::Error>,
+}
+
+impl<W: FnMut(&str) -> io::Result<()> + Send> Show<W> {
+    fn document(&mut self, change: &impl Serialize) {
+        let text = match self.args.output {
+            Form::Yaml => {
+                serde_saphyr::to_string(change).map(|text| format!("---\n{text}")).map_err(io::Error::other)
+            }
+            Form::Json | Form::Table => serde_json::to_string(change).map_err(io::Error::other),
+        };
+        match text {
+            Ok(text) => self.line(&text),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn fail(&mut self, error: io::Error) {
+        self.failed = Some(error);
+        self.cancel.cancel();
+    }
+
+    fn line(&mut self, text: &str) {
+        self.text.push_str(text.trim_end());
+        self.text.push('\n');
+    }
+
+    fn staleness(&mut self, position: &Position) {
+        let stale = if position.stale {
+            format!("! stale: {}", one_line(&position.stale_reason))
+        } else if self.stale.is_empty() {
+            String::new()
+        } else {
+            "! current".into()
+        };
+        if stale != self.stale {
+            self.line(&stale);
+            self.stale = stale;
+        }
+    }
+}
+
+impl<W: FnMut(&str) -> io::Result<()> + Send> Handlers for Show<W> {
+    fn node(&mut self, node: NodeInfo) {
+        if self.args.output != Form::Table {
+            return self.document(&Change::Node { node: (&node).into() });
+        }
+        let mut parts = vec![format!("* node {}", node.name)];
+        if !node.exists {
+            parts.push("does not exist".into());
+        }
+        if !node.zone.is_empty() {
+            parts.push(format!("zone {}", node.zone));
+        }
+        parts.extend(Some(addresses(node.i_ps.as_ref()).join(",")).filter(|ips| !ips.is_empty()));
+        if !node.eligible {
+            parts.push("not for load balancers".into());
+        }
+        self.line(&clean(&parts.join("  ")));
+    }
+
+    fn delete(&mut self, name: &ServiceName) {
+        self.known.remove(name);
+        match self.args.output {
+            _ if !self.args.shows(name) => {}
+            Form::Table => self.line(&clean(&format!("- {name}"))),
+            Form::Json | Form::Yaml => self.document(&Change::from(name)),
+        }
+    }
+
+    fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+        if !self.args.shows(name) {
+            return;
+        }
+        let new = self.known.insert(name.clone()) && !self.resumes;
+        if self.args.output == Form::Table {
+            let sign = if new { '+' } else { '~' };
+            self.line(&format!("{sign} {}", cells(&service).join("  ")));
+        } else {
+            self.document(&Change::Set { service: Service::from(&service) });
+        }
+    }
+
+    async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
+        if self.args.output == Form::Table {
+            self.staleness(position);
+        } else {
+            self.document(&Change::Sync(position.into()));
+        }
+        let text = std::mem::take(&mut self.text);
+        if !text.is_empty()
+            && let Err(error) = (self.out)(&text)
+        {
+            self.fail(error);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,598 @@
+//! The source of endpoints against a scripted server, in protobuf.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use futures_util::{FutureExt as _, future::BoxFuture, stream};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use keelson_actors::{
+    cluster::ChoreHealth,
+    endpoints::{Answer, EndpointSlice, EventSink, Seen, ServiceCidr, SourceEvent, SourceKind},
+};
+use prost::Message;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+};
+
+use super::{
+    script::{Feed, Reply, Server},
+    wire,
+};
+use crate::{ApiServer, watch::collect, watch_endpoints};
+
+/// Takes events, and hands them to the test.
+struct Sink {
+    tell: mpsc::UnboundedSender<SourceEvent>,
+    /// What it answers; [`Answer::Taken`] after these.
+    answers: Mutex<VecDeque<Answer>>,
+    /// How many answers may be given.
+    room: Semaphore,
+}
+
+impl EventSink for Sink {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+        let _ = self.tell.send(event);
+        async {
+            self.room.acquire().await.unwrap().forget();
+            self.answers.lock().unwrap().pop_front().unwrap_or(Answer::Taken)
+        }
+        .boxed()
+    }
+}
+
+/// What a source says, in short.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Said {
+    Listing,
+    Put(String, String),
+    Gone(String),
+    Listed,
+    Well,
+    Failing(String),
+    /// A batch of nothing.
+    Nothing,
+}
+
+/// A source under way.
+struct Source {
+    events: mpsc::UnboundedReceiver<SourceEvent>,
+    said: VecDeque<Said>,
+    sink: Arc<Sink>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Source {
+    fn with<F>(room: usize, run: impl FnOnce(Arc<Sink>) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (tell, events) = mpsc::unbounded_channel();
+        let sink = Arc::new(Sink { tell, answers: Mutex::default(), room: Semaphore::new(room) });
+        let task = tokio::spawn(run(Arc::clone(&sink)));
+        Self { events, said: VecDeque::new(), sink, task }
+    }
+
+    /// EndpointSlices of this server.
+    fn slices(server: &Server) -> Self {
+        Self::slices_of(server.api(), Semaphore::MAX_PERMITS)
+    }
+
+    fn slices_of(api: ApiServer, room: usize) -> Self {
+        Self::with(room, |sink| async move { collect::<EndpointSlice>(&api, sink).await })
+    }
+
+    async fn event(&mut self) -> SourceEvent {
+        self.events.recv().await.unwrap()
+    }
+
+    async fn next(&mut self) -> Said {
+        while self.said.is_empty() {
+            let said: Vec<_> = match self.event().await {
+                SourceEvent::EndpointSlices(seen) => in_short(seen, |slice| {
+                    (slice.metadata.unwrap().name, slice.endpoints[0].addresses[0].clone())
+                }),
+                SourceEvent::ServiceCidrs(seen) => {
+                    in_short(seen, |cidr| (cidr.metadata.unwrap().name, cidr.spec.unwrap().cidrs.join(",")))
+                }
+                SourceEvent::Health(_, ChoreHealth::Well) => vec![Said::Well],
+                SourceEvent::Health(_, ChoreHealth::Failing { reason, .. }) => vec![Said::Failing(reason)],
+                other => panic!("{other:?}"),
+            };
+            self.said.extend(said);
+        }
+        self.said.pop_front().unwrap()
+    }
+
+    async fn says(&mut self, expected: &[Said]) {
+        for said in expected {
+            assert_eq!(self.next().await, *said);
+        }
+    }
+
+    async fn fails(&mut self, why: &str) {
+        let Said::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
+        assert!(reason.contains(why), "{why}: {reason}");
+    }
+}
+
+fn in_short<T>(seen: Vec<Seen<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Said> {
+    if seen.is_empty() {
+        return vec![Said::Nothing];
+    }
+    let short = seen.into_iter().map(|seen| match seen {
+        Seen::Listing => Said::Listing,
+        Seen::Put(object) => {
+            let (name, what) = of(*object);
+            Said::Put(name, what)
+        }
+        Seen::Gone(name) => Said::Gone(name.as_str().to_owned()),
+        Seen::Listed => Said::Listed,
+    });
+    short.collect()
+}
+
+fn put(name: &str, version: u64) -> Said {
+    Said::Put(name.to_owned(), format!("10.0.0.{version}"))
+}
+
+fn gone(name: &str) -> Said {
+    Said::Gone(format!("ns/{name}"))
+}
+
+fn begin(server: &Server) -> Feed {
+    let (feed, reply) = Reply::stream();
+    server.reply(reply);
+    feed
+}
+
+/// Feeds of slices.
+trait Slices {
+    fn slice(&self, of: &str, name: &str, version: u64);
+    fn listed(&self, version: u64);
+    fn error(&self, code: i32, reason: &str);
+}
+
+impl Slices for Feed {
+    fn slice(&self, of: &str, name: &str, version: u64) {
+        self.bytes(wire::event(of, "EndpointSlice", &wire::slice(name, version)));
+    }
+
+    fn listed(&self, version: u64) {
+        self.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(version, true)));
+    }
+
+    fn error(&self, code: i32, reason: &str) {
+        self.bytes(wire::event("ERROR", "Status", &wire::status(code, reason)));
+    }
+}
+
+/// An answer in protobuf.
+fn answer(code: u16, body: Bytes) -> Reply {
+    Reply::Answer(code, vec![("content-type", "application/vnd.kubernetes.protobuf".into())], body)
+}
+
+/// A refusal in protobuf.
+fn refusal(code: u16, reason: &str) -> Reply {
+    answer(code, wire::enveloped("Status", &wire::status(code.into(), reason)))
+}
+
+#[tokio::test]
+async fn what_there_is_and_each_change_come_from_one_request() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.slice("ADDED", "a", 1);
+    feed.slice("ADDED", "b", 2);
+    feed.listed(4);
+    source.says(&[Said::Listing, put("a", 1), put("b", 2), Said::Listed, Said::Well]).await;
+    feed.slice("MODIFIED", "a", 5);
+    feed.slice("DELETED", "b", 6);
+    feed.slice("ADDED", "c", 7);
+    source.says(&[put("a", 5), gone("b"), put("c", 7)]).await;
+    let seen = server.seen().await;
+    let path = "GET /apis/discovery.k8s.io/v1/endpointslices?watch=true&";
+    assert!(seen.line.starts_with(path), "{}", seen.line);
+    assert_eq!(seen.query("labelSelector"), Some("%21service.kubernetes.io%2Fheadless"));
+    assert_eq!((seen.query("fieldSelector"), seen.query("resourceVersion")), (None, None));
+    assert_eq!(seen.query("sendInitialEvents"), Some("true"));
+    assert_eq!(seen.query("resourceVersionMatch"), Some("NotOlderThan"));
+    assert_eq!(seen.query("allowWatchBookmarks"), Some("true"));
+    assert_eq!(seen.header("accept"), "application/vnd.kubernetes.protobuf;stream=watch");
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn labels_and_annotations_that_nobody_reads_are_dropped() {
+    let server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.slice("ADDED", "a", 1);
+    feed.listed(4);
+    let SourceEvent::EndpointSlices(seen) = source.event().await else { panic!() };
+    let [Seen::Listing, Seen::Put(slice), Seen::Listed] = &seen[..] else { panic!("{seen:?}") };
+    let meta = slice.metadata.as_ref().unwrap();
+    assert_eq!(meta.labels.keys().collect::<Vec<_>>(), ["kubernetes.io/service-name"]);
+    let kept: Vec<_> = meta.annotations.keys().collect();
+    assert_eq!(kept, ["endpoints.kubernetes.io/last-change-trigger-time"]);
+}
+
+/// A server that cannot list in a watch says so as its answer, or within the watch.
+#[tokio::test]
+async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
+    for within in [false, true] {
+        let mut server = Server::plain().await;
+        if within {
+            begin(&server).error(500, "InternalError");
+        } else {
+            server.reply(refusal(422, "Invalid"));
+        }
+        server.reply(answer(
+            200,
+            wire::list("EndpointSlice", "9", &[wire::slice("a", 3), wire::slice("b", 4)]),
+        ));
+        let feed = begin(&server);
+        let mut source = Source::slices(&server);
+        source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Well]).await;
+        feed.slice("ADDED", "c", 10);
+        source.says(&[put("c", 10)]).await;
+        assert!(server.seen().await.query("sendInitialEvents").is_some());
+        let list = server.seen().await;
+        assert_eq!(
+            list.line,
+            "GET /apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless\
+             &resourceVersion=0"
+        );
+        assert_eq!(list.header("accept"), "application/vnd.kubernetes.protobuf");
+        let watch = server.seen().await;
+        assert_eq!((watch.query("resourceVersion"), watch.query("sendInitialEvents")), (Some("9"), None));
+        server.nothing_more();
+    }
+}
+
+#[tokio::test]
+async fn a_list_of_nothing_is_whole() {
+    let server = Server::plain().await;
+    server.reply(refusal(400, "BadRequest"));
+    server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
+    let mut source = Source::slices(&server);
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+}
+
+#[tokio::test]
+async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.slice("ADDED", "a", 1);
+    feed.listed(4);
+    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
+    server.seen().await;
+    feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
+    source.says(&[Said::Nothing]).await;
+    // The server ends the watch in good order, as it does every few minutes.
+    drop(feed);
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
+    feed.slice("MODIFIED", "a", 51);
+    source.says(&[put("a", 51)]).await;
+    // And once it breaks.
+    feed.cut();
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
+    feed.slice("DELETED", "a", 52);
+    source.says(&[gone("a")]).await;
+    server.nothing_more();
+}
+
+#[tokio::test]
+async fn after_a_410_everything_is_listed_again() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.slice("ADDED", "a", 1);
+    feed.listed(4);
+    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
+    server.seen().await;
+    // In the stream, with a change before it that is not lost.
+    feed.slice("ADDED", "b", 5);
+    feed.error(410, "Expired");
+    let feed = begin(&server);
+    source.says(&[put("b", 5)]).await;
+    source.fails("Expired is what it said").await;
+    let relist = server.seen().await;
+    assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
+    feed.slice("ADDED", "b", 5);
+    feed.listed(60);
+    source.says(&[Said::Listing, put("b", 5), Said::Listed, Said::Well]).await;
+    drop(feed);
+    // And as the answer.
+    server.reply(refusal(410, "Gone"));
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), Some("60"));
+    source.fails("HTTP 410").await;
+    assert_eq!(server.seen().await.query("resourceVersion"), None);
+    feed.listed(70);
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+}
+
+#[tokio::test]
+async fn a_listing_that_breaks_begins_anew() {
+    let server = Server::plain().await;
+    // More than a batch, so that the sink has heard of it.
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    for n in 0..250 {
+        feed.slice("ADDED", &format!("s{n}"), 1);
+    }
+    let mut said = 0;
+    while said < 200 {
+        source.next().await;
+        said += 1;
+    }
+    feed.cut();
+    // The list and its break once more, as a list.
+    server.reply(refusal(400, "BadRequest"));
+    let objects: Vec<_> = (0..250).map(|n| wire::slice(&format!("s{n}"), 2)).collect();
+    let list = wire::list("EndpointSlice", "9", &objects);
+    let (half, reply) = Reply::stream();
+    server.reply(reply);
+    half.bytes(list.slice(..list.len() - 10));
+    assert_eq!(source.next().await, Said::Listing);
+    for n in 0..199 {
+        source.says(&[put(&format!("s{n}"), 2)]).await;
+    }
+    server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("a", 3)])));
+    drop(half);
+    source.fails("ended before it was whole").await;
+    source.says(&[Said::Listing]).await;
+    source.says(&[put("a", 3), Said::Listed, Said::Well]).await;
+}
+
+#[tokio::test]
+async fn health_says_why_and_since_when() {
+    let server = Server::plain().await;
+    server.reply(refusal(403, "Forbidden"));
+    server.reply(refusal(401, "Unauthorized"));
+    server.reply(Reply::Answer(429, vec![("retry-after", "1".into())], Bytes::new()));
+    let mut source = Source::slices(&server);
+    let mut sinces = Vec::new();
+    for why in ["Forbidden is what it said (Forbidden)", "HTTP 401", "HTTP 429"] {
+        let SourceEvent::Health(SourceKind::EndpointSlices, ChoreHealth::Failing { reason, since_unix_ms }) =
+            source.event().await
+        else {
+            panic!("{why}")
+        };
+        assert!(reason.contains(why), "{why}: {reason}");
+        sinces.push(since_unix_ms);
+    }
+    assert!(sinces.iter().all(|since| *since == sinces[0]), "{sinces:?}");
+    // Which a list follows, for it may mean that the server cannot list in a watch.
+    server.reply(refusal(500, "InternalError"));
+    server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
+    let feed = begin(&server);
+    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
+    feed.slice("DELETED", "a", 10);
+    source.says(&[gone("a")]).await;
+}
+
+#[tokio::test]
+async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again() {
+    for garbage in [
+        Bytes::from_static(b"<html><body>"),
+        wire::framed(b"\xff\xff\xff"),
+        wire::event("ADDED", "Pod", &wire::slice("a", 3)),
+        wire::event("ADDED", "EndpointSlice", &"no object".to_owned()),
+    ] {
+        let mut server = Server::plain().await;
+        let feed = begin(&server);
+        let mut source = Source::slices(&server);
+        feed.listed(4);
+        source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+        server.seen().await;
+        feed.slice("ADDED", "a", 5);
+        feed.bytes(garbage);
+        source.says(&[put("a", 5)]).await;
+        source.fails("makes no sense").await;
+        feed.closed().await;
+        let feed = begin(&server);
+        assert_eq!(server.seen().await.query("resourceVersion"), None);
+        feed.listed(6);
+        source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_sink_that_has_forgotten_hears_everything_again() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.slice("ADDED", "a", 1);
+    feed.listed(4);
+    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
+    server.seen().await;
+    let feed_again = begin(&server);
+    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    feed.slice("ADDED", "b", 5);
+    source.says(&[put("b", 5)]).await;
+    feed.closed().await;
+    assert_eq!(server.seen().await.query("resourceVersion"), None);
+    feed_again.slice("ADDED", "a", 1);
+    feed_again.slice("ADDED", "b", 5);
+    feed_again.listed(6);
+    // How the watch fares is said again, too.
+    source.says(&[Said::Listing, put("a", 1), put("b", 5), Said::Listed, Said::Well]).await;
+    server.nothing_more();
+}
+
+/// A batch of nothing is enough for a sink to say so.
+#[tokio::test]
+async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
+    let mut server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.listed(4);
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    server.seen().await;
+    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
+    source.says(&[Said::Nothing]).await;
+    let feed = begin(&server);
+    assert_eq!(server.seen().await.query("resourceVersion"), None);
+    feed.listed(60);
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+}
+
+/// A list that is larger than what fits on the way is not read on while the sink has not answered, and comes in
+/// batches.
+#[tokio::test]
+async fn a_slow_sink_holds_the_list_back() {
+    const COPIES: usize = 20_000;
+    let mut object = wire::slice("a", 3);
+    object.endpoints = vec![object.endpoints[0].clone(); 100];
+    let piece = wire::list("EndpointSlice", "9", &vec![object; COPIES]);
+    let total = piece.len();
+    assert!(total > 24 << 20, "{total}");
+    let pulled = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&pulled);
+    let pieces = stream::iter((0..total).step_by(64 << 10).map(move |at| {
+        let piece = piece.slice(at..total.min(at + (64 << 10)));
+        count.fetch_add(piece.len(), Ordering::SeqCst);
+        Ok(Frame::data(piece))
+    }));
+    let server = Server::plain().await;
+    server.reply(refusal(400, "BadRequest"));
+    server.reply(Reply::Body(StreamBody::new(pieces).boxed_unsync()));
+    let mut source = Source::slices_of(server.api(), 0);
+    let (mut seen, mut batches) = (0, 0);
+    loop {
+        let SourceEvent::EndpointSlices(batch) = source.event().await else { panic!() };
+        assert!(batch.len() <= 202, "{} at once", batch.len());
+        if batches == 0 {
+            // What is on the way fills the sockets' buffers, and then nothing moves.
+            let mut before = usize::MAX;
+            while before != pulled.load(Ordering::SeqCst) {
+                before = pulled.load(Ordering::SeqCst);
+                tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+            }
+            assert!(before < total, "{before} of {total} bytes were read for one batch");
+        }
+        seen += batch.iter().filter(|seen| matches!(seen, Seen::Put(_))).count();
+        batches += 1;
+        source.sink.room.add_permits(1);
+        if batch.last() == Some(&Seen::Listed) {
+            break;
+        }
+    }
+    assert_eq!(seen, COPIES);
+    assert!(batches >= COPIES / 200, "{batches}");
+}
+
+#[tokio::test]
+async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
+    let mut server = Server::plain().await;
+    server.reply(Reply::Answer(404, Vec::new(), Bytes::from_static(b"404 page not found")));
+    let api = server.api();
+    let mut source =
+        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
+    server.nothing_more();
+    // Minute by minute nothing is said, and after ten of them it is asked.
+    tokio::time::pause();
+    for _ in 0..10 {
+        source.says(&[Said::Nothing]).await;
+    }
+    tokio::time::resume();
+    let feed = begin(&server);
+    server.seen().await;
+    let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
+        name: "kubernetes".into(),
+        resource_version: "3".into(),
+        ..Default::default()
+    });
+    let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
+    feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
+    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
+    let cidr = Said::Put("kubernetes".into(), "10.96.0.0/12".into());
+    source.says(&[Said::Listing, cidr, Said::Listed]).await;
+    server.nothing_more();
+}
+
+/// Of the other kinds a 404 is a failure.
+#[tokio::test]
+async fn a_server_without_slices_is_a_failure() {
+    let server = Server::plain().await;
+    server.reply(Reply::Answer(404, Vec::new(), Bytes::from_static(b"404 page not found")));
+    let mut source = Source::slices(&server);
+    source.fails("HTTP 404").await;
+}
+
+#[tokio::test]
+async fn three_kinds_are_watched_side_by_side() {
+    let mut server = Server::plain().await;
+    for _ in 0..3 {
+        server.reply(refusal(403, "Forbidden"));
+    }
+    let api = server.api();
+    let mut source =
+        Source::with(Semaphore::MAX_PERMITS, |sink| async move { watch_endpoints(&api, sink).await });
+    let mut kinds = Vec::new();
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        let SourceEvent::Health(kind, ChoreHealth::Failing { reason, .. }) = source.event().await else {
+            panic!("all are refused")
+        };
+        assert!(reason.contains("Forbidden"), "{reason}");
+        kinds.push(kind);
+        let seen = server.seen().await;
+        let selectors = (seen.query("labelSelector"), seen.query("fieldSelector"));
+        let path = seen.line.split('?').next().unwrap().to_owned();
+        lines.push(format!("{path} {selectors:?}"));
+    }
+    kinds.sort();
+    assert_eq!(kinds, [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs]);
+    lines.sort();
+    let services =
+        "(Some(\"%21service.kubernetes.io%2Fservice-proxy-name\"), Some(\"spec.clusterIP%21%3DNone\"))";
+    let slices = "(Some(\"%21service.kubernetes.io%2Fheadless\"), None)";
+    assert_eq!(
+        lines,
+        [
+            format!("GET /api/v1/services {services}"),
+            format!("GET /apis/discovery.k8s.io/v1/endpointslices {slices}"),
+            "GET /apis/networking.k8s.io/v1/servicecidrs (None, None)".to_owned(),
+        ]
+    );
+}
+
+/// What the batches say does not depend on how they arrive: an event that is there is not kept back for one that is
+/// not.
+#[tokio::test]
+async fn an_event_is_told_at_once() {
+    let server = Server::plain().await;
+    let feed = begin(&server);
+    let mut source = Source::slices(&server);
+    feed.listed(4);
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    let whole = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
+    feed.slice("ADDED", "a", 5);
+    feed.bytes(whole.slice(..10));
+    source.says(&[put("a", 5)]).await;
+    feed.bytes(whole.slice(10..));
+    source.says(&[put("b", 6)]).await;
+    assert!(whole.len() > wire::slice("b", 6).encoded_len());
+}

@@ -1,0 +1,190 @@
+//! What Services on a node are made of.
+//!
+//! Owns: [`watch_endpoints`], the source of endpoints that is an API server. In: events of Services, EndpointSlices and
+//! ServiceCIDRs, in protobuf. Out: [`SourceEvent`]s to an [`EventSink`]. The Node is watched by
+//! [`watch_node`](crate::watch_node), once for all who need it; [`node_view`](crate::node_view) is what endpoints need
+//! of it.
+//!
+//! What is asked for is what kube-proxy asks for: Services without the label of another proxy and not headless, slices
+//! that are not of headless Services. A Service that comes to carry the label is gone, by the server's own doing.
+
+use std::{collections::HashMap, marker::PhantomData, sync::Arc};
+
+use futures_util::future::join3;
+use keelson_actors::{
+    cluster::ChoreHealth,
+    endpoints::{
+        Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
+    },
+};
+use keelson_proto::kubernetes::ObjectMeta;
+
+use super::{
+    follow::{Change, Subject, follow},
+    protobuf::{ApiObject, Protobuf},
+};
+use crate::{
+    bodies::{ACCEPT_PROTOBUF, ACCEPT_PROTOBUF_WATCH, escaped},
+    server::ApiServer,
+};
+
+/// Whose endpoints a slice has.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// A Service without a cluster IP, and its slices.
+const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Another proxy than this node's is to make the Service work.
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// When the change was made that led to a slice.
+const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// The labels that are read.
+const LABELS: [&str; 3] = [SERVICE_NAME, HEADLESS, PROXY_NAME];
+/// The annotations that are read.
+const ANNOTATIONS: [&str; 1] = [TRIGGERED];
+
+/// A kind of objects that is watched as a whole.
+pub(crate) trait Collected: ApiObject {
+    const OF: SourceKind;
+    const RESOURCE: &'static str;
+    const PATH: &'static str;
+    /// Selectors: parameter and value.
+    const SELECTORS: &'static [(&'static str, &'static str)];
+    const OPTIONAL: bool = false;
+
+    fn event(seen: Vec<Seen<Self>>) -> SourceEvent;
+}
+
+impl Collected for Service {
+    const OF: SourceKind = SourceKind::Services;
+    const RESOURCE: &'static str = "services";
+    const PATH: &'static str = "/api/v1/services";
+    const SELECTORS: &'static [(&'static str, &'static str)] = &[
+        ("labelSelector", "!service.kubernetes.io/service-proxy-name"),
+        ("fieldSelector", "spec.clusterIP!=None"),
+    ];
+
+    fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
+        SourceEvent::Services(seen)
+    }
+}
+
+impl Collected for EndpointSlice {
+    const OF: SourceKind = SourceKind::EndpointSlices;
+    const RESOURCE: &'static str = "endpointslices";
+    const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
+    const SELECTORS: &'static [(&'static str, &'static str)] =
+        &[("labelSelector", "!service.kubernetes.io/headless")];
+
+    fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
+        SourceEvent::EndpointSlices(seen)
+    }
+}
+
+impl Collected for ServiceCidr {
+    const OF: SourceKind = SourceKind::ServiceCidrs;
+    const RESOURCE: &'static str = "servicecidrs";
+    const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
+    const SELECTORS: &'static [(&'static str, &'static str)] = &[];
+    // Since 1.33.
+    const OPTIONAL: bool = true;
+
+    fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
+        SourceEvent::ServiceCidrs(seen)
+    }
+}
+
+/// Lets go of labels and annotations that nobody reads. A managedFields is never even decoded.
+fn reduce(meta: &mut Option<ObjectMeta>) {
+    fn only(all: &mut HashMap<String, String>, read: &[&str]) {
+        // A new map, for an emptied one keeps its memory.
+        *all = std::mem::take(all).into_iter().filter(|(name, _)| read.contains(&name.as_str())).collect();
+    }
+    if let Some(meta) = meta {
+        only(&mut meta.labels, &LABELS);
+        only(&mut meta.annotations, &ANNOTATIONS);
+    }
+}
+
+macro_rules! api_object {
+    ($($of:ty, $kind:literal;)*) => {
+        $(impl ApiObject for $of {
+            const KIND: &'static str = $kind;
+
+            fn metadata(&mut self) -> &mut Option<ObjectMeta> {
+                &mut self.metadata
+            }
+
+            fn reduce(&mut self) {
+                reduce(&mut self.metadata);
+            }
+        })*
+    };
+}
+
+api_object! {
+    Service, "Service";
+    EndpointSlice, "EndpointSlice";
+    ServiceCidr, "ServiceCIDR";
+}
+
+/// All objects of a kind, for a sink.
+struct Collection<T> {
+    sink: Arc<dyn EventSink>,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: Collected> Subject for Collection<T> {
+    type Encoding = Protobuf<T>;
+    const RESOURCE: &'static str = T::RESOURCE;
+    const ACCEPT: &'static str = ACCEPT_PROTOBUF_WATCH;
+    const ACCEPT_LIST: &'static str = ACCEPT_PROTOBUF;
+    const OPTIONAL: bool = T::OPTIONAL;
+
+    fn path(&self) -> &'static str {
+        T::PATH
+    }
+
+    fn selectors(&self) -> Vec<String> {
+        T::SELECTORS.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect()
+    }
+
+    async fn tell(&mut self, changes: Vec<Change<T>>) -> Answer {
+        let seen = changes.into_iter().map(seen).collect();
+        self.sink.send(T::event(seen)).await
+    }
+
+    async fn health(&mut self, health: ChoreHealth) -> Answer {
+        self.sink.send(SourceEvent::Health(T::OF, health)).await
+    }
+}
+
+fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
+    match change {
+        Change::Listing => Seen::Listing,
+        Change::Put(object) => Seen::Put(Box::new(object)),
+        Change::Gone(mut object) => {
+            let meta = object.metadata().take().unwrap_or_default();
+            Seen::Gone(ServiceName::new(&meta.namespace, &meta.name))
+        }
+        Change::Listed => Seen::Listed,
+    }
+}
+
+/// Watches Services, EndpointSlices and ServiceCIDRs until dropped. The sink is told what there is as soon as that is
+/// known, in batches of up to 200 objects, and each change after that without delay; of the metadata it gets name,
+/// namespace, and the few labels and annotations that are read. The next batch is read when the sink has answered, and
+/// one that answers [`Answer::ListAgain`] hears everything of that kind again. About once a minute, with the server's
+/// bookmark, it gets a batch of nothing, so that it can give that answer when nothing happens.
+///
+/// How each watch fares is an event too, the first when it is well or has failed. A server without ServiceCIDRs, as one
+/// before 1.33, has none; that is well, and it is asked again every ten minutes.
+pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
+    let services = collect::<Service>(api, Arc::clone(&sink));
+    let slices = collect::<EndpointSlice>(api, Arc::clone(&sink));
+    join3(services, slices, collect::<ServiceCidr>(api, sink)).await;
+}
+
+/// Watches one kind until dropped.
+pub(crate) async fn collect<T: Collected>(api: &ApiServer, sink: Arc<dyn EventSink>) {
+    follow(api, &mut Collection::<T> { sink, of: PhantomData }).await;
+}

@@ -1,0 +1,280 @@
+//! Lists and events as protobuf: an event has its length before it, and a list is read object by object.
+//!
+//! Owns: [`Protobuf`], and [`ApiObject`], which tells it what an object is called. In: bodies. Out: objects.
+//!
+//! An event is four bytes of length, the first the highest, and a `meta/v1.WatchEvent` whose object is in an envelope
+//! (`k8s\0` and a `runtime.Unknown`). A list is one envelope, in which each object is a field of its own.
+
+use std::marker::PhantomData;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use keelson_proto::kubernetes::ObjectMeta;
+use prost::Message;
+
+use super::events::{Encoding, Event, INITIAL_END, ListReader, OBJECT_MAX, Part, too_long};
+use crate::{
+    answers::{self, Failure, Status},
+    protobuf::{ListMeta, MAGIC, TypeMeta, WatchEvent, open_shared, status},
+};
+
+/// Bytes of an event's length.
+const LENGTH: usize = 4;
+
+/// An object of the API, or as much of it as is read.
+pub(crate) trait ApiObject: Message + Default + 'static {
+    /// What `kind` says of it.
+    const KIND: &'static str;
+
+    /// Its metadata.
+    fn metadata(&mut self) -> &mut Option<ObjectMeta>;
+
+    /// Lets go of what nobody reads, right after it was decoded.
+    fn reduce(&mut self);
+}
+
+/// The encoding of objects of this kind.
+pub(crate) struct Protobuf<T>(PhantomData<fn() -> T>);
+
+/// Decodes an object of a list or an event: its resourceVersion, and the object without what nobody reads.
+fn object<T: ApiObject>(bytes: impl bytes::Buf) -> Result<(String, T), Failure> {
+    let mut object = T::decode(bytes)
+        .map_err(|err| answers::senseless(format!("a {} that cannot be decoded ({err})", T::KIND)))?;
+    let meta = object.metadata().get_or_insert_default();
+    if meta.name.is_empty() || meta.resource_version.is_empty() {
+        return Err(answers::senseless(format!("a {} without a name or a resourceVersion", T::KIND)));
+    }
+    let version = std::mem::take(&mut meta.resource_version);
+    object.reduce();
+    Ok((version, object))
+}
+
+impl<T: ApiObject> Encoding for Protobuf<T> {
+    type Object = T;
+    type List = List<T>;
+
+    fn cut(held: &mut BytesMut, _searched: &mut usize) -> Result<Option<Bytes>, Failure> {
+        let Some(length) = held.first_chunk::<LENGTH>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+        if length > OBJECT_MAX {
+            return Err(too_long("an event"));
+        }
+        if held.len() < LENGTH + length {
+            return Ok(None);
+        }
+        held.advance(LENGTH);
+        Ok(Some(held.split_to(length).freeze()))
+    }
+
+    fn event(frame: Bytes) -> Result<Event<T>, Failure> {
+        let event = WatchEvent::decode(frame)
+            .map_err(|err| answers::senseless(format!("an event that cannot be decoded ({err})")))?;
+        let bytes = event.object.unwrap_or_default().raw;
+        if event.kind == "ERROR" {
+            let status = status(&bytes).ok_or_else(|| answers::senseless("an error without a Status"))?;
+            return Ok(Event::Error(Status::from(status).failure()));
+        }
+        let envelope = open_shared(&bytes).filter(|envelope| is_a(envelope.type_meta.as_ref(), T::KIND, ""));
+        let Some(envelope) = envelope else {
+            return Err(answers::senseless(format!("an event of something else than a {}", T::KIND)));
+        };
+        match event.kind.as_str() {
+            "ADDED" | "MODIFIED" => {
+                let (version, object) = object(envelope.raw)?;
+                Ok(Event::Put { version, object })
+            }
+            "DELETED" => {
+                let (version, object) = object(envelope.raw)?;
+                Ok(Event::Gone { version, object })
+            }
+            "BOOKMARK" => bookmark::<T>(envelope.raw),
+            _ => Err(answers::senseless("an event of an unknown type")),
+        }
+    }
+}
+
+/// A bookmark is an object with nothing but a version, and perhaps an annotation.
+fn bookmark<T: ApiObject>(bytes: Bytes) -> Result<Event<T>, Failure> {
+    let mut object = T::decode(bytes)
+        .map_err(|err| answers::senseless(format!("a bookmark that cannot be decoded ({err})")))?;
+    let meta = object.metadata().take().unwrap_or_default();
+    if meta.resource_version.is_empty() {
+        return Err(answers::senseless("a bookmark without a resourceVersion"));
+    }
+    let initial_end = meta.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
+    Ok(Event::Bookmark { version: meta.resource_version, initial_end })
+}
+
+fn is_a(types: Option<&TypeMeta>, kind: &str, suffix: &str) -> bool {
+    types.is_some_and(|types| types.kind.strip_suffix(suffix) == Some(kind))
+}
+
+/// How far a list was read.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum At {
+    /// Nothing yet.
+    #[default]
+    Start,
+    /// In the envelope, before the list.
+    Envelope,
+    /// In the list, of which so many bytes are left.
+    List(u64),
+    /// In the envelope, behind the list.
+    End,
+}
+
+/// Reads a list piece by piece: what is held of it is at the most one object, and what came with it.
+pub(crate) struct List<T> {
+    at: At,
+    types: Option<TypeMeta>,
+    version: String,
+    object: PhantomData<fn() -> T>,
+}
+
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        Self { at: At::Start, types: None, version: String::new(), object: PhantomData }
+    }
+}
+
+impl<T: ApiObject> ListReader<T> for List<T> {
+    fn part(&mut self, held: &mut BytesMut, ended: bool) -> Result<Part<T>, Failure> {
+        loop {
+            match self.at {
+                At::Start => {
+                    let Some(start) = held.get(..MAGIC.len()) else { return Ok(Part::More) };
+                    if start != MAGIC {
+                        return Err(answers::senseless("it is no protobuf"));
+                    }
+                    held.advance(MAGIC.len());
+                    self.at = At::Envelope;
+                }
+                At::List(0) => self.at = At::End,
+                At::End if ended && held.is_empty() => return self.end(),
+                At::List(left) => {
+                    let Some(field) = field(held, Some(left))? else { return Ok(Part::More) };
+                    self.at = At::List(left - field.whole as u64);
+                    let bytes = field.take(held);
+                    match field.number {
+                        1 => self.version = list_version(bytes)?,
+                        2 => return Ok(Part::Object(object(bytes)?.1, field.whole)),
+                        _ => {}
+                    }
+                }
+                At::Envelope | At::End => {
+                    if !self.envelope(held)? {
+                        return Ok(Part::More);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: ApiObject> List<T> {
+    /// One field of the envelope; false when there is more to be read first.
+    fn envelope(&mut self, held: &mut BytesMut) -> Result<bool, Failure> {
+        let Some(head) = head(held)? else { return Ok(false) };
+        // The list itself, which is not waited for.
+        if head.number == 2 && head.delimited {
+            if self.at == At::End || !is_a(self.types.as_ref(), T::KIND, "List") {
+                return Err(answers::senseless(format!("it is no {}List", T::KIND)));
+            }
+            held.advance(head.size);
+            self.at = At::List(head.payload);
+            return Ok(true);
+        }
+        let Some(field) = field(held, None)? else { return Ok(false) };
+        let bytes = field.take(held);
+        if field.number == 1 {
+            let types = TypeMeta::decode(bytes);
+            self.types = Some(types.map_err(|err| answers::senseless(format!("its type ({err})")))?);
+        }
+        Ok(true)
+    }
+
+    fn end(&mut self) -> Result<Part<T>, Failure> {
+        if self.version.is_empty() {
+            return Err(answers::senseless("the list has no resourceVersion"));
+        }
+        Ok(Part::End(std::mem::take(&mut self.version)))
+    }
+}
+
+fn list_version(bytes: Bytes) -> Result<String, Failure> {
+    let meta = ListMeta::decode(bytes);
+    Ok(meta.map_err(|err| answers::senseless(format!("the list's metadata ({err})")))?.resource_version)
+}
+
+/// The beginning of a field.
+struct Head {
+    number: u64,
+    /// Of tag and length, or of a whole number.
+    size: usize,
+    /// Bytes that follow.
+    payload: u64,
+    /// The payload is bytes, a string or a message.
+    delimited: bool,
+}
+
+/// A field that is there as a whole.
+struct Field {
+    number: u64,
+    head: usize,
+    whole: usize,
+}
+
+impl Field {
+    /// Takes the field off what is held, and gives its payload.
+    fn take(&self, held: &mut BytesMut) -> Bytes {
+        let mut bytes = held.split_to(self.whole).freeze();
+        bytes.advance(self.head);
+        bytes
+    }
+}
+
+/// The field that begins here, when it is there as a whole. `left`: where the message that it belongs to ends.
+fn field(held: &[u8], left: Option<u64>) -> Result<Option<Field>, Failure> {
+    let Some(head) = head(held)? else {
+        return Ok(None);
+    };
+    let whole = (head.size as u64).saturating_add(head.payload);
+    if left.is_some_and(|left| whole > left) {
+        return Err(answers::senseless("a field that ends behind its message"));
+    }
+    let whole = usize::try_from(whole).ok().filter(|whole| *whole <= OBJECT_MAX);
+    let whole = whole.ok_or_else(|| too_long("an object"))?;
+    Ok((held.len() >= whole).then_some(Field { number: head.number, head: head.size, whole }))
+}
+
+fn head(held: &[u8]) -> Result<Option<Head>, Failure> {
+    let Some((tag, size)) = varint(held)? else { return Ok(None) };
+    let (number, rest) = (tag >> 3, &held[size..]);
+    Ok(Some(match tag & 7 {
+        0 => match varint(rest)? {
+            Some((_, more)) => Head { number, size: size + more, payload: 0, delimited: false },
+            None => return Ok(None),
+        },
+        1 => Head { number, size, payload: 8, delimited: false },
+        2 => match varint(rest)? {
+            Some((payload, more)) => Head { number, size: size + more, payload, delimited: true },
+            None => return Ok(None),
+        },
+        5 => Head { number, size, payload: 4, delimited: false },
+        _ => return Err(answers::senseless("a field of no known type")),
+    }))
+}
+
+/// A number of up to ten bytes, seven bits in each, and how many they were; none when they are not all there.
+fn varint(held: &[u8]) -> Result<Option<(u64, usize)>, Failure> {
+    let mut value = 0_u64;
+    for (at, byte) in held.iter().take(10).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            return Ok(Some((value, at + 1)));
+        }
+    }
+    if held.len() < 10 { Ok(None) } else { Err(answers::senseless("a number longer than ten bytes")) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Owns: very many Services and EndpointSlices, the same each time. In: a cluster, or a folder. Out: objects at its API
+//! server, or manifests.
+//!
+//! ```ignore
+//! let made = bulk::make(&cluster, 10_000, 10).await?;       // about a minute on two cores; prints nothing
+//! bulk::touch(&cluster, 17, 4711).await?;                   // one change: the slice of bulk/svc-00017 gets another port
+//! bulk::manifests(&folder, "node", 1_000, 10)?;             // the same objects, for `endpoints.manifests`
+//! bulk::remove(&cluster, 10_000).await?;
+//! ```
+//!
+//! Service `N` is `bulk/svc-NNNNN`: ClusterIP, port `http` 80, and `443` named `https` every fourth; its one slice is
+//! `bulk/svc-NNNNN-a`, its endpoints have addresses of 10.128.0.0/9 that nobody else has, and are spread over 100 nodes
+//! `bulk-node-NNN`, of which the test may well be one, and three zones. Every tenth Service has hints by zone.
+
+use super::objects::{Kind, Writer, endpoint, port, service, slice};
+use crate::kube::Cluster;
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Where they are.
+pub const NAMESPACE: &str = "bulk";
+/// How many write at the same time.
+const WORKERS: usize = 32;
+/// How many Services are in one manifest.
+const IN_A_FILE: usize = 100;
+
+/// What was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Made {
+    /// How many Services, each with a slice.
+    pub services: usize,
+    /// How many endpoints all together.
+    pub endpoints: usize,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// The name of a Service.
+pub fn name(number: usize) -> String {
+    format!("svc-{number:05}")
+}
+
+/// The address of an endpoint, by its number among all of its Service.
+fn address(service: usize, each: usize, number: usize) -> String {
+    let at = service * each + number;
+    format!("10.{}.{}.{}", 128 + (at >> 16) % 128, (at >> 8) & 255, at & 255)
+}
+
+fn ports(number: usize) -> Vec<Value> {
+    let mut ports = vec![port("http", 80)];
+    if number.is_multiple_of(4) {
+        ports.push(port("https", 443));
+    }
+    ports
+}
+
+fn the_service(number: usize) -> Value {
+    service(&name(number), &ports(number), &json!({}))
+}
+
+/// The slice of a Service, whose port `http` has this number.
+fn the_slice(number: usize, each: usize, http: u16) -> Value {
+    let endpoints: Vec<Value> = (0..each)
+        .map(|n| {
+            let zone = ["zone-a", "zone-b", "zone-c"][n % 3];
+            let mut more = json!({"zone": zone, "targetRef": {"kind": "Pod", "name": format!("pod-{number}-{n}")}});
+            if number.is_multiple_of(10) {
+                more["hints"] = json!({"forZones": [{"name": zone}]});
+            }
+            endpoint(&address(number, each, n), &format!("bulk-node-{:03}", (number + n) % 100), &more)
+        })
+        .collect();
+    let mut ports = vec![port("http", http)];
+    if number.is_multiple_of(4) {
+        ports.push(port("https", 8443));
+    }
+    slice(&name(number), "a", &ports, &endpoints)
+}
+
+/// Makes so many Services with so many endpoints each.
+pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> Result<Made> {
+    let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
+    let started = Instant::now();
+    at_once(services, move |number| {
+        let writer = writer.clone();
+        async move {
+            writer.create(Kind::Service, &the_service(number)).await?;
+            writer.create(Kind::Slice, &the_slice(number, endpoints_each, 8080)).await.map(drop)
+        }
+    })
+    .await?;
+    Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
+}
+
+/// Changes one of them: its endpoints listen at this number from now on.
+pub async fn touch(cluster: &Cluster, number: usize, http: u16) -> Result<()> {
+    let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
+    let mut ports = vec![port("http", http)];
+    if number.is_multiple_of(4) {
+        ports.push(port("https", 8443));
+    }
+    writer.patch(Kind::Slice, &format!("{}-a", name(number)), &json!({"ports": ports})).await.map(drop)
+}
+
+/// Deletes the first so many of them.
+pub async fn remove(cluster: &Cluster, services: usize) -> Result<()> {
+    let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
+    at_once(services, move |number| {
+        let writer = writer.clone();
+        async move {
+            writer.delete(Kind::Slice, &format!("{}-a", name(number))).await?;
+            writer.delete(Kind::Service, &name(number)).await
+        }
+    })
+    .await
+}
+
+/// Does something for each number, [`WORKERS`] at the same time.
+async fn at_once<F>(count: usize, each: impl Fn(usize) -> F + Clone + Send + 'static) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send,
+{
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut workers = JoinSet::new();
+    for _ in 0..WORKERS {
+        let (next, each) = (next.clone(), each.clone());
+        workers.spawn(async move {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= count {
+                    return anyhow::Ok(());
+                }
+                each(number).await?;
+            }
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.context("a writer panicked")??;
+    }
+    Ok(())
+}
+
+/// Writes the same objects as manifests into a folder, which must be there, and a Node of this name in zone `zone-a`. The
+/// addresses that an API server would choose are 10.100.0.0 and those that follow.
+pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usize) -> Result<Made> {
+    let started = Instant::now();
+    if services > 1 << 16 {
+        bail!("{services} Services have no addresses here");
+    }
+    let of_node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": node, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
+    });
+    write(folder, "node.json", &of_node)?;
+    for first in (0..services).step_by(IN_A_FILE) {
+        let mut items = Vec::new();
+        for number in first..services.min(first + IN_A_FILE) {
+            let mut service = the_service(number);
+            let ip = format!("10.100.{}.{}", number >> 8, number & 255);
+            service["spec"]["clusterIP"] = json!(ip);
+            service["spec"]["clusterIPs"] = json!([ip]);
+            service["spec"]["ipFamilies"] = json!(["IPv4"]);
+            service["spec"]["type"] = json!("ClusterIP");
+            for mut object in [service, the_slice(number, endpoints_each, 8080)] {
+                object["metadata"]["namespace"] = json!(NAMESPACE);
+                items.push(object);
+            }
+        }
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+        write(folder, &format!("bulk-{first:05}.json"), &list)?;
+    }
+    Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
+}
+
+/// Written beside its place and renamed, as such a folder wants it.
+fn write(folder: &Path, name: &str, object: &Value) -> Result<()> {
+    let (hidden, file) = (folder.join(format!(".{name}")), folder.join(name));
+    fs::write(&hidden, object.to_string())
+        .and_then(|()| fs::rename(&hidden, &file))
+        .with_context(|| format!("cannot write {}", file.display()))
+}

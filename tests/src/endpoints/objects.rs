@@ -1,0 +1,165 @@
+//! Owns: objects as JSON, and how they are written. In: an administrator. Out: requests, one a call.
+
+use crate::kube::Admin;
+use anyhow::{Context as _, Result};
+use http::{Method, Request};
+use serde_json::{Value, json};
+
+/// The kinds of objects that endpoints are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `v1/Namespace`.
+    Namespace,
+    /// `v1/Service`.
+    Service,
+    /// `discovery.k8s.io/v1/EndpointSlice`.
+    Slice,
+    /// `v1/Node`.
+    Node,
+    /// `networking.k8s.io/v1/ServiceCIDR`.
+    ServiceCidr,
+}
+
+impl Kind {
+    /// Where objects of this kind are; the namespace is of no meaning to some.
+    pub fn path(self, namespace: &str) -> String {
+        match self {
+            Self::Namespace => "/api/v1/namespaces".to_owned(),
+            Self::Node => "/api/v1/nodes".to_owned(),
+            Self::ServiceCidr => "/apis/networking.k8s.io/v1/servicecidrs".to_owned(),
+            Self::Service => format!("/api/v1/namespaces/{namespace}/services"),
+            Self::Slice => format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+        }
+    }
+
+    /// Where all of them are, in every namespace.
+    pub fn everywhere(self) -> &'static str {
+        match self {
+            Self::Namespace => "/api/v1/namespaces",
+            Self::Node => "/api/v1/nodes",
+            Self::ServiceCidr => "/apis/networking.k8s.io/v1/servicecidrs",
+            Self::Service => "/api/v1/services",
+            Self::Slice => "/apis/discovery.k8s.io/v1/endpointslices",
+        }
+    }
+}
+
+/// Writes objects, as an administrator. Cheap to clone.
+#[derive(Clone)]
+pub struct Writer {
+    client: kube::Client,
+    namespace: String,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    /// Who writes into this namespace, which is made unless it is there.
+    pub async fn new(admin: &Admin, namespace: &str) -> Result<Self> {
+        let writer = Self { client: admin.client(), namespace: namespace.to_owned() };
+        let object = json!({"metadata": {"name": namespace}});
+        match writer.try_create(Kind::Namespace, &object).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            other => {
+                other.with_context(|| format!("cannot make the namespace {namespace}"))?;
+            }
+        }
+        Ok(writer)
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// One request about an object, or about all of a kind when it has no name; tells what the API server said.
+    pub async fn ask(
+        &self,
+        method: Method,
+        kind: Kind,
+        name: &str,
+        body: Option<&Value>,
+    ) -> kube::Result<Value> {
+        let mut path = kind.path(&self.namespace);
+        if !name.is_empty() {
+            path = format!("{path}/{name}");
+        }
+        let content =
+            if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let request = Request::builder().method(method).uri(path).header("content-type", content);
+        let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
+        let request = request.body(body).map_err(kube::Error::HttpError)?;
+        self.client.request(request).await
+    }
+
+    /// Makes an object.
+    pub async fn try_create(&self, kind: Kind, object: &Value) -> kube::Result<Value> {
+        self.ask(Method::POST, kind, "", Some(object)).await
+    }
+
+    /// Makes an object, which must not be there.
+    pub async fn create(&self, kind: Kind, object: &Value) -> Result<Value> {
+        self.try_create(kind, object).await.with_context(|| format!("cannot make {object}"))
+    }
+
+    /// Replaces an object, which must be there, whatever its version.
+    pub async fn replace(&self, kind: Kind, object: &Value) -> Result<Value> {
+        let name = object["metadata"]["name"].as_str().context("an object has a name")?;
+        let done = self.ask(Method::PUT, kind, name, Some(object)).await;
+        done.with_context(|| format!("cannot replace {object}"))
+    }
+
+    /// Changes parts of an object (JSON merge patch). `name` may end in `/status`.
+    pub async fn patch(&self, kind: Kind, name: &str, patch: &Value) -> Result<Value> {
+        let done = self.ask(Method::PATCH, kind, name, Some(patch)).await;
+        done.with_context(|| format!("cannot patch {kind:?} {name} with {patch}"))
+    }
+
+    /// Deletes an object, which must be there.
+    pub async fn delete(&self, kind: Kind, name: &str) -> Result<()> {
+        let done = self.ask(Method::DELETE, kind, name, None).await;
+        done.map(drop).with_context(|| format!("cannot delete {kind:?} {name}"))
+    }
+}
+
+/// A port of a Service, TCP, under a name.
+pub fn port(name: &str, number: u16) -> Value {
+    json!({"name": name, "protocol": "TCP", "port": number})
+}
+
+/// A Service without a selector: nobody but the test makes its slices. `spec` may replace any part of its spec.
+pub fn service(name: &str, ports: &[Value], spec: &Value) -> Value {
+    let mut whole = json!({"ports": ports});
+    if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
+        whole.extend(spec.clone());
+    }
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": whole})
+}
+
+/// An endpoint that is ready, on a node. `more` may replace any part of it.
+pub fn endpoint(address: &str, node: &str, more: &Value) -> Value {
+    let mut whole = json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
+    if let (Some(whole), Some(more)) = (whole.as_object_mut(), more.as_object()) {
+        whole.extend(more.clone());
+    }
+    whole
+}
+
+/// A slice `SERVICE-SUFFIX` of a Service. It is of IPv6 when its first address is.
+pub fn slice(service: &str, suffix: &str, ports: &[Value], endpoints: &[Value]) -> Value {
+    let v6 = endpoints
+        .first()
+        .and_then(|endpoint| endpoint["addresses"][0].as_str())
+        .is_some_and(|address| address.contains(':'));
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": format!("{service}-{suffix}"), "labels": {"kubernetes.io/service-name": service}},
+        "addressType": if v6 { "IPv6" } else { "IPv4" },
+        "ports": ports,
+        "endpoints": endpoints,
+    })
+}

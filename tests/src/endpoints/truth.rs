@@ -1,0 +1,120 @@
+//! Owns: what the objects of an API server mean on a node. In: the objects, as an administrator lists them in JSON. Out:
+//! [`Truth`], worked out from all of them at once by the agent's own pure function; everything else of the agent (watches,
+//! protobuf, increments, disk, both APIs, clients) has to come to the same.
+
+use super::objects::Kind;
+use crate::kube::Cluster;
+use anyhow::{Context as _, Result, bail};
+use http::Request;
+use keelson_actors::endpoints::{NodeView, ServiceName, view};
+use keelson_proto::kubernetes::{EndpointSlice, Service, ServiceCidr};
+use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+
+/// How many objects are asked for at once.
+const PAGE: usize = 1000;
+
+/// What the API server's objects mean on a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Truth {
+    /// `namespace/name` and what it means.
+    pub services: BTreeMap<String, ServiceEndpoints>,
+    /// The node.
+    pub node: NodeInfo,
+}
+
+impl Truth {
+    /// What they mean now on the node of this name. The lists are made one after the other, so nobody may write meanwhile.
+    pub async fn of(cluster: &Cluster, node: &str) -> Result<Self> {
+        let client = cluster.admin.client();
+        let services: Vec<Service> = list(&client, Kind::Service).await?;
+        let slices: Vec<EndpointSlice> = list(&client, Kind::Slice).await?;
+        let cidrs: Vec<ServiceCidr> = list(&client, Kind::ServiceCidr).await?;
+        let object = cluster.admin.node(node).await?;
+        let object = object.map(|object| serde_json::to_value(object).context("a Node is JSON")).transpose()?;
+        Ok(Self::from(&services, slices, &cidrs, &node_view(node, object.as_ref())?))
+    }
+
+    fn from(services: &[Service], slices: Vec<EndpointSlice>, cidrs: &[ServiceCidr], node: &NodeView) -> Self {
+        let mut of = HashMap::<ServiceName, Vec<EndpointSlice>>::new();
+        for slice in slices {
+            if let Some(owner) = view::owner(&slice) {
+                of.entry(owner).or_default().push(slice);
+            }
+        }
+        let mut meant = BTreeMap::new();
+        for service in services {
+            let Some(metadata) = &service.metadata else { continue };
+            let name = ServiceName::new(&metadata.namespace, &metadata.name);
+            let slices = of.get(&name).map_or(&[][..], Vec::as_slice);
+            if let Some(endpoints) = view::view(service, slices, node) {
+                meant.insert(name.as_str().to_owned(), endpoints);
+            }
+        }
+        Self { services: meant, node: view::node_info(node, cidrs) }
+    }
+
+    /// How many endpoints the Services have together.
+    pub fn endpoints(&self) -> usize {
+        self.services.values().map(|service| service.endpoints.len()).sum()
+    }
+}
+
+/// What of a Node counts. Worked out here anew, from the JSON.
+fn node_view(name: &str, object: Option<&Value>) -> Result<NodeView> {
+    let Some(object) = object else { return Ok(NodeView { name: name.to_owned(), ..NodeView::default() }) };
+    let array = |pointer: &str| object.pointer(pointer).and_then(Value::as_array).cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().map(str::to_owned).unwrap_or_default();
+    let mut ips = Vec::new();
+    for kind in ["InternalIP", "ExternalIP"] {
+        for address in array("/status/addresses").iter().filter(|address| address["type"] == kind) {
+            ips.push(text(&address["address"]).parse().context("a Node's address is one")?);
+        }
+    }
+    let doomed = array("/spec/taints").iter().any(|taint| taint["key"] == "ToBeDeletedByClusterAutoscaler");
+    let leaving = object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null());
+    Ok(NodeView {
+        name: name.to_owned(),
+        exists: true,
+        zone: object.pointer("/metadata/labels/topology.kubernetes.io~1zone").map(text),
+        ips,
+        pod_cidrs: array("/spec/podCIDRs").iter().map(text).collect(),
+        eligible: !doomed && !leaving,
+    })
+}
+
+/// Every object of a kind. A change between two pages is no matter to a list, which is of one moment.
+async fn list<T: DeserializeOwned>(client: &kube::Client, kind: Kind) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    let mut following = String::new();
+    loop {
+        let path = format!("{}?limit={PAGE}&continue={following}", kind.everywhere());
+        let request = Request::get(&path).body(Vec::new()).context("not a path")?;
+        let page: Value = client.request(request).await.with_context(|| format!("cannot list {kind:?}"))?;
+        let Value::Object(mut page) = page else { bail!("a list of {kind:?} is no object") };
+        if let Some(Value::Array(items)) = page.remove("items") {
+            for mut item in items {
+                without_nulls(&mut item);
+                all.push(serde_json::from_value(item).with_context(|| format!("no {kind:?}"))?);
+            }
+        }
+        match page["metadata"]["continue"].as_str().unwrap_or_default() {
+            "" => return Ok(all),
+            more => more.clone_into(&mut following),
+        }
+    }
+}
+
+/// Drops what is null, which means the same as what is not there.
+fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.values_mut().for_each(without_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        _ => {}
+    }
+}

@@ -1,0 +1,152 @@
+//! Owns: a whole state as a consumer holds it, and what must be true of every one. In: changes. Out: faults.
+
+use super::truth::Truth;
+use anyhow::{Result, bail};
+use keelson_client::{Position, ServiceName};
+use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
+use prost::Message as _;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a test wants to be true of every whole state.
+pub type Invariant = Arc<dyn Fn(&Whole) -> Result<()> + Send + Sync>;
+
+/// How much of a difference is shown.
+const SHOWN: usize = 5;
+
+/// A whole state.
+#[derive(Clone, Debug, Default)]
+pub struct Whole {
+    /// Which, and whether it is stale.
+    pub position: Position,
+    /// The node.
+    pub node: Option<NodeInfo>,
+    /// `namespace/name` and what it means.
+    pub services: BTreeMap<String, ServiceEndpoints>,
+    /// All of the above but the position, in a number.
+    digest: u64,
+}
+
+fn hash(name: &str, bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (name, bytes).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Whole {
+    /// A Service by `namespace/name`.
+    pub fn service(&self, name: &str) -> Option<&ServiceEndpoints> {
+        self.services.get(name)
+    }
+
+    /// Number of instance and revision.
+    pub fn pair(&self) -> (u64, u64) {
+        (self.position.instance_id, self.position.rev)
+    }
+
+    pub(super) fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+        self.digest ^= hash(name.as_str(), &service.encode_to_vec());
+        if let Some(former) = self.services.insert(name.as_str().to_owned(), service) {
+            self.digest ^= hash(name.as_str(), &former.encode_to_vec());
+        }
+    }
+
+    pub(super) fn delete(&mut self, name: &ServiceName) {
+        if let Some(former) = self.services.remove(name.as_str()) {
+            self.digest ^= hash(name.as_str(), &former.encode_to_vec());
+        }
+    }
+
+    pub(super) fn set_node(&mut self, node: NodeInfo) {
+        self.digest ^= hash("", &node.encode_to_vec());
+        if let Some(former) = self.node.replace(node) {
+            self.digest ^= hash("", &former.encode_to_vec());
+        }
+    }
+
+    /// Fails unless this is the truth.
+    pub fn is(&self, truth: &Truth) -> Result<()> {
+        let mut differences = String::new();
+        if self.node.as_ref() != Some(&truth.node) {
+            let _ = writeln!(differences, "the node is {:?}, not {:?}", self.node, truth.node);
+        }
+        let (mut count, names) = (0, self.services.keys().chain(truth.services.keys()));
+        let names: std::collections::BTreeSet<_> = names.collect();
+        for name in names {
+            let (here, there) = (self.services.get(name), truth.services.get(name));
+            if here != there {
+                count += 1;
+                if count <= SHOWN {
+                    let _ = writeln!(differences, "{name} is {here:?},\n  not {there:?}");
+                }
+            }
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        bail!("{:?} differs from the truth in {count} Services:\n{differences}", self.position)
+    }
+}
+
+/// What each pair of instance and revision was seen to mean: the same for whoever sees it, whenever, over whichever API.
+/// Cheap to clone; consumers of one agent share it.
+#[derive(Clone, Debug, Default)]
+pub struct Pairs(Arc<Mutex<HashMap<(u64, u64), u64>>>);
+
+impl Pairs {
+    /// Fails when this pair was seen with other contents.
+    pub(super) fn note(&self, whole: &Whole) -> Result<()> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let former = *all.entry(whole.pair()).or_insert(whole.digest);
+        if former != whole.digest {
+            bail!("{:?} has two meanings", whole.position);
+        }
+        Ok(())
+    }
+
+    /// How many pairs were seen.
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Whether none was seen.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_contents_have_equal_digests_however_they_came_about() {
+        let name = |name: &str| ServiceName::new("ns", name);
+        let service = |n| ServiceEndpoints { health_check_node_port: n, ..ServiceEndpoints::default() };
+        let mut one = Whole::default();
+        one.set(&name("a"), service(1));
+        one.set(&name("b"), service(2));
+        one.set_node(NodeInfo { zone: "z".to_owned(), ..NodeInfo::default() });
+        let mut other = Whole::default();
+        other.set_node(NodeInfo::default());
+        other.set_node(NodeInfo { zone: "z".to_owned(), ..NodeInfo::default() });
+        for (name_of, number) in [("c", 3), ("b", 7), ("b", 2), ("a", 1)] {
+            other.set(&name(name_of), service(number));
+        }
+        assert_ne!(one.digest, other.digest);
+        other.delete(&name("c"));
+        other.delete(&name("never"));
+        assert_eq!((one.digest, &one.services), (other.digest, &other.services));
+
+        let pairs = Pairs::default();
+        pairs.note(&one).unwrap();
+        pairs.note(&other).unwrap();
+        other.set(&name("a"), service(9));
+        assert!(pairs.note(&other).is_err());
+        other.position.rev = 1;
+        pairs.note(&other).unwrap();
+        assert_eq!(pairs.len(), 2);
+    }
+}

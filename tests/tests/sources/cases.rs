@@ -1,0 +1,241 @@
+//! Owns: what every source owes. In: a [`World`]. Out: a failure that says what is not as it was put.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use keelson_actors::endpoints::{NodeView, SourceKind};
+use serde_json::{Value, json};
+
+use crate::objects::{PROXY_NAME, cidr, node, service, slice, with};
+use crate::truth::{Collector, Short, Truth};
+use crate::world::{World, so};
+
+fn short(of: &[(&str, String)]) -> Short {
+    of.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
+}
+
+/// Fails unless these are the Services that count.
+fn services(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
+    let found = truth.services(&world.namespace())?;
+    ensure!(found == short(expected), "Services are {found:?}");
+    Ok(())
+}
+
+/// Fails unless these are the slices.
+fn slices(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
+    let found = truth.slices(&world.namespace())?;
+    ensure!(found == short(expected), "slices are {found:?}");
+    Ok(())
+}
+
+const COLLECTED: [SourceKind; 3] =
+    [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
+
+pub(crate) async fn what_there_is_comes_as_a_listing_of_each_kind(world: &impl World) -> Result<()> {
+    let ns = world.namespace();
+    let range = format!("range-{}", world.number());
+    world.put(&service(&ns, "a", &world.ip(1))).await?;
+    world.put(&service(&ns, "b", &world.ip(2))).await?;
+    world.put(&slice(&ns, "a-1", "a", &["10.0.0.1", "10.0.0.2"])).await?;
+    world.put(&slice(&ns, "a-2", "a", &["10.0.0.3"])).await?;
+    world.put(&cidr(&range, "172.30.0.0/24")).await?;
+    world.put(&node(&world.node(), "zone-a", None)).await?;
+    let sink = Arc::new(Collector::default());
+    let _source = world.start(&sink);
+    so(&sink, "everything is told", |truth| {
+        let ip = |n| format!("{} 80", world.ip(n));
+        services(truth, world, &[("a", ip(1)), ("b", ip(2))])?;
+        slices(truth, world, &[("a-1", "a: 10.0.0.1,10.0.0.2".into()), ("a-2", "a: 10.0.0.3".into())])?;
+        let cidrs = truth.cidrs(&range)?;
+        ensure!(cidrs == short(&[("", "172.30.0.0/24".into())]), "ServiceCIDRs are {cidrs:?}");
+        let node = truth.node.as_ref().context("no Node")?;
+        ensure!(node.exists && node.name == world.node(), "{node:?}");
+        truth.well(&SourceKind::ALL)
+    })
+    .await
+}
+
+pub(crate) async fn each_change_is_told(world: &impl World) -> Result<()> {
+    let ns = world.namespace();
+    let range = format!("range-{}", world.number());
+    let sink = Arc::new(Collector::default());
+    let _source = world.start(&sink);
+    so(&sink, "there is nothing", |truth| {
+        services(truth, world, &[])?;
+        slices(truth, world, &[])?;
+        truth.well(&COLLECTED)
+    })
+    .await?;
+
+    let a = service(&ns, "a", &world.ip(1));
+    let ip = format!("{} 80", world.ip(1));
+    world.put(&a).await?;
+    so(&sink, "a Service is made", |truth| services(truth, world, &[("a", ip.clone())])).await?;
+    let a = with(a, "/spec/ports", json!([{"name": "http", "port": 81, "protocol": "TCP"}]));
+    world.put(&a).await?;
+    let ip = format!("{} 81", world.ip(1));
+    so(&sink, "its port changes", |truth| services(truth, world, &[("a", ip.clone())])).await?;
+
+    world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
+    so(&sink, "a slice is made", |truth| slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])).await?;
+    let second = slice(&ns, "a-2", "a", &["10.0.0.2"]);
+    world.put(&second).await?;
+    world.put(&slice(&ns, "a-1", "a", &["10.0.0.7", "10.0.0.8"])).await?;
+    let changed = ("a-1", "a: 10.0.0.7,10.0.0.8".to_owned());
+    so(&sink, "slices come and change", |truth| {
+        slices(truth, world, &[changed.clone(), ("a-2", "a: 10.0.0.2".into())])
+    })
+    .await?;
+    world.delete(&second).await?;
+    so(&sink, "a slice goes", |truth| slices(truth, world, std::slice::from_ref(&changed))).await?;
+
+    let own = cidr(&range, "172.30.1.0/24");
+    world.put(&own).await?;
+    so(&sink, "a ServiceCIDR comes", |truth| {
+        ensure!(truth.cidrs(&range)?.len() == 1, "{:?}", truth.cidrs(&range)?);
+        Ok(())
+    })
+    .await?;
+    world.delete(&own).await?;
+    world.delete(&a).await?;
+    so(&sink, "they go", |truth| {
+        ensure!(truth.cidrs(&range)?.is_empty(), "{:?}", truth.cidrs(&range)?);
+        services(truth, world, &[])
+    })
+    .await
+}
+
+pub(crate) async fn case_2_a_service_with_the_label_of_another_proxy_vanishes_and_returns(
+    world: &impl World,
+) -> Result<()> {
+    let plain = service(&world.namespace(), "a", &world.ip(1));
+    let there = [("a", format!("{} 80", world.ip(1)))];
+    let sink = Arc::new(Collector::default());
+    let _source = world.start(&sink);
+    world.put(&plain).await?;
+    so(&sink, "the Service is there", |truth| services(truth, world, &there)).await?;
+    // Any value excludes it, even none.
+    for value in ["", "another"] {
+        let labelled = with(plain.clone(), "/metadata/labels", json!({"app": "a", PROXY_NAME: value}));
+        world.put(&labelled).await?;
+        so(&sink, "it has vanished", |truth| services(truth, world, &[])).await?;
+        world.put(&plain).await?;
+        so(&sink, "it is back", |truth| services(truth, world, &there)).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn case_1_headless_and_external_services_do_not_count(world: &impl World) -> Result<()> {
+    let ns = world.namespace();
+    let external = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": ns, "name": "external"},
+        "spec": {"type": "ExternalName", "externalName": "example.com"},
+    });
+    let sink = Arc::new(Collector::default());
+    world.put(&service(&ns, "headless", "None")).await?;
+    let _source = world.start(&sink);
+    world.put(&external).await?;
+    world.put(&service(&ns, "late", "None")).await?;
+    // Told after the others, so whatever was to be told of them was.
+    world.put(&service(&ns, "z", &world.ip(1))).await?;
+    so(&sink, "only one counts", |truth| services(truth, world, &[("z", format!("{} 80", world.ip(1)))])).await
+}
+
+pub(crate) async fn the_node_is_told_as_it_is(world: &impl World) -> Result<()> {
+    let name = world.node();
+    let sink = Arc::new(Collector::default());
+    let _source = world.start(&sink);
+    let none = NodeView { name: name.clone(), ..NodeView::default() };
+    let is = async |what: &str, expected: &NodeView| {
+        so(&sink, what, |truth| {
+            ensure!(truth.node.as_ref() == Some(expected), "the Node is {:?}", truth.node);
+            Ok(())
+        })
+        .await
+    };
+    is("there is no Node", &none).await?;
+    world.put(&node(&name, "zone-a", None)).await?;
+    let there = NodeView {
+        name: name.clone(),
+        exists: true,
+        zone: Some("zone-a".into()),
+        ips: vec!["10.1.2.3".parse()?, "192.0.2.9".parse()?],
+        pod_cidrs: vec!["10.200.0.0/24".into()],
+        eligible: true,
+    };
+    is("the Node is there", &there).await?;
+    let moved = node(&name, "zone-b", Some("ToBeDeletedByClusterAutoscaler"));
+    world.put(&moved).await?;
+    is("it moves, and is to be deleted", &NodeView { zone: Some("zone-b".into()), eligible: false, ..there.clone() })
+        .await?;
+    world.put(&node(&name, "zone-b", Some("other"))).await?;
+    is("it stays", &NodeView { zone: Some("zone-b".into()), ..there }).await?;
+    world.delete(&moved).await?;
+    is("it is gone", &none).await
+}
+
+pub(crate) async fn a_sink_that_has_forgotten_hears_everything_again(world: &impl World) -> Result<()> {
+    let ns = world.namespace();
+    world.put(&service(&ns, "a", &world.ip(1))).await?;
+    world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
+    let sink = Arc::new(Collector::default());
+    let _source = world.start(&sink);
+    let of_service = [("a", format!("{} 80", world.ip(1)))];
+    so(&sink, "both are told", |truth| {
+        services(truth, world, &of_service)?;
+        slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])
+    })
+    .await?;
+    for n in 2..4_u8 {
+        sink.forget();
+        // It hears of a change, and says that it knows nothing.
+        world.put(&slice(&ns, "a-1", "a", &[&format!("10.0.0.{n}")])).await?;
+        world.put(&service(&ns, "b", &world.ip(n))).await?;
+        so(&sink, "all is told again", |truth| {
+            let [a] = of_service.clone();
+            services(truth, world, &[a, ("b", format!("{} 80", world.ip(n)))])?;
+            slices(truth, world, &[("a-1", format!("a: 10.0.0.{n}"))])
+        })
+        .await?;
+        world.delete(&service(&ns, "b", &world.ip(n))).await?;
+        so(&sink, "as before", |truth| services(truth, world, &of_service)).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_slow_sink_gets_everything_in_bounded_batches<W: World>(world: &W) -> Result<()> {
+    const COUNT: usize = 1_200;
+    let ns = world.namespace();
+    let all: Vec<Value> =
+        (0..COUNT).map(|n| slice(&ns, &format!("s-{n}"), "a", &[&format!("10.0.{}.{}", n / 200, n % 200)])).collect();
+    world.put_all(&all).await?;
+    let sink = Arc::new(Collector { pause: Duration::from_millis(50), ..Collector::default() });
+    let _source = world.start(&sink);
+    so(&sink, "all slices are told", |truth| {
+        let count = truth.slices(&ns)?.len();
+        ensure!(count == COUNT, "{count} of {COUNT}");
+        Ok(())
+    })
+    .await?;
+    let largest = sink.truth().slices.largest_batch;
+    ensure!(largest <= W::LARGEST_BATCH, "{largest} in one event");
+    Ok(())
+}
+
+pub(crate) async fn a_restarted_source_tells_what_vanished_meanwhile(world: &impl World) -> Result<()> {
+    let ns = world.namespace();
+    let (a, b) = (service(&ns, "a", &world.ip(1)), service(&ns, "b", &world.ip(2)));
+    world.put(&a).await?;
+    world.put(&b).await?;
+    let sink = Arc::new(Collector::default());
+    let there = |n| format!("{} 80", world.ip(n));
+    let source = world.start(&sink);
+    so(&sink, "both are there", |truth| services(truth, world, &[("a", there(1)), ("b", there(2))])).await?;
+    drop(source);
+    world.delete(&a).await?;
+    world.put(&service(&ns, "c", &world.ip(3))).await?;
+    // To the same sink, which still knows what was.
+    let _source = world.start(&sink);
+    so(&sink, "one is gone, one is new", |truth| services(truth, world, &[("b", there(2)), ("c", there(3))])).await
+}

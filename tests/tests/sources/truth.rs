@@ -1,0 +1,268 @@
+//! Owns: a sink that folds what a source says into what is so by it, and notes where a source breaks its word.
+//! In: events. Out: the truth at any moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use keelson_actors::cluster::ChoreHealth;
+use keelson_actors::endpoints::{
+    Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
+};
+use keelson_proto::kubernetes::ObjectMeta;
+
+use crate::objects::PROXY_NAME;
+
+/// Objects by their names, in short.
+pub(crate) type Short = BTreeMap<String, String>;
+
+/// An object that has metadata.
+pub(crate) trait Named {
+    fn meta(&self) -> ObjectMeta;
+}
+
+macro_rules! named {
+    ($($of:ty),*) => {
+        $(impl Named for $of {
+            fn meta(&self) -> ObjectMeta {
+                self.metadata.clone().unwrap_or_default()
+            }
+        })*
+    };
+}
+
+named!(Service, EndpointSlice, ServiceCidr);
+
+/// What is known of a kind.
+#[derive(Debug)]
+pub(crate) struct Known<T> {
+    pub(crate) objects: BTreeMap<String, T>,
+    /// What came in the listing under way.
+    listing: Option<BTreeSet<String>>,
+    /// Nothing is known, and a listing is to come.
+    unknown: bool,
+    /// The sink's own doing.
+    forgotten: bool,
+    /// Whole listings so far.
+    pub(crate) listings: usize,
+    /// Every object that ever came, by its name.
+    pub(crate) ever: BTreeSet<String>,
+    pub(crate) largest_batch: usize,
+}
+
+impl<T> Default for Known<T> {
+    fn default() -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            listing: None,
+            unknown: true,
+            forgotten: false,
+            listings: 0,
+            ever: BTreeSet::new(),
+            largest_batch: 0,
+        }
+    }
+}
+
+impl<T: Named> Known<T> {
+    fn forget(&mut self) {
+        self.objects.clear();
+        self.listing = None;
+        self.unknown = true;
+        self.forgotten = true;
+    }
+
+    fn take(&mut self, seen: Vec<Seen<T>>, faults: &mut Vec<String>) -> Answer {
+        self.largest_batch = self.largest_batch.max(seen.len());
+        for seen in seen {
+            if matches!(seen, Seen::Listing) {
+                self.listing = Some(BTreeSet::new());
+                self.unknown = false;
+                self.forgotten = false;
+                continue;
+            }
+            if self.unknown {
+                if !self.forgotten {
+                    faults.push("something was told before a listing had begun".to_owned());
+                }
+                return Answer::ListAgain;
+            }
+            match seen {
+                Seen::Put(object) => {
+                    let meta = object.meta();
+                    let name = format!("{}/{}", meta.namespace, meta.name);
+                    self.ever.insert(name.clone());
+                    if let Some(listing) = &mut self.listing {
+                        listing.insert(name.clone());
+                    }
+                    self.objects.insert(name, *object);
+                }
+                Seen::Gone(name) => {
+                    self.objects.remove(name.as_str());
+                    if let Some(listing) = &mut self.listing {
+                        listing.remove(name.as_str());
+                    }
+                }
+                Seen::Listed => match self.listing.take() {
+                    Some(listing) => {
+                        self.objects.retain(|name, _| listing.contains(name));
+                        self.listings += 1;
+                    }
+                    None => faults.push("a listing ended that had not begun".to_owned()),
+                },
+                Seen::Listing => {}
+            }
+        }
+        if self.unknown { Answer::ListAgain } else { Answer::Taken }
+    }
+
+    /// What counts of it, in short: what was put into the namespace, when nothing is half-told.
+    fn short(&self, of: &str, text: impl Fn(&T) -> Option<String>) -> Result<Short> {
+        ensure!(!self.unknown && self.listing.is_none() && self.listings > 0, "nothing whole is known");
+        let those = self.objects.iter().filter(|(name, _)| name.starts_with(of));
+        Ok(those.filter_map(|(name, object)| Some((name[of.len()..].to_owned(), text(object)?))).collect())
+    }
+}
+
+/// What is so by what a source said.
+#[derive(Debug, Default)]
+pub(crate) struct Truth {
+    pub(crate) services: Known<Service>,
+    pub(crate) slices: Known<EndpointSlice>,
+    pub(crate) cidrs: Known<ServiceCidr>,
+    pub(crate) node: Option<NodeView>,
+    /// What was said of each kind's watch, in order.
+    pub(crate) health: BTreeMap<SourceKind, Vec<ChoreHealth>>,
+    /// Broken promises.
+    faults: Vec<String>,
+}
+
+impl Truth {
+    /// Services of a namespace that count: name, cluster IP and ports.
+    pub(crate) fn services(&self, namespace: &str) -> Result<Short> {
+        self.services.short(&format!("{namespace}/"), |service| {
+            let spec = service.spec.clone().unwrap_or_default();
+            let counts = !service.meta().labels.contains_key(PROXY_NAME)
+                && spec.r#type != "ExternalName"
+                && !["", "None"].contains(&spec.cluster_ip.as_str());
+            let ports: Vec<_> = spec.ports.iter().map(|port| port.port.to_string()).collect();
+            counts.then(|| format!("{} {}", spec.cluster_ip, ports.join(",")))
+        })
+    }
+
+    /// Slices of a namespace: name, Service and addresses.
+    pub(crate) fn slices(&self, namespace: &str) -> Result<Short> {
+        self.slices.short(&format!("{namespace}/"), |slice| {
+            let of = slice.meta().labels.get("kubernetes.io/service-name").cloned().unwrap_or_default();
+            let addresses: Vec<_> = slice.endpoints.iter().flat_map(|e| e.addresses.clone()).collect();
+            Some(format!("{of}: {}", addresses.join(",")))
+        })
+    }
+
+    /// ServiceCIDRs whose names begin so.
+    pub(crate) fn cidrs(&self, prefix: &str) -> Result<Short> {
+        let of = format!("/{prefix}");
+        self.cidrs.short(&of, |cidr| Some(cidr.spec.clone().unwrap_or_default().cidrs.join(",")))
+    }
+
+    /// How a kind's watch fares.
+    pub(crate) fn fares(&self, kind: SourceKind) -> Option<&ChoreHealth> {
+        self.health.get(&kind)?.last()
+    }
+
+    /// Fails unless the watch of each of these kinds is well.
+    pub(crate) fn well(&self, kinds: &[SourceKind]) -> Result<()> {
+        for kind in kinds {
+            ensure!(self.fares(*kind) == Some(&ChoreHealth::Well), "{kind:?}: {:?}", self.fares(*kind));
+        }
+        Ok(())
+    }
+
+    /// Fails unless the watch of this kind fails with this reason.
+    pub(crate) fn fails(&self, kind: SourceKind, with: &str) -> Result<()> {
+        match self.fares(kind) {
+            Some(ChoreHealth::Failing { reason, .. }) if reason.contains(with) => Ok(()),
+            other => anyhow::bail!("{kind:?}: {other:?}"),
+        }
+    }
+
+    fn take(&mut self, event: SourceEvent) -> Answer {
+        let faults = &mut self.faults;
+        match event {
+            SourceEvent::Services(seen) => self.services.take(seen, faults),
+            SourceEvent::EndpointSlices(seen) => self.slices.take(seen, faults),
+            SourceEvent::ServiceCidrs(seen) => self.cidrs.take(seen, faults),
+            SourceEvent::Node(node) => {
+                self.node = Some(node);
+                Answer::Taken
+            }
+            SourceEvent::Health(kind, health) => {
+                self.health.entry(kind).or_default().push(health);
+                Answer::Taken
+            }
+        }
+    }
+}
+
+/// A sink. Events of one kind must come one after the other, which it watches over.
+#[derive(Default)]
+pub(crate) struct Collector {
+    truth: Mutex<Truth>,
+    busy: Mutex<BTreeSet<SourceKind>>,
+    /// How long it takes over each event.
+    pub(crate) pause: Duration,
+}
+
+fn kind_of(event: &SourceEvent) -> SourceKind {
+    match event {
+        SourceEvent::Services(_) => SourceKind::Services,
+        SourceEvent::EndpointSlices(_) => SourceKind::EndpointSlices,
+        SourceEvent::ServiceCidrs(_) => SourceKind::ServiceCidrs,
+        SourceEvent::Node(_) => SourceKind::Node,
+        SourceEvent::Health(kind, _) => *kind,
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Collector {
+    /// What is so.
+    pub(crate) fn truth(&self) -> MutexGuard<'_, Truth> {
+        locked(&self.truth)
+    }
+
+    /// Forgets all of Services and slices.
+    pub(crate) fn forget(&self) {
+        let mut truth = self.truth();
+        truth.services.forget();
+        truth.slices.forget();
+    }
+
+    /// Fails if the source broke a promise.
+    pub(crate) fn kept(&self) -> Result<()> {
+        let truth = self.truth();
+        ensure!(truth.faults.is_empty(), "{:?}", truth.faults);
+        Ok(())
+    }
+}
+
+impl EventSink for Collector {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+        async move {
+            let kind = kind_of(&event);
+            if !locked(&self.busy).insert(kind) {
+                self.truth().faults.push(format!("two events of {kind:?} at once"));
+            }
+            tokio::time::sleep(self.pause).await;
+            let answer = self.truth().take(event);
+            locked(&self.busy).remove(&kind);
+            answer
+        }
+        .boxed()
+    }
+}
