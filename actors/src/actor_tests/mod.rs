@@ -5,6 +5,7 @@
 //! and a [`FakeStore`].
 
 mod coordinator;
+mod endpoints;
 mod fakes;
 mod lease;
 mod pods;

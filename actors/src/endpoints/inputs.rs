@@ -18,7 +18,7 @@ use prost::Message;
 
 use super::{
     Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceKind,
-    view::{self, owner, trim_service, trim_slice, triggered_unix_ms},
+    view::{self, owner, triggered_unix_ms, trim_service, trim_slice},
 };
 
 /// Longer names are none: Kubernetes allows 253 bytes for a name and 63 for a namespace.
@@ -152,7 +152,13 @@ impl Inputs {
 
     /// Takes what was seen of EndpointSlices.
     pub(super) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
-        self.take(1, seen, Self::put_slice, |inputs, name| inputs.remove_slice(name, None), Self::sweep_slices)
+        self.take(
+            1,
+            seen,
+            Self::put_slice,
+            |inputs, name| inputs.remove_slice(name, None),
+            Self::sweep_slices,
+        )
     }
 
     /// Takes what was seen of ServiceCIDRs.

@@ -78,7 +78,11 @@ impl EndpointMetrics {
         let own = registry.sub_registry_with_prefix("keelson_endpoints");
         own.register("revisions", "Revisions published", self.revisions.clone());
         own.register("source_events", "Objects and deletions that sources told of", self.events.clone());
-        own.register("source_objects", "Objects that sources told of and that are kept", self.objects.clone());
+        own.register(
+            "source_objects",
+            "Objects that sources told of and that are kept",
+            self.objects.clone(),
+        );
         own.register("source_synced", "Whether all objects of a kind are known", self.synced.clone());
         own.register(
             "services_worked_out",

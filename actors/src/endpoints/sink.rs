@@ -20,11 +20,15 @@ impl EventSink for Mailbox<EndpointPublisher> {
     fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
         async move {
             match event {
-                SourceEvent::Services(seen) => back(self, self.ask_waiting(ServiceChanged { seen }).await).await,
+                SourceEvent::Services(seen) => {
+                    back(self, self.ask_waiting(ServiceChanged { seen }).await).await
+                }
                 SourceEvent::EndpointSlices(seen) => {
                     back(self, self.ask_waiting(SliceChanged { seen }).await).await
                 }
-                SourceEvent::ServiceCidrs(seen) => back(self, self.ask_waiting(CidrChanged { seen }).await).await,
+                SourceEvent::ServiceCidrs(seen) => {
+                    back(self, self.ask_waiting(CidrChanged { seen }).await).await
+                }
                 SourceEvent::Node(node) => loop {
                     match self.ask_waiting(NodeChanged { node: node.clone() }).await {
                         Ok(answer) => break answer,

@@ -48,9 +48,9 @@ pub struct Options {
     pub max_msg_size: usize,
     /// Only endpoints for which every condition that is true here is true are sent. Services are always all sent.
     pub required_endpoint_conditions: Option<EndpointConditions>,
-    /// How often a silent server is asked by an HTTP/2 ping whether it is still there; it has as long to answer, but no longer than 10 s. Zero:
-    /// never, for servers that do not like to be asked (those of grpc-go want 5 min in between unless told
-    /// otherwise). Default: 20 s.
+    /// How often a silent server is asked by an HTTP/2 ping whether it is still there; it has as long to answer, but no
+    /// longer than 10 s. Zero: never, for servers that do not like to be asked (those of grpc-go want 5 min in between
+    /// unless told otherwise). Default: 20 s.
     pub keep_alive: Duration,
     /// How long a server may pause in the middle of a state before the connection is given up. Between states it may be
     /// silent for ever. Default: 30 s.

@@ -56,8 +56,9 @@ function showFacts(state, clock) {
   const node = state.node;
   if (!node) fact("endpoints-node", "not known", "");
   else {
-    fact("endpoints-node", node.exists ? node.name : `${node.name}: no such Node`, node.exists ? "" : "busy",
-      node.zone ? `zone ${node.zone}` : "no zone", node.ips.join(", "), node.pod_cidrs.length ? `pods ${node.pod_cidrs.join(", ")}` : "",
+    // A folder of manifests need not hold the Node.
+    fact("endpoints-node", node.name, node.exists || state.source === "files" ? "" : "busy",
+      node.exists ? "" : "no such Node is known", node.zone ? `zone ${node.zone}` : "no zone", node.ips.join(", "), node.pod_cidrs.length ? `pods ${node.pod_cidrs.join(", ")}` : "",
       node.service_cidrs.length ? `Services ${node.service_cidrs.join(", ")}` : "",
       node.exists && !node.eligible ? "takes no traffic of load balancers" : "");
   }
@@ -263,7 +264,7 @@ export function showEndpoints(clock) {
   sync(byId("sources"), state.sources, (source) => source.resource, createSource, (item, source) => updateSource(item, source, clock));
   sync(byId("faults"), state.faults, faultKey, () => make("li"), updateFault);
   byId("faults-part").hidden = !state.faults.length;
-  text(byId("faults-title"), plural(last.faults, "manifest cannot be read", "manifests cannot be read"));
+  text(byId("faults-title"), plural(last.faults, "fault in manifests", "faults in manifests"));
   showWatchers(state.watchers, last.watchers, clock);
   if (document.hidden) return;
   loadList();

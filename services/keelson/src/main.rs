@@ -15,7 +15,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 /// Keelson, a restart-safe Kubernetes node agent.
 ///
 /// It stands between the kubelet and the container runtime, and limits, queues, de-duplicates,
-/// shows and survives image pulls.
+/// shows and survives image pulls; it reports the node's heartbeats; and it serves what Services
+/// mean on this node.
 #[derive(Debug, Parser)]
 #[command(name = "keelson", version, arg_required_else_help = true, max_term_width = 100)]
 #[command(

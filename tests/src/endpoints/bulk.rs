@@ -69,7 +69,8 @@ fn the_slice(number: usize, each: usize, http: u16) -> Value {
     let endpoints: Vec<Value> = (0..each)
         .map(|n| {
             let zone = ["zone-a", "zone-b", "zone-c"][n % 3];
-            let mut more = json!({"zone": zone, "targetRef": {"kind": "Pod", "name": format!("pod-{number}-{n}")}});
+            let mut more =
+                json!({"zone": zone, "targetRef": {"kind": "Pod", "name": format!("pod-{number}-{n}")}});
             if number.is_multiple_of(10) {
                 more["hints"] = json!({"forZones": [{"name": zone}]});
             }

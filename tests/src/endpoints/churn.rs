@@ -184,7 +184,9 @@ impl Author {
                 {"clientIP": {"timeoutSeconds": self.random.random_range(1..1000)}}}}),
             3 => json!({"spec": {"sessionAffinity": "None", "sessionAffinityConfig": null}}),
             // Nothing that counts.
-            _ => json!({"metadata": {"annotations": {"example.org/at": self.random.random::<u32>().to_string()}}}),
+            _ => {
+                json!({"metadata": {"annotations": {"example.org/at": self.random.random::<u32>().to_string()}}})
+            }
         }
     }
 

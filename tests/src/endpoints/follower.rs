@@ -75,8 +75,7 @@ impl Shared {
             _ => None,
         };
         let wrong = wrong.map(|wrong| anyhow!("{wrong}"));
-        let checks =
-            [wrong, self.pairs.note(&inner.whole).err(), (self.invariant)(&inner.whole).err()];
+        let checks = [wrong, self.pairs.note(&inner.whole).err(), (self.invariant)(&inner.whole).err()];
         for error in checks.into_iter().flatten() {
             let text = format!("{seen:?} after {:?}: {error:#}", inner.seen.last());
             inner.faults.push(text);
@@ -138,7 +137,10 @@ pub struct Follower {
 
 impl std::fmt::Debug for Follower {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Follower").field("api", &self.api).field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("Follower")
+            .field("api", &self.api)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
     }
 }
 
@@ -150,8 +152,7 @@ impl Follower {
 
     /// The same, which holds each state against an invariant and against what others saw.
     pub fn checking(target: &str, api: Api, pairs: Pairs, invariant: Invariant) -> Result<Self> {
-        let shared =
-            Shared { inner: Mutex::default(), count: watch::Sender::new(0), pairs, invariant };
+        let shared = Shared { inner: Mutex::default(), count: watch::Sender::new(0), pairs, invariant };
         let mut follower = Self {
             api,
             target: target.to_owned(),

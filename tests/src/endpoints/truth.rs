@@ -33,11 +33,17 @@ impl Truth {
         let slices: Vec<EndpointSlice> = list(&client, Kind::Slice).await?;
         let cidrs: Vec<ServiceCidr> = list(&client, Kind::ServiceCidr).await?;
         let object = cluster.admin.node(node).await?;
-        let object = object.map(|object| serde_json::to_value(object).context("a Node is JSON")).transpose()?;
+        let object =
+            object.map(|object| serde_json::to_value(object).context("a Node is JSON")).transpose()?;
         Ok(Self::from(&services, slices, &cidrs, &node_view(node, object.as_ref())?))
     }
 
-    fn from(services: &[Service], slices: Vec<EndpointSlice>, cidrs: &[ServiceCidr], node: &NodeView) -> Self {
+    fn from(
+        services: &[Service],
+        slices: Vec<EndpointSlice>,
+        cidrs: &[ServiceCidr],
+        node: &NodeView,
+    ) -> Self {
         let mut of = HashMap::<ServiceName, Vec<EndpointSlice>>::new();
         for slice in slices {
             if let Some(owner) = view::owner(&slice) {
@@ -65,7 +71,8 @@ impl Truth {
 /// What of a Node counts. Worked out here anew, from the JSON.
 fn node_view(name: &str, object: Option<&Value>) -> Result<NodeView> {
     let Some(object) = object else { return Ok(NodeView { name: name.to_owned(), ..NodeView::default() }) };
-    let array = |pointer: &str| object.pointer(pointer).and_then(Value::as_array).cloned().unwrap_or_default();
+    let array =
+        |pointer: &str| object.pointer(pointer).and_then(Value::as_array).cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().map(str::to_owned).unwrap_or_default();
     let mut ips = Vec::new();
     for kind in ["InternalIP", "ExternalIP"] {

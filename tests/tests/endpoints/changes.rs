@@ -23,7 +23,8 @@ fn services_come_change_and_go_on_both_apis() -> Result<()> {
         let first = stage.settled(&followers).await?;
 
         let (web, node) = (stage.full("web"), stage.name.clone());
-        let spec = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "externalIPs": ["203.0.113.9"]});
+        let spec =
+            json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "externalIPs": ["203.0.113.9"]});
         stage.writer.create(Kind::Service, &service("web", &[port("http", 80)], &spec)).await?;
         followers.until("web is seen", |whole| whole.service(&web).map(drop).context("no web")).await?;
         let made = stage.settled(&followers).await?;
@@ -33,7 +34,9 @@ fn services_come_change_and_go_on_both_apis() -> Result<()> {
         let there = endpoint("10.200.1.2", "elsewhere", &json!({}));
         let with = |number, endpoints: &[_]| slice("web", "a", &[port("http", number)], endpoints);
         stage.writer.create(Kind::Slice, &with(8080, &[here.clone(), there.clone()])).await?;
-        followers.until("both endpoints are seen", |whole| picks(whole, &web, &["10.200.1.1", "10.200.1.2"])).await?;
+        followers
+            .until("both endpoints are seen", |whole| picks(whole, &web, &["10.200.1.1", "10.200.1.2"]))
+            .await?;
         let ingress = json!({"status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.7"}]}}});
         stage.writer.patch(Kind::Service, "web/status", &ingress).await?;
         stage.writer.replace(Kind::Slice, &with(9090, &[here])).await?;
@@ -64,7 +67,10 @@ fn services_come_change_and_go_on_both_apis() -> Result<()> {
         }
         fence(&stage, &followers, "fence-2").await?;
         let after = stage.settled(&followers).await?;
-        ensure!(after == (before.0, before.1 + 1), "one Service more, one revision more: {before:?} {after:?}");
+        ensure!(
+            after == (before.0, before.1 + 1),
+            "one Service more, one revision more: {before:?} {after:?}"
+        );
         Ok(())
     })
 }
@@ -90,7 +96,10 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
         let followers = stage.followers()?;
         let ports = [port("p", 80)];
         let none = stage.full("none");
-        stage.writer.create(Kind::Service, &service("headless", &ports, &json!({"clusterIP": "None"}))).await?;
+        stage
+            .writer
+            .create(Kind::Service, &service("headless", &ports, &json!({"clusterIP": "None"})))
+            .await?;
         let elsewhere = json!({"type": "ExternalName", "externalName": "elsewhere.example"});
         stage.writer.create(Kind::Service, &service("named", &ports, &elsewhere)).await?;
         let ready = [endpoint("10.200.2.1", "elsewhere", &json!({}))];
@@ -115,7 +124,10 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
             Ok(())
         };
         followers.until("it is gone", gone).await?;
-        stage.writer.patch(Kind::Service, "none", &json!({"spec": {"type": "ClusterIP", "externalName": null}})).await?;
+        stage
+            .writer
+            .patch(Kind::Service, "none", &json!({"spec": {"type": "ClusterIP", "externalName": null}}))
+            .await?;
         followers.until("it is there", |whole| whole.service(&none).map(drop).context("no")).await?;
         stage.settled(&followers).await.map(drop)
     })
@@ -134,14 +146,16 @@ fn case_02_a_service_of_another_proxy_vanishes_and_returns() -> Result<()> {
         let there = |whole: &Whole| picks(whole, &web, &["10.200.3.1"]);
         followers.until("it is there", there).await?;
         for label in ["", "another"] {
-            let labelled = json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": label}}});
+            let labelled =
+                json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": label}}});
             stage.writer.patch(Kind::Service, "web", &labelled).await?;
             let gone = |whole: &Whole| {
                 ensure!(whole.service(&web).is_none(), "it is there");
                 Ok(())
             };
             followers.until("it is gone", gone).await?;
-            let unlabelled = json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": null}}});
+            let unlabelled =
+                json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": null}}});
             stage.writer.patch(Kind::Service, "web", &unlabelled).await?;
             followers.until("it is there again", there).await?;
         }

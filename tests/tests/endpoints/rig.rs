@@ -79,7 +79,7 @@ pub(crate) struct Stage {
     pub(crate) identity: Identity,
     pub(crate) cluster: Held,
     settings: Settings,
-    pub(crate) scratch: Scratch,
+    _scratch: Scratch,
     started: Instant,
     _shared: Arc<Shared>,
 }
@@ -125,7 +125,7 @@ impl Stage {
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
         let agent = Agent::new(&scratch, &runtime, &settings)?;
         let name = name.to_owned();
-        Ok(Self { agent, name, writer, identity, cluster, settings, scratch, started, _shared: shared })
+        Ok(Self { agent, name, writer, identity, cluster, settings, _scratch: scratch, started, _shared: shared })
     }
 
     /// From its next start on the agent has this setting.
@@ -270,9 +270,10 @@ where
 /// The addresses of the endpoints of a Service that one of its ports, by index, sends to from anywhere; ordered.
 pub(crate) fn chosen(whole: &Whole, service: &str, index: u32) -> Option<Vec<String>> {
     let service = whole.service(service)?;
-    let chosen = service.endpoints.iter().filter(|endpoint| {
-        endpoint.ports.iter().any(|port| port.index == index && port.cluster)
-    });
+    let chosen = service
+        .endpoints
+        .iter()
+        .filter(|endpoint| endpoint.ports.iter().any(|port| port.index == index && port.cluster));
     let ips = chosen.filter_map(|endpoint| endpoint.i_ps.as_ref());
     let mut all: Vec<_> = ips.flat_map(|ips| ips.v4.iter().chain(&ips.v6).cloned()).collect();
     all.sort();

@@ -98,13 +98,16 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
     desk.until(&format!("{} === 2", chosen(true))).await?;
 
     // A broken manifest is named, with its last good version kept, and nothing of it is markup.
-    write(&folder, "shop.yaml", "kind: Service\nmetadata: {name: \"<img src=x onerror=window.pwned=1>\"\n")?;
+    write(&folder, "shop.yaml", "kind: Service\nmetadata: {name: web\n")?;
+    write(&folder, "<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
     desk.until(&shows("faults", "shop.yaml")).await?;
+    desk.until(&shows("faults", "onerror=window.pwned=1>.yaml")).await?;
+    desk.until(&shows("faults-title", "2 faults in manifests")).await?;
     ensure!(
         desk.eval(&shows("endpoints-services", "300 Services")).await? == true,
         "the good version is gone"
     );
-    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup from a manifest ran");
+    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup from a manifest's name ran");
     keep(&desk, "endpoints-broken").await?;
 
     let phone = opened(&node, PHONE, &format!("{}#service/shop/web-0007", agent.url())).await?;

@@ -139,7 +139,8 @@ pub(crate) async fn case_1_headless_and_external_services_do_not_count(world: &i
     world.put(&service(&ns, "late", "None")).await?;
     // Told after the others, so whatever was to be told of them was.
     world.put(&service(&ns, "z", &world.ip(1))).await?;
-    so(&sink, "only one counts", |truth| services(truth, world, &[("z", format!("{} 80", world.ip(1)))])).await
+    so(&sink, "only one counts", |truth| services(truth, world, &[("z", format!("{} 80", world.ip(1)))]))
+        .await
 }
 
 pub(crate) async fn the_node_is_told_as_it_is(world: &impl World) -> Result<()> {
@@ -167,8 +168,11 @@ pub(crate) async fn the_node_is_told_as_it_is(world: &impl World) -> Result<()> 
     is("the Node is there", &there).await?;
     let moved = node(&name, "zone-b", Some("ToBeDeletedByClusterAutoscaler"));
     world.put(&moved).await?;
-    is("it moves, and is to be deleted", &NodeView { zone: Some("zone-b".into()), eligible: false, ..there.clone() })
-        .await?;
+    is(
+        "it moves, and is to be deleted",
+        &NodeView { zone: Some("zone-b".into()), eligible: false, ..there.clone() },
+    )
+    .await?;
     world.put(&node(&name, "zone-b", Some("other"))).await?;
     is("it stays", &NodeView { zone: Some("zone-b".into()), ..there }).await?;
     world.delete(&moved).await?;
@@ -207,10 +211,11 @@ pub(crate) async fn a_sink_that_has_forgotten_hears_everything_again(world: &imp
 pub(crate) async fn a_slow_sink_gets_everything_in_bounded_batches<W: World>(world: &W) -> Result<()> {
     const COUNT: usize = 1_200;
     let ns = world.namespace();
-    let all: Vec<Value> =
-        (0..COUNT).map(|n| slice(&ns, &format!("s-{n}"), "a", &[&format!("10.0.{}.{}", n / 200, n % 200)])).collect();
+    let all: Vec<Value> = (0..COUNT)
+        .map(|n| slice(&ns, &format!("s-{n}"), "a", &[&format!("10.0.{}.{}", n / 200, n % 200)]))
+        .collect();
     world.put_all(&all).await?;
-    let sink = Arc::new(Collector { pause: Duration::from_millis(50), ..Collector::default() });
+    let sink = Arc::new(Collector::slow(Duration::from_millis(50)));
     let _source = world.start(&sink);
     so(&sink, "all slices are told", |truth| {
         let count = truth.slices(&ns)?.len();
@@ -237,5 +242,6 @@ pub(crate) async fn a_restarted_source_tells_what_vanished_meanwhile(world: &imp
     world.put(&service(&ns, "c", &world.ip(3))).await?;
     // To the same sink, which still knows what was.
     let _source = world.start(&sink);
-    so(&sink, "one is gone, one is new", |truth| services(truth, world, &[("b", there(2)), ("c", there(3))])).await
+    so(&sink, "one is gone, one is new", |truth| services(truth, world, &[("b", there(2)), ("c", there(3))]))
+        .await
 }

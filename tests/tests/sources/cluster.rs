@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use futures_util::future::join4;
+use futures_util::future::join3;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -76,6 +76,11 @@ impl InCluster {
         Ok(world)
     }
 
+    /// The cluster, to do things to it: only when it is the test's own.
+    pub(crate) fn own(&mut self) -> Result<&mut Shared> {
+        Arc::get_mut(&mut self.shared).context("other tests have this cluster too")
+    }
+
     pub(crate) fn admin(&self) -> &Admin {
         &self.shared.cluster.admin
     }
@@ -114,7 +119,7 @@ async fn follow(api: ApiServer, name: String, sink: Arc<Collector>) {
             }
         }
     };
-    join4(watch_endpoints(&api, Arc::clone(&sink) as Arc<_>), node, both, std::future::ready(())).await;
+    join3(watch_endpoints(&api, Arc::clone(&sink) as Arc<_>), node, both).await;
 }
 
 fn name_of(object: &Value) -> Result<&str> {

@@ -20,7 +20,9 @@ pub(crate) fn service(namespace: &str, name: &str, cluster_ip: &str) -> Value {
 pub(crate) fn slice(namespace: &str, name: &str, of: &str, addresses: &[&str]) -> Value {
     let endpoints: Vec<_> = addresses
         .iter()
-        .map(|address| json!({"addresses": [address], "conditions": {"ready": true}, "nodeName": "elsewhere"}))
+        .map(
+            |address| json!({"addresses": [address], "conditions": {"ready": true}, "nodeName": "elsewhere"}),
+        )
         .collect();
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",

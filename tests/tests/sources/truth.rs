@@ -213,7 +213,7 @@ pub(crate) struct Collector {
     truth: Mutex<Truth>,
     busy: Mutex<BTreeSet<SourceKind>>,
     /// How long it takes over each event.
-    pub(crate) pause: Duration,
+    pause: Duration,
 }
 
 fn kind_of(event: &SourceEvent) -> SourceKind {
@@ -231,6 +231,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Collector {
+    /// One that takes its time over each event.
+    pub(crate) fn slow(pause: Duration) -> Self {
+        Self { pause, ..Self::default() }
+    }
+
     /// What is so.
     pub(crate) fn truth(&self) -> MutexGuard<'_, Truth> {
         locked(&self.truth)
@@ -258,7 +263,9 @@ impl EventSink for Collector {
             if !locked(&self.busy).insert(kind) {
                 self.truth().faults.push(format!("two events of {kind:?} at once"));
             }
-            tokio::time::sleep(self.pause).await;
+            if !self.pause.is_zero() {
+                tokio::time::sleep(self.pause).await;
+            }
             let answer = self.truth().take(event);
             locked(&self.busy).remove(&kind);
             answer

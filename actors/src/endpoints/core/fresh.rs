@@ -101,9 +101,7 @@ impl Core {
                 _ => ("waiting", NOT_LISTED.to_owned(), self.started.unix_ms),
             },
             Some(Freshness::Current) => ("current", String::new(), 0),
-            Some(Freshness::Stale { reason, since_unix_ms }) => {
-                ("stale", reason.to_string(), *since_unix_ms)
-            }
+            Some(Freshness::Stale { reason, since_unix_ms }) => ("stale", reason.to_string(), *since_unix_ms),
         }
     }
 }

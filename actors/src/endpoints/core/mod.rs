@@ -28,7 +28,7 @@ mod restart_tests;
 #[cfg(test)]
 mod table_tests;
 #[cfg(test)]
-pub(crate) mod testing;
+mod testing;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -147,16 +147,19 @@ fn revisions(restored: &Restored, since: u64) -> Vec<Revision> {
     if restored.meta.node_rev > since {
         by_rev.entry(restored.meta.node_rev).or_default().1 = true;
     }
-    by_rev.into_iter().map(|(rev, (services, node))| Revision { rev, services, node }).collect()
+    let revision = |(rev, (mut services, node)): (u64, (Vec<ServiceName>, bool))| {
+        services.sort_unstable();
+        Revision { rev, services, node }
+    };
+    by_rev.into_iter().map(revision).collect()
 }
 
 impl Core {
     /// A core, and what it does first.
     pub(super) fn new(policy: EndpointsPolicy, start: Start, now: Now) -> (Self, Vec<Effect>) {
         let Start { restored, mut disk, shown, kept } = start;
-        let later = |shown: &Published, meta: &Meta| {
-            shown.instance_id == meta.instance_id && shown.rev > meta.rev
-        };
+        let later =
+            |shown: &Published, meta: &Meta| shown.instance_id == meta.instance_id && shown.rev > meta.rev;
         // What readers have seen must not be taken back: that cannot be, unless something else writes to the disk.
         let restored = restored.filter(|restored| {
             let usable = !shown.as_ref().is_some_and(|shown| later(shown, &restored.meta));
@@ -416,11 +419,7 @@ impl Core {
     }
 
     fn whole(&self, meta: Box<Meta>, published: &Published) -> Write {
-        Write::Whole {
-            meta,
-            services: published.services.clone(),
-            deleted: self.deleted.by_name().clone(),
-        }
+        Write::Whole { meta, services: published.services.clone(), deleted: self.deleted.by_name().clone() }
     }
 
     fn start_write(&mut self, write: Write, state: Option<(Published, Revision)>, effects: &mut Vec<Effect>) {
@@ -444,7 +443,9 @@ impl Core {
         random: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(Coming { state, .. }) = self.coming.take_if(|coming| coming.number == number) else { return };
+        let Some(Coming { state, .. }) = self.coming.take_if(|coming| coming.number == number) else {
+            return;
+        };
         let failures = match self.disk {
             Disk::Behind { failures, .. } => failures,
             Disk::Same | Disk::Other => 0,

@@ -194,7 +194,8 @@ fn from_disk(name: &ServiceName, item: &Item) -> pb::Explanation {
         namespace: name.namespace().to_owned(),
         name: name.name().to_owned(),
         served: true,
-        reason: "it is served as it was before the agent started; the source has not told of it since".to_owned(),
+        reason: "it is served as it was before the agent started; the source has not told of it since"
+            .to_owned(),
         cluster_ips: cluster_ips(&service),
         r#type: service.r#type,
         ..pb::Explanation::default()

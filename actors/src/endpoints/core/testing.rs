@@ -22,37 +22,37 @@ use crate::{
     clock::Now,
     cluster::ChoreHealth,
     endpoints::{
-        Answer, EndpointSlice, Freshness, History, NodeView, Published, Seen, Service, ServiceCidr, ServiceName,
-        SourceEvent, SourceKind,
+        Answer, EndpointSlice, Freshness, History, NodeView, Published, Seen, Service, ServiceCidr,
+        ServiceName, SourceEvent, SourceKind,
         record::{self, Loaded, Write},
         view::tests::n1,
     },
     status::EndpointsView,
 };
 
-pub(crate) const START_MS: i64 = 1_800_000_000_000;
+pub(in crate::endpoints) const START_MS: i64 = 1_800_000_000_000;
 
 /// A store in memory that fails after so many batches.
 #[derive(Debug)]
-pub(crate) struct Brittle {
-    pub(crate) inner: MemoryStore,
-    pub(crate) batches: AtomicI64,
+pub(in crate::endpoints) struct Brittle {
+    pub(in crate::endpoints) inner: MemoryStore,
+    pub(in crate::endpoints) batches: AtomicI64,
 }
 
 impl Brittle {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(in crate::endpoints) fn new() -> Arc<Self> {
         Arc::new(Self { inner: MemoryStore::new(), batches: i64::MAX.into() })
     }
 
-    pub(crate) fn fail_after(&self, batches: i64) {
+    pub(in crate::endpoints) fn fail_after(&self, batches: i64) {
         self.batches.store(batches, Ordering::SeqCst);
     }
 
-    pub(crate) fn mend(&self) {
+    pub(in crate::endpoints) fn mend(&self) {
         self.fail_after(i64::MAX);
     }
 
-    pub(crate) fn keys(&self) -> Vec<String> {
+    pub(in crate::endpoints) fn keys(&self) -> Vec<String> {
         let records = self.inner.scan(Table::Endpoints).expect("memory reads");
         records.into_iter().map(|(key, _)| String::from_utf8(key).expect("text")).collect()
     }
@@ -82,9 +82,9 @@ impl StateStore for Brittle {
 
 /// What a reader has after it read a state.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Content {
-    pub(crate) services: BTreeMap<ServiceName, Vec<u8>>,
-    pub(crate) node: NodeInfo,
+pub(in crate::endpoints) struct Content {
+    pub(in crate::endpoints) services: BTreeMap<ServiceName, Vec<u8>>,
+    pub(in crate::endpoints) node: NodeInfo,
 }
 
 impl Content {
@@ -95,28 +95,28 @@ impl Content {
 }
 
 /// See the module.
-pub(crate) struct Bench {
-    pub(crate) core: Core,
-    pub(crate) policy: EndpointsPolicy,
-    pub(crate) now: Now,
-    pub(crate) store: Arc<Brittle>,
-    pub(crate) history: Arc<History>,
-    pub(crate) shown: Option<Arc<Published>>,
-    pub(crate) view: Option<EndpointsView>,
+pub(in crate::endpoints) struct Bench {
+    pub(in crate::endpoints) core: Core,
+    pub(in crate::endpoints) policy: EndpointsPolicy,
+    pub(in crate::endpoints) now: Now,
+    pub(in crate::endpoints) store: Arc<Brittle>,
+    pub(in crate::endpoints) history: Arc<History>,
+    pub(in crate::endpoints) shown: Option<Arc<Published>>,
+    pub(in crate::endpoints) view: Option<EndpointsView>,
     /// Writes are not performed by themselves.
-    pub(crate) slow: bool,
-    pub(crate) writes: Vec<(u64, Write)>,
-    pub(crate) notes: Vec<String>,
+    pub(in crate::endpoints) slow: bool,
+    pub(in crate::endpoints) writes: Vec<(u64, Write)>,
+    pub(in crate::endpoints) notes: Vec<String>,
     /// How often readers were shown something, and Services were worked out.
-    pub(crate) shows: usize,
-    pub(crate) worked: u64,
-    pub(crate) delays: Vec<Option<i64>>,
+    pub(in crate::endpoints) shows: usize,
+    pub(in crate::endpoints) worked: u64,
+    pub(in crate::endpoints) delays: Vec<Option<i64>>,
     /// Every state that was ever shown.
     seen: BTreeMap<(u64, u64), Content>,
     random: u64,
 }
 
-pub(crate) fn policy() -> EndpointsPolicy {
+pub(in crate::endpoints) fn policy() -> EndpointsPolicy {
     EndpointsPolicy { node_name: "n1".into(), ..EndpointsPolicy::default() }
 }
 
@@ -128,11 +128,11 @@ fn start(loaded: Loaded, kept: Kept, shown: Option<Arc<Published>>) -> Start {
 }
 
 impl Bench {
-    pub(crate) fn new() -> Self {
+    pub(in crate::endpoints) fn new() -> Self {
         Self::with(policy(), Brittle::new())
     }
 
-    pub(crate) fn with(policy: EndpointsPolicy, store: Arc<Brittle>) -> Self {
+    pub(in crate::endpoints) fn with(policy: EndpointsPolicy, store: Arc<Brittle>) -> Self {
         let now = Now { mono: Duration::ZERO, unix_ms: START_MS };
         let loaded = record::load(&*store, &policy.node_name).expect("memory reads");
         let (core, effects) = Core::new(policy.clone(), start(loaded, Kept::default(), None), now);
@@ -158,13 +158,13 @@ impl Bench {
     }
 
     /// One whose sources have told of these, and nothing since.
-    pub(crate) fn synced(services: &[Service], slices: &[EndpointSlice]) -> Self {
+    pub(in crate::endpoints) fn synced(services: &[Service], slices: &[EndpointSlice]) -> Self {
         let mut bench = Self::new();
         bench.tell_all(services, slices);
         bench
     }
 
-    pub(crate) fn tell_all(&mut self, services: &[Service], slices: &[EndpointSlice]) {
+    pub(in crate::endpoints) fn tell_all(&mut self, services: &[Service], slices: &[EndpointSlice]) {
         self.node(n1());
         self.list_cidrs(&[]);
         self.list_services(services);
@@ -177,7 +177,7 @@ impl Bench {
     }
 
     /// The process ends and another begins.
-    pub(crate) fn restart(&mut self) -> Loaded {
+    pub(in crate::endpoints) fn restart(&mut self) -> Loaded {
         let loaded = record::load(&*self.store, &self.policy.node_name).expect("memory reads");
         self.now = Now { unix_ms: self.now.unix_ms + 1000, ..self.now };
         self.history = History::new(1000, 10_000);
@@ -187,7 +187,7 @@ impl Bench {
     }
 
     /// The actor starts anew.
-    pub(crate) fn restart_actor(&mut self) {
+    pub(in crate::endpoints) fn restart_actor(&mut self) {
         let mut kept = self.core.keep();
         match kept.memory.take() {
             Some(memory) => {
@@ -213,14 +213,14 @@ impl Bench {
         self.perform(effects);
     }
 
-    pub(crate) fn say(&mut self, event: SourceEvent) -> Answer {
+    pub(in crate::endpoints) fn say(&mut self, event: SourceEvent) -> Answer {
         let random = self.random();
         let (answer, effects) = self.core.take(event, self.now, random);
         self.perform(effects);
         answer
     }
 
-    pub(crate) fn handle(&mut self, event: Event) {
+    pub(in crate::endpoints) fn handle(&mut self, event: Event) {
         let random = self.random();
         let effects = self.core.handle(event, self.now, random);
         self.perform(effects);
@@ -254,7 +254,7 @@ impl Bench {
     }
 
     /// Performs the write that is under way.
-    pub(crate) fn write(&mut self) {
+    pub(in crate::endpoints) fn write(&mut self) {
         if let Some((number, write)) = self.writes.pop() {
             let result = record::write(&*self.store, &write).map_err(|error| error.to_string());
             self.handle(Event::Written { number, result });
@@ -262,7 +262,7 @@ impl Bench {
     }
 
     /// Begins the write that is under way, and ends the process after so many batches.
-    pub(crate) fn kill_in_write(&mut self, batches: i64) -> Loaded {
+    pub(in crate::endpoints) fn kill_in_write(&mut self, batches: i64) -> Loaded {
         if let Some((_, write)) = self.writes.pop() {
             self.store.fail_after(batches);
             let _ = record::write(&*self.store, &write);
@@ -307,18 +307,19 @@ impl Bench {
     }
 
     /// From how many earlier revisions of this identity the history leads to the newest, and of how many.
-    pub(crate) fn resumable(&self) -> (usize, usize) {
+    pub(in crate::endpoints) fn resumable(&self) -> (usize, usize) {
         let shown = self.shown.as_ref().expect("something is shown");
         let mut earlier = 0;
-        let revs = self.seen.range((shown.instance_id, 0)..=(shown.instance_id, shown.rev)).map(|((_, rev), _)| rev);
-        let known = revs.inspect(|_| earlier += 1).filter(|rev| {
-            self.history.between(shown.instance_id, **rev, shown.rev).is_some()
-        });
+        let revs =
+            self.seen.range((shown.instance_id, 0)..=(shown.instance_id, shown.rev)).map(|((_, rev), _)| rev);
+        let known = revs
+            .inspect(|_| earlier += 1)
+            .filter(|rev| self.history.between(shown.instance_id, **rev, shown.rev).is_some());
         (known.count(), earlier)
     }
 
     /// Lets time pass, with ticks where they are asked for.
-    pub(crate) fn pass(&mut self, millis: u64) {
+    pub(in crate::endpoints) fn pass(&mut self, millis: u64) {
         let end = self.now.mono + Duration::from_millis(millis);
         for _ in 0..10_000 {
             let Some(at) = self.core.next_tick().filter(|at| *at <= end) else { break };
@@ -334,71 +335,72 @@ impl Bench {
         self.now = Now { mono, unix_ms: self.now.unix_ms + passed };
     }
 
-    pub(crate) fn node(&mut self, node: NodeView) {
+    pub(in crate::endpoints) fn node(&mut self, node: NodeView) {
         assert_eq!(self.say(SourceEvent::Node(node)), Answer::Taken);
     }
 
-    pub(crate) fn list_services(&mut self, services: &[Service]) {
+    pub(in crate::endpoints) fn list_services(&mut self, services: &[Service]) {
         assert_eq!(self.say(SourceEvent::Services(listing(services))), Answer::Taken);
     }
 
-    pub(crate) fn list_slices(&mut self, slices: &[EndpointSlice]) {
+    pub(in crate::endpoints) fn list_slices(&mut self, slices: &[EndpointSlice]) {
         assert_eq!(self.say(SourceEvent::EndpointSlices(listing(slices))), Answer::Taken);
     }
 
-    pub(crate) fn list_cidrs(&mut self, cidrs: &[ServiceCidr]) {
+    pub(in crate::endpoints) fn list_cidrs(&mut self, cidrs: &[ServiceCidr]) {
         assert_eq!(self.say(SourceEvent::ServiceCidrs(listing(cidrs))), Answer::Taken);
     }
 
-    pub(crate) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
+    pub(in crate::endpoints) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
         self.say(SourceEvent::Services(seen))
     }
 
-    pub(crate) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
+    pub(in crate::endpoints) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
         self.say(SourceEvent::EndpointSlices(seen))
     }
 
-    pub(crate) fn put_service(&mut self, service: &Service) {
+    pub(in crate::endpoints) fn put_service(&mut self, service: &Service) {
         assert_eq!(self.services(vec![put(service)]), Answer::Taken);
     }
 
-    pub(crate) fn put_slice(&mut self, slice: &EndpointSlice) {
+    pub(in crate::endpoints) fn put_slice(&mut self, slice: &EndpointSlice) {
         assert_eq!(self.slices(vec![put(slice)]), Answer::Taken);
     }
 
-    pub(crate) fn health(&mut self, kind: SourceKind, failing: Option<&str>) {
+    pub(in crate::endpoints) fn health(&mut self, kind: SourceKind, failing: Option<&str>) {
         let health = match failing {
-            Some(reason) => {
-                ChoreHealth::Failing { reason: reason.into(), since_unix_ms: self.now.unix_ms }
-            }
+            Some(reason) => ChoreHealth::Failing { reason: reason.into(), since_unix_ms: self.now.unix_ms },
             None => ChoreHealth::Well,
         };
         assert_eq!(self.say(SourceEvent::Health(kind, health)), Answer::Taken);
     }
 
-    pub(crate) fn id(&self) -> Option<(u64, u64)> {
+    pub(in crate::endpoints) fn id(&self) -> Option<(u64, u64)> {
         self.shown.as_ref().map(|shown| (shown.instance_id, shown.rev))
     }
 
-    pub(crate) fn rev(&self) -> u64 {
+    pub(in crate::endpoints) fn rev(&self) -> u64 {
         self.shown.as_ref().map_or(0, |shown| shown.rev)
     }
 
     /// The Services that readers see, in order.
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub(in crate::endpoints) fn names(&self) -> Vec<String> {
         self.shown.iter().flat_map(|shown| shown.services.keys()).map(ToString::to_string).collect()
     }
 
     /// A Service as readers see it.
-    pub(crate) fn service(&self, name: &str) -> keelson_proto::localnetv1::ServiceEndpoints {
+    pub(in crate::endpoints) fn service(&self, name: &str) -> keelson_proto::localnetv1::ServiceEndpoints {
         let (namespace, name) = name.split_once('/').expect("a name");
         let shown = self.shown.as_ref().expect("something is shown");
         let item = shown.services.get(&ServiceName::new(namespace, name)).expect("the Service is shown");
-        keelson_proto::localnetv1::NextItem::decode(item.message.clone()).expect("decodes").endpoints.expect("one")
+        keelson_proto::localnetv1::NextItem::decode(item.message.clone())
+            .expect("decodes")
+            .endpoints
+            .expect("one")
     }
 
     /// Why what readers see is stale; empty: it is current.
-    pub(crate) fn stale(&self) -> String {
+    pub(in crate::endpoints) fn stale(&self) -> String {
         match &self.shown.as_ref().expect("something is shown").freshness {
             Freshness::Current => String::new(),
             Freshness::Stale { reason, .. } => reason.to_string(),
@@ -406,32 +408,32 @@ impl Bench {
     }
 
     /// What changed after `from`.
-    pub(crate) fn changed_since(&self, from: u64) -> Option<(Vec<String>, bool)> {
+    pub(in crate::endpoints) fn changed_since(&self, from: u64) -> Option<(Vec<String>, bool)> {
         let shown = self.shown.as_ref()?;
         let changes = self.history.between(shown.instance_id, from, shown.rev)?;
         Some((changes.services.iter().map(ToString::to_string).collect(), changes.node))
     }
 
     /// What readers see.
-    pub(crate) fn content(&self) -> Content {
+    pub(in crate::endpoints) fn content(&self) -> Content {
         Content::of(self.shown.as_ref().expect("something is shown"))
     }
 
     /// Identities that were ever shown.
-    pub(crate) fn identities(&self) -> usize {
+    pub(in crate::endpoints) fn identities(&self) -> usize {
         self.seen.keys().map(|(instance, _)| instance).collect::<BTreeSet<_>>().len()
     }
 }
 
-pub(crate) fn put<T: Clone>(object: &T) -> Seen<T> {
+pub(in crate::endpoints) fn put<T: Clone>(object: &T) -> Seen<T> {
     Seen::Put(Box::new(object.clone()))
 }
 
-pub(crate) fn listing<T: Clone>(objects: &[T]) -> Vec<Seen<T>> {
+pub(in crate::endpoints) fn listing<T: Clone>(objects: &[T]) -> Vec<Seen<T>> {
     std::iter::once(Seen::Listing).chain(objects.iter().map(put)).chain([Seen::Listed]).collect()
 }
 
-pub(crate) fn gone<T>(name: &str) -> Seen<T> {
+pub(in crate::endpoints) fn gone<T>(name: &str) -> Seen<T> {
     let (namespace, name) = name.split_once('/').expect("a name");
     Seen::Gone(ServiceName::new(namespace, name))
 }

@@ -39,7 +39,10 @@ pub(super) fn service_endpoints(evaluation: &Evaluation<'_>) -> Option<ServiceEn
         i_ps: Some(ServiceIPs {
             cluster_ip: facts.primary.map_or_else(String::new, |ip| ip.to_string()),
             external_i_ps: Some(ip_set(&facts.external)),
-            cluster_i_ps: Some(ip_set(&PerFamily::<Vec<IpAddr>>::new(cluster(Family::V4), cluster(Family::V6)))),
+            cluster_i_ps: Some(ip_set(&PerFamily::<Vec<IpAddr>>::new(
+                cluster(Family::V4),
+                cluster(Family::V6),
+            ))),
             load_balancer_i_ps: Some(ip_set(&facts.load_balancer)),
         }),
         map_all: false,

@@ -47,7 +47,9 @@ pub(super) fn explanation(evaluation: &Evaluation<'_>, node: &NodeView) -> pb::E
         affinity: if facts.affinity > 0 { format!("ClientIP, {} s", facts.affinity) } else { String::new() },
         health_check_node_port: facts.health_check_node_port.into(),
         ports: if served {
-            ports.map(|((place, port), decision)| Telling { evaluation, node, place, port }.port(decision)).collect()
+            ports
+                .map(|((place, port), decision)| Telling { evaluation, node, place, port }.port(decision))
+                .collect()
         } else {
             Vec::new()
         },
@@ -156,11 +158,19 @@ impl<'e, 'a> Telling<'e, 'a> {
         let mut rows = Vec::new();
         let at = |ip: IpAddr| SocketAddr::new(ip, self.port.port).to_string();
         if let Some(ip) = facts.cluster[family] {
-            rows.push(self.row("anyone", at(ip), "internalTrafficPolicy", facts.internal_local, family, decision));
+            rows.push(self.row(
+                "anyone",
+                at(ip),
+                "internalTrafficPolicy",
+                facts.internal_local,
+                family,
+                decision,
+            ));
         }
         let external = facts.external[family].iter().map(|ip| (at(*ip), false));
         let load_balancer = facts.load_balancer[family].iter().map(|ip| (at(*ip), true));
-        let node_port = (self.port.node_port != 0).then(|| (format!("node port {}", self.port.node_port), false));
+        let node_port =
+            (self.port.node_port != 0).then(|| (format!("node port {}", self.port.node_port), false));
         for (to, filtered) in external.chain(load_balancer).chain(node_port) {
             let begin = rows.len();
             let policy = "externalTrafficPolicy";
@@ -174,7 +184,10 @@ impl<'e, 'a> Telling<'e, 'a> {
             if filtered && !ranges.is_empty() {
                 let ranges = ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 for row in rows.iter_mut().skip(begin) {
-                    let _ = write!(row.reason, "; only sources in {ranges} may: any other, also a pod, is dropped");
+                    let _ = write!(
+                        row.reason,
+                        "; only sources in {ranges} may: any other, also a pod, is dropped"
+                    );
                 }
             }
         }
@@ -190,7 +203,8 @@ impl<'e, 'a> Telling<'e, 'a> {
         family: Family,
         decision: &Decision,
     ) -> pb::TrafficExplanation {
-        let fate = if local { self.stays(policy, family, decision) } else { self.goes_anywhere(family, decision) };
+        let fate =
+            if local { self.stays(policy, family, decision) } else { self.goes_anywhere(family, decision) };
         pb::TrafficExplanation {
             from: from.to_owned(),
             to,
@@ -210,9 +224,14 @@ impl<'e, 'a> Telling<'e, 'a> {
         let tally = &decision.tally;
         let (verdict, reason) = match (endpoints.len(), tally.ready) {
             (0, _) => ("rejected", words::NOTHING.to_owned()),
-            (_, 0) => ("forwarded", "no endpoint is ready: to those that are terminating but still serve".to_owned()),
+            (_, 0) => (
+                "forwarded",
+                "no endpoint is ready: to those that are terminating but still serve".to_owned(),
+            ),
             (chosen, ready) if chosen == ready => ("forwarded", "to every ready endpoint".to_owned()),
-            (chosen, ready) => ("forwarded", format!("to {chosen} of {ready} ready endpoints, by their hints")),
+            (chosen, ready) => {
+                ("forwarded", format!("to {chosen} of {ready} ready endpoints, by their hints"))
+            }
         };
         Fate { verdict, endpoints, reason }
     }

@@ -66,7 +66,12 @@ pub(super) fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a
         exists: node.exists,
         zone: node.zone.clone().unwrap_or_default(),
         i_ps: Some(build::ip_set(&ips)),
-        pod_cid_rs: node.pod_cidrs.iter().filter_map(|text| parse::cidr(text)).map(|cidr| cidr.to_string()).collect(),
+        pod_cid_rs: node
+            .pod_cidrs
+            .iter()
+            .filter_map(|text| parse::cidr(text))
+            .map(|cidr| cidr.to_string())
+            .collect(),
         eligible: node.eligible,
         service_cid_rs: service_cidrs.iter().map(Cidr::to_string).collect(),
     }

@@ -169,7 +169,8 @@ pub(super) fn merge<'a>(
         .collect();
     // Beyond the name only so that words come in one order too.
     uses.sort_by(|a, b| {
-        let order = |it: &SliceUse<'a>| (name(it.slice), it.slice.address_type.as_str(), it.slice.endpoints.len());
+        let order =
+            |it: &SliceUse<'a>| (name(it.slice), it.slice.address_type.as_str(), it.slice.endpoints.len());
         order(a).cmp(&order(b))
     });
     let most = uses.iter().map(|it| it.slice.endpoints.len()).sum();

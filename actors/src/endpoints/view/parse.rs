@@ -143,7 +143,8 @@ fn without_leading_zeros(text: &str) -> Option<String> {
     let mut characters = text.chars().peekable();
     let mut starts_number = true;
     while let Some(character) = characters.next() {
-        let leads = starts_number && character == '0' && characters.peek().is_some_and(char::is_ascii_hexdigit);
+        let leads =
+            starts_number && character == '0' && characters.peek().is_some_and(char::is_ascii_hexdigit);
         if !leads {
             kept.push(character);
             starts_number = !character.is_ascii_hexdigit();
@@ -175,8 +176,25 @@ mod tests {
             assert_eq!(address(text).map(|ip| ip.to_string()).as_deref(), Some(canonical), "{text}");
         }
         for text in [
-            "", " ", " 10.0.0.1", "10.0.0.1 ", "10.0.0", "10.0.0.256", "10.0.0.1.1", "0x10.0.0.1", "10.0.0.a", "None",
-            "fe80::1%eth0", "1::2::3", "10.0.0.1/32", "00", "0010", "::00010000", "１0.0.0.1", "10..0.1", "+1.0.0.1",
+            "",
+            " ",
+            " 10.0.0.1",
+            "10.0.0.1 ",
+            "10.0.0",
+            "10.0.0.256",
+            "10.0.0.1.1",
+            "0x10.0.0.1",
+            "10.0.0.a",
+            "None",
+            "fe80::1%eth0",
+            "1::2::3",
+            "10.0.0.1/32",
+            "00",
+            "0010",
+            "::00010000",
+            "１0.0.0.1",
+            "10..0.1",
+            "+1.0.0.1",
         ] {
             assert_eq!(address(text), None, "{text:?}");
         }
@@ -199,8 +217,20 @@ mod tests {
             assert_eq!(cidr(text).map(|cidr| cidr.to_string()).as_deref(), Some(canonical), "{text}");
         }
         for text in [
-            "", "/", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/-1", "10.0.0.0/8 ", "::/129",
-            "::ffff:10.0.0.0/129", "/8", "10.0.0.0/8/8", "10.0.0.0/255.0.0.0", "10.0.0.0/256",
+            "",
+            "/",
+            "10.0.0.0",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/+8",
+            "10.0.0.0/-1",
+            "10.0.0.0/8 ",
+            "::/129",
+            "::ffff:10.0.0.0/129",
+            "/8",
+            "10.0.0.0/8/8",
+            "10.0.0.0/255.0.0.0",
+            "10.0.0.0/256",
         ] {
             assert_eq!(cidr(text), None, "{text:?}");
         }
@@ -208,8 +238,10 @@ mod tests {
 
     #[test]
     fn networks_are_ordered_by_family_and_number() {
-        let mut cidrs: Vec<_> =
-            ["fd00::/64", "100.0.0.0/8", "20.0.0.0/8", "20.0.0.0/7"].iter().filter_map(|text| cidr(text)).collect();
+        let mut cidrs: Vec<_> = ["fd00::/64", "100.0.0.0/8", "20.0.0.0/8", "20.0.0.0/7"]
+            .iter()
+            .filter_map(|text| cidr(text))
+            .collect();
         cidrs.sort_unstable();
         let texts: Vec<_> = cidrs.iter().map(Cidr::to_string).collect();
         assert_eq!(texts, ["20.0.0.0/7", "20.0.0.0/8", "100.0.0.0/8", "fd00::/64"]);

@@ -92,13 +92,28 @@ pub(super) enum Ignored<'a> {
     SourceRangeOfFamily(Cidr),
     /// The ranges of this family filter nothing, since one is everything.
     SourceRangesOfEverything(Family),
-    PortNumber { name: &'a str, number: i32 },
-    Protocol { name: &'a str, protocol: &'a str },
+    PortNumber {
+        name: &'a str,
+        number: i32,
+    },
+    Protocol {
+        name: &'a str,
+        protocol: &'a str,
+    },
     /// A later port has the same name and protocol.
-    PortRepeated { name: &'a str, number: i32 },
+    PortRepeated {
+        name: &'a str,
+        number: i32,
+    },
     /// An earlier port has the same number and protocol.
-    FrontendRepeated { name: &'a str, number: i32 },
-    NodePort { name: &'a str, number: i32 },
+    FrontendRepeated {
+        name: &'a str,
+        number: i32,
+    },
+    NodePort {
+        name: &'a str,
+        number: i32,
+    },
     /// externalTrafficPolicy Local on a Service that is not reached from outside.
     ExternalPolicy,
     HealthCheckNodePort(i32),
@@ -285,7 +300,9 @@ fn source_ranges<'a>(
     for text in &spec.load_balancer_source_ranges {
         match parse::cidr(text.trim()) {
             None => ignored.push(Ignored::SourceRange(text)),
-            Some(cidr) if cluster[cidr.family()].is_none() => ignored.push(Ignored::SourceRangeOfFamily(cidr)),
+            Some(cidr) if cluster[cidr.family()].is_none() => {
+                ignored.push(Ignored::SourceRangeOfFamily(cidr))
+            }
             Some(cidr) => ranges[cidr.family()].push(cidr),
         }
     }
@@ -320,8 +337,8 @@ fn health_check_node_port<'a>(
     external_local: bool,
     ignored: &mut Vec<Ignored<'a>>,
 ) -> u16 {
-    let port = port_number(spec.health_check_node_port)
-        .filter(|_| external_local && spec.r#type == "LoadBalancer");
+    let port =
+        port_number(spec.health_check_node_port).filter(|_| external_local && spec.r#type == "LoadBalancer");
     if port.is_none() && spec.health_check_node_port != 0 {
         ignored.push(Ignored::HealthCheckNodePort(spec.health_check_node_port));
     }

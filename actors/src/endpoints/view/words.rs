@@ -13,7 +13,8 @@ use super::{
 use crate::endpoints::NodeView;
 
 /// Why traffic is rejected.
-pub(super) const NOTHING: &str = "no endpoint is ready, and none is terminating but still serving, on any node";
+pub(super) const NOTHING: &str =
+    "no endpoint is ready, and none is terminating but still serving, on any node";
 
 impl fmt::Display for Unserved<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,9 +98,15 @@ impl fmt::Display for Unused<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoService => f.write_str("it has no label kubernetes.io/service-name"),
-            Self::OtherService(name) => write!(f, "its label kubernetes.io/service-name names another Service, {name:?}"),
-            Self::Headless => f.write_str("its label service.kubernetes.io/headless says that proxies are not to read it"),
-            Self::AddressType("FQDN") => f.write_str("its address type is FQDN: names cannot be forwarded to"),
+            Self::OtherService(name) => {
+                write!(f, "its label kubernetes.io/service-name names another Service, {name:?}")
+            }
+            Self::Headless => {
+                f.write_str("its label service.kubernetes.io/headless says that proxies are not to read it")
+            }
+            Self::AddressType("FQDN") => {
+                f.write_str("its address type is FQDN: names cannot be forwarded to")
+            }
             Self::AddressType(kind) => write!(f, "its address type {kind:?} is neither IPv4 nor IPv6"),
             Self::NoClusterIp(family) => write!(f, "the Service has no cluster IP of {}", family.name()),
             Self::ServiceUnserved => f.write_str("the Service is not served"),
@@ -111,11 +118,17 @@ impl fmt::Display for Fault<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PortWithoutName(number) => write!(f, "a port without a name ({})", Number(*number)),
-            Self::PortNumber(name, number) => write!(f, "port {name:?}: {} (1 to 65535 can be)", Number(*number)),
-            Self::PortUnmatched(name, protocol) => write!(f, "port {name:?}/{protocol}: the Service has no such port"),
+            Self::PortNumber(name, number) => {
+                write!(f, "port {name:?}: {} (1 to 65535 can be)", Number(*number))
+            }
+            Self::PortUnmatched(name, protocol) => {
+                write!(f, "port {name:?}/{protocol}: the Service has no such port")
+            }
             Self::NoAddress => f.write_str("an endpoint without an address"),
             Self::Address(text) => write!(f, "an endpoint at {text:?}, which is not an IP address"),
-            Self::AddressOfOtherFamily(ip) => write!(f, "an endpoint at {ip}, which is of another family than the slice"),
+            Self::AddressOfOtherFamily(ip) => {
+                write!(f, "an endpoint at {ip}, which is of another family than the slice")
+            }
         }
     }
 }
@@ -166,7 +179,10 @@ pub(super) fn topology(decision: &Decision, node: &NodeView) -> (&'static str, S
     let mode = match decision.mode {
         Mode::Node => {
             let named = tally.naming_node;
-            return ("node", format!("every ready endpoint has hints for nodes, and {named} of them name this node"));
+            return (
+                "node",
+                format!("every ready endpoint has hints for nodes, and {named} of them name this node"),
+            );
         }
         Mode::Zone => "zone",
         Mode::Anywhere => "none",
@@ -205,10 +221,11 @@ fn missing_hints(missing: usize, ready: usize, of: &str) -> String {
 
 /// The rule that decided about an endpoint.
 pub(super) fn endpoint(it: &Candidate<'_>, decision: &Decision, node: &NodeView) -> String {
-    let cluster = place(it.cluster_place, it, decision, node, decision.tally.ready);
-    let local = place(it.local_place, it, decision, node, decision.tally.local_ready);
+    let cluster = place(it.cluster_place, it, node, (decision.tally.ready, ""));
+    let local = place(it.local_place, it, node, (decision.tally.local_ready, " on this node"));
     match (it.cluster_place, it.local_place) {
-        (_, Place::Unused) => cluster,
+        // What goes for every node goes for this one.
+        (_, Place::Unused) | (Place::Draining, Place::Draining) => cluster,
         (Place::Unused, _) => local,
         _ if cluster == local => cluster,
         _ => format!("to any node: {cluster}; to this node only: {local}"),
@@ -229,8 +246,8 @@ pub(super) fn superseded(it: &Candidate<'_>, holder: &Candidate<'_>, slice: &str
     format!("left out: slice {slice} has the same address and port, and that one {because}")
 }
 
-/// `ready`: how many are ready that could be in the set.
-fn place(place: Place, it: &Candidate<'_>, decision: &Decision, node: &NodeView, ready: usize) -> String {
+/// `ready`: how many are ready that could be in the set, and where those are.
+fn place(place: Place, it: &Candidate<'_>, node: &NodeView, (ready, here): (usize, &str)) -> String {
     let name = &node.name;
     match place {
         Place::Unused => "not asked for".to_owned(),
@@ -238,30 +255,40 @@ fn place(place: Place, it: &Candidate<'_>, decision: &Decision, node: &NodeView,
         Place::Ready => "chosen: it is ready".to_owned(),
         Place::HintedNode => format!("chosen: it is ready, and its hints name this node, {name}"),
         Place::HintedZone => {
-            format!("chosen: it is ready, and its hints name zone {} of this node", zone(node).unwrap_or_default())
+            format!(
+                "chosen: it is ready, and its hints name zone {} of this node",
+                zone(node).unwrap_or_default()
+            )
         }
-        Place::Draining => "chosen: it is terminating but still serving, and none is ready".to_owned(),
+        Place::Draining => format!("chosen: it is terminating but still serving, and nothing is ready{here}"),
         Place::OtherNode => {
-            let hints = it.source.hints.iter().flat_map(|hints| &hints.for_nodes).map(|hint| hint.name.as_str());
-            let hints = hints.collect::<Vec<_>>().join(", ");
-            format!("left out: the hints of every ready endpoint name nodes, and this one's are [{hints}], not this node, {name}")
+            let hints =
+                it.source.hints.iter().flat_map(|hints| &hints.for_nodes).map(|hint| hint.name.as_str());
+            other_hints("nodes", hints, &format!("this node, {name}"))
         }
         Place::OtherZone => {
-            let hints = it.source.hints.iter().flat_map(|hints| &hints.for_zones).map(|hint| hint.name.as_str());
-            let hints = hints.collect::<Vec<_>>().join(", ");
-            let zone = zone(node).unwrap_or_default();
-            format!("left out: the hints of every ready endpoint name zones, and this one's are [{hints}], not zone {zone} of this node")
+            let hints =
+                it.source.hints.iter().flat_map(|hints| &hints.for_zones).map(|hint| hint.name.as_str());
+            other_hints("zones", hints, &format!("zone {} of this node", zone(node).unwrap_or_default()))
         }
         Place::Remote => "left out: it is not on this node".to_owned(),
-        Place::NotNeeded => {
-            let on = if decision.uses_local && place == it.local_place && place != it.cluster_place { " on this node" } else { "" };
-            format!("left out: it is terminating, and {} ready{on}", endpoints_are(ready))
+        Place::NotNeeded => format!("left out: it is terminating, and {} ready{here}", endpoints_are(ready)),
+        Place::NotEligible if it.serving => {
+            "left out: it is not ready, and not terminating either".to_owned()
         }
-        Place::NotEligible if it.serving => "left out: it is not ready, and not terminating either".to_owned(),
-        Place::NotEligible if it.terminating => "left out: it is terminating and does not serve any more".to_owned(),
+        Place::NotEligible if it.terminating => {
+            "left out: it is terminating and does not serve any more".to_owned()
+        }
         Place::NotEligible => "left out: it is neither ready nor serving".to_owned(),
         Place::Superseded => "left out: another slice has it too".to_owned(),
     }
+}
+
+fn other_hints<'a>(kind: &str, hints: impl Iterator<Item = &'a str>, this: &str) -> String {
+    let hints = hints.collect::<Vec<_>>().join(", ");
+    format!(
+        "left out: the hints of every ready endpoint name {kind}, and this one's are [{hints}], not {this}"
+    )
 }
 
 /// What internalTrafficPolicy does.

@@ -165,6 +165,10 @@ fn stopping() -> Status {
     Status::unavailable("the agent is stopping")
 }
 
+fn out_of_time() -> Status {
+    Status::deadline_exceeded("the caller's deadline has passed")
+}
+
 /// The response to one request.
 #[derive(Debug)]
 struct Call {
@@ -204,6 +208,9 @@ impl Call {
             }
             if self.shared.stop.is_cancelled() {
                 return Some(Err(stopping()));
+            }
+            if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Some(Err(out_of_time()));
             }
             if self.batch.is_none() {
                 self.take_newest();
@@ -272,7 +279,7 @@ impl Call {
     /// Until there may be something to send.
     async fn wait(&mut self) -> Result<(), Status> {
         let deadline = self.deadline;
-        let out_of_time = async {
+        let deadline = async {
             match deadline {
                 Some(deadline) => sleep_until(deadline).await,
                 None => std::future::pending().await,
@@ -282,7 +289,7 @@ impl Call {
             biased;
             () = self.shared.stop.cancelled() => Err(stopping()),
             changed = self.feed.published.changed() => changed.map_err(|_| stopping()),
-            () = out_of_time => Err(Status::deadline_exceeded("nothing new within the caller's deadline")),
+            () = deadline => Err(out_of_time()),
         }
     }
 }

@@ -58,8 +58,6 @@ pub use metrics::{ApiLabel, ServerMetrics, StateLabel};
 pub use thread::{EndpointsThread, StartError};
 pub use watchers::Watchers;
 
-/// The services' full names, also those by which their health can be asked.
-const SERVICES: [&str; 2] = [Next::SERVICE, Watch::SERVICE];
 /// Connections beyond one for each watcher: for health, reflection, and for telling one too many that it is.
 const SPARE_CONNECTIONS: usize = 128;
 /// How long calls may take to end when the server stops.
@@ -214,17 +212,25 @@ impl EndpointsServer {
             () = shutdown => {}
             // The end of the feed ends calls, but callers still learn so from a server.
             () = async {
-                health::follow(&reporter, self.feed.clone()).await;
+                health::follow(&reporter, self.services(), self.feed.clone()).await;
                 std::future::pending().await
             } => {}
         }
-        health::stopping(&reporter).await;
+        health::stopping(&reporter, self.services()).await;
         stop.cancel();
         let all = async { while accepting.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, all).await.is_err() {
             tracing::debug!("calls of the Endpoints API were still open at the end");
         }
         Ok(())
+    }
+
+    /// The services' full names, also those by which their health can be asked.
+    fn services(&self) -> &'static [&'static str] {
+        match self.settings.deltas {
+            true => &[Next::SERVICE, Watch::SERVICE],
+            false => &[Next::SERVICE],
+        }
     }
 
     fn routes(&self, stop: CancellationToken) -> Result<Routes, ServeError> {
@@ -241,7 +247,7 @@ impl EndpointsServer {
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .with_service_name("grpc.health.v1.Health");
             // The descriptors hold more APIs than are served here.
-            SERVICES.iter().fold(all, |some, service| some.with_service_name(*service))
+            self.services().iter().fold(all, |some, service| some.with_service_name(*service))
         };
         let next = Routes::new(Mounted::<Next>::new(shared.clone()));
         let both = match self.settings.deltas {

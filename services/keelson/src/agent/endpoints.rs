@@ -9,7 +9,7 @@
 
 mod show;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use futures_util::future::join;
@@ -251,9 +251,6 @@ async fn follow_node(
     }
 }
 
-/// A Node is said again after this time: an actor that started again has forgotten it, and asks nobody.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
-
 async fn tell_node(name: &str, mut node: watch::Receiver<NodeSeen>, sink: &dyn EventSink) {
     loop {
         let seen = node.borrow_and_update().clone();
@@ -261,10 +258,9 @@ async fn tell_node(name: &str, mut node: watch::Receiver<NodeSeen>, sink: &dyn E
             let event = SourceEvent::Node(node_view(name, node.as_deref()));
             while sink.send(event.clone()).await == Answer::ListAgain {}
         }
-        match tokio::time::timeout(SAY_AGAIN, node.changed()).await {
-            // Its watch has ended, which it does with the agent only.
-            Ok(Err(_)) => return,
-            Ok(Ok(())) | Err(_) => {}
+        // Its watch ends with the agent only.
+        if node.changed().await.is_err() {
+            return;
         }
     }
 }

@@ -5,13 +5,15 @@
 
 mod view;
 
-use std::{collections::BTreeSet, io, process::ExitCode};
+use std::{collections::BTreeSet, io, path::PathBuf, process::ExitCode};
 
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use keelson_client::{
     BoxError, CancellationToken, Client, EndpointsArgs, Handlers, NodeInfo, Position, ServiceEndpoints,
-    ServiceName,
+    ServiceName, Target,
 };
+use keelson_config::ListenSpec;
 use serde::Serialize;
 
 use super::{
@@ -20,6 +22,7 @@ use super::{
     output::{complain, write},
     table::Table,
 };
+use crate::settings::SettingsArgs;
 use view::{Change, Service, Whole, addresses, cluster_ips, protocol};
 
 /// Shows what Services mean on this node, as it changes.
@@ -44,6 +47,10 @@ pub(crate) struct WatchArgs {
     /// How to write it.
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
+    /// The settings file that says where the endpoints are served, unless --target does [default:
+    /// /etc/keelson/keelson.toml, if it exists].
+    #[arg(long, value_name = "FILE", conflicts_with = "target")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     endpoints: EndpointsArgs,
 }
@@ -71,12 +78,44 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
 /// Runs `keelson watch`.
 ///
 /// # Errors
-/// Standard output cannot be written to. That the agent cannot be reached is none: it is waited for.
-pub(crate) async fn run_watch(args: WatchArgs) -> anyhow::Result<ExitCode> {
+/// Standard output cannot be written to, or the settings are needed and wrong. That the agent cannot be reached is none: it
+/// is waited for.
+pub(crate) async fn run_watch(mut args: WatchArgs) -> anyhow::Result<ExitCode> {
+    if args.endpoints.target.is_none() {
+        match served_at(args.config.take()) {
+            Ok(target) => args.endpoints.target = Some(target),
+            Err(error) => return exit_with(Err(error)),
+        }
+    }
     let mut client = Client::new(args.endpoints.options());
     client.cancel_on_signals()?;
     client.on_trouble(|trouble| complain(&format!("keelson: {}", one_line(&trouble.error.to_string()))));
     exit_with(run(args, client, write, complain).await)
+}
+
+/// Where the settings have the endpoints served.
+fn served_at(config: Option<PathBuf>) -> anyhow::Result<Target> {
+    let settings = SettingsArgs { config, sets: Vec::new(), feature_gates: Vec::new() };
+    let loaded = settings
+        .load()
+        .context("the settings do not say where the endpoints are served; name it with --target")?;
+    reachable(&loaded.settings.endpoints.listen)
+}
+
+/// A socket rather than a port; an address that stands for all is reached by the one of this machine.
+fn reachable(listen: &[ListenSpec]) -> anyhow::Result<Target> {
+    let is_socket = |spec: &&ListenSpec| matches!(spec, ListenSpec::Unix(_));
+    let Some(spec) = listen.iter().find(is_socket).or(listen.first()) else {
+        bail!("by the settings endpoints are not served anywhere (endpoints.listen is empty)");
+    };
+    let text = match spec {
+        ListenSpec::Tcp(address) if address.ip().is_unspecified() => {
+            let ip = if address.is_ipv4() { "127.0.0.1" } else { "[::1]" };
+            format!("tcp://{ip}:{}", address.port())
+        }
+        spec => spec.to_string(),
+    };
+    text.parse().context("endpoints.listen of the settings cannot be followed; name the target with --target")
 }
 
 async fn run(
@@ -300,7 +339,8 @@ impl<W: FnMut(&str) -> io::Result<()> + Send> Handlers for Show<W> {
         let new = self.known.insert(name.clone()) && !self.resumes;
         if self.args.output == Form::Table {
             let sign = if new { '+' } else { '~' };
-            self.line(&format!("{sign} {}", cells(&service).join("  ")));
+            let cells = cells(&service).map(|cell| if cell.is_empty() { "-".into() } else { cell });
+            self.line(&format!("{sign} {}", cells.join("  ")));
         } else {
             self.document(&Change::Set { service: Service::from(&service) });
         }

@@ -179,9 +179,10 @@ fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
 /// How each watch fares is an event too, the first when it is well or has failed. A server without ServiceCIDRs, as one
 /// before 1.33, has none; that is well, and it is asked again every ten minutes.
 pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
-    let services = collect::<Service>(api, Arc::clone(&sink));
-    let slices = collect::<EndpointSlice>(api, Arc::clone(&sink));
-    join3(services, slices, collect::<ServiceCidr>(api, sink)).await;
+    let services = Box::pin(collect::<Service>(api, Arc::clone(&sink)));
+    let slices = Box::pin(collect::<EndpointSlice>(api, Arc::clone(&sink)));
+    let cidrs = Box::pin(collect::<ServiceCidr>(api, sink));
+    join3(services, slices, cidrs).await;
 }
 
 /// Watches one kind until dropped.

@@ -45,25 +45,35 @@ fn case_08_of_two_copies_one_that_is_not_terminating_holds() {
 
 #[test]
 fn where_kube_proxy_leaves_it_open_the_better_copy_holds_then_the_later_slice() {
-    for (a, b, ready) in [("R1", "R1!", true), ("R1!", "R1", true), ("R1s", "R1!", false), ("R1+", "R1~", true)] {
+    for (a, b, ready) in
+        [("R1", "R1!", true), ("R1!", "R1", true), ("R1s", "R1!", false), ("R1+", "R1~", true)]
+    {
         let served = scene(svc(), [http("a", a), http("b", b)]).served();
         let conditions = served.endpoints[0].conditions.unwrap();
         assert_eq!((conditions.ready, conditions.serving), (ready, true), "{a} {b}");
     }
-    let local = |name: &str, node: &str| slice(name).port("http", "TCP", 8080).endpoint("10.1.0.1", Some(node));
+    let local =
+        |name: &str, node: &str| slice(name).port("http", "TCP", 8080).endpoint("10.1.0.1", Some(node));
     let is_local = |slices: [Slice; 2]| scene(svc(), slices).served().endpoints[0].conditions.unwrap().local;
     assert!(is_local([local("a", "n2"), local("b", "n1")]));
     assert!(!is_local([local("a", "n1"), local("b", "n2")]));
     // Within a slice it is what they say that decides, not their order.
     let twice = |first: &str, second: &str| {
-        [slice("a").port("http", "TCP", 8080).endpoint("10.1.0.1", Some(first)).endpoint("10.1.0.1", Some(second)), slice("b")]
+        [
+            slice("a")
+                .port("http", "TCP", 8080)
+                .endpoint("10.1.0.1", Some(first))
+                .endpoint("10.1.0.1", Some(second)),
+            slice("b"),
+        ]
     };
     assert!(is_local(twice("n1", "n2")) && is_local(twice("n2", "n1")));
 }
 
 #[test]
 fn case_09_every_slice_has_its_own_number() {
-    let slices = [slice("a").port("p", "TCP", 80).words("R1"), slice("b").port("p", "TCP", 8080).words("R2 R3")];
+    let slices =
+        [slice("a").port("p", "TCP", 80).words("R1"), slice("b").port("p", "TCP", 8080).words("R2 R3")];
     let found = scene(balanced().port("p", "TCP", 80), slices);
     assert_eq!(ports(&found), ["p: R1:80 R2:8080 R3:8080"]);
     assert_eq!(found.served().ports[0].target_port, 8080);
@@ -92,7 +102,10 @@ fn case_10_slice_ports_without_name_or_number_are_skipped() {
     let scene = scene(service, [slice]);
     assert_eq!(ports(&scene), ["p: ", "q: R1:8080", ": R1:9"]);
     let reason = scene.explain().slices[0].reason.clone();
-    assert!(reason.starts_with("left out: a port without a name (number 1); port \"p\": no number"), "{reason}");
+    assert!(
+        reason.starts_with("left out: a port without a name (number 1); port \"p\": no number"),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -101,7 +114,10 @@ fn case_11_ports_are_matched_by_protocol_too() {
     let scene = scene(balanced().port("p", "TCP", 80), slices);
     scene.expect("REJECT", "REJECT", "REJECT");
     let slice = scene.explain().slices[0].clone();
-    assert_eq!((slice.used, slice.reason.as_str()), (false, "left out: port \"p\"/UDP: the Service has no such port"));
+    assert_eq!(
+        (slice.used, slice.reason.as_str()),
+        (false, "left out: port \"p\"/UDP: the Service has no such port")
+    );
 }
 
 #[test]
@@ -140,7 +156,10 @@ fn case_13_what_conditions_mean() {
     assert_eq!(with(None, None, None), (chosen.clone(), conditions(true, true, false, true)));
     assert_eq!(with(Some(true), None, Some(true)), (chosen.clone(), conditions(true, true, true, true)));
     assert_eq!(with(Some(true), Some(false), None), (chosen.clone(), conditions(true, false, false, true)));
-    assert_eq!(with(Some(false), Some(true), None), ("REJECT".to_owned(), conditions(false, true, false, false)));
+    assert_eq!(
+        with(Some(false), Some(true), None),
+        ("REJECT".to_owned(), conditions(false, true, false, false))
+    );
     assert_eq!(with(Some(false), None, Some(true)), (chosen, conditions(false, true, true, true)));
     assert_eq!(with(Some(false), Some(false), Some(true)), ("REJECT".to_owned(), None));
     let no_conditions = scene(svc(), [slice("a").port("http", "TCP", 8080).endpoint("10.1.0.1", None)]);
@@ -164,7 +183,8 @@ fn case_14_protocols_are_independent() {
 
 #[test]
 fn endpoints_are_ordered_by_family_and_number() {
-    let slices = [http("a", "R63 R61").kind("IPv6"), http("b", "R10 R9 L1 R2"), http("c", "L62").kind("IPv6")];
+    let slices =
+        [http("a", "R63 R61").kind("IPv6"), http("b", "R10 R9 L1 R2"), http("c", "L62").kind("IPv6")];
     let served = scene(svc().dual_stack(), slices).served();
     let order: Vec<_> = served
         .endpoints

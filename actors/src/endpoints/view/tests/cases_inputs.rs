@@ -42,7 +42,10 @@ fn a_service_needs_a_usable_cluster_ip_and_a_port() {
 #[test]
 fn case_02_a_service_of_another_proxy_has_no_frontend() {
     for value in ["", "cilium"] {
-        not_served(svc().label("service.kubernetes.io/service-proxy-name", value), "leaves it to another proxy");
+        not_served(
+            svc().label("service.kubernetes.io/service-proxy-name", value),
+            "leaves it to another proxy",
+        );
     }
     scene(svc().label("app", "web"), [http("a", "L1")]).expect("{L1}", "{L1}", "{L1}");
 }
@@ -54,7 +57,10 @@ fn case_03_a_family_without_endpoints_rejects() {
     assert_eq!(scene.fate6(To::ClusterIp), "REJECT");
     let ips = scene.served().i_ps.unwrap();
     let cluster_ips = ips.cluster_i_ps.unwrap();
-    assert_eq!((ips.cluster_ip.as_str(), cluster_ips.v4, cluster_ips.v6), (V, vec![V.to_owned()], vec![V6.to_owned()]));
+    assert_eq!(
+        (ips.cluster_ip.as_str(), cluster_ips.v4, cluster_ips.v6),
+        (V, vec![V.to_owned()], vec![V6.to_owned()])
+    );
 }
 
 #[test]
@@ -129,12 +135,18 @@ fn case_15_addresses_are_written_canonically() {
         .external_ip("::ffff:198.51.100.8")
         .external_ip("198.51.100.7")
         .external_ip("nonsense");
-    let slice = slice("a").port("http", "TCP", 80).endpoint("10.180.00.001", None).endpoint("::ffff:10.180.0.2", None);
+    let slice = slice("a")
+        .port("http", "TCP", 80)
+        .endpoint("10.180.00.001", None)
+        .endpoint("::ffff:10.180.0.2", None);
     let scene = scene(service, [slice]);
     let served = scene.served();
     assert_eq!(sent(&served), "{10.180.0.1 10.180.0.2}");
     let ips = served.i_ps.unwrap();
-    assert_eq!((ips.cluster_ip.as_str(), ips.cluster_i_ps.unwrap().v4), ("172.30.0.41", vec!["172.30.0.41".to_owned()]));
+    assert_eq!(
+        (ips.cluster_ip.as_str(), ips.cluster_i_ps.unwrap().v4),
+        ("172.30.0.41", vec!["172.30.0.41".to_owned()])
+    );
     assert_eq!(ips.external_i_ps.unwrap().v4, ["198.51.100.7", "198.51.100.8"]);
     assert_eq!(scene.explain().ignored, ["external IP \"nonsense\": not an IP address"]);
 }
@@ -204,7 +216,8 @@ fn case_17_only_listed_ports_and_addresses_are_frontends_and_service_cidrs_are_k
         }),
         ..Default::default()
     };
-    let cidrs = [cidr(&["fd00:96::/112", "10.96.0.0/12"]), cidr(&["9.0.0.1/8", "10.96.00.0/12", "?"]), cidr(&[])];
+    let cidrs =
+        [cidr(&["fd00:96::/112", "10.96.0.0/12"]), cidr(&["9.0.0.1/8", "10.96.00.0/12", "?"]), cidr(&[])];
     let info = super::super::node_info(&n1(), &cidrs);
     assert_eq!(info.service_cid_rs, ["9.0.0.0/8", "10.96.0.0/12", "fd00:96::/112"]);
 }
@@ -218,7 +231,10 @@ fn the_node_is_told_in_canonical_form() {
     };
     let info = super::super::node_info(&node, &[]);
     let ips = info.i_ps.clone().unwrap();
-    assert_eq!((ips.v4.join(" "), ips.v6.join(" ")), ("192.0.2.2 192.0.2.1".to_owned(), "fd00::2".to_owned()));
+    assert_eq!(
+        (ips.v4.join(" "), ips.v6.join(" ")),
+        ("192.0.2.2 192.0.2.1".to_owned(), "fd00::2".to_owned())
+    );
     assert_eq!(info.pod_cid_rs, ["10.1.2.0/24", "fd00:1::/64"]);
     assert_eq!((info.name.as_str(), info.zone.as_str(), info.exists, info.eligible), ("n1", "a", true, true));
     let unknown = NodeView { exists: false, zone: None, eligible: false, ..n1() };
@@ -233,7 +249,8 @@ fn ranges(service: Svc) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn case_40_source_ranges_are_normalised() {
-    let (v4, v6) = ranges(svc().source_ranges(&[" 203.0.113.1/25", "192.0.2.7/24 ", "192.0.2.0/24", "no", ""]));
+    let (v4, v6) =
+        ranges(svc().source_ranges(&[" 203.0.113.1/25", "192.0.2.7/24 ", "192.0.2.0/24", "no", ""]));
     assert_eq!((v4, v6), (vec!["192.0.2.0/24".to_owned(), "203.0.113.0/25".to_owned()], vec![]));
 }
 
@@ -242,7 +259,10 @@ fn case_41_ranges_of_another_family_and_ranges_of_everything_filter_nothing() {
     assert_eq!(ranges(svc().source_ranges(&["fd00::/16"])), (vec![], vec![]));
     let both = ["fd00::/16", "10.0.0.0/8"];
     assert_eq!(ranges(svc().dual_stack().source_ranges(&both)).1, ["fd00::/16"]);
-    assert_eq!(ranges(svc().dual_stack().source_ranges(&["fd00::/16"])), (vec![], vec!["fd00::/16".to_owned()]));
+    assert_eq!(
+        ranges(svc().dual_stack().source_ranges(&["fd00::/16"])),
+        (vec![], vec!["fd00::/16".to_owned()])
+    );
     assert_eq!(ranges(svc().source_ranges(&["10.0.0.0/8", "0.0.0.0/0"])), (vec![], vec![]));
     let one_open = ["10.0.0.0/8", "1.2.3.4/0", "fd00::/16"];
     assert_eq!(ranges(svc().dual_stack().source_ranges(&one_open)), (vec![], vec!["fd00::/16".to_owned()]));
@@ -300,7 +320,8 @@ fn case_47_affinity_says_for_how_long() {
     assert_eq!(seconds(svc().affinity(None)), 10_800);
     let bare = svc().edit(|spec| spec.session_affinity = "ClientIP".to_owned());
     assert_eq!(seconds(bare), 10_800);
-    for (asked, got) in [(0, 10_800), (-5, 10_800), (i32::MIN, 10_800), (86_400, 86_400), (i32::MAX, 86_400)] {
+    for (asked, got) in [(0, 10_800), (-5, 10_800), (i32::MIN, 10_800), (86_400, 86_400), (i32::MAX, 86_400)]
+    {
         assert_eq!(seconds(svc().affinity(Some(asked))), got, "{asked}");
     }
     assert_eq!(scene(svc().affinity(Some(60)), []).explain().affinity, "ClientIP, 60 s");
@@ -311,7 +332,8 @@ fn triggers_are_times_of_the_annotation() {
     let at = |text: &str| {
         let slice = slice("a").edit(|slice| {
             let annotations = &mut slice.metadata.as_mut().unwrap().annotations;
-            annotations.insert("endpoints.kubernetes.io/last-change-trigger-time".to_owned(), text.to_owned());
+            annotations
+                .insert("endpoints.kubernetes.io/last-change-trigger-time".to_owned(), text.to_owned());
         });
         super::super::triggered_unix_ms(&slice.build())
     };

@@ -102,7 +102,8 @@ fn case_31_internal_policy_local() {
     // Without frontends for outside traffic the cluster set is not asked for.
     let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
     assert_eq!((inner.fate(To::ClusterIp), inner.cluster_set()), ("{L1}".to_owned(), "{}".to_owned()));
-    let selected: Vec<_> = inner.served().endpoints.iter().map(|it| it.conditions.unwrap().selected).collect();
+    let selected: Vec<_> =
+        inner.served().endpoints.iter().map(|it| it.conditions.unwrap().selected).collect();
     assert_eq!(selected, [true, false]);
     // externalTrafficPolicy has no effect on a Service that is not reached from outside.
     let inner = scene(internal().port("http", "TCP", 80).external_local(), [http("a", "L1 R1")]);
@@ -177,15 +178,17 @@ fn ports_are_decided_one_by_one() {
         .port("http", "TCP", 80)
         .node_port(30080)
         .port("admin", "TCP", 81);
-    let slices = [
-        http("a", "L1 R1").port("admin", "TCP", 9090),
-        slice("b").port("admin", "TCP", 9091).words("R2@a"),
-    ];
+    let slices =
+        [http("a", "L1 R1").port("admin", "TCP", 9090), slice("b").port("admin", "TCP", 9091).words("R2@a")];
     let served = scene(service, slices).served();
     let of = |index| [To::ClusterIp, To::Inside].map(|to| fate(&served, index, false, to));
     assert_eq!(of(0), ["{L1}", "{L1 R1}"]);
     assert_eq!(fate(&served, 1, false, To::ClusterIp), "{L1}");
-    assert_eq!(list(members(&served, 1, false, |port| port.cluster)), "{}", "nothing of it is reached from outside");
+    assert_eq!(
+        list(members(&served, 1, false, |port| port.cluster)),
+        "{}",
+        "nothing of it is reached from outside"
+    );
 }
 
 fn health(scene: &Scene) -> (i32, u32, u32) {
@@ -209,7 +212,8 @@ fn case_51_local_ready_addresses_are_counted_once() {
     // Also those of ports that the Service does not have: kube-proxy counts what slices have.
     let other = [slice("a").port("other", "TCP", 1).words("L1"), http("b", "L2")];
     assert_eq!(health(&scene(checked(svc()), other)), (32000, 2, 0));
-    let copies = [slice("a").port("other", "TCP", 1).words("L1~"), slice("b").port("other", "TCP", 1).words("L1")];
+    let copies =
+        [slice("a").port("other", "TCP", 1).words("L1~"), slice("b").port("other", "TCP", 1).words("L1")];
     assert_eq!(health(&scene(checked(svc()), copies)), (32000, 1, 0));
     // A family without cluster IP has no health check.
     assert_eq!(health(&scene(checked(svc()), [http("c", "L61").kind("IPv6")])), (32000, 0, 0));

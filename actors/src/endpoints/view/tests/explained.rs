@@ -1,1 +1,231 @@
+//! What people are told: the sentence of each rule.
 
+use super::*;
+
+/// Each endpoint of the first port with its reason, as `R1: reason`.
+fn reasons(scene: &Scene) -> Vec<String> {
+    let family = scene.explain().ports[0].families[0].clone();
+    family.endpoints.into_iter().map(|it| format!("{}: {}", word(&it.address), it.reason)).collect()
+}
+
+fn topology(scene: &Scene) -> (String, String) {
+    let family = scene.explain().ports[0].families[0].clone();
+    (family.topology, family.topology_reason)
+}
+
+fn rows(scene: &Scene) -> Vec<String> {
+    let family = scene.explain().ports[0].families[0].clone();
+    let row = |it: pb::TrafficExplanation| format!("{} -> {}: {}: {}", it.from, it.to, it.verdict, it.reason);
+    family.traffic.into_iter().map(row).collect()
+}
+
+#[test]
+fn zone_hints_are_explained() {
+    let found = scene(svc(), [http("a", "R1@a R2@b,c R3~ R4! R5- R6s")]);
+    let zone = "every ready endpoint has hints for zones, and 1 of them name zone a of this node";
+    assert_eq!(topology(&found), ("zone".to_owned(), zone.to_owned()));
+    let expected = [
+        "R1: chosen: it is ready, and its hints name zone a of this node",
+        "R2: left out: the hints of every ready endpoint name zones, and this one's are [b, c], not zone a of this node",
+        "R3: left out: it is terminating, and 2 endpoints are ready",
+        "R4: left out: it is neither ready nor serving",
+        "R5: left out: it is terminating and does not serve any more",
+        "R6: left out: it is not ready, and not terminating either",
+    ];
+    assert_eq!(reasons(&found), expected);
+}
+
+#[test]
+fn node_hints_are_explained() {
+    let found = scene(svc(), [http("a", "L1#n1 R1#n2,n3")]);
+    let node = "every ready endpoint has hints for nodes, and 1 of them name this node";
+    assert_eq!(topology(&found), ("node".to_owned(), node.to_owned()));
+    let expected = [
+        "L1: chosen: it is ready, and its hints name this node, n1",
+        "R1: left out: the hints of every ready endpoint name nodes, and this one's are [n2, n3], not this node, n1",
+    ];
+    assert_eq!(reasons(&found), expected);
+}
+
+#[test]
+fn why_hints_do_not_choose_is_explained() {
+    let none = |endpoints: &str, zone: Option<&str>| {
+        let (mode, reason) = topology(&scene(svc(), [http("a", endpoints)]).zone(zone));
+        assert_eq!(mode, "none");
+        reason
+    };
+    assert_eq!(none("R1 R2", Some("a")), "no ready endpoint has hints");
+    assert_eq!(none("R1! R2~@a", Some("a")), "no endpoint is ready, so no hint is looked at");
+    let missing = "1 of 3 ready endpoints has no hints for zones, so none of those count";
+    assert_eq!(none("R1@a R2@a R3", Some("a")), missing);
+    assert_eq!(none("R1@b R2@c", Some("a")), "no hint for zones names zone a of this node");
+    assert_eq!(none("R1@b R2@c", None), "this node has no label topology.kubernetes.io/zone");
+    let both = "no hint for nodes names this node; 2 of 3 ready endpoints have no hints for zones, so none of those count";
+    assert_eq!(none("R1@a#n2 R2#n2 R3#n2", Some("a")), both);
+    let (mode, reason) = topology(&scene(svc(), [http("a", "R1@a#n2 R2@b#n2")]));
+    assert_eq!(mode, "zone");
+    assert!(
+        reason.starts_with("no hint for nodes names this node; every ready endpoint has hints for zones")
+    );
+    let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1@a")]);
+    assert!(topology(&inner).1.starts_with("no traffic of this port may go to other nodes"));
+}
+
+#[test]
+fn both_sets_are_explained_when_they_differ() {
+    let found = scene(svc().external_local(), [http("a", "L1@b L2~@b R1@a R2!")]);
+    let expected = [
+        "L1: to any node: left out: the hints of every ready endpoint name zones, and this one's are [b], not zone a \
+         of this node; to this node only: chosen: it is ready",
+        "L2: to any node: left out: it is terminating, and 2 endpoints are ready; to this node only: left out: it is \
+         terminating, and 1 endpoint is ready on this node",
+        "R1: to any node: chosen: it is ready, and its hints name zone a of this node; to this node only: left out: \
+         it is not on this node",
+        "R2: left out: it is neither ready nor serving",
+    ];
+    assert_eq!(reasons(&found), expected);
+    // Where both sets are the terminating ones, one sentence does.
+    let found = scene(svc().external_local(), [http("a", "L1~ R1~")]);
+    let expected = [
+        "L1: chosen: it is terminating but still serving, and nothing is ready",
+        "R1: to any node: chosen: it is terminating but still serving, and nothing is ready; to this node only: left \
+         out: it is not on this node",
+    ];
+    assert_eq!(reasons(&found), expected);
+    let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
+    assert_eq!(reasons(&inner), ["L1: chosen: it is ready", "R1: left out: it is not on this node"]);
+}
+
+#[test]
+fn copies_are_explained() {
+    let found = scene(svc(), [http("a", "R1 R2~ R3! R4! R5+"), http("b", "R1 R2 R3 R4s")]);
+    let expected = [
+        "R1: chosen: it is ready",
+        "R1: left out: slice b has the same address and port, and that one is as good and comes later by its name",
+        "R2: chosen: it is ready",
+        "R2: left out: slice b has the same address and port, and that one is not terminating",
+        "R3: chosen: it is ready",
+        "R3: left out: slice b has the same address and port, and that one is ready",
+        "R4: left out: it is not ready, and not terminating either",
+        "R4: left out: slice b has the same address and port, and that one is serving",
+        "R5: chosen: it is ready, although terminating",
+    ];
+    assert_eq!(reasons(&found), expected);
+    let slices: Vec<_> = found.explain().slices.into_iter().map(|it| (it.name, it.used, it.reason)).collect();
+    assert_eq!(slices, [("a".to_owned(), true, String::new()), ("b".to_owned(), true, String::new())]);
+    let copied =
+        scene(svc(), [http("b", "R1"), http("a", "R1"), http("c", ""), slice("d").words("R1")]).explain();
+    let slices: Vec<_> =
+        copied.slices.iter().map(|it| (it.name.as_str(), it.used, it.reason.as_str())).collect();
+    let expected = [
+        ("a", false, "other slices have copies of all its endpoints, and those hold"),
+        ("b", true, ""),
+        ("c", false, "it has no endpoints"),
+        ("d", false, "it has no ports"),
+    ];
+    assert_eq!(slices, expected);
+}
+
+#[test]
+fn traffic_is_explained() {
+    let service = svc().external_ip(X).external_local().source_ranges(&["192.0.2.0/24", "10.0.0.0/8"]);
+    let found = scene(service, [http("a", "L1 R1")]);
+    let local = "externalTrafficPolicy is Local: to every ready endpoint on this node";
+    let ranges = "; only sources in 10.0.0.0/8, 192.0.2.0/24 may: any other, also a pod, is dropped";
+    let expected = [
+        format!("anyone -> {V}:80: forwarded: to every ready endpoint"),
+        format!("outside -> {X}:80: forwarded: {local}"),
+        format!("pods and the node -> {X}:80: forwarded: to every ready endpoint"),
+        format!("outside -> {W}:80: forwarded: {local}{ranges}"),
+        format!("pods and the node -> {W}:80: forwarded: to every ready endpoint{ranges}"),
+        format!("outside -> node port 30080: forwarded: {local}"),
+        "pods and the node -> node port 30080: forwarded: to every ready endpoint".to_owned(),
+    ];
+    assert_eq!(rows(&found), expected);
+    let endpoints = found.explain().ports[0].families[0].traffic[1].endpoints.clone();
+    assert_eq!(endpoints, ["10.1.0.1:8080"]);
+
+    let far = scene(svc().internal_local(), [http("a", "R1@a R2@b")]);
+    let expected = [
+        format!(
+            "anyone -> {V}:80: dropped: internalTrafficPolicy is Local, and only other nodes have endpoints for it"
+        ),
+        format!("anyone -> {W}:80: forwarded: to 1 of 2 ready endpoints, by their hints"),
+        "anyone -> node port 30080: forwarded: to 1 of 2 ready endpoints, by their hints".to_owned(),
+    ];
+    assert_eq!(rows(&far), expected);
+
+    let leaving = scene(svc().internal_local(), [http("a", "L1~ R1~")]);
+    let reasons: Vec<_> =
+        rows(&leaving).into_iter().map(|row| row.rsplit(": ").next().unwrap().to_owned()).collect();
+    let those = "to those that are terminating but still serve";
+    assert_eq!(reasons, ["to those here that are terminating but still serve", those, those]);
+
+    let nothing = scene(svc().external_local(), []);
+    assert!(
+        rows(&nothing).iter().all(|row| row.contains("rejected: no endpoint is ready")),
+        "{:?}",
+        rows(&nothing)
+    );
+}
+
+#[test]
+fn who_an_endpoint_is_is_told() {
+    let slice = http("a", "L1 R2").edit(|slice| {
+        slice.endpoints[0].zone = Some("z".to_owned());
+        slice.endpoints[1].target_ref =
+            Some(ObjectReference { kind: "VirtualMachine".to_owned(), name: "vm".to_owned() });
+    });
+    let endpoints = scene(svc(), [slice]).explain().ports[0].families[0].endpoints.clone();
+    let first = &endpoints[0];
+    let told = [&first.address, &first.pod, &first.node, &first.zone, &first.slice];
+    assert_eq!(told, ["10.1.0.1", "pod-l1", "n1", "z", "a"]);
+    assert_eq!(
+        (first.port, first.local, first.ready, first.serving, first.terminating),
+        (8080, true, true, true, false)
+    );
+    assert_eq!(endpoints[1].pod, "VirtualMachine/vm");
+}
+
+#[test]
+fn the_service_itself_is_told() {
+    let service = svc().dual_stack().external_ip(X).affinity(Some(60)).external_local();
+    let told = scene(service.edit(|spec| spec.health_check_node_port = 32000), []).explain();
+    assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", true));
+    assert_eq!(
+        (told.cluster_ips, told.external_ips),
+        (vec![V.to_owned(), V6.to_owned()], vec![X.to_owned()])
+    );
+    assert_eq!(told.load_balancer_ips, [W]);
+    assert_eq!((told.affinity.as_str(), told.health_check_node_port, told.rev), ("ClientIP, 60 s", 32000, 0));
+    assert!(told.internal_traffic_policy.starts_with("Cluster: "));
+    assert!(told.external_traffic_policy.starts_with("Local: "));
+    let families: Vec<_> = told.ports[0].families.iter().map(|it| it.family.as_str()).collect();
+    assert_eq!(families, ["IPv4", "IPv6"]);
+    assert_eq!((told.ports[0].protocol.as_str(), told.ports[0].node_port), ("TCP", 30080));
+    let to = told.ports[0].families[1].traffic.iter().map(|row| row.to.clone()).collect::<Vec<_>>();
+    assert_eq!(to, [format!("[{V6}]:80"), "node port 30080".to_owned(), "node port 30080".to_owned()]);
+}
+
+#[test]
+fn slices_without_their_service_are_told() {
+    let slices = [http("b", "L1").build(), http("a", "L1").edit(|slice| slice.metadata = None).build()];
+    let told = explain(None, &slices, &n1());
+    assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", false));
+    assert_eq!(told.reason, "there is no Service of this name; only slices that name it");
+    let reasons: Vec<_> = told.slices.iter().map(|it| it.reason.as_str()).collect();
+    assert_eq!(reasons, ["it has no label kubernetes.io/service-name", "the Service is not served"]);
+    assert_eq!(explain(None, &[], &n1()).slices.len(), 0);
+}
+
+#[test]
+fn many_faults_are_counted() {
+    let slice = (0..8).fold(http("a", "R1"), |slice, number| slice.endpoint(&format!("x{number}"), None));
+    let told = scene(svc(), [slice]).explain().slices[0].clone();
+    assert!(told.used);
+    assert!(
+        told.reason.starts_with("left out: an endpoint at \"x0\", which is not an IP address; "),
+        "{told:?}"
+    );
+    assert!(told.reason.ends_with("; and 3 more"), "{told:?}");
+}

@@ -185,8 +185,11 @@ impl Slice {
     }
 
     pub(crate) fn any_port(self, name: Option<&str>, protocol: Option<&str>, number: Option<i32>) -> Self {
-        let port =
-            EndpointPort { name: name.map(str::to_owned), protocol: protocol.map(str::to_owned), port: number };
+        let port = EndpointPort {
+            name: name.map(str::to_owned),
+            protocol: protocol.map(str::to_owned),
+            port: number,
+        };
         self.edit(|slice| slice.ports.push(port))
     }
 
@@ -258,7 +261,10 @@ fn endpoint_of(word: &str) -> Endpoint {
             serving: Some(serving),
             terminating: Some(terminating),
         }),
-        target_ref: Some(ObjectReference { kind: "Pod".to_owned(), name: format!("pod-{name}").to_lowercase() }),
+        target_ref: Some(ObjectReference {
+            kind: "Pod".to_owned(),
+            name: format!("pod-{name}").to_lowercase(),
+        }),
         node_name: Some(node.to_owned()),
         hints: (zone_hints.is_some() || node_hints.is_some()).then(|| EndpointHints {
             for_zones: names(zone_hints).into_iter().map(|name| ForZone { name }).collect(),
@@ -374,7 +380,8 @@ fn members(
     let is_in = |endpoint: &&localnetv1::Endpoint| {
         endpoint.ports.iter().any(|port| port.index == index && is_member(port))
     };
-    let ips = of.endpoints.iter().filter(is_in).flat_map(|endpoint| addresses(endpoint, six)).collect::<Vec<_>>();
+    let ips =
+        of.endpoints.iter().filter(is_in).flat_map(|endpoint| addresses(endpoint, six)).collect::<Vec<_>>();
     ips.into_iter()
 }
 
@@ -403,7 +410,11 @@ pub(crate) fn fate(of: &ServiceEndpoints, index: u32, six: bool, to: To) -> Stri
 
 /// The addresses of everything that is sent, as conntrack's clean-up needs it.
 fn sent(of: &ServiceEndpoints) -> String {
-    list(of.endpoints.iter().flat_map(|endpoint| [addresses(endpoint, false), addresses(endpoint, true)].concat()))
+    list(
+        of.endpoints
+            .iter()
+            .flat_map(|endpoint| [addresses(endpoint, false), addresses(endpoint, true)].concat()),
+    )
 }
 
 fn ip(text: &str) -> IpAddr {

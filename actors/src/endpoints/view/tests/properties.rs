@@ -28,8 +28,11 @@ fn dense_endpoint(six: bool) -> impl Strategy<Value = Endpoint> {
             } else {
                 Vec::new()
             },
-            conditions: conditions
-                .map(|(ready, serving, terminating)| EndpointConditions { ready, serving, terminating }),
+            conditions: conditions.map(|(ready, serving, terminating)| EndpointConditions {
+                ready,
+                serving,
+                terminating,
+            }),
             node_name: node.map(str::to_owned),
             hints: hints.map(|(zones, nodes)| EndpointHints {
                 for_zones: zones.into_iter().map(|name| ForZone { name: name.to_owned() }).collect(),
@@ -51,7 +54,8 @@ fn dense_port() -> impl Strategy<Value = EndpointPort> {
 }
 
 fn dense_slice() -> impl Strategy<Value = Slice> {
-    let labels = select(&[("ns", "web"), ("ns", "web"), ("ns", "web"), ("ns", "other"), ("other", "web")][..]);
+    let labels =
+        select(&[("ns", "web"), ("ns", "web"), ("ns", "web"), ("ns", "other"), ("other", "web")][..]);
     let kind = select(&["IPv4", "IPv4", "IPv6", "FQDN"][..]);
     (labels, kind, proptest::bool::weighted(0.1), vec(dense_port(), 1..4)).prop_flat_map(
         |((namespace, service), kind, headless, ports)| {
@@ -82,8 +86,8 @@ fn dense_service() -> impl Strategy<Value = Service> {
     let ips = |of: &'static [&'static str]| vec(select(of), 0..3);
     let nodes = (select(&[0, 30080][..]), select(&[0, 30081][..]));
     let mode = select(&[None, Some("VIP"), Some("Proxy")][..]);
-    (kind, any::<[bool; 3]>(), ips(&[X, "fd00:9::1"]), ips(&[W, "fd00:9::2"]), mode, nodes, 0..4_usize).prop_map(
-        |(kind, [internal_local, external_local, dual], external, vips, mode, (p, q), ports)| {
+    (kind, any::<[bool; 3]>(), ips(&[X, "fd00:9::1"]), ips(&[W, "fd00:9::2"]), mode, nodes, 0..4_usize)
+        .prop_map(|(kind, [internal_local, external_local, dual], external, vips, mode, (p, q), ports)| {
             let made = internal().kind(kind);
             let made = if dual { made.dual_stack() } else { made };
             let made = if internal_local { made.internal_local() } else { made };
@@ -92,9 +96,11 @@ fn dense_service() -> impl Strategy<Value = Service> {
             let made = vips.into_iter().fold(made, |made, ip| made.ingress(ip, mode));
             let all = [("p", "TCP", 1, p), ("q", "UDP", 2, q), ("", "TCP", 3, 0), ("q", "TCP", 4, 0)];
             let all = all.into_iter().take(ports + 1);
-            all.fold(made, |made, (name, protocol, port, node)| made.port(name, protocol, port).node_port(node)).build()
-        },
-    )
+            all.fold(made, |made, (name, protocol, port, node)| {
+                made.port(name, protocol, port).node_port(node)
+            })
+            .build()
+        })
 }
 
 fn dense_node() -> impl Strategy<Value = NodeView> {
@@ -109,8 +115,9 @@ fn published(of: &ServiceEndpoints, index: usize, six: bool) -> Sets {
         sets.has_any = of.ports[index].has_any_v6;
     }
     for endpoint in &of.endpoints {
-        for (address, port) in
-            addresses(endpoint, six).iter().flat_map(|address| endpoint.ports.iter().map(move |port| (address, port)))
+        for (address, port) in addresses(endpoint, six)
+            .iter()
+            .flat_map(|address| endpoint.ports.iter().map(move |port| (address, port)))
         {
             let place: Place = (ip(address), port.port);
             if port.index as usize == index {
@@ -124,7 +131,10 @@ fn published(of: &ServiceEndpoints, index: usize, six: bool) -> Sets {
 }
 
 /// The sets of a port in a family as they are explained.
-fn explained(family: &pb::FamilyExplanation, is_in: impl Fn(&pb::EndpointExplanation) -> bool) -> BTreeSet<Place> {
+fn explained(
+    family: &pb::FamilyExplanation,
+    is_in: impl Fn(&pb::EndpointExplanation) -> bool,
+) -> BTreeSet<Place> {
     let members = family.endpoints.iter().filter(|endpoint| is_in(endpoint));
     members.map(|endpoint| (ip(&endpoint.address), endpoint.port)).collect()
 }
@@ -196,7 +206,10 @@ fn check_always(service: &Service, slices: &[EndpointSlice], node: &NodeView, se
     let kept = trim_service(service.clone());
     assert_eq!(found, view(&kept, &trimmed, node), "trimmed");
     assert_eq!(told, explain(Some(&kept), &trimmed, node), "trimmed");
-    assert_eq!((trim_service(kept.clone()), trimmed.iter().cloned().map(trim_slice).collect()), (kept, trimmed));
+    assert_eq!(
+        (trim_service(kept.clone()), trimmed.iter().cloned().map(trim_slice).collect()),
+        (kept, trimmed)
+    );
 
     let alone = explain(None, slices, node);
     assert!(!alone.served && alone.slices.len() == slices.len() && alone.ports.is_empty());
@@ -216,8 +229,10 @@ fn any_text() -> impl Strategy<Value = String> {
         ".{0,8}",
         "[0-9]{1,4}(\\.[0-9]{1,4}){3}(/[0-9]{1,3})?",
         "[0-9a-f:.]{0,20}(/[0-9]{1,3})?",
-        select(&["", "None", "Local", "ClientIP", "web", "ns", "IPv4", "IPv6", "TCP", "p", V, V6, "10.1.0.1"][..])
-            .prop_map(str::to_owned),
+        select(
+            &["", "None", "Local", "ClientIP", "web", "ns", "IPv4", "IPv6", "TCP", "p", V, V6, "10.1.0.1"][..]
+        )
+        .prop_map(str::to_owned),
     ]
 }
 

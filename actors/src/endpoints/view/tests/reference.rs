@@ -108,9 +108,15 @@ fn copy(slice: &str, endpoint: &Endpoint, node: &NodeView) -> Copy {
 fn ext(service: &Service, port: &ServicePort, six: bool) -> bool {
     let spec = service.spec.clone().unwrap();
     let ingress = service.status.clone().unwrap_or_default().load_balancer.unwrap_or_default().ingress;
-    let vips = ingress.into_iter().filter(|it| it.ip_mode.as_deref().unwrap_or("VIP") == "VIP").map(|it| it.ip);
+    let vips =
+        ingress.into_iter().filter(|it| it.ip_mode.as_deref().unwrap_or("VIP") == "VIP").map(|it| it.ip);
     port.node_port != 0
-        || spec.external_ips.into_iter().chain(vips).filter_map(|text| ip(&text)).any(|ip| ip.is_ipv6() == six)
+        || spec
+            .external_ips
+            .into_iter()
+            .chain(vips)
+            .filter_map(|text| ip(&text))
+            .any(|ip| ip.is_ipv6() == six)
 }
 
 fn external_local(service: &Service) -> bool {
@@ -154,8 +160,10 @@ pub(super) fn sets(
         .filter(|((name, protocol, ..), _)| (name, protocol) == (&port.name, &port.protocol))
         .map(|((_, _, ip, number), copy)| ((ip, number), copy))
         .collect();
-    let pick = |is: &dyn Fn(&Copy) -> bool| -> Vec<_> { of_port.iter().filter(|(_, copy)| is(copy)).collect() };
-    let places = |of: Vec<(&Place, &Copy)>| -> BTreeSet<Place> { of.into_iter().map(|(place, _)| *place).collect() };
+    let pick =
+        |is: &dyn Fn(&Copy) -> bool| -> Vec<_> { of_port.iter().filter(|(_, copy)| is(copy)).collect() };
+    let places =
+        |of: Vec<(&Place, &Copy)>| -> BTreeSet<Place> { of.into_iter().map(|(place, _)| *place).collect() };
 
     let internal_local = spec.internal_traffic_policy.as_deref() == Some("Local");
     let ext = ext(service, port, six);

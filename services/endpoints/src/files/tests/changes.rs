@@ -1,6 +1,6 @@
 //! What changes in the folder is told: once, whole, and as one moment.
 
-use std::{fs::OpenOptions, io::Write as _, os::unix::fs::symlink, time::SystemTime};
+use std::{fs::OpenOptions, io::Write as _, os::unix::fs::symlink};
 
 use super::*;
 

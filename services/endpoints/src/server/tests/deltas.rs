@@ -95,6 +95,22 @@ async fn a_history_that_is_too_short_means_reset() {
 }
 
 #[tokio::test]
+async fn a_history_of_another_instance_than_the_state_is_not_used() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    source.set(service("b", &[]));
+    let server = Running::start(&source).await;
+    // The publisher is about to publish instance 8.
+    source.history.restart(8, 0);
+    for known in [(7, 1), (8, 1)] {
+        let (sync, seen) =
+            Reader::default().sync(&mut open(&server, from(known)).await).await.expect("syncs");
+        assert_eq!(seen, ["reset", "node", "+ns/a", "+ns/b"], "{known:?}");
+        assert_eq!((sync.instance_id, sync.rev), (7, 2));
+    }
+}
+
+#[tokio::test]
 async fn a_change_of_freshness_alone_is_a_sync_alone() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));

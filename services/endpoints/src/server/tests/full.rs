@@ -162,7 +162,8 @@ async fn an_answer_is_one_snapshot_whatever_is_published_meanwhile() {
     let mut got = BTreeMap::new();
     while let Some(item) = stream.message().await.expect("comes") {
         let service = item.endpoints.expect("a Service");
-        got.insert(format!("ns/{}", service.name), service);
+        let twice = got.insert(format!("ns/{}", service.name), service);
+        assert!(twice.is_none());
     }
     assert!(got == first.services, "a mixture");
     let (_, last) = next(&mut client, has((7, 1))).await.expect("a state");

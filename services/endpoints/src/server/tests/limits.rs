@@ -154,13 +154,28 @@ async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
 }
 
 #[tokio::test]
+async fn without_deltas_there_is_next_alone() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::with(&source, ServerSettings { max_watchers: 10, deltas: false }).await;
+    ends_with(server.watch().await.watch(from((0, 0))).await, Code::Unimplemented, "");
+    assert_eq!(next(&mut server.next().await, has((0, 0))).await.expect("a state").1, source.model);
+    let mut health = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
+    let request = tonic_health::pb::HealthCheckRequest { service: "keelson.endpoints.v1.Endpoints".into() };
+    ends_with(health.check(request).await, Code::NotFound, "");
+}
+
+#[tokio::test]
 async fn on_a_thread_of_its_own_it_serves_and_stops() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let folder = tempfile::tempdir().expect("a folder");
     let (listeners, _, _file) = listeners(&folder).await;
-    let server =
-        EndpointsServer::new(source.feed(), ServerSettings { max_watchers: 10, deltas: true }, ServerMetrics::default());
+    let server = EndpointsServer::new(
+        source.feed(),
+        ServerSettings { max_watchers: 10, deltas: true },
+        ServerMetrics::default(),
+    );
     let watchers = server.watchers().clone();
     let thread: EndpointsThread = server.start(listeners).expect("starts");
     let socket = folder.path().join("endpoints.sock");

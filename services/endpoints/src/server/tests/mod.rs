@@ -173,10 +173,14 @@ impl Running {
     }
 
     async fn with_most(source: &Source, max_watchers: usize) -> Self {
+        Self::with(source, ServerSettings { max_watchers, deltas: true }).await
+    }
+
+    async fn with(source: &Source, settings: ServerSettings) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let (listeners, tcp, file) = listeners(&folder).await;
         let metrics = ServerMetrics::default();
-        let server = EndpointsServer::new(source.feed(), ServerSettings { max_watchers, deltas: true }, metrics.clone());
+        let server = EndpointsServer::new(source.feed(), settings, metrics.clone());
         let watchers = server.watchers().clone();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move {
@@ -244,7 +248,7 @@ async fn channel(socket: PathBuf, window: Option<u32>) -> Channel {
     endpoint.connect_with_connector(connect).await.expect("connects")
 }
 
-/// Lets others run until it is so. Time plays no part but that a test which waits for ever ends some day.
+/// Lets others run until it is so.
 async fn until(mut so: impl FnMut() -> bool) {
     for _ in 0..20_000 {
         if so() {
@@ -277,8 +281,19 @@ fn only_ready() -> Option<EndpointConditions> {
     Some(EndpointConditions { ready: true, ..EndpointConditions::default() })
 }
 
+/// A test that waits for ever ends some day; nothing here depends on how long anything takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+async fn patiently<T>(coming: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, coming).await.expect("what is waited for never comes")
+}
+
 /// A whole answer of Next.
 async fn whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
+    patiently(read_whole(stream)).await
+}
+
+async fn read_whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
     let first = stream.message().await?.expect("a first item");
     assert_eq!(first.endpoints, None);
     let mut state = State { node: first.node.expect("the node"), ..State::default() };
@@ -333,7 +348,7 @@ impl Reader {
     /// Reads until the state is whole; says what came.
     async fn sync(&mut self, stream: &mut Streaming<WatchItem>) -> Result<(Sync, Vec<String>), Status> {
         loop {
-            let item = stream.message().await?.expect("a Watch does not end by itself");
+            let item = patiently(stream.message()).await?.expect("a Watch does not end by itself");
             if let Some(sync) = self.take(item) {
                 return Ok((sync, std::mem::take(&mut self.seen)));
             }

@@ -116,7 +116,8 @@ async fn read_one(
     let mut state = State { node: first.node.expect("the node"), ..State::default() };
     while let Some(item) = weather.message(stream).await? {
         let service = item.endpoints.expect("a Service");
-        state.services.insert(format!("ns/{}", service.name), service);
+        let twice = state.services.insert(format!("ns/{}", service.name), service);
+        assert!(twice.is_none());
     }
     let next = first.next.expect("Next");
     Ok(((next.instance_id, next.rev), state))

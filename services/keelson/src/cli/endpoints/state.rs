@@ -98,9 +98,10 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     if state.rev > 0 && !state.durable {
         lines.push("what is served is not on disk: after a restart clients may have to begin anew".into());
     }
-    if let Some(node) = state.node.as_ref().filter(|node| !node.exists) {
+    // A folder of manifests need not hold the Node.
+    if let Some(node) = state.node.as_ref().filter(|node| !node.exists && state.source != "files") {
         lines.push(format!(
-            "there is no Node {}: no endpoint counts as local, no zone is known",
+            "there is no Node {}: its zone is not known, so hints for zones do not count",
             clean(&node.name)
         ));
     }
@@ -161,6 +162,9 @@ fn facts(state: &pb::State, now: i64) -> Vec<String> {
 
 fn node(node: &pb::NodeState) -> String {
     let mut parts = vec![clean(&node.name)];
+    if !node.exists {
+        parts.push("no such Node is known".into());
+    }
     parts.push(if node.zone.is_empty() { "no zone".into() } else { format!("zone {}", clean(&node.zone)) });
     for (name, values) in [("", &node.ips), ("pods ", &node.pod_cidrs), ("Services ", &node.service_cidrs)] {
         if !values.is_empty() {
@@ -350,13 +354,15 @@ nodes: well, not listed yet
 web.yaml:12: no mapping (its last good version is in use)
 web.yaml: no mapping
 what is served is not on disk: after a restart clients may have to begin anew
-there is no Node worker-7: no endpoint counts as local, no zone is known
+there is no Node worker-7: its zone is not known, so hints for zones do not count
 
 State:    stale
 ";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.contains("\nNode:     worker-7, no zone\n"), "{text}");
+        assert!(text.contains("\nNode:     worker-7, no such Node is known, no zone\n"), "{text}");
         assert!(text.ends_with("\n\nNo Services in the namespace shop.\n"), "{text}");
+        state.source = "files".into();
+        assert!(!describe(&state, "", 0, 61_000).contains("there is no Node"), "manifests need not hold it");
         state.faults = vec![fault(1, false); 13];
         let text = describe(&state, "", 10, 61_000);
         assert!(text.contains("and 3 more faults in manifests; -o json has all\n"), "{text}");

@@ -163,7 +163,10 @@ impl Rig {
         let args = self.args(&[words, &["--once"]].concat());
         let (out, said) = (Mutex::new(String::new()), Mutex::new(String::new()));
         let client = Client::new(args.endpoints.options());
-        let print = |text: &str| Ok(out.lock().unwrap().push_str(text));
+        let print = |text: &str| {
+            out.lock().unwrap().push_str(text);
+            Ok(())
+        };
         let say = |text: &str| said.lock().unwrap().push_str(&format!("{text}\n"));
         let code = timeout(LONG, run(args, client, print, say)).await.expect("it ends").unwrap();
         (code, out.into_inner().unwrap(), said.into_inner().unwrap())
@@ -233,6 +236,28 @@ fn arguments() {
     for wrong in [&["web"][..], &["shop/"], &["/web"], &["a/b/c"], &["shop/web", "-n", "x"], &["-o", "xml"]] {
         assert!(parsed(wrong).is_err(), "{wrong:?}");
     }
+}
+
+#[test]
+fn the_settings_say_where_unless_the_flags_do() {
+    let target = |listen: &[&str]| {
+        let listen: Vec<_> = listen.iter().map(|text| ListenSpec::parse(text).unwrap()).collect();
+        reachable(&listen).map(|target| target.to_string()).map_err(|error| format!("{error:#}"))
+    };
+    assert_eq!(target(&["tcp://127.0.0.1:1", "unix:///a.sock", "unix:///b.sock"]).unwrap(), "unix:///a.sock");
+    assert_eq!(target(&["tcp://[::1]:12345"]).unwrap(), "tcp://[::1]:12345");
+    assert_eq!(target(&["tcp://0.0.0.0:12345"]).unwrap(), "tcp://127.0.0.1:12345");
+    assert_eq!(target(&["tcp://[::]:12345"]).unwrap(), "tcp://[::1]:12345");
+    assert!(target(&[]).unwrap_err().contains("endpoints.listen is empty"));
+    assert!(target(&["tcp://127.0.0.1:0"]).unwrap_err().contains("--target"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keelson.toml");
+    std::fs::write(&file, "[endpoints]\nlisten = [\"unix:///run/elsewhere.sock\"]\n").unwrap();
+    assert_eq!(served_at(Some(file.clone())).unwrap().to_string(), "unix:///run/elsewhere.sock");
+    std::fs::write(&file, "[endpoints]\nlisten = 7\n").unwrap();
+    assert!(format!("{:#}", served_at(Some(file)).unwrap_err()).contains("name it with --target"));
+    assert!(parsed(&["--config", "x", "--target", "unix:///x"]).is_err());
 }
 
 #[tokio::test]
@@ -330,7 +355,7 @@ async fn changes_as_lines() {
     let (out, said) = rig.watch(&[], "! stale", then).await;
     let expected = "\
 * node worker-7  zone a  192.0.2.7
-+ kube-system/dns\u{fffd}[2J  ClusterIP  10.96.0.10    0 ready, 0 selected
++ kube-system/dns\u{fffd}[2J  ClusterIP  10.96.0.10  -  0 ready, 0 selected
 + shop/web  NodePort  10.96.0.7  http 80:30080/TCP, 53/UDP  1 ready, 1 selected
 - kube-system/dns\u{fffd}[2J
 ~ shop/web  NodePort  10.96.0.7  http 80:30080/TCP, 53/UDP  1 ready, 1 selected
