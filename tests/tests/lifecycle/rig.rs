@@ -25,7 +25,13 @@ use tokio::sync::Mutex;
 /// The rights of companions, as they are shipped.
 pub(crate) const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
 
-/// The account that the manifest makes, and its namespace.
+/// The rights of nodes for service endpoints, as they are shipped.
+pub(crate) const NODE_MANIFEST: &str = include_str!("../../../packaging/kubernetes/node.yaml");
+
+/// The role that [`NODE_MANIFEST`] makes.
+pub(crate) const NODE_ROLE: &str = "keelson-node-endpoints";
+
+/// The account that [`MANIFEST`] makes, and its namespace.
 pub(crate) const ACCOUNT: &str = "keelson-agent";
 pub(crate) const NAMESPACE: &str = "kube-system";
 

@@ -1,8 +1,10 @@
 //! What an agent may do: every right that is shipped is needed, none is missing, and another node is out of reach.
+//!
+//! Service endpoints come from the API server here, for they are what some of the rights are for.
 
 use crate::rig::{
-    ACCOUNT, MANIFEST, NAMESPACE, asked, companion, heartbeats, knows_rights, line, make_node, node_settings,
-    run, set_condition, settings, shared, well,
+    ACCOUNT, MANIFEST, NAMESPACE, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line,
+    make_node, node_settings, run, set_condition, settings, shared, well,
 };
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
@@ -17,9 +19,15 @@ use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-/// Intervals that make a test short.
+/// What Services are made of, which no heartbeat needs.
+const ENDPOINTS: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
+
+/// Intervals that make a test short, and endpoints from the API server.
 fn quick(settings: Settings) -> Settings {
-    settings.set("node.lease_duration", "4s").set("node.node_status_update_frequency", "1s")
+    settings
+        .set("node.lease_duration", "4s")
+        .set("node.node_status_update_frequency", "1s")
+        .set("endpoints.source", "kube")
 }
 
 /// A verb of a rule of the manifest.
@@ -31,8 +39,14 @@ struct Right {
     verb: String,
 }
 
-fn documents() -> Result<Vec<Value>> {
-    serde_saphyr::from_multiple(MANIFEST).context("the manifest is no YAML")
+impl Right {
+    fn is_of_endpoints(&self) -> bool {
+        ENDPOINTS.contains(&self.resource.as_str())
+    }
+}
+
+fn documents(manifest: &str) -> Result<Vec<Value>> {
+    serde_saphyr::from_multiple(manifest).context("the manifest is no YAML")
 }
 
 /// Every verb on every resource of the manifest.
@@ -52,9 +66,8 @@ fn rights(documents: &[Value]) -> Vec<Right> {
     rights
 }
 
-/// The manifest for an account of another name, without one right.
-fn without(right: &Right, account: &str) -> Result<Vec<String>> {
-    let mut documents = documents()?;
+/// A manifest without one right.
+fn without(right: &Right, mut documents: Vec<Value>) -> Result<Vec<Value>> {
     let rule = &mut documents[right.document]["rules"][right.rule];
     ensure!(rule["resources"].as_array().is_some_and(|all| all.len() == 1), "one resource a rule: {rule}");
     let verbs = rule["verbs"].as_array_mut().context("a rule has verbs")?;
@@ -63,23 +76,53 @@ fn without(right: &Right, account: &str) -> Result<Vec<String>> {
         let rules = documents[right.document]["rules"].as_array_mut().context("there are rules")?;
         rules.remove(right.rule);
     }
-    Ok(documents.iter().map(|document| document.to_string().replace(ACCOUNT, account)).collect())
+    Ok(documents)
 }
 
-/// An agent that lacks this right asks for it, is refused, and says so.
-async fn is_needed(cluster: &Cluster, number: usize, right: Right) -> Result<()> {
+/// A companion that lacks this right needs it.
+async fn a_companion_needs(cluster: &Cluster, number: usize, right: Right) -> Result<()> {
     let name = format!("least-{number}");
     let scratch = Scratch::new()?;
-    for document in without(&right, &name)? {
-        cluster.admin.apply(&document).await?;
+    for document in without(&right, documents(MANIFEST)?)? {
+        cluster.admin.apply(&document.to_string().replace(ACCOUNT, &name)).await?;
     }
     let identity = cluster.service_account(&scratch, NAMESPACE, &name).await?;
     let others = right_that_is_left(&right);
     eventually(PATIENCE, "the API server knows the rights that are left", || others(&identity)).await?;
     make_node(cluster, &name).await?;
     let settings = quick(settings(&name, &identity.kubeconfig()));
-    let mut agent =
-        Agent::new(&scratch, &format!("unix://{}/none.sock", scratch.path().display()), &settings)?;
+    is_missed(cluster, &scratch, &identity, &settings, &right).await
+}
+
+/// An agent of role `node` needs this right beside those of every node.
+async fn a_node_needs(cluster: &Cluster, number: usize, right: Right) -> Result<()> {
+    let name = format!("least-node-{number}");
+    let scratch = Scratch::new()?;
+    let identity = cluster.node(&scratch, &name).await?;
+    for mut document in without(&right, documents(NODE_MANIFEST)?)? {
+        // For this node alone, so that several can lack different rights.
+        if document["kind"] == "ClusterRoleBinding" {
+            let user = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": identity.user()});
+            document["subjects"] = json!([user]);
+        }
+        cluster.admin.apply(&document.to_string().replace(NODE_ROLE, &name)).await?;
+    }
+    let left = if right.resource == "endpointslices" { CIDRS } else { SLICES };
+    knows_list(&identity, left).await?;
+    let settings = quick(node_settings(&name, &identity.kubeconfig(), scratch.path()));
+    is_missed(cluster, &scratch, &identity, &settings, &right).await
+}
+
+/// An agent that lacks this right asks for it, is refused, and says so.
+async fn is_missed(
+    cluster: &Cluster,
+    scratch: &Scratch,
+    identity: &Identity,
+    settings: &Settings,
+    right: &Right,
+) -> Result<()> {
+    let runtime = format!("unix://{}/none.sock", scratch.path().display());
+    let mut agent = Agent::new(scratch, &runtime, settings)?;
     agent.start_live().await?;
     eventually(PATIENCE, &format!("{right:?} is missed"), || async {
         let asked = asked(cluster, identity.user())?;
@@ -93,12 +136,10 @@ async fn is_needed(cluster: &Cluster, number: usize, right: Right) -> Result<()>
     })
     .await?;
     eventually(PATIENCE, &format!("the agent says that it lacks {right:?}"), || async {
-        let shown = heartbeats(&agent).await?;
-        let reason = shown["reason"].as_str().unwrap_or_default();
-        ensure!(shown["state"] == "failing" && reason.contains("403"), "it says {shown}");
-        let ready = agent.http_get("/readyz?verbose").await?;
-        ensure!(ready.text().contains("403"), "/readyz says {}", ready.text());
-        Ok(())
+        match right.is_of_endpoints() {
+            true => says_endpoints_lack(&agent, &right.resource).await,
+            false => says_heartbeats_fail(&agent).await,
+        }
     })
     .await?;
     let foreign: Vec<_> = asked(cluster, identity.user())?
@@ -108,6 +149,46 @@ async fn is_needed(cluster: &Cluster, number: usize, right: Right) -> Result<()>
     ensure!(foreign.is_empty(), "without {right:?} it was refused something else: {foreign:#?}");
     Ok(())
 }
+
+async fn says_heartbeats_fail(agent: &Agent) -> Result<()> {
+    let shown = heartbeats(agent).await?;
+    let reason = shown["reason"].as_str().unwrap_or_default();
+    ensure!(shown["state"] == "failing" && reason.contains("403"), "it says {shown}");
+    let ready = agent.http_get("/readyz?verbose").await?;
+    ensure!(ready.text().contains("403"), "/readyz says {}", ready.text());
+    Ok(())
+}
+
+/// It says of this source, and of no other, that it is refused.
+async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
+    let shown = agent.json("/debug/endpoints").await?;
+    let sources = shown["sources"].as_array().context("there are sources")?;
+    for source in sources {
+        let reason = source["reason"].as_str().unwrap_or_default();
+        let (refused, is_it) = (reason.contains("403"), source["resource"] == resource);
+        ensure!(refused == is_it && (source["health"] == "failing") == is_it, "{resource}: it says {shown}");
+    }
+    // Nothing was told whole yet, so there is nothing to serve.
+    ensure!(shown["state"] == "waiting", "it says {shown}");
+    let ready = agent.http_get("/readyz?verbose").await?;
+    let text = ready.text();
+    let line = text.lines().find(|line| line.starts_with("[-]endpoints")).unwrap_or_default();
+    ensure!(line.contains(resource) && line.contains("403"), "/readyz says {text}");
+    Ok(())
+}
+
+/// Waits until a user may list what is at this path.
+async fn knows_list(identity: &Identity, path: &str) -> Result<()> {
+    let client = identity.client().await?;
+    eventually(PATIENCE, &format!("{} may list {path}", identity.user()), || async {
+        let request = http::Request::get(format!("{path}?limit=1")).body(Vec::new())?;
+        client.request::<Value>(request).await.map(drop).context("it may not yet")
+    })
+    .await
+}
+
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
 /// A check that a right other than the missing one has come to the authorizer, for each of the two roles.
 fn right_that_is_left<'a>(
@@ -138,13 +219,27 @@ fn right_that_is_left<'a>(
 fn every_right_of_a_companion_is_needed() -> Result<()> {
     run(async {
         let shared = shared().await?;
-        let rights = rights(&documents()?);
+        let rights = rights(&documents(MANIFEST)?);
         ensure!(rights.len() >= 5, "the manifest gives {rights:?}");
+        for resource in ENDPOINTS {
+            ensure!(rights.iter().any(|right| right.resource == resource), "none for {resource}: {rights:?}");
+        }
         eprintln!("{} rights: {rights:?}", rights.len());
         let each = rights.into_iter().enumerate();
-        try_join_all(each.map(|(number, right)| is_needed(&shared.cluster, number, right))).await?;
+        try_join_all(each.map(|(number, right)| a_companion_needs(&shared.cluster, number, right))).await?;
         Ok(())
     })
+}
+
+/// Waits until the endpoints are those of the API server, and the agent is ready with them.
+async fn current(agent: &mut Agent) -> Result<()> {
+    eventually(PATIENCE, "the endpoints are current", || async {
+        let shown = agent.json("/debug/endpoints").await?;
+        ensure!(shown["state"] == "current" && shown["source"] == "kube", "they are {shown}");
+        Ok(())
+    })
+    .await?;
+    agent.ready().await
 }
 
 /// Everything that an agent ever asks of the API server: start, condition, a pod that goes, a Lease that goes, restarts
@@ -152,6 +247,7 @@ fn every_right_of_a_companion_is_needed() -> Result<()> {
 async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
     agent.start_again().await?;
     well(agent).await?;
+    current(agent).await?;
     set_condition(agent, "KernelDeadlock", "False", "NoDeadlock").await?;
     cluster.admin.await_condition(name, "KernelDeadlock", "False").await?;
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
@@ -174,6 +270,7 @@ async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Ag
     cluster.admin.await_condition(name, "KernelDeadlock", "True").await?;
     agent.terminate().await?;
     agent.start_again().await?;
+    current(agent).await?;
     well(agent).await
 }
 
@@ -193,6 +290,11 @@ fn never_refused(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Re
     Ok(())
 }
 
+/// Verbs and resources.
+fn pairs(rights: &[Right]) -> Vec<(&str, &str)> {
+    rights.iter().map(|right| (right.verb.as_str(), right.resource.as_str())).collect()
+}
+
 #[test]
 fn the_rights_of_a_companion_are_enough() -> Result<()> {
     run(async {
@@ -206,31 +308,30 @@ fn the_rights_of_a_companion_are_enough() -> Result<()> {
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
         // The account is that of every node's agent, so the others' requests are in the log too.
         a_whole_life(cluster, "enough", "keelson-enough", &mut agent).await?;
-        let rights = rights(&documents()?);
-        let expected: Vec<_> =
-            rights.iter().map(|right| (right.verb.as_str(), right.resource.as_str())).collect();
-        never_refused(cluster, identity.user(), &expected)
+        let rights = rights(&documents(MANIFEST)?);
+        never_refused(cluster, identity.user(), &pairs(&rights))
     })
 }
 
 /// The manifest for an account of one node: every rule names what it is about, but those for which RBAC cannot: a Lease
-/// has no name before it is made, and pods are not chosen by theirs. Nodes are, by the field selector.
+/// has no name before it is made, pods are not chosen by theirs, and endpoints are made of those of all nodes. Nodes
+/// are chosen by theirs, by the field selector.
 fn narrowed(account: &str, node: &str) -> Result<Vec<String>> {
-    let mut documents = documents()?;
+    let mut documents = documents(MANIFEST)?;
     for document in &mut documents {
         let rules = document["rules"].as_array().cloned().unwrap_or_default();
         let mut narrow = Vec::new();
         for mut rule in rules {
             let of = |resource: &str| rule["resources"] == json!([resource]);
-            let (leases, pods) = (of("leases"), of("pods"));
-            if leases {
+            let nameless = of("pods") || ENDPOINTS.iter().any(|resource| of(resource));
+            if of("leases") {
                 let verbs = rule["verbs"].as_array_mut().context("a rule has verbs")?;
                 verbs.retain(|verb| verb != "create");
                 narrow.push(
                     json!({"apiGroups": rule["apiGroups"], "resources": ["leases"], "verbs": ["create"]}),
                 );
                 rule["resourceNames"] = json!([format!("keelson-{node}")]);
-            } else if !pods {
+            } else if !nameless {
                 rule["resourceNames"] = json!([node]);
             }
             narrow.push(rule);
@@ -279,24 +380,35 @@ async fn reaches_no_other_node(cluster: &Cluster, identity: &Identity, other: &s
 }
 
 #[test]
-fn role_node_needs_no_right_that_a_node_has_not_and_reaches_no_other_node() -> Result<()> {
+fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_node() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
+        let granted = rights(&documents(NODE_MANIFEST)?);
+        ensure!(granted.iter().all(Right::is_of_endpoints), "the manifest gives {granted:?}");
+        // Before all nodes have them: rights add up.
+        let each = granted.clone().into_iter().enumerate();
+        try_join_all(each.map(|(number, right)| a_node_needs(cluster, number, right))).await?;
+
+        cluster.admin.apply(NODE_MANIFEST).await?;
         let scratch = Scratch::new()?;
         let options = Options { network: true, ..Options::default() };
         let containerd = Containerd::start(&scratch, Kind::V2, &options).await?;
         let identity = cluster.node(&scratch, "itself").await?;
+        knows_list(&identity, SLICES).await?;
         let settings = quick(node_settings("itself", &identity.kubeconfig(), scratch.path()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
         a_whole_life(cluster, "itself", "itself", &mut agent).await?;
-        let expected = [
+        let mut expected = vec![
             ("create", "nodes"),
             ("patch", "nodes/status"),
             ("watch", "nodes"),
             ("watch", "pods"),
             ("create", "leases"),
         ];
+        // Services every node may read.
+        expected.extend([("list", "services"), ("watch", "services")]);
+        expected.extend(pairs(&granted));
         never_refused(cluster, identity.user(), &expected)?;
         let renewals = || {
             asked(cluster, identity.user()).is_ok_and(|all| {
