@@ -85,6 +85,8 @@ fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Buil
         ".keelson.kubernetes",
         "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default, rename_all = \"camelCase\")]",
     );
+    // Equal objects shall have equal bytes.
+    builder = builder.btree_map(".keelson.kubernetes");
     for (field, name) in KUBERNETES_NAMES {
         let attribute = format!("#[serde(rename = {name:?})]");
         builder = builder.field_attribute(format!(".keelson.kubernetes.{field}"), attribute);

@@ -21,7 +21,10 @@ common=(cc:gcc+libc6-dev setpriv:util-linux)
 run=("${common[@]}" containerd:containerd runc:runc docker-registry:docker-registry)
 faketime=/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1
 cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 "$faketime:libfaketime" perl:perl-base)
-suites=("${run[@]}" "${cluster[@]}" chromium:chromium chromedriver:chromium-driver jq:jq)
+# A client of the Endpoints API of another make. The suites run Debian's own Python.
+python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py:python3-grpcio
+    protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc)
+suites=("${run[@]}" "${cluster[@]}" "${python[@]}" chromium:chromium chromedriver:chromium-driver jq:jq)
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 bench | cluster) wanted=("${run[@]}" "${cluster[@]}") ;;

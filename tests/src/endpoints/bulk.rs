@@ -2,7 +2,7 @@
 //! server, or manifests.
 //!
 //! ```ignore
-//! let made = bulk::make(&cluster, 10_000, 10).await?;       // about a minute on two cores; prints nothing
+//! let made = bulk::make(&cluster, 10_000, 10).await?;       // about a minute on two cores that do nothing else
 //! bulk::touch(&cluster, 17, 4711).await?;                   // one change: the slice of bulk/svc-00017 gets another port
 //! bulk::manifests(&folder, "node", 1_000, 10)?;             // the same objects, for `endpoints.manifests`
 //! bulk::remove(&cluster, 10_000).await?;
@@ -15,8 +15,11 @@
 use super::objects::{Kind, Writer, endpoint, port, service, slice};
 use crate::kube::Cluster;
 use anyhow::{Context as _, Result, bail};
+use keelson_proto::kubernetes::{EndpointSlice, Service};
+use prost::Message as _;
 use serde_json::{Value, json};
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -86,13 +89,20 @@ fn the_slice(number: usize, each: usize, http: u16) -> Value {
 
 /// Makes so many Services with so many endpoints each.
 pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> Result<Made> {
+    make_more(cluster, 0..services, endpoints_each).await
+}
+
+/// Makes those with these numbers.
+pub async fn make_more(cluster: &Cluster, numbers: Range<usize>, endpoints_each: usize) -> Result<Made> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
-    let started = Instant::now();
+    let (services, first, started) = (numbers.len(), numbers.start, Instant::now());
     at_once(services, move |number| {
-        let writer = writer.clone();
+        let (writer, number) = (writer.clone(), first + number);
         async move {
-            writer.create(Kind::Service, &the_service(number)).await?;
-            writer.create(Kind::Slice, &the_slice(number, endpoints_each, 8080)).await.map(drop)
+            let service: Service = serde_json::from_value(the_service(number))?;
+            writer.create_encoded(Kind::Service, service.encode_to_vec()).await?;
+            let slice: EndpointSlice = serde_json::from_value(the_slice(number, endpoints_each, 8080))?;
+            writer.create_encoded(Kind::Slice, slice.encode_to_vec()).await
         }
     })
     .await?;

@@ -8,8 +8,8 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
@@ -28,7 +28,9 @@ pub struct Churn {
     turn: Arc<Mutex<()>>,
     stop: watch::Sender<bool>,
     writes: Arc<AtomicUsize>,
-    task: JoinHandle<Result<()>>,
+    task: JoinHandle<()>,
+    /// What the API server found wrong with a write.
+    refused: Arc<std::sync::Mutex<Option<String>>>,
 }
 
 /// Nothing is written while this lives.
@@ -47,16 +49,28 @@ impl Churn {
             random: SmallRng::seed_from_u64(seed),
             pause: Duration::from_secs(1) / per_second.max(1),
         };
-        let task = tokio::spawn(author.run(turn.clone(), writes.clone(), stopped));
-        Self { turn, stop, writes, task }
+        let refused = Arc::<std::sync::Mutex<Option<String>>>::default();
+        let (running, noted) = (author.run(turn.clone(), writes.clone(), stopped), refused.clone());
+        let task = tokio::spawn(async move {
+            if let Err(error) = running.await {
+                *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{error:#}"));
+            }
+        });
+        Self { turn, stop, writes, task, refused }
+    }
+
+    fn well(&self) -> Result<()> {
+        match &*self.refused.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => bail!("the random writer ended: {error}"),
+            None => Ok(()),
+        }
     }
 
     /// Waits for the write that is under way, and keeps further ones back until what is returned is dropped.
     pub async fn pause(&self) -> Result<Paused> {
-        if self.task.is_finished() {
-            bail!("the writer has ended; stopping it tells why");
-        }
-        Ok(Paused(self.turn.clone().lock_owned().await))
+        let paused = Paused(self.turn.clone().lock_owned().await);
+        self.well()?;
+        Ok(paused)
     }
 
     /// How many writes there were.
@@ -67,7 +81,8 @@ impl Churn {
     /// Ends it; tells how many writes there were, or what the API server found wrong with one.
     pub async fn stop(mut self) -> Result<usize> {
         self.stop.send_replace(true);
-        (&mut self.task).await.context("the writer panicked")??;
+        (&mut self.task).await.context("the writer panicked")?;
+        self.well()?;
         Ok(self.writes())
     }
 }
@@ -98,8 +113,8 @@ impl Author {
                 Ok(()) => {
                     writes.fetch_add(1, Ordering::Relaxed);
                 }
-                // It is there already, or is not: as good as any other random write.
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                // It is there already, or is not, or makes no sense for this one: as good as any other random write.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {}
                 // The API server is not there, or starts, or is full of work: the next write will do.
                 Err(kube::Error::Api(status)) if matches!(status.code, 429 | 500..) => {}
                 Err(error @ kube::Error::Api(_)) => return Err(error).context("a random write is refused"),

@@ -75,25 +75,39 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         let later = stage.settled(&followers).await?;
         ensure!(later.0 == memory.0 && later.1 > memory.1, "{memory:?} {later:?}");
 
-        // Killed now, the agent can have nothing of it: no pair that was seen may come back with other contents, which
-        // is among what the consumers check.
-        stage.kill_and_start().await?;
-        write_one(&stage, 500).await?;
-        stage.settled(&followers).await?;
-
-        fs::remove_file(ballast)?;
+        fs::remove_file(&ballast)?;
         soon("it is on disk again", || async {
             let state = stage.state().await?;
             ensure!(state["durable"] == true, "{state}");
             Ok(())
         })
         .await?;
-        let mended = stage.settled(&followers).await?;
         ensure!(stage.metric("keelson_endpoints_durable").await? == 1.0);
-        followers.restart().await?;
+        let mended = stage.settled(&followers).await?;
+        ensure!(mended == later, "to write it down is no news: {later:?} {mended:?}");
         stage.kill_and_start().await?;
         stage.says_current().await?;
         ensure!(stage.settled(&followers).await? == mended, "what is on disk survives");
+
+        // Killed while it is not on disk, the agent goes on from what is. No pair that was seen may come back with other
+        // contents, which is among what the consumers check.
+        let ballast = fill_up(&disk)?;
+        while stage.state().await?["durable"] == true {
+            written += 1;
+            ensure!(written < 400, "the store is never full");
+            write_one(&stage, written).await?;
+            stage.settled(&followers).await?;
+        }
+        let memory = stage.settled(&followers).await?;
+        ensure!(memory.0 != mended.0, "{mended:?} {memory:?}");
+        stage.agent.kill9()?;
+        fs::remove_file(&ballast)?;
+        write_one(&stage, 500).await?;
+        followers.restart().await?;
+        stage.agent.start_live().await?;
+        let after = stage.settled(&followers).await?;
+        ensure!(after.0 == mended.0 && after.1 > mended.1, "it goes on from the disk: {mended:?} {after:?}");
+        ensure!(stage.state().await?["durable"] == true);
         Ok(())
     })
 }

@@ -2,13 +2,16 @@
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, ensure};
-use keelson_tests::endpoints::{Kind, Whole, bulk};
+use keelson_client::Api;
+use keelson_tests::endpoints::{Follower, Kind, Whole, bulk};
 use serde_json::json;
 use std::fs;
 use std::time::Instant;
 
 const SERVICES: usize = 10_000;
 const EACH: usize = 10;
+/// So many of them come while the agent follows.
+const LATER: usize = 500;
 
 /// What a process has of memory, now and at most, in MiB.
 fn memory(pid: u32) -> Result<(u64, u64)> {
@@ -25,19 +28,26 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
 fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Large, "bulk-node-007").await?;
-        // The agent is there from the beginning: it follows them as they come.
+        let made = bulk::make(&stage.cluster, SERVICES - LATER, EACH).await?;
+        eprintln!("{made:?}");
+        let started = Instant::now();
         stage.agent.start_live().await?;
-        let early = stage.followers()?;
-        let made = bulk::make(&stage.cluster, SERVICES, EACH).await?;
+        // By Watch only: `Next` would be sent everything again and again while they come.
+        let early = Follower::start(&stage.agent.endpoints_target(), Api::Watch)?;
+        let truth = stage.truth().await?;
+        early.settled(&truth).await?;
+        eprintln!("a new agent and its consumer had all after {:.1} s", started.elapsed().as_secs_f64());
+        // The last come one by one.
+        let made = bulk::make_more(&stage.cluster, SERVICES - LATER..SERVICES, EACH).await?;
         eprintln!("{made:?}");
         let truth = stage.truth().await?;
         ensure!(truth.services.len() >= SERVICES && truth.endpoints() >= SERVICES * EACH);
         let written = Instant::now();
         early.settled(&truth).await?;
         early.sound()?;
-        eprintln!("consumers had the truth {:.1} s after the last write", written.elapsed().as_secs_f64());
+        eprintln!("its consumer had the truth {:.1} s after the last write", written.elapsed().as_secs_f64());
         let pid = stage.agent.pid().context("it runs")?;
-        let pair = early.pair().await?;
+        let pair = early.pair();
         eprintln!("{:?} MiB now and at most, at revision {}", memory(pid)?, pair.1);
 
         // Another, who gets everything at once.
@@ -80,19 +90,19 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
             ensure!(service.endpoints.iter().all(|endpoint| endpoint.ports[0].port == 9999), "{service:?}");
             Ok(())
         };
-        for followers in [&early, &late] {
-            followers.until("the change is seen", changed).await?;
-            ensure!(followers.pair().await? == (pair.0, pair.1 + 1));
+        for follower in [&early, &late.watch, &late.next] {
+            follower.until("the change is seen", changed).await?;
+            ensure!(follower.pair() == (pair.0, pair.1 + 1));
         }
         // Another zone: what a tenth of them means changes, all in one revision.
         let zone = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "zone-c"}}});
         stage.writer.patch(Kind::Node, "bulk-node-007", &zone).await?;
         let moved = Instant::now();
         let truth = stage.truth().await?;
-        for followers in [&early, &late] {
-            followers.settled(&truth).await?;
-            followers.sound()?;
-            ensure!(followers.pair().await? == (pair.0, pair.1 + 2));
+        for follower in [&early, &late.watch, &late.next] {
+            follower.settled(&truth).await?;
+            follower.sound()?;
+            ensure!(follower.pair() == (pair.0, pair.1 + 2));
         }
         eprintln!("another zone took {:.1} s at most", moved.elapsed().as_secs_f64());
         Ok(())

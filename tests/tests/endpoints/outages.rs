@@ -61,19 +61,12 @@ fn an_api_server_that_starts_again_is_no_news() -> Result<()> {
         stage.says_current().await?;
         let (watch, next) = (followers.watch.seen().len(), followers.next.seen().len());
 
-        let t = std::time::Instant::now();
         stage.cluster.api.terminate().await?;
-        eprintln!("terminated {:?}", t.elapsed());
         told(&followers.watch, true).await?;
-        eprintln!("told {:?}", t.elapsed());
         stage.says_stale("").await?;
-        eprintln!("says {:?}", t.elapsed());
         stage.cluster.api.start_again().await?;
-        eprintln!("start {:?}", t.elapsed());
         told(&followers.watch, false).await?;
-        eprintln!("told {:?}", t.elapsed());
         stage.says_current().await?;
-        eprintln!("current {:?}", t.elapsed());
         ensure!(stage.settled(&followers).await? == pair);
         no_news(&followers, watch, next, pair)?;
 

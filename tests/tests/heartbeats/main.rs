@@ -16,6 +16,7 @@ mod conditions;
 mod controller;
 mod credentials;
 mod economy;
+mod endpoints;
 mod lease;
 mod off;
 mod rig;

@@ -29,6 +29,17 @@ const TOKEN_NODES: [&str; 3] = ["case-24-node", "case-28-unposted", "faulty-node
 /// The whole of [packaging/kubernetes/companion.yaml]: companions have these rights and no others.
 const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
 
+/// What nodes may do beside that for service endpoints, as it is shipped.
+pub(crate) const NODE_MANIFEST: &str = include_str!("../../../packaging/kubernetes/node.yaml");
+
+/// The account and the roles that [`MANIFEST`] makes.
+const ACCOUNT: &str = "keelson-agent";
+
+/// The rights of a companion for an account of this name, with roles of its own.
+pub(crate) fn manifest_of(account: &str) -> String {
+    MANIFEST.replace(ACCOUNT, account)
+}
+
 /// Runs a test on the runtime of all.
 pub(crate) fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
     static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(Runtime::new);
@@ -39,7 +50,7 @@ pub(crate) fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
     outcome
 }
 
-/// A cluster, with the rights of companions in it.
+/// A cluster.
 pub(crate) struct Shared {
     _controllers: Option<ControllerManager>,
     pub(crate) cluster: Cluster,
@@ -65,9 +76,7 @@ pub(crate) async fn cluster(scratch: &Scratch) -> Result<Cluster> {
         audit_bodies: true,
         ..ApiOptions::default()
     };
-    let cluster = Cluster::start_with(scratch, &options).await?;
-    cluster.admin.apply(MANIFEST).await?;
-    Ok(cluster)
+    Cluster::start_with(scratch, &options).await
 }
 
 /// The cluster of all tests that leave it alone.
@@ -297,18 +306,8 @@ pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
 
 /// A service account of its own with the rights of a companion.
 async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str) -> Result<Identity> {
-    let identity = cluster.service_account(scratch, "kube-system", name).await?;
-    let subjects = json!([{"kind": "ServiceAccount", "name": name, "namespace": "kube-system"}]);
-    let binding = |kind: &str, role: &str, metadata: Value| {
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "subjects": subjects,
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": "keelson-agent"},
-        })
-    };
-    let of_leases = binding("RoleBinding", "Role", json!({"name": name, "namespace": "kube-node-lease"}));
-    let of_nodes = binding("ClusterRoleBinding", "ClusterRole", json!({"name": name}));
-    cluster.admin.apply(&format!("{of_leases}\n---\n{of_nodes}\n")).await?;
-    Ok(identity)
+    cluster.admin.apply(&manifest_of(name)).await?;
+    cluster.service_account(scratch, "kube-system", name).await
 }
 
 /// Like [`eventually`], with a pause after each look: the audit log is read whole each time.

@@ -102,7 +102,8 @@ async fn a_node_needs(cluster: &Cluster, number: usize, right: Right) -> Result<
     for mut document in without(&right, documents(NODE_MANIFEST)?)? {
         // For this node alone, so that several can lack different rights.
         if document["kind"] == "ClusterRoleBinding" {
-            let user = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": identity.user()});
+            let user =
+                json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": identity.user()});
             document["subjects"] = json!([user]);
         }
         cluster.admin.apply(&document.to_string().replace(NODE_ROLE, &name)).await?;

@@ -9,6 +9,8 @@ use keelson_tests::cri::{Pull, failed};
 use keelson_tests::images::{ImageSpec, TINY};
 use keelson_tests::on_both_runtimes;
 use keelson_tests::registry::ALICE;
+use keelson_tests::scratch::Scratch;
+use keelson_tests::util::{PATIENCE, eventually};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -117,13 +119,66 @@ fn credentials() -> (Vec<AuthConfig>, Vec<&'static str>) {
     (kinds, secrets)
 }
 
+/// What stands in a folder of manifests beside a Service: what was applied last, which may be anything; a Secret; and
+/// one in a file that is no YAML, of which is said what is wrong with it.
+const MANIFESTS: [(&str, &str); 3] = [
+    (
+        "web.yaml",
+        r#"
+apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  annotations:
+    kubectl.kubernetes.io/last-applied-configuration: '{"token": "annotation-secret-8d41"}'
+spec: {clusterIP: 10.96.0.80, clusterIPs: [10.96.0.80], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.80], conditions: {ready: true}}]
+ports: [{name: "", port: 8080}]
+"#,
+    ),
+    (
+        "secret.yaml",
+        r"
+apiVersion: v1
+kind: Secret
+metadata: {name: registry}
+stringData: {password: manifest-secret-52c7}
+",
+    ),
+    (
+        "broken.yaml",
+        r#"
+apiVersion: v1
+kind: Secret
+metadata: {name: broken}
+stringData: {password: "broken-secret-e0b9", token: "#,
+    ),
+];
+
+/// The secrets of [`MANIFESTS`].
+const IN_MANIFESTS: [&str; 3] = ["annotation-secret-8d41", "manifest-secret-52c7", "broken-secret-e0b9"];
+
 async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
-    let settings = Settings::limit(1).set("agent.log", "trace").set("pulls.cancel_grace", "0s");
+    let manifests = Scratch::new()?;
+    for (name, text) in MANIFESTS {
+        fs::write(manifests.path().join(name), text).with_context(|| format!("cannot write {name}"))?;
+    }
+    let settings = Settings::limit(1)
+        .set("agent.log", "trace")
+        .set("pulls.cancel_grace", "0s")
+        .set("endpoints.source", "files")
+        .set("endpoints.manifests", manifests.path().display().to_string());
     let mut rig = Rig::with_users(kind, &settings).await?;
     let specs: Vec<_> =
         ["secret-done", "secret-held", "secret-waits"].map(|name| ImageSpec::single(name, TINY)).into();
     let images = rig.node.push(&specs, Some(&ALICE)).await?;
-    let (kinds, secrets) = credentials();
+    let (kinds, mut secrets) = credentials();
+    secrets.extend(IN_MANIFESTS);
     for auth in &kinds[1..] {
         failed(pull(&rig, &rig.ask(&images[0]), auth).await, "its credentials are not good")?;
     }
@@ -142,6 +197,11 @@ async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
         ("/debug/pulls", "secret-held"),
         ("/debug/events", "secret-held"),
         ("/debug/actors", "PullCoordinator"),
+        ("/debug/endpoints", "broken.yaml"),
+        ("/debug/endpoints/default/web", "10.0.0.80"),
+        ("keelson endpoints", "broken.yaml"),
+        ("keelson endpoints explain default/web", "10.0.0.80"),
+        ("keelson watch --once -o json", "10.0.0.80"),
     ] {
         let content = places.get(place).with_context(|| format!("{place} was not searched"))?;
         ensure!(contains(content, part.as_bytes()), "{place} does not tell of {part}");
@@ -212,27 +272,45 @@ fn collect(top: &Path, folder: &Path, places: &mut BTreeMap<String, Vec<u8>>) ->
 /// Everything that the agent and its commands show.
 async fn shown(agent: &Agent) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut places = BTreeMap::new();
+    eventually(PATIENCE, "the endpoints are those of the folder", || async {
+        let shown = agent.json("/debug/endpoints").await?;
+        ensure!(shown["state"] == "current" && shown["services"] == 1, "they are {shown}");
+        ensure!(
+            shown["faults"].as_array().is_some_and(|faults| faults.len() == 1),
+            "nothing is wrong: {shown}"
+        );
+        Ok(())
+    })
+    .await?;
     let mut paths = vec!["/", "/metrics", "/version", "/livez", "/readyz"]
         .into_iter()
         .map(str::to_owned)
         .collect::<Vec<_>>();
-    paths.extend(["actors", "pulls", "node", "storage", "config"].map(|name| format!("/debug/{name}")));
+    let parts = ["actors", "pulls", "node", "storage", "config", "endpoints", "endpoints/default/web"];
+    paths.extend(parts.map(|name| format!("/debug/{name}")));
     let actors = agent.json("/debug/actors").await?;
     let names = actors["actors"].as_array().into_iter().flatten().filter_map(|actor| actor["name"].as_str());
     paths.extend(names.map(|name| format!("/debug/actors/{name}")));
-    ensure!(paths.len() >= 11, "the agent shows no actors: {actors}");
+    ensure!(paths.len() >= 13, "the agent shows no actors: {actors}");
     for path in paths {
         places.insert(path.clone(), agent.http_get(&path).await?.success()?.body.to_vec());
     }
     places.insert("/debug/events".to_owned(), first_events(agent).await?);
 
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 13] = [
         &["pulls"],
         &["pulls", "-o", "json"],
         &["actors", "PullCoordinator"],
         &["state"],
         &["limit"],
         &["config", "show"],
+        &["endpoints"],
+        &["endpoints", "-o", "json"],
+        &["endpoints", "explain", "default/web"],
+        &["endpoints", "explain", "default/web", "-o", "json"],
+        &["endpoints", "watchers"],
+        &["watch", "--once", "default/web"],
+        &["watch", "--once", "-o", "json"],
     ];
     for command in commands {
         let run = tokio::process::Command::new(agent.program())

@@ -236,6 +236,10 @@ pub(super) fn object(kind: SourceKind, mut fields: Map<String, Value>) -> Result
             if slice.address_type.is_empty() {
                 return Err(ObjectError::at(&[], "addressType is missing"));
             }
+            for port in &mut slice.ports {
+                // The API server's default; a port without a name matches no port of a Service.
+                port.name.get_or_insert_default();
+            }
             (name, Body::Packed(slice.encode_to_vec().into()))
         }
         SourceKind::ServiceCidrs => {

@@ -8,7 +8,7 @@
 //! What is asked for is what kube-proxy asks for: Services without the label of another proxy and not headless, slices
 //! that are not of headless Services. A Service that comes to carry the label is gone, by the server's own doing.
 
-use std::{collections::HashMap, marker::PhantomData, sync::Arc};
+use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 
 use futures_util::future::join3;
 use keelson_actors::{
@@ -95,7 +95,7 @@ impl Collected for ServiceCidr {
 
 /// Lets go of labels and annotations that nobody reads. A managedFields is never even decoded.
 fn reduce(meta: &mut Option<ObjectMeta>) {
-    fn only(all: &mut HashMap<String, String>, read: &[&str]) {
+    fn only(all: &mut BTreeMap<String, String>, read: &[&str]) {
         // A new map, for an emptied one keeps its memory.
         *all = std::mem::take(all).into_iter().filter(|(name, _)| read.contains(&name.as_str())).collect();
     }

@@ -1,6 +1,6 @@
 //! `make bench`: what the agent costs, beside direct containerd in the same run.
 //!
-//! Owns: the measurements of image pulls and of heartbeats. In: the release build, containerd, a registry and a
+//! Owns: the measurements of image pulls, of heartbeats and of service endpoints. In: the release build, containerd, a registry and a
 //! cluster of its own.
 //! Out: a table for `docs/performance.md` on standard output. Every figure that has a peer alternates
 //! with it, so that what else the machine does hits both. Nothing here fails for being slow.
@@ -9,6 +9,7 @@
 
 mod calls;
 mod cost;
+mod endpoints;
 mod fleet;
 mod heartbeat;
 mod memory;
@@ -39,7 +40,8 @@ impl Row {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     keelson_tests::process::quiet();
-    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet.
+    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet, endpoints, and
+    // endpoints-revisions, -start, -full, -latency, -memory.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     if ["calls", "pulls", "memory", "restart"].into_iter().any(run) {
@@ -69,6 +71,7 @@ async fn main() -> Result<ExitCode> {
         println!();
         fleet::fleet().await?;
     }
+    endpoints::endpoints(&wanted).await?;
     Ok(ExitCode::SUCCESS)
 }
 

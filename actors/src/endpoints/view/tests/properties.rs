@@ -245,12 +245,12 @@ prop_compose! {
         name in any_text(),
         namespace in any_text(),
         resource_version in any_text(),
-        labels in proptest::collection::hash_map(prop_oneof![
+        labels in proptest::collection::btree_map(prop_oneof![
             any_text(),
             Just("kubernetes.io/service-name".to_owned()),
             Just("service.kubernetes.io/service-proxy-name".to_owned()),
         ], any_text(), 0..2),
-        annotations in proptest::collection::hash_map(any_text(), any_text(), 0..2),
+        annotations in proptest::collection::btree_map(any_text(), any_text(), 0..2),
     ) -> ObjectMeta {
         ObjectMeta { name, namespace, resource_version, labels, annotations }
     }

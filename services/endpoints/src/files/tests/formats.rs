@@ -104,7 +104,7 @@ fn nulls_are_what_is_not_set_and_other_kinds_are_passed_over() {
     let objects = parse("a.yaml", text.as_bytes()).unwrap();
     let read = slice(&objects[0]);
     assert!(read.endpoints.is_empty());
-    assert_eq!((read.ports[0].name.clone(), read.ports[0].port), (None, Some(80)));
+    assert_eq!((read.ports[0].name.as_deref(), read.ports[0].port), (Some(""), Some(80)));
     assert_eq!(
         read.metadata.unwrap().labels["service.kubernetes.io/headless"],
         "",
