@@ -50,6 +50,8 @@ pub enum EndpointsView {
     /// The chore does not run.
     #[default]
     Off,
+    /// It runs and has not said anything yet: what the Node says of it stays.
+    Starting,
     /// They are those of the API server.
     Current,
     /// They are those that were last heard of.

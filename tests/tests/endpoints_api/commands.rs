@@ -288,7 +288,7 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
     for (args, said) in [
         (&["--target", "localhost:80"][..], "write unix:///PATH or tcp://HOST:PORT"),
         (&["--rev", "5"], "--instance-id"),
-        (&["--instance-id", "-1", "--rev", "5"], "--instance-id"),
+        (&["--instance-id=-1", "--rev", "5"], "--instance-id"),
         (&["shop"], "NAMESPACE/NAME"),
         (&["default/shop", "-n", "default"], "cannot be used with"),
     ] {

@@ -1,4 +1,4 @@
-//! What is turned off is off, and says so.
+//! What is turned off is off, and says so; what is listened on is what the command line says.
 
 use crate::rig::{LONG, Stage, interrupt, plain, says};
 use crate::wire::{Connection, NEXT, WATCH, framed};
@@ -88,4 +88,45 @@ async fn with_the_source_off_there_is_no_socket_and_commands_say_why() -> Result
     let mut stage = Stage::new()?;
     stage.set("endpoints.source", "off")?;
     off(stage, "endpoints.source is off").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    let sockets =
+        ["one.sock", "two.sock"].map(|name| format!("unix://{}/{name}", stage.scratch.path().display()));
+    for address in [&sockets[0], &sockets[1], "tcp://127.0.0.1:0"] {
+        stage.agent.arg("--listen");
+        stage.agent.arg(address);
+    }
+    stage.agent.start_live().await?;
+    let instance_id = stage.at_rev(1).await?;
+    let state = stage.state().await?;
+    let listen: Vec<_> =
+        state["listen"].as_array().context("no list")?.iter().filter_map(|one| one.as_str()).collect();
+    ensure!(listen.len() == 3 && listen[..2] == sockets, "{listen:?}");
+    // The port that was given is told.
+    ensure!(listen[2].starts_with("tcp://127.0.0.1:") && !listen[2].ends_with(":0"), "{listen:?}");
+    ensure!(!stage.socket().exists(), "the socket of the settings file is served too");
+    for target in listen {
+        let told = stage.keelson(&["watch", "--once", "--target", target]).await?.success()?;
+        says(&told.out, &["ns/web"])?;
+        says(&told.err, &[&format!("--instance-id {instance_id} --rev 1")])?;
+    }
+    ensure!(stage.agent.terminate().await?.success());
+    for socket in &sockets {
+        let path = socket.trim_start_matches("unix://");
+        ensure!(!std::path::Path::new(path).exists(), "{path} is left behind");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_other_machines_reach_is_refused_unless_it_is_allowed() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.set("endpoints.listen", vec!["tcp://0.0.0.0:1".to_owned()])?;
+    let status = stage.agent.start_refused().await?;
+    ensure!(!status.success(), "it runs");
+    says(&stage.agent.log()?, &["endpoints.allow_remote"])
 }

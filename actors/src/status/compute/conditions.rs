@@ -123,7 +123,9 @@ pub(super) fn set(
         }
     }
     says(&mut list, pulls(&inputs.flow, millis(policy.pulls_stalled_after)), Text::Always);
-    says(&mut list, endpoints(&inputs.endpoints), Text::Always);
+    if let Some(endpoints) = endpoints(&inputs.endpoints) {
+        says(&mut list, endpoints, Text::Always);
+    }
     for view in externals.views(moment(now), now.unix_ms) {
         put(&mut list, (&view.kind, view.status, view.reason, view.message), &Text::Always, now);
     }
@@ -295,8 +297,10 @@ fn pulls(flow: &Result<FlowView, String>, stalled_after: i64) -> Says {
     Says::new(PULLS, ConditionStatus::True, "PullsFlowing", "no image pull waits that should not")
 }
 
-fn endpoints(view: &EndpointsView) -> Says {
-    match view {
+/// Nothing while nothing is known, so that a restart is no transition.
+fn endpoints(view: &EndpointsView) -> Option<Says> {
+    Some(match view {
+        EndpointsView::Starting => return None,
         EndpointsView::Off => {
             let message = "the service endpoints chore is off on this node";
             Says::new(ENDPOINTS, ConditionStatus::Unknown, "EndpointsOff", message)
@@ -309,5 +313,5 @@ fn endpoints(view: &EndpointsView) -> Says {
             let message = format!("the service endpoints are those last heard of: {reason}");
             Says::new(ENDPOINTS, ConditionStatus::False, "EndpointsStale", message)
         }
-    }
+    })
 }

@@ -117,6 +117,11 @@ pub(super) fn wanted(settings: &Settings) -> bool {
     Source::of(settings, Cluster::of(settings)).is_ok()
 }
 
+/// What is known of the endpoints before anything is.
+pub(super) fn first_view(settings: &Settings) -> EndpointsView {
+    if wanted(settings) { EndpointsView::Starting } else { EndpointsView::Off }
+}
+
 /// Listens where the settings say. A socket's file goes when its [`SocketFile`] does.
 ///
 /// # Errors
@@ -134,11 +139,15 @@ pub(super) async fn bind(settings: &Settings) -> anyhow::Result<(Vec<Listener>, 
             }
             ListenSpec::Tcp(address) => {
                 let listener = TcpListener::bind(address).await;
-                let listener = listener.with_context(|| format!("cannot listen at {label} (endpoints.listen)"))?;
+                let listener =
+                    listener.with_context(|| format!("cannot listen at {label} (endpoints.listen)"))?;
                 // With port 0, the one that was given.
                 let label = listener.local_addr().map_or(label, |address| format!("tcp://{address}"));
                 if !address.ip().to_canonical().is_loopback() {
-                    tracing::warn!(address = label, "other machines can read every Service (endpoints.allow_remote)");
+                    tracing::warn!(
+                        address = label,
+                        "other machines can read every Service (endpoints.allow_remote)"
+                    );
                 }
                 listeners.push(Listener::Tcp(listener, label));
             }
@@ -166,7 +175,8 @@ fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, Endpoi
     let endpoints = &parts.settings.endpoints;
     let revisions = endpoints.history as usize;
     let (published, seen) = watch::channel(None);
-    let feed = EndpointsFeed { published: seen, history: History::new(revisions, revisions * NAMES_A_REVISION) };
+    let feed =
+        EndpointsFeed { published: seen, history: History::new(revisions, revisions * NAMES_A_REVISION) };
     let metrics = EndpointMetrics::default();
     let recorder = Recorder::new(ACTOR, MAILBOX);
     let view = parts.view.subscribe();

@@ -11,7 +11,6 @@ use keelson_actors::{
     metrics::Metrics,
     pulls::{Inspected, LimitView, PullCoordinator, PullCoordinatorParts, core::Policy},
     runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
-    status::EndpointsView,
     supervise,
 };
 use keelson_config::{Enforce, Gate, Loaded, Settings, WhenFull};
@@ -154,7 +153,7 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
     let pulls = Mailbox::new(pulls, recorder);
 
     let cluster = Cluster::of(&settings);
-    let (endpoints_view, endpoints_seen) = watch::channel(EndpointsView::Off);
+    let (endpoints_view, endpoints_seen) = watch::channel(endpoints::first_view(&settings));
     let (heartbeats, [lease, status]) = heartbeats::start(HeartbeatsParts {
         cluster: cluster.clone(),
         endpoints: endpoints_seen,

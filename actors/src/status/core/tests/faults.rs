@@ -317,6 +317,12 @@ fn service_endpoints_are_unknown_current_or_stale() {
     world.collected.endpoints = EndpointsView::Stale { reason: "no API server".into() };
     world.pass(11 * SECOND);
     assert_eq!(world.condition("ServiceEndpointsCurrent")["reason"], "EndpointsStale");
+    // A restart knows nothing for a moment, and says nothing.
+    let mut restarted = settled(Role::Companion);
+    let before = restarted.condition("ServiceEndpointsCurrent");
+    restarted.collected.endpoints = EndpointsView::Starting;
+    restarted.pass(11 * SECOND);
+    assert_eq!(restarted.condition("ServiceEndpointsCurrent"), before);
 }
 
 fn any_kind() -> impl Strategy<Value = ApiErrorKind> {

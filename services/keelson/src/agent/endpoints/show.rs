@@ -80,6 +80,7 @@ impl On {
         let name = "endpoints".to_owned();
         let reason = match &*self.view.borrow() {
             EndpointsView::Off | EndpointsView::Current => None,
+            EndpointsView::Starting => Some("the state on disk is being read".to_owned()),
             EndpointsView::Stale { reason } => Some(reason.clone()),
         };
         let since_unix_ms = match self.feed.published.borrow().as_deref().map(|state| &state.freshness) {
