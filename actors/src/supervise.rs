@@ -67,6 +67,17 @@ pub fn end_on_panic(fatal: Fatal) {
     }));
 }
 
+/// An error with its causes, for texts that stand alone.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
 /// One actor's restarts.
 pub struct Supervision {
     recorder: Arc<Recorder>,

@@ -16,7 +16,7 @@ use actix::{
     fut::wrap_future,
 };
 use keelson_proto::endpoints as pb;
-use keelson_storage::{StateStore, StoreError};
+use keelson_storage::StateStore;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -30,7 +30,7 @@ use crate::{
     clock::Clock,
     inspect::{Recorder, Status},
     status::EndpointsView,
-    supervise::{Fatal, Restart, Supervision},
+    supervise::{Fatal, Restart, Supervision, chain},
 };
 
 /// What the EndpointPublisher needs.
@@ -302,17 +302,6 @@ impl EndpointPublisher {
         let state = self.core.as_ref().map(|core| core.state(namespace, max)).unwrap_or_default();
         pb::State { events: self.metrics.events(), revisions: self.metrics.revisions.get(), ..state }
     }
-}
-
-/// An error with its causes, for texts that stand alone.
-fn chain(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 impl Actor for EndpointPublisher {

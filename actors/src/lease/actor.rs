@@ -11,7 +11,7 @@ use actix::{
     fut::wrap_future,
 };
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_storage::{StateStore, StateStoreExt as _, StoreError, Table};
+use keelson_storage::{StateStore, StateStoreExt as _, Table};
 use tokio::sync::watch;
 
 use super::{
@@ -23,7 +23,7 @@ use crate::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi},
     inspect::{Mailbox, Recorder, Status, verbs},
-    supervise::{Fatal, Restart, Supervision},
+    supervise::{Fatal, Restart, Supervision, chain},
 };
 
 /// How long after a failed write of the record the next try comes.
@@ -293,17 +293,6 @@ async fn within<T>(
             Err(ApiError { server, kind: ApiErrorKind::Timeout, reason })
         }
     }
-}
-
-/// An error with its causes, for texts that stand alone.
-fn chain(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 impl Actor for LeaseRenewer {

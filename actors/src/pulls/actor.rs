@@ -33,7 +33,7 @@ use crate::{
         CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress,
         ReapLeases, RuntimeChanged, RuntimeClient, RuntimePull, Subscribe,
     },
-    supervise::{Fatal, Restart, Supervision},
+    supervise::{Fatal, Restart, Supervision, chain},
 };
 
 /// How long after a failed write the whole journal is written again.
@@ -372,17 +372,6 @@ fn summary(counts: Counts) -> String {
     }
     if held > 0 {
         text.push_str(&format!(", {held} waiting for credentials"));
-    }
-    text
-}
-
-/// An error with its causes, for texts that stand alone.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
     }
     text
 }

@@ -37,7 +37,7 @@ use crate::{
     host::{Host, HostAsk, HostReadings},
     inspect::{Recorder, Status},
     runtime::core::Health,
-    supervise::{Fatal, Restart, Supervision},
+    supervise::{Fatal, Restart, Supervision, chain},
 };
 
 /// The wall clock, in milliseconds since the Unix epoch: [`crate::clock::unix_ms`] outside tests.
@@ -409,17 +409,6 @@ fn in_time<T>(
             Err(ApiError { server, kind: ApiErrorKind::Timeout, reason })
         })
     }
-}
-
-/// An error with its causes, for texts that stand alone.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 impl Actor for StatusReporter {
