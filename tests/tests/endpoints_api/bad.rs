@@ -294,7 +294,7 @@ async fn newcomer(
     host: &str,
 ) -> Option<(Option<UnixStream>, Option<TcpStream>)> {
     let connected = tokio::time::timeout(Duration::from_secs(1), async {
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             let mut stream = UnixStream::connect(socket).await?;
             stream.write_all(&wire::opening()).await?;
             std::io::Result::Ok((Some(stream), None))
@@ -332,5 +332,28 @@ async fn very_many_connections_hold_up_those_that_come_after_them_only_while_the
     let mut connection = Connection::open(&socket).await?;
     let answer = connection.call(NEXT, framed(&[])).await?;
     ensure!(answer.code() == Some(Code::Ok) && state(&answer.body)?.0.rev == victim.rev, "{answer:?}");
+    victim.unharmed().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_are_reset_at_once_are_no_burden() -> Result<()> {
+    let mut victim = Victim::new().await?;
+    for path in [NEXT, WATCH] {
+        let mut stream = UnixStream::connect(victim.stage.socket()).await.context("cannot connect")?;
+        stream.write_all(&wire::opening()).await?;
+        for call in 0..20_000 {
+            let id = 2 * call + 1;
+            let cancel = wire::frame(3, 0, id, &8_u32.to_be_bytes());
+            let bytes = [wire::head(id, path), wire::body(id, &framed(&[])), cancel].concat();
+            // The agent may have had enough.
+            if stream.write_all(&bytes).await.is_err() {
+                eprintln!("{path}: the connection was closed after {call} calls");
+                break;
+            }
+        }
+        victim.changes().await?;
+    }
+    victim.stage.waiting(2, victim.rev).await?;
+    eprintln!("the agent has {} MB in use", victim.stage.memory()? >> 20);
     victim.unharmed().await
 }

@@ -119,8 +119,12 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
 
     let told = stage.watch(&["--once", "-o", "json"]).await?.success()?;
     let state: Value = serde_json::from_str(&told.out)?;
-    ensure!(told.err == resume(id, 1), "{told:?}");
-    ensure!(state["instanceID"] == id.to_string() && state["rev"] == 1 && state["stale"] == false, "{state}");
+    // What follows on standard error begins a line of its own.
+    ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
+    ensure!(
+        state["instanceID"] == json!(id.to_string()) && state["rev"] == 1 && state["stale"] == false,
+        "{state}"
+    );
     ensure!(
         state["node"]["zone"] == "zone-a" && state["services"].as_array().map(Vec::len) == Some(3),
         "{state}"
@@ -134,6 +138,7 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
     ensure!(gateway["ports"][0]["targetPort"] == 8443, "{gateway}");
     let told = stage.watch(&["--once", "-o", "yaml"]).await?.success()?;
     let same: Value = serde_saphyr::from_str(&told.out)?;
+    ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
     ensure!(same == state, "YAML says {same}\nJSON says {state}");
 
     let told = stage.watch(&["--once", "default/shop"]).await?.success()?;
@@ -192,7 +197,7 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     }
     let kinds: Vec<_> = changes.iter().filter_map(|change| change["change"].as_str()).collect();
     ensure!(kinds.len() == 3 && kinds.contains(&"set") && kinds.contains(&"delete"), "{changes:?}");
-    ensure!(changes[2]["rev"] == 5 && changes[2]["instanceID"] == id.to_string(), "{changes:?}");
+    ensure!(changes[2]["rev"] == 5 && changes[2]["instanceID"] == json!(id.to_string()), "{changes:?}");
     ensure!(watch.interrupted().await?.code == Some(0));
 
     let mut watch = Running::watch(&stage, &[&args[..], &["-o", "yaml"]].concat())?;

@@ -4,6 +4,7 @@ use crate::python::Generated;
 use crate::rig::{Stage, plain, says, soon};
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::endpoints::Followers;
+use serde_json::json;
 use std::fs;
 
 /// Waits until the agent says that what it serves is stale, for a reason with these words.
@@ -53,7 +54,7 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
     ensure!(stage.at_rev(3).await? == instance_id);
     soon("no fault is left", || async {
         let state = stage.state().await?;
-        ensure!(state["faults"] == serde_json::json!([]), "{state}");
+        ensure!(state["faults"] == json!([]), "{state}");
         Ok(())
     })
     .await
@@ -95,7 +96,7 @@ async fn a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Result
         stage.agent.start_live().await?;
         stale(&stage, &[&place]).await?;
         let state = stage.state().await?;
-        ensure!(state["instance_id"] == instance_id.to_string() && state["rev"] == 1, "{state}");
+        ensure!(state["instance_id"] == json!(instance_id.to_string()) && state["rev"] == 1, "{state}");
         stage.waiting(2, 1).await?;
         let generated = Generated::make(&stage.scratch).await?;
         let mut client = generated.client("stale", &stage.target(), &["--count", "1"])?;

