@@ -233,7 +233,7 @@ async fn a_connection_that_breaks_in_the_middle_is_made_again() {
     };
     let (_server, state) = tokio::join!(serve, next(&mut client));
     assert_eq!(state, "8@5 b=1");
-    assert!(errors.lock().unwrap()[0].contains("the server failed"), "{errors:?}");
+    assert!(errors.lock().unwrap()[0].contains("the connection broke"), "{errors:?}");
 }
 
 #[tokio::test]
