@@ -121,9 +121,9 @@ fn said(status: &Status, within: bool) -> String {
             format!("the server does not serve endpoints here; is this the right target? ({message})")
         }
         // A status with a source was made here: the connection broke, or never spoke HTTP/2.
+        _ if status.source().is_some() && within => "the connection broke".to_owned(),
         _ if status.source().is_some() => {
-            "the connection to the server broke; does it serve endpoints, is this the right target?"
-                .to_owned()
+            "the connection broke; does the server serve endpoints, is this the right target?".to_owned()
         }
         (_, "") => format!("the server failed: {code}"),
         (_, message) => format!("the server failed: {message} ({code:?})"),
