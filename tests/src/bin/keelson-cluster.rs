@@ -17,6 +17,7 @@ use keelson_tests::scratch::Scratch;
 use tokio::signal::unix::{SignalKind, signal};
 
 const NODE: &str = "demo-node";
+const NODE_RIGHTS: &str = include_str!("../../../packaging/kubernetes/node.yaml");
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -48,6 +49,8 @@ async fn demo(scratch: &Scratch) -> Result<()> {
     let options = Options { network: true, ..Options::default() };
     let containerd = Containerd::start(scratch, Kind::Debian16, &options).await?;
     let identity = cluster.node(scratch, NODE).await?;
+    // A node's own credentials may not read EndpointSlices.
+    cluster.admin.apply(NODE_RIGHTS).await?;
     let settings = Settings::new()
         .set("agent.node_name", NODE)
         .set("kube.kubeconfig", identity.kubeconfig().display().to_string())

@@ -130,6 +130,7 @@ async fn the_page_shows_heartbeats_what_is_wrong_with_them_and_that_they_are_off
     let settings = Settings::new()
         .set("agent.node_name", "paged")
         .set("kube.kubeconfig", identity.kubeconfig().display().to_string())
+        .set("endpoints.source", "off")
         .set("kube.request_timeout", "2s")
         .set("node.role", "node")
         .set("node.root_dir", node.scratch.path().display().to_string());
