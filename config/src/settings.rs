@@ -350,7 +350,7 @@ settings! {
 
     /// Service endpoints: what Services mean on this node, for dataplanes and other processes.
     endpoints: Endpoints {
-        /// Where Services and EndpointSlices come from: `kube` (the API server of [kube]), `files` (the folder
+        /// Where Services and EndpointSlices come from: `kube` (the API server of `[kube]`), `files` (the folder
         /// `manifests`), `off`; `auto` takes the API server if there is one, else the folder if there is one.
         source: EndpointsSource = EndpointsSource::Auto, Any, restart;
         /// A folder of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.

@@ -7,6 +7,9 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 
+/// What may happen to a state folder.
+type Loss = fn(&Path) -> Result<()>;
+
 async fn write_some(stage: &Stage) -> Result<()> {
     let ports = [port("p", 80)];
     for number in 1..=5 {
@@ -43,7 +46,10 @@ fn restarts_with_nothing_new_are_no_news() -> Result<()> {
             crate::rig::soon("both consumers are back", connected).await?;
             ensure!(stage.settled(&followers).await? == pair);
             let state = stage.state().await?;
-            ensure!(state["instance_id"] == pair.0.to_string() && state["rev"] == pair.1, "{pair:?} {state}");
+            ensure!(
+                state["instance_id"].as_str() == Some(&*pair.0.to_string()) && state["rev"] == pair.1,
+                "{pair:?} {state}"
+            );
             let resets = stage.metric("keelson_endpoints_resets_total").await?;
             ensure!(resets == 0.0, "{resets} consumers were sent everything");
         }
@@ -99,7 +105,7 @@ fn a_lost_store_means_another_instance() -> Result<()> {
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
         let mut pair = stage.settled(&followers).await?;
-        let losses: [(&str, fn(&Path) -> Result<()>); 2] = [("lost", lose), ("damaged", damage)];
+        let losses: [(&str, Loss); 2] = [("lost", lose), ("damaged", damage)];
         for (round, (how, lose)) in losses.into_iter().enumerate() {
             stage.terminate().await?;
             lose(&stage.agent.state_dir())?;

@@ -48,6 +48,14 @@ impl Shared {
         let options = ApiOptions { args, ..ApiOptions::default() };
         let cluster = Cluster::start_with(&scratch, &options).await?;
         cluster.admin.apply(MANIFEST).await?;
+        // The API server makes a Service by itself, some time after it is ready: no test is to be surprised by it.
+        let client = cluster.admin.client();
+        soon("the API server has made its own Service", || async {
+            let request =
+                http::Request::get("/api/v1/namespaces/default/services/kubernetes").body(Vec::new())?;
+            client.request::<Value>(request).await.map(drop).context("it has not")
+        })
+        .await?;
         Ok(Self { cluster: Arc::new(Mutex::new(cluster)), _scratch: scratch })
     }
 }
