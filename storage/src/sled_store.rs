@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,9 @@ pub(crate) const OPEN_LIMIT: Duration = Duration::from_secs(60);
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How long closing may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// Room that is left to the file system. sled that meets a full disk may wait for ever, and so may every sled of this
+/// process after that, for they share their threads; so it is not given what would fill the disk.
+const RESERVE: u64 = 2 * 1024 * 1024;
 /// Bytes written between two looks at the size on disk.
 const SIZE_CHECK_EVERY: u64 = 4 * 1024 * 1024;
 /// What a batch takes on disk beside its keys and values, roughly.
@@ -139,6 +143,25 @@ impl SledStore {
         }
     }
 
+    /// Fails when there may be no room for so many bytes more. What is wrong is left to whoever meets it.
+    fn room_for(&self, inner: &mut Inner, bytes: u64) -> Result<(), StoreError> {
+        let path = self.dir.clone();
+        // On the guarded thread: a file system may hang, too.
+        let free = inner.worker.call(CALL_LIMIT, move |_| {
+            let stat = nix::sys::statvfs::statvfs(&path).ok()?;
+            Some(stat.blocks_available() * stat.fragment_size())
+        });
+        match free {
+            // What is written may be there twice for a while.
+            Ok(Some(free)) if free < RESERVE + 2 * bytes => Err(StoreError::Io {
+                operation: "applying a batch",
+                path: self.dir.clone(),
+                source: io::ErrorKind::StorageFull.into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn reopen_locked(&self, inner: &mut Inner) -> Result<(), StoreError> {
         let operation = "reopening";
         inner.broken = true;
@@ -236,6 +259,8 @@ impl StateStore for SledStore {
         }
         let mut inner = self.inner();
         let (batch, bytes) = (batch.clone(), batch.bytes());
+        let room = self.room_for(&mut inner, bytes + BATCH_OVERHEAD);
+        self.note(room)?;
         let applied = self.run(&mut inner, "applying a batch", move |engine| {
             engine.apply(&batch)?;
             Ok(engine.totals().clone())

@@ -108,7 +108,10 @@ fn a_lost_store_means_another_instance() -> Result<()> {
         let losses: [(&str, Loss); 2] = [("lost", lose), ("damaged", damage)];
         for (round, (how, lose)) in losses.into_iter().enumerate() {
             stage.terminate().await?;
-            lose(&stage.agent.state_dir())?;
+            match how {
+                "lost" => lose(&stage.agent.state_dir())?,
+                _ => damage(&stage.agent.state_dir())?,
+            }
             // Something is gone meanwhile: who takes the new state for changes of the old one would keep it.
             stage.writer.delete(Kind::Service, &format!("svc-{}", round + 1)).await?;
             stage.agent.start_live().await?;

@@ -309,8 +309,9 @@ async fn after_a_410_everything_is_listed_again() {
     server.seen().await;
     // In the stream, with a change before it that is not lost.
     feed.slice("ADDED", "b", 5);
+    let again = begin(&server);
     feed.error(410, "Expired");
-    let feed = begin(&server);
+    let feed = again;
     source.says(&[put("b", 5)]).await;
     source.fails("Expired is what it said").await;
     let relist = server.seen().await;

@@ -91,8 +91,13 @@ impl Reflector {
             self.lists_apart = true;
             return Duration::ZERO;
         }
-        if matches!(kind, Kind::Gone | Kind::Invalid) {
-            // Too old, or not a version of this server's.
+        if kind == Kind::Gone && self.version.take().is_some() {
+            // The server is there and well: what an outage before this has added to the back-off says nothing. One that
+            // finds everything too old, again and again, is waited for all the same.
+            return self.again(now, random);
+        }
+        if kind == Kind::Invalid {
+            // Not a version of this server's.
             self.version = None;
         }
         let wait = self.backoff.next(now, random);
@@ -189,6 +194,24 @@ mod tests {
         reflector.failed(Kind::Gone, now, 0.0);
         assert_eq!(reflector.next(), Step::Watch { from: None });
         assert!(!reflector.synced());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_too_old_is_listed_at_once_though_the_server_was_away_but_not_again_and_again() {
+        let mut reflector = Reflector::default();
+        let now = Instant::now();
+        reflector.listed("5".into());
+        for _ in 0..6 {
+            reflector.failed(DOWN, now, 0.0);
+        }
+        assert_eq!(reflector.failed(Kind::Gone, now, 0.0), Duration::ZERO);
+        assert_eq!(reflector.next(), Step::Watch { from: None });
+        reflector.listed("9".into());
+        assert_eq!(reflector.failed(Kind::Gone, now, 0.0), BACKOFF_FIRST);
+        assert!(
+            reflector.failed(Kind::Gone, now, 0.0) > BACKOFF_FIRST,
+            "a list that is too old is a failure like any"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -46,9 +46,12 @@ pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
         "| a change among {services} Services: beyond a plain watch event | p50 | p99 | most | write to disk, mean | target (p99) |"
     );
     println!("|---|---|---|---|---|---|");
+    // Other numbers in each run: what is there already is no change.
+    let mut firsts = (FIRST..).step_by(usize::from(SAMPLES));
     for (api, name) in [(Api::Watch, "Watch"), (Api::Next, "Next")] {
         for background in [false, true] {
-            let run = Run { stage, agent: &agent, services, api, background };
+            let first = firsts.next().context("there are ports enough")?;
+            let run = Run { stage, agent: &agent, services, api, background, first };
             let found = run.measure().await?;
             let busy = if background { format!(", {BACKGROUND} others a second") } else { String::new() };
             let target = if api == Api::Watch { "10 ms" } else { "" };
@@ -79,6 +82,8 @@ struct Run<'a> {
     services: usize,
     api: Api,
     background: bool,
+    /// The number of the first change.
+    first: u16,
 }
 
 impl Run<'_> {
@@ -97,14 +102,14 @@ impl Run<'_> {
             self.background.then(|| tokio::spawn(others(writer.clone(), self.services, stop.clone())));
         let before = self.written().await?;
         let mut random = SmallRng::seed_from_u64(2);
-        for number in FIRST..FIRST + SAMPLES {
+        for number in self.first..self.first + SAMPLES {
             tokio::time::sleep(Duration::from_millis(random.random_range(PAUSE))).await;
             // The others have the second half.
             change(&writer, random.random_range(0..self.services / 2), number).await?;
         }
         eventually(PATIENCE, "the consumer has all changes", || async {
             // Of two changes of a Service the first may be missed, but not the last of all.
-            let last = FIRST + SAMPLES - 1;
+            let last = self.first + SAMPLES - 1;
             let seen = lock(&seen);
             ensure!(seen.delivered.contains_key(&last) && seen.watched.contains_key(&last), "it has not");
             Ok(())
