@@ -12,6 +12,7 @@ const FILES: &[&str] = &[
     "localnetv1.proto",
     "endpoints.proto",
     "kubernetes.proto",
+    "proxy.proto",
 ];
 
 /// Names that JSON spells otherwise than in camel case: the field of kubernetes.proto, its name.
@@ -52,6 +53,7 @@ const ENDPOINTS_AS_JSON: &[&str] = &[
     "FileFault",
     "NodeState",
     "Watcher",
+    "Backend",
     "ServiceSummary",
     "Explanation",
     "PortExplanation",
@@ -60,6 +62,9 @@ const ENDPOINTS_AS_JSON: &[&str] = &[
     "EndpointExplanation",
     "SliceExplanation",
 ];
+
+/// The same of proxy.proto.
+const PROXY_AS_JSON: &[&str] = &["State", "FamilyState", "HealthCheck", "Event", "Explanation", "Way"];
 
 /// Fields that are shown otherwise than they are kept: the field, its serde attribute.
 const FIELDS_AS_JSON: &[(&str, &str)] = &[
@@ -73,6 +78,7 @@ fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Buil
         ("keelson.debug.v1", AS_JSON),
         ("keelson.node.v1", NODE_AS_JSON),
         ("keelson.endpoints.v1", ENDPOINTS_AS_JSON),
+        ("keelson.proxy.v1", PROXY_AS_JSON),
     ] {
         for message in messages {
             builder = builder.type_attribute(format!(".{package}.{message}"), "#[derive(serde::Serialize)]");
@@ -85,8 +91,8 @@ fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Buil
         ".keelson.kubernetes",
         "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default, rename_all = \"camelCase\")]",
     );
-    // Equal objects shall have equal bytes.
-    builder = builder.btree_map(".keelson.kubernetes");
+    // Equal objects shall have equal bytes; elements are shown in the order of their sets' names.
+    builder = builder.btree_map(".keelson.kubernetes").btree_map(".keelson.proxy");
     for (field, name) in KUBERNETES_NAMES {
         let attribute = format!("#[serde(rename = {name:?})]");
         builder = builder.field_attribute(format!(".keelson.kubernetes.{field}"), attribute);

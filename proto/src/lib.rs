@@ -57,6 +57,12 @@ mod keelson {
 /// The same as changes.
 pub use keelson::endpoints::v1 as endpoints;
 
+/// Looking into a proxy.
+pub mod proxy {
+    #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+    tonic::include_proto!("keelson.proxy.v1");
+}
+
 /// The parts of Kubernetes objects that Services on a node are made of, for protobuf and for JSON.
 pub mod kubernetes {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]

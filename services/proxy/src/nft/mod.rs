@@ -1,0 +1,13 @@
+//! The nftables backend.
+//!
+//! Owns: the tables `ip keelson` and `ip6 keelson`, and nothing else in the kernel. In: [`crate::model::ServicePort`]s.
+//! Out: netlink transactions.
+//!
+//! The layout (see `docs/decisions`): every frontend (address, protocol, port) is one element of a map that gives the
+//! *number* of its service port; the number is written over the destination address of the packet, which serves as
+//! a register until the packet is translated a few rules later, in the same chain traversal. All further maps are keyed by
+//! the number. So the number of chains depends on how many *different counts* of endpoints there are, and a change of one
+//! endpoint is a change of some elements.
+
+pub mod chain;
+pub mod element;
