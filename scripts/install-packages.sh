@@ -24,7 +24,8 @@ cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 "$faketime:libfaketime
 # A client of the Endpoints API of another make. The suites run Debian's own Python.
 python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py:python3-grpcio
     protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc)
-suites=("${run[@]}" "${cluster[@]}" "${python[@]}" chromium:chromium chromedriver:chromium-driver jq:jq)
+suites=("${run[@]}" "${cluster[@]}" "${python[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
+    nft:nftables conntrack:conntrack)
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 bench | cluster) wanted=("${run[@]}" "${cluster[@]}") ;;

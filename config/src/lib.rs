@@ -20,6 +20,7 @@ mod error;
 mod gates;
 mod layers;
 mod load;
+mod net;
 mod origin;
 mod relations;
 mod rules;
@@ -35,9 +36,10 @@ pub use gates::{FeatureGates, Gate, GateSpec, Stage, list_gates};
 pub use load::{DEFAULT_FILE, Entry, Loaded, Sources, load};
 pub use origin::Origin;
 pub use settings::{
-    Agent, Cri, Debug, Endpoints, Key, Kube, Node, Pulls, Section, Settings, schema, sections,
+    Agent, Cri, Debug, Endpoints, Key, Kube, Node, Proxy, Pulls, Section, Settings, schema, sections,
 };
 pub use show::{Format, render_show};
 pub use values::{
-    EndpointsSource, Enforce, ListenSpec, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull,
+    DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, NodePortAddresses, ProxyBackend,
+    Register, Role, SocketMode, SocketSpec, WhenFull,
 };

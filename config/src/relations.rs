@@ -1,5 +1,7 @@
 //! What settings demand of each other.
 
+mod proxy;
+
 use std::collections::BTreeSet;
 
 use crate::error::{Fault, Problem};
@@ -49,6 +51,7 @@ fn violations(settings: &Settings) -> Vec<Violation> {
     found.extend(kube(settings));
     found.extend(node(settings));
     found.extend(endpoints(settings));
+    found.extend(proxy::violations(settings));
     found
 }
 

@@ -9,10 +9,11 @@ use serde_json::Value as Json;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::{Fault, quote};
+use crate::net;
 use crate::suggest::nearest;
 use crate::values::{
-    Choice, EndpointsSource, Enforce, ListenSpec, LogFormat, Register, Role, SocketMode, SocketSpec,
-    WhenFull, path_fault,
+    Choice, DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, ProxyBackend, Register, Role,
+    SocketMode, SocketSpec, WhenFull, path_fault,
 };
 
 /// A value as a layer gives it, before it is known to be right.
@@ -48,6 +49,16 @@ impl Raw {
             Self::Text(t) | Self::Untyped(t) => Ok(t),
             _ => Err(self.wrong(expected)),
         }
+    }
+
+    /// The texts of a list that are not empty. Where there are no lists, they have commas between them: nothing that
+    /// stands in a list holds one.
+    pub(crate) fn texts(&self, expected: &str) -> Result<impl Iterator<Item = &str>, Fault> {
+        let texts: Vec<&str> = match self {
+            Self::List(texts) => texts.iter().map(String::as_str).collect(),
+            _ => self.text(expected)?.split(',').collect(),
+        };
+        Ok(texts.into_iter().map(str::trim).filter(|text| !text.is_empty()))
     }
 }
 
@@ -210,6 +221,8 @@ pub(crate) enum TextRule {
     LogFilter,
     /// The address of an API server; empty for none.
     Server,
+    /// The name of a network interface, or the beginning of one; empty for none.
+    Interface,
     /// One line of any text, described so; who uses it says more.
     Free(&'static str),
 }
@@ -225,6 +238,7 @@ impl Setting for String {
             TextRule::LogFilter => check_log_filter(text)?,
             TextRule::Server if text.is_empty() => {}
             TextRule::Server => check_server(text)?,
+            TextRule::Interface => net::check_interface(text)?,
             TextRule::Free(_) => check_line(text)?,
         }
         Ok(text.into())
@@ -239,6 +253,7 @@ impl Setting for String {
             TextRule::NodeName => "node name (DNS subdomain), or \"\" for the host's name".into(),
             TextRule::LogFilter => "log filter".into(),
             TextRule::Server => "`https://host:port`, or \"\" for none".into(),
+            TextRule::Interface => "name of a network interface, or \"\" for none".into(),
             TextRule::Free(what) => (*what).into(),
         }
     }
@@ -407,16 +422,9 @@ impl Setting for Vec<ListenSpec> {
     type Rule = Any;
 
     fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
-        let texts: Vec<&str> = match raw {
-            Raw::List(texts) => texts.iter().map(|text| text.trim()).collect(),
-            // Where there are no lists: separated by commas, which neither kind of address holds.
-            _ => raw
-                .text("a list of addresses, such as [\"unix:///run/keelson/name.sock\"]")?
-                .split(',')
-                .collect(),
-        };
-        let given = texts.into_iter().map(str::trim).filter(|text| !text.is_empty());
-        given.map(ListenSpec::parse).collect()
+        raw.texts("a list of addresses, such as [\"unix:///run/keelson/name.sock\"]")?
+            .map(ListenSpec::parse)
+            .collect()
     }
 
     fn show(&self) -> Json {
@@ -425,6 +433,24 @@ impl Setting for Vec<ListenSpec> {
 
     fn describe(_: &Any) -> String {
         "list of `unix:///path` and `tcp://address:port`; as text with commas between them".into()
+    }
+}
+
+impl Setting for Option<ListenSpec> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        let text =
+            raw.text("an address as text, such as \"unix:///run/keelson/endpoints.sock\", or \"\"")?.trim();
+        if text.is_empty() { Ok(None) } else { ListenSpec::parse(text).map(Some) }
+    }
+
+    fn show(&self) -> Json {
+        self.as_ref().map(ToString::to_string).unwrap_or_default().into()
+    }
+
+    fn describe(_: &Any) -> String {
+        "`unix:///path` or `tcp://address:port`, or \"\"".into()
     }
 }
 
@@ -507,7 +533,7 @@ macro_rules! choices {
         }
     )+};
 }
-choices!(WhenFull, Enforce, LogFormat, Role, Register, EndpointsSource);
+choices!(WhenFull, Enforce, LogFormat, Role, Register, EndpointsSource, ProxyBackend, DetectLocalMode);
 
 #[cfg(test)]
 mod tests {

@@ -3,18 +3,20 @@
 //! The macro makes of it the structs that the rest of Keelson reads, and the list of keys that checks,
 //! reference and example file are made of.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde_json::Value as Json;
 
 use crate::error::Fault;
 use crate::gates::{self, FeatureGates, Gate};
 use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
 use crate::values::{
-    EndpointsSource, Enforce, ListenSpec, LogFormat, Register, Role, SocketMode, SocketSpec, WhenFull,
+    DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, NodePortAddresses, ProxyBackend,
+    Register, Role, SocketMode, SocketSpec, WhenFull,
 };
 
 /// The section of the gates, whose keys are the gates' names.
@@ -369,6 +371,56 @@ settings! {
         max_watchers: u32 = 1000, within(1, 100_000), restart;
     }
 
+    /// `keelson proxy`, which makes Services work on the node. It is a program of its own, and reads this section when it
+    /// starts; a running agent makes nothing of it. The defaults are those of kube-proxy (1.36) in its mode `nftables`.
+    proxy: Proxy {
+        /// What makes the Services work: `nft`, rules of nftables (kernel 5.13 or later).
+        backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
+        /// Where the agent serves the Endpoints API; empty: the first address of `endpoints.listen`.
+        target: Option<ListenSpec> = None, Any, restart;
+        /// Addresses that stand for the node's own, at most one a family, as kube-proxy's `bindAddress`; a family
+        /// without one here, or with `0.0.0.0` or `::`, has the node's.
+        bind_address: Vec<IpAddr> = Vec::new(), Any, restart;
+        /// How traffic of this node's pods is told from other traffic, as kube-proxy's `detectLocalMode`:
+        /// `ClusterCIDR` (a source in `cluster_cidr`), `NodeCIDR` (a source in the Node's `spec.podCIDRs`),
+        /// `BridgeInterface` (it comes in by `bridge_interface`), `InterfaceNamePrefix` (it comes in by an interface
+        /// whose name begins with `interface_name_prefix`).
+        detect_local_mode: DetectLocalMode = DetectLocalMode::ClusterCidr, Any, restart;
+        /// With `ClusterCIDR`: the networks of the cluster's pods, at most one a family, as kube-proxy's
+        /// `clusterCIDR`; a family without one tells no pods from others.
+        cluster_cidr: Vec<IpNet> = Vec::new(), Any, restart;
+        /// With `BridgeInterface`: the bridge that this node's pods are attached to, such as `cbr0`.
+        bridge_interface: String = String::new(), TextRule::Interface, restart;
+        /// With `InterfaceNamePrefix`: what the names of the pods' interfaces begin with, such as `veth`.
+        interface_name_prefix: String = String::new(), TextRule::Interface, restart;
+        /// Masquerade all traffic to cluster IPs, as kube-proxy's `masqueradeAll`; else only what does not come from
+        /// pods, where pods are told from others.
+        masquerade_all: bool = false, Any, restart;
+        /// The bit of the packet mark that says that a packet is to be masqueraded, as kube-proxy's `masqueradeBit`.
+        masquerade_bit: u32 = 14, within(0, 31), restart;
+        /// At which of the node's addresses node ports answer, as kube-proxy's `nodePortAddresses`: those in these
+        /// networks, or with `primary` alone the node's own. All addresses of a family: a network such as
+        /// `0.0.0.0/0`, or networks of the other family only. Empty: `primary`.
+        nodeport_addresses: NodePortAddresses = NodePortAddresses::Primary, Any, restart;
+        /// How long at most until rules that something else has changed are put right, as kube-proxy's `syncPeriod`.
+        sync_period: Duration = secs(30), within(secs(1), hours(24)), restart;
+        /// Where `/healthz` and `/livez` answer, as kube-proxy's `healthzBindAddress`: load balancers ask there whether
+        /// the node takes traffic. Empty for off; port 0 takes a free one.
+        healthz_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([0, 0, 0, 0], 10256))), Any, restart;
+        /// Where `/metrics` and `/proxyMode` answer, as kube-proxy's `metricsBindAddress`, without authentication. Empty
+        /// for off; port 0 takes a free one.
+        metrics_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 10249))), Any, restart;
+        /// The socket of the proxy's debug API, which `keelson proxy explain` and `keelson proxy state` use.
+        listen: SocketSpec = SocketSpec::built_in("/run/keelson/proxy.sock"), Any, restart;
+        /// Permissions of that socket.
+        socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
+        /// The address of the proxy's page and its JSON; empty for off. A loopback address unless
+        /// `http_allow_remote`; port 0 takes a free one.
+        http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9441))), Any, restart;
+        /// Allow an `http` address that other machines can reach. There is no authentication on it.
+        http_allow_remote: bool = false, Any, restart;
+    }
+
     /// The debug socket (gRPC) and the debug page, metrics and probes (HTTP).
     debug: Debug {
         /// The socket of the debug API, which `keelson pulls`, `keelson actors` and the like use.
@@ -380,6 +432,15 @@ settings! {
         http_allow_remote: bool = false, Any, restart;
         /// Permissions of the debug socket.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
+    }
+}
+
+impl Settings {
+    /// Where `keelson proxy` finds the Endpoints API: `proxy.target`, else the first address of `endpoints.listen` that
+    /// can be connected to; none: there is none.
+    pub fn proxy_target(&self) -> Option<&ListenSpec> {
+        let known = |spec: &&ListenSpec| !matches!(spec, ListenSpec::Tcp(address) if address.port() == 0);
+        self.proxy.target.as_ref().or_else(|| self.endpoints.listen.iter().find(known))
     }
 }
 
@@ -442,6 +503,11 @@ mod tests {
             "pulls.max_parallel_image_pulls=0",
             r#"pulls.progress_interval="500ms""#,
             r#"debug.http="127.0.0.1:9440""#,
+            r#"proxy.target="""#,
+            "proxy.cluster_cidr=[]",
+            r#"proxy.nodeport_addresses=["primary"]"#,
+            r#"proxy.healthz_bind_address="0.0.0.0:10256""#,
+            "proxy.masquerade_bit=14",
             "feature_gates.PullDeduplication=true",
             "feature_gates.PerRegistryPullLimit=false",
         ] {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
+use ipnet::IpNet;
+
 use crate::error::{Fault, quote};
 
 /// The longest path that `sockaddr_un` holds on Linux, without its closing zero.
@@ -127,7 +129,7 @@ impl ListenSpec {
             return Err(Fault::UserInfo { right: TCP_EXAMPLE });
         }
         address.trim_end_matches('/').parse().map(Self::Tcp).map_err(|_| Fault::Malformed {
-            what: "an address to listen at",
+            what: "an address of the Endpoints API",
             value: quote(text),
             reason: "after tcp:// come an IP address and a port".into(),
             right: format!("write {TCP_EXAMPLE} or tcp://[::1]:12345"),
@@ -289,6 +291,37 @@ choice! {
         /// Nowhere: the chore is off.
         Off = "off",
     }
+}
+
+choice! {
+    /// What makes Services work on the node.
+    ProxyBackend {
+        /// Rules of nftables.
+        Nft = "nft",
+    }
+}
+
+choice! {
+    /// How traffic of this node's pods is told from other traffic. Names are those of kube-proxy's `detectLocalMode`.
+    DetectLocalMode {
+        /// By its source, in the cluster's pod networks.
+        ClusterCidr = "ClusterCIDR",
+        /// By its source, in the Node's pod networks.
+        NodeCidr = "NodeCIDR",
+        /// By the bridge that it comes in by.
+        BridgeInterface = "BridgeInterface",
+        /// By the name of the interface that it comes in by.
+        InterfaceNamePrefix = "InterfaceNamePrefix",
+    }
+}
+
+/// At which of the node's addresses node ports answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// The node's own, one a family.
+    Primary,
+    /// Those in these networks, never empty; a family without a network, or with one of length 0, answers at all.
+    Networks(Vec<IpNet>),
 }
 
 #[cfg(test)]

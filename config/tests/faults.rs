@@ -87,6 +87,11 @@ fn wrong_types_in_the_file() {
         "keelson.toml:2:15: cri.socket_mode: expected an octal mode as text, such as \"0660\", \
          found the number 432",
     );
+    file_fault(
+        "[proxy]\nnodeport_addresses = true\n",
+        "keelson.toml:2:22: proxy.nodeport_addresses: expected a list, [\"primary\"] or networks such as \
+         [\"10.0.0.0/8\"], found true",
+    );
     file_fault("pulls = 3\n", "keelson.toml:1:9: expected a table [pulls], found a number");
     file_fault("[[pulls]]\n", "keelson.toml:1:1: expected a table [pulls], found a list of tables");
     file_fault(
@@ -115,6 +120,10 @@ fn bounds() {
         "pulls.stall_timeout=1ms",
         "flag --set pulls.stall_timeout: \"1ms\" is out of range; allowed: 1s to 24h, \
          or 0s for off",
+    );
+    set_fault(
+        "proxy.masquerade_bit=32",
+        "flag --set proxy.masquerade_bit: 32 is out of range; allowed: 0 to 31",
     );
     set_fault(
         "pulls.progress_retention=59s",
@@ -169,6 +178,26 @@ fn addresses_paths_and_names() {
         "flag --set cri.socket_mode: \"0666\" is not a socket mode: everybody on the node \
          could connect; write \"0600\" (owner) or \"0660\" (owner and group)",
     );
+    set_fault(
+        "proxy.cluster_cidr=10.244.0.1/16",
+        "flag --set proxy.cluster_cidr: \"10.244.0.1/16\" is not a network: it has bits set beyond its length; write \
+         \"10.244.0.0/16\"",
+    );
+    set_fault(
+        "proxy.nodeport_addresses=primary,10.0.0.0/8",
+        "flag --set proxy.nodeport_addresses: \"primary,10.0.0.0/8\" is not a list of addresses for node ports: primary \
+         stands alone; write [\"primary\"], or networks only",
+    );
+    set_fault(
+        "proxy.bind_address=node-7",
+        "flag --set proxy.bind_address: \"node-7\" is not an IP address: it is neither of IPv4 nor of IPv6; write such \
+         as \"10.0.0.7\" or \"fd00::7\"",
+    );
+    set_fault(
+        "proxy.bridge_interface=a/b",
+        "flag --set proxy.bridge_interface: \"a/b\" is not a name of a network interface: it has a character that no \
+         interface's name has; write at most 15 characters, such as \"cbr0\"",
+    );
     let error = Case::new().set("agent.log=keelson=loud").errors();
     assert!(error.starts_with("flag --set agent.log: \"keelson=loud\" is not a log filter: "));
 }
@@ -206,7 +235,7 @@ fn environment_names() {
         (
             "KEELSON_FOO__BAR",
             "1",
-            "unknown section \"foo\"; the sections are agent, cri, pulls, kube, node, endpoints, debug, feature_gates",
+            "unknown section \"foo\"; the sections are agent, cri, pulls, kube, node, endpoints, proxy, debug, feature_gates",
         ),
         (
             "KEELSON_PULL__WHEN_FUL",
@@ -387,6 +416,21 @@ fn relations() {
             None,
             "debug.listen and endpoints.listen are",
         ),
+        ("proxy.detect_local_mode=BridgeInterface", None, "set bridge_interface"),
+        ("proxy.detect_local_mode=InterfaceNamePrefix", None, "set interface_name_prefix"),
+        ("proxy.cluster_cidr=10.0.0.0/16,10.1.0.0/16", None, "two networks of one family"),
+        ("proxy.bind_address=10.0.0.7,10.0.0.8", None, "two addresses of one family"),
+        ("proxy.target=tcp://127.0.0.1:0", None, "name the port"),
+        ("proxy.http=0.0.0.0:9441", None, "not a loopback address"),
+        ("proxy.http=127.0.0.1:9440", None, "cannot both be listened at"),
+        ("proxy.healthz_bind_address=[::]:10249", None, "a port of its own"),
+        ("proxy.metrics_bind_address=127.0.0.1:10256", None, "a port of its own"),
+        ("proxy.listen=unix:///run/keelson/debug.sock", None, "proxy.listen and debug.listen are both"),
+        (
+            "proxy.listen=unix:///run/keelson/endpoints.sock",
+            None,
+            "proxy.listen and endpoints.listen are both",
+        ),
         ("node.lease_duration=40500ms", None, "whole seconds"),
         ("node.node_status_report_frequency=5s", None, "more often than it is worked out"),
     ] {
@@ -409,6 +453,16 @@ fn relations() {
         vec!["endpoints.listen=unix:///run/a, tcp://127.0.0.1:12345, tcp://[::1]:0, tcp://[::1]:0"],
         vec!["endpoints.listen=tcp://0.0.0.0:12345", "endpoints.allow_remote=true"],
         vec!["endpoints.listen="],
+        vec!["proxy.detect_local_mode=BridgeInterface", "proxy.bridge_interface=cbr0"],
+        vec!["proxy.detect_local_mode=InterfaceNamePrefix", "proxy.interface_name_prefix=veth"],
+        vec!["proxy.detect_local_mode=NodeCIDR"],
+        vec!["proxy.cluster_cidr=10.244.0.0/16,fd00:10:244::/56", "proxy.bind_address=10.0.0.7,fd00::7"],
+        vec!["proxy.http=", "proxy.healthz_bind_address=", "proxy.metrics_bind_address="],
+        vec!["proxy.http=127.0.0.1:0", "proxy.metrics_bind_address=127.0.0.1:0"],
+        vec!["proxy.http=10.0.0.7:9441", "proxy.http_allow_remote=true"],
+        vec!["proxy.http=127.0.0.2:9440"],
+        vec!["proxy.metrics_bind_address=[::1]:10256"],
+        vec!["proxy.nodeport_addresses=10.0.0.0/8,::/0", "proxy.target=tcp://127.0.0.1:12345"],
         vec!["kube.server=https://[fd00::1]:6443", "kube.token_file=/etc/token"],
         vec!["pulls.per_registry_max_parallel_image_pulls=2", "feature_gates.AllAlpha=true"],
     ] {
@@ -467,7 +521,7 @@ fn columns_count_characters() {
 fn misspelt_fixtures() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/misspelt");
     let files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(files.len() >= 13, "fixtures are missing: {files:?}");
+    assert!(files.len() >= 15, "fixtures are missing: {files:?}");
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
         let expected: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# expect ")).collect();

@@ -156,6 +156,10 @@ fn gates_by_layer_and_by_name() {
 /// Values of a key that are valid whatever the others are.
 fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
     let words = |words: &'static [&'static str]| prop::sample::select(words).prop_map(Json::from).boxed();
+    let lists = |lists: &'static [&'static str]| {
+        let list = |text: &str| text.split(',').map(Json::from).collect::<Vec<_>>().into();
+        prop::sample::select(lists).prop_map(list).boxed()
+    };
     let word = "[a-z][a-z0-9]{0,9}";
     match (key.path, &key.default) {
         // Relations: those of the gates, of the limit with serialize, and of the loopback address.
@@ -195,7 +199,19 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
                 vec![format!("unix:///run/endpoints.{p}"), format!("tcp://127.0.0.{a}:{p}")].into()
             })
             .boxed(),
-        ("cri.socket_mode" | "debug.socket_mode" | "endpoints.socket_mode", _) => {
+        // Modes other than these two need a name; addresses of IPv6 keep off the others'.
+        ("proxy.backend", _) => words(&["nft"]),
+        ("proxy.detect_local_mode", _) => words(&["ClusterCIDR", "NodeCIDR"]),
+        ("proxy.masquerade_bit", _) => (0u32..=31).prop_map(Json::from).boxed(),
+        ("proxy.target", _) => words(&["", "unix:///run/e.sock", "tcp://[::1]:12345"]),
+        ("proxy.bind_address", _) => lists(&["10.0.0.7", "10.0.0.7,fd00::7", "::"]),
+        ("proxy.cluster_cidr", _) => lists(&["10.244.0.0/16", "fd00:10:244::/56,10.0.0.0/8"]),
+        ("proxy.nodeport_addresses", _) => lists(&["primary", "10.0.0.0/8,127.0.0.0/8", "::/0"]),
+        ("proxy.bridge_interface" | "proxy.interface_name_prefix", _) => words(&["", "cbr0", "veth"]),
+        ("proxy.http", _) => words(&["", "[::1]:9441", "[::1]:0"]),
+        ("proxy.healthz_bind_address", _) => words(&["", "[::1]:10256", "[fd00::7]:10256"]),
+        ("proxy.metrics_bind_address", _) => words(&["", "[::1]:10249", "[::1]:0"]),
+        ("cri.socket_mode" | "debug.socket_mode" | "endpoints.socket_mode" | "proxy.socket_mode", _) => {
             words(&["0600", "0660", "0770"])
         }
         (path, Json::String(s)) if s.starts_with("unix:") => {

@@ -31,6 +31,16 @@ impl Settings {
         insert(&mut self.0, name, value.into());
         self
     }
+
+    /// These with others over them.
+    pub(crate) fn under(self, over: &Self) -> Self {
+        Self(merge(self.0, over.0.clone()))
+    }
+
+    /// As a configuration file.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        toml::to_string(&self.0).context("the settings are no TOML")
+    }
 }
 
 fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {

@@ -20,6 +20,7 @@ pub mod driver;
 pub mod endpoints;
 pub mod images;
 pub mod kube;
+pub mod net;
 pub mod node;
 pub mod peers;
 pub mod process;

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use keelson_proto::{
-    endpoints::WatchRequest,
+    endpoints::{Backend, WatchRequest},
     localnetv1::{EndpointConditions, NextFilter, NodeInfo},
 };
 use prost::Message;
@@ -26,6 +26,7 @@ use crate::{
 };
 
 const NEXT: &str = "/localnetv1.Endpoints/Next";
+const REPORT: &str = "/keelson.endpoints.v1.Endpoints/Report";
 const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
 /// How long it may take until somebody takes the connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -112,6 +113,19 @@ impl Connection {
             services.extend(item.service);
         }
         State::new(next.into(), first.node, services)
+    }
+
+    /// Says how a backend fares.
+    ///
+    /// # Errors
+    /// The server does not want to know, or does not know how: [`Error::is_unimplemented`].
+    pub(crate) async fn report(&self, backend: Backend) -> Result<(), Error> {
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.map_err(|error| Error::status(Status::from_error(error.into()), false))?;
+        let path = PathAndQuery::from_static(REPORT);
+        let answer = grpc.unary(Request::new(backend), path, RawCodec::default()).await;
+        // The answer is empty, and what later servers may put into it is not for us.
+        answer.map(|_| ()).map_err(|status| Error::status(status, false))
     }
 
     /// Follows the changes since the state at `from`.

@@ -29,8 +29,8 @@
 //! ```
 //!
 //! What else there is: [`Client::next`] for whole states one by one, [`DiffStore`] to compare such states,
-//! [`EndpointsArgs`] for the flags of a program that uses clap (feature `clap`, on by default), and two complete programs in
-//! the folder `examples`.
+//! [`EndpointsArgs`] for the flags of a program that uses clap (feature `clap`, on by default), [`Reporter`] for backends that
+//! let people see with the agent how they fare, and two complete programs in the folder `examples`.
 //!
 //! Owns: connections, retries, comparison. In: [`Options`]. Out: calls of [`Handlers`], or [`State`]s; errors to
 //! `tracing` and [`Client::on_trouble`].
@@ -42,6 +42,7 @@ mod connection;
 mod error;
 mod handlers;
 mod options;
+mod report;
 mod retry;
 mod state;
 mod store;
@@ -56,11 +57,15 @@ pub use client::Client;
 pub use error::{BoxError, Error};
 pub use handlers::Handlers;
 pub use options::{Api, Options};
+pub use report::{Reported, Reporter, report};
 pub use retry::Trouble;
 pub use state::{Position, RawService, ServiceName, State};
 pub use store::DiffStore;
 pub use target::{DEFAULT_TARGET, Target, TargetError};
 
+/// What a backend says of itself; the fields are described in `endpoints.proto`. Those that are set by the agent are left
+/// at their defaults.
+pub use keelson_proto::endpoints::Backend;
 /// The messages: what Services and the node are. The fields are described in `localnetv1.proto`.
 pub use keelson_proto::localnetv1;
 pub use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};

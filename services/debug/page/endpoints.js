@@ -85,6 +85,68 @@ function updateFault(item, fault) {
   text(item, `${place}: ${fault.reason}${instead}`);
 }
 
+// Red: what Services mean is not what is in effect, or nobody knows.
+function toneOf(backend) {
+  if (backend.silent || backend.state === "failing") return "bad";
+  return backend.state === "synced" ? "good" : "busy";
+}
+
+function createBackend(backend) {
+  const name = make("th", "", make("span", "", backend.name), slot("span", "who", "small meta"));
+  name.scope = "row";
+  name.setAttribute("role", "rowheader");
+  const state = cell("state");
+  state.append(slot("span", "health", "badge"), slot("span", "why", "small"));
+  const page = slot("a", "page");
+  page.rel = "noreferrer";
+  const places = cell("places");
+  places.append(page, slot("span", "debug", "small meta"));
+  const row = make("tr", "condition", name, state, cell("rev", "number"), cell("sync", "number meta"), places);
+  row.setAttribute("role", "row");
+  row.dataset.backend = backend.name;
+  return row;
+}
+
+function updateBackend(row, backend, state, clock) {
+  const tone = toneOf(backend);
+  row.dataset.tone = tone === "bad" ? tone : "";
+  const version = backend.version ? ` · ${backend.version}` : "";
+  const ports = backend.service_ports ? ` · ${plural(backend.service_ports, "service port")}` : "";
+  text(partOf(row, "who"), `pid ${backend.pid}${version}${ports}`);
+  const health = partOf(row, "health");
+  text(health, backend.silent ? `silent${forAges(backend.seen_unix_ms, clock)}` : backend.state);
+  health.dataset.tone = tone;
+  const why = partOf(row, "why");
+  text(why, [backend.silent ? `${backend.state} before` : "", backend.reason].filter(Boolean).join(" · "));
+  why.classList.toggle("error", tone === "bad");
+  const rev = partOf(row, "rev");
+  const none = backend.rev === 0 && backend.instance_id === 0;
+  text(rev, none ? "none yet" : backend.behind ? `${number(backend.behind)} behind` : `at ${number(backend.rev)}`);
+  rev.dataset.tone = backend.behind ? "busy" : "";
+  attribute(rev, "title", `revision ${backend.rev} is in effect, the newest is ${state.rev}`);
+  const synced = partOf(row, "sync");
+  text(synced, backend.last_sync_unix_ms ? `${duration(clock.now - backend.last_sync_unix_ms)} ago` : "never");
+  if (backend.last_sync_unix_ms) attribute(synced, "title", moment(backend.last_sync_unix_ms));
+  const page = partOf(row, "page");
+  // Nothing but an address of the web becomes a link.
+  const linked = /^https?:\/\//.test(backend.http);
+  page.hidden = !linked;
+  if (linked) attribute(page, "href", backend.http);
+  else page.removeAttribute("href");
+  text(page, linked ? backend.http : "");
+  text(partOf(row, "debug"), backend.debug);
+}
+
+function showBackends(state, clock) {
+  const backends = state.backends;
+  byId("backends-part").hidden = !backends.length;
+  const ill = backends.filter((backend) => toneOf(backend) === "bad").length;
+  text(byId("backends-title"), `${plural(backends.length, "backend")}${ill ? `, ${number(ill)} failing or silent` : ""}`);
+  byId("backends-title").classList.toggle("error", ill > 0);
+  sync(byId("backends"), backends, (backend) => `${backend.name}/${backend.pid}`, createBackend,
+    (row, backend) => updateBackend(row, backend, state, clock));
+}
+
 function createWatcher(watcher) {
   const peer = make("th", "", make("span", "", watcher.peer || "unknown"), slot("span", "listener", "small meta"));
   peer.scope = "row";
@@ -265,6 +327,7 @@ export function showEndpoints(clock) {
   sync(byId("faults"), state.faults, faultKey, () => make("li"), updateFault);
   byId("faults-part").hidden = !state.faults.length;
   text(byId("faults-title"), plural(last.faults, "fault in manifests", "faults in manifests"));
+  showBackends(state, clock);
   showWatchers(state.watchers, last.watchers, clock);
   if (document.hidden) return;
   loadList();

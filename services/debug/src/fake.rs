@@ -168,6 +168,16 @@ pub(crate) fn endpoints() -> ep::State {
     ];
     let watcher =
         ep::Watcher { id: 1, peer: "pid 12".into(), api: "Next".into(), rev: 7, ..Default::default() };
+    let backend = ep::Backend {
+        name: "nft".into(),
+        pid: 13,
+        http: "http://127.0.0.1:9441/".into(),
+        rev: 5,
+        state: "failing".into(),
+        reason: "no nft".into(),
+        behind: 2,
+        ..Default::default()
+    };
     ep::State {
         state: "current".into(),
         since_unix_ms: 1_000,
@@ -178,6 +188,7 @@ pub(crate) fn endpoints() -> ep::State {
         services: 3,
         endpoints: 6,
         watchers: vec![watcher],
+        backends: vec![backend],
         list,
         durable: true,
         ..Default::default()

@@ -15,20 +15,20 @@ use tokio_util::sync::CancellationToken;
 
 /// Why there is, or is not, a next message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Due {
+pub enum Due {
     /// Something changed, or it is the first one.
     Changed,
     /// Nothing was said to have changed for the refresh time.
     Refresh,
     /// The server stops.
     Stopping,
-    /// The agent's view is gone.
+    /// The view is gone.
     Gone,
 }
 
 /// Paces one watcher.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub struct Follower {
     changes: watch::Receiver<u64>,
     stop: CancellationToken,
     interval: Duration,
@@ -38,7 +38,7 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// At most one message every `interval`, and one every `refresh` even if nothing changes.
-    pub(crate) fn new(
+    pub fn new(
         changes: watch::Receiver<u64>,
         stop: CancellationToken,
         interval: Duration,
@@ -48,7 +48,7 @@ impl Follower {
     }
 
     /// Waits until a message is due. The caller makes it after this returned, from the state of then.
-    pub(crate) async fn due(&mut self) -> Due {
+    pub async fn due(&mut self) -> Due {
         if self.stop.is_cancelled() {
             return Due::Stopping;
         }
@@ -63,7 +63,7 @@ impl Follower {
     }
 
     /// Makes another message due after the interval although nothing changed: the last one failed.
-    pub(crate) fn again(&mut self) {
+    pub fn again(&mut self) {
         self.changes.mark_changed();
     }
 

@@ -22,6 +22,16 @@ mod view;
 #[cfg(test)]
 mod fake;
 
+/// What a debug endpoint is made of, whoever is looked at: for other processes that are looked into in the same way.
+pub mod serving {
+    pub use crate::{
+        follow::{Due, Follower},
+        grpc::serve_services,
+        http::{Document, Failure, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe, serve_router},
+        view::within_time,
+    };
+}
+
 pub use error::ServeError;
 pub use grpc::serve_grpc;
 pub use http::serve_http;

@@ -136,9 +136,21 @@ pub enum ConditionError {
 
 /// Waits for an answer, but not for ever: an actor that is stuck must not take its watchers along.
 pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
+    within_time("the agent did not answer", "an actor may be stuck", answer).await
+}
+
+/// Waits for an answer, but at most [`ANSWER_TIMEOUT`]; then says what did not happen, and what that may mean.
+///
+/// # Errors
+/// No answer came in time.
+pub async fn within_time<T>(
+    what: &str,
+    meaning: &str,
+    answer: impl Future<Output = T>,
+) -> Result<T, ViewError> {
     tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
         let seconds = ANSWER_TIMEOUT.as_secs();
-        ViewError::Unavailable(format!("the agent did not answer within {seconds} s; an actor may be stuck"))
+        ViewError::Unavailable(format!("{what} within {seconds} s; {meaning}"))
     })
 }
 

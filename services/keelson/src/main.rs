@@ -1,11 +1,12 @@
 //! The `keelson` binary.
 //!
 //! Owns: the command line. In: arguments, environment, signals. Out: [`agent`] runs the agent;
-//! [`cli`] asks a running one; [`settings`] explains the settings. Exit codes: 0 well, 1 failed,
+//! [`cli`] asks a running one; [`proxy`] makes rules; [`settings`] explains the settings. Exit codes: 0 well, 1 failed,
 //! 2 wrong usage or settings, 70 the agent ended itself after a panic.
 
 mod agent;
 mod cli;
+mod proxy;
 mod settings;
 
 use std::process::ExitCode;
@@ -44,6 +45,8 @@ enum Command {
     Endpoints(cli::EndpointsArgs),
     /// Show what Services mean on this node, as it changes.
     Watch(cli::WatchArgs),
+    /// Make Services work on this node: run a backend that follows the agent, or look into a running one.
+    Proxy(proxy::ProxyArgs),
     /// Show the durable state of a running agent.
     State(cli::StateArgs),
     /// Check and explain the settings.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Node(args) => ask(cli::run_node(args)),
         Command::Endpoints(args) => ask(cli::run_endpoints(args)),
         Command::Watch(args) => ask(cli::run_watch(args)),
+        Command::Proxy(args) => proxy::run(args),
         Command::State(args) => ask(cli::run_state(args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "keelson", &mut std::io::stdout());

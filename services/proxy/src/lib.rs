@@ -3,5 +3,16 @@
 //! Owns: what every backend needs of a Service ([`model`]), and the nftables backend ([`nft`]).
 //! In: the states of the Endpoints API (by `keelson_client`). Out: rules in the kernel.
 
+pub mod addresses;
+pub mod conntrack;
+pub mod health;
+pub mod inspect;
+pub mod metrics;
 pub mod model;
 pub mod nft;
+pub mod once;
+pub mod options;
+pub mod programmer;
+pub mod run;
+#[cfg(test)]
+mod testing;

@@ -28,11 +28,13 @@ type BodyFrame = Result<Frame<Bytes>, Infallible>;
 
 /// A call that waits for its answer.
 pub(crate) struct Call {
-    /// `Next` or `Watch`.
+    /// `Next`, `Watch` or `Report`.
     pub(crate) method: String,
     pub(crate) instance_id: u64,
     pub(crate) rev: u64,
     pub(crate) required: Option<local::EndpointConditions>,
+    /// Of `Report`.
+    pub(crate) backend: Option<pb::Backend>,
     frames: mpsc::Sender<BodyFrame>,
 }
 
@@ -196,6 +198,7 @@ async fn answer(
                 instance_id: asked.instance_id,
                 rev: asked.rev,
                 required: asked.required_endpoint_conditions,
+                backend: None,
                 frames,
             }
         }
@@ -206,8 +209,14 @@ async fn answer(
                 instance_id: asked.instance_id,
                 rev: asked.rev,
                 required: asked.required_endpoint_conditions,
+                backend: None,
                 frames,
             }
+        }
+        "/keelson.endpoints.v1.Endpoints/Report" => {
+            let said = pb::Backend::decode(message).unwrap();
+            let (instance_id, rev) = (said.instance_id, said.rev);
+            Call { method: "Report".into(), instance_id, rev, required: None, backend: Some(said), frames }
         }
         other => panic!("a call of {other}"),
     };

@@ -6,44 +6,30 @@
 mod health;
 mod inspection;
 mod node;
+mod server;
 mod service;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::future::Future;
 
-use futures_util::{Stream, stream};
 use keelson_proto::{
-    FILE_DESCRIPTOR_SET, debug::debug_server::DebugServer, endpoints::inspection_server::InspectionServer,
+    debug::debug_server::DebugServer, endpoints::inspection_server::InspectionServer,
     node::node_server::NodeServer,
 };
-use tokio::{
-    net::{UnixListener, UnixStream},
-    sync::Semaphore,
-};
+use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
+use tonic::service::Routes;
 
-use crate::{
-    AgentView, ServeError,
-    connection::{Guarded, admit},
-};
+use crate::{AgentView, ServeError, view::within};
+
+pub use server::serve_services;
 
 pub(crate) use service::{DEFAULT_QUEUED, max_queued, no_such_actor};
 
 /// The gRPC services' full names, also those by which their health can be asked.
 const SERVICES: [&str; 3] =
     ["keelson.debug.v1.Debug", "keelson.node.v1.Node", "keelson.endpoints.v1.Inspection"];
-
-/// Connections at once; each costs a file descriptor and a few kilobytes.
-const CONNECTIONS: usize = 512;
-/// Calls at once on one connection.
-const STREAMS: u32 = 128;
-/// A peer that does not answer a ping is gone, though its socket may be open (a stopped process).
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long calls may take to finish at the end.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// Serves the debug API on `listener` until `shutdown`.
 ///
@@ -57,53 +43,11 @@ pub async fn serve_grpc<V: AgentView>(
     view: V,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    let stop = CancellationToken::new();
-    // Whoever stops waiting for this function also ends the watchers of connections that are left.
-    let _stop_on_drop = stop.clone().drop_guard();
-    let (reporter, health_service) = tonic_health::server::health_reporter();
-    let reflection = || {
-        let all = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .with_service_name("grpc.health.v1.Health");
-        // The descriptors also hold the CRI and containerd's APIs, and the Endpoints API,
-        // which are not served here.
-        SERVICES.iter().fold(all, |some, service| some.with_service_name(*service))
+    let routes = |stop: CancellationToken| {
+        Routes::new(DebugServer::new(service::DebugService::new(view.clone(), stop)))
+            .add_service(NodeServer::new(node::NodeService::new(view.clone())))
+            .add_service(InspectionServer::new(inspection::InspectionService::new(view.clone())))
     };
-    health::report(&reporter, &view).await;
-    let serving = Server::builder()
-        .max_concurrent_streams(STREAMS)
-        .http2_max_header_list_size(16 * 1024)
-        .http2_keepalive_interval(Some(PING_EVERY))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .add_service(DebugServer::new(service::DebugService::new(view.clone(), stop.clone())))
-        .add_service(NodeServer::new(node::NodeService::new(view.clone())))
-        .add_service(InspectionServer::new(inspection::InspectionService::new(view.clone())))
-        .add_service(health_service)
-        .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)
-        .add_service(reflection().build_v1alpha().map_err(ServeError::Reflection)?)
-        .serve_with_incoming_shutdown(incoming(listener), stop.clone().cancelled_owned());
-    tokio::pin!(serving);
-    tokio::select! {
-        result = &mut serving => return result.map_err(ServeError::Grpc),
-        () = shutdown => {}
-        never = health::follow(&reporter, &view) => match never {},
-    }
-    health::stopping(&reporter).await;
-    stop.cancel();
-    match tokio::time::timeout(GRACE, serving).await {
-        Ok(result) => result.map_err(ServeError::Grpc),
-        Err(_) => {
-            tracing::debug!("debug API calls were still open at the end");
-            Ok(())
-        }
-    }
-}
-
-fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<Guarded<UnixStream>>> + Send {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
-    stream::unfold((listener, slots), |(listener, slots)| async move {
-        let connection = admit(&slots, || async { listener.accept().await.map(|(stream, _)| stream) }).await;
-        Some((Ok(connection), (listener, slots)))
-    })
+    let ready = || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
+    serve_services(listener, &SERVICES, ready, routes, shutdown).await
 }

@@ -2,7 +2,10 @@
 
 mod inspection;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use futures_util::StreamExt as _;
 use hyper_util::rt::TokioIo;
@@ -11,7 +14,7 @@ use keelson_proto::{
     node::{self as node_pb, node_client::NodeClient, node_server::Node as _},
 };
 use tempfile::TempDir;
-use tokio::time::Instant;
+use tokio::{net::UnixStream, time::Instant};
 use tonic::{
     Code, Request, Status,
     transport::{Channel, Endpoint},

@@ -23,17 +23,18 @@ use crate::{
 };
 
 /// Prometheus' own name for what `prometheus-client` writes.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// An answer that says what was wrong.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub struct Failure {
     status: StatusCode,
     text: String,
 }
 
 impl Failure {
-    pub(super) fn new(status: StatusCode, text: impl Into<String>) -> Self {
+    /// With a sentence that says what to do.
+    pub fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into() }
     }
 }
@@ -64,7 +65,8 @@ impl IntoResponse for Failure {
 }
 
 /// Indented JSON.
-pub(super) struct Document<T>(pub(super) T);
+#[derive(Debug)]
+pub struct Document<T>(pub T);
 
 impl<T: Serialize> IntoResponse for Document<T> {
     fn into_response(self) -> Response {

@@ -10,40 +10,25 @@ mod events;
 mod gate;
 mod page;
 mod probes;
+mod server;
 #[cfg(test)]
 mod tests;
 
-use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc};
 
-use axum::{Router, extract::Request, middleware, routing::get};
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::{GracefulShutdown, Watcher},
-    service::TowerToHyperService,
-};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
-    sync::Semaphore,
-};
+use axum::{Router, routing::get};
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    AgentView, ServeError,
-    connection::{Guarded, admit},
-};
+use crate::{AgentView, ServeError};
 
-/// Connections at once; a browser uses two to six.
-const CONNECTIONS: usize = 256;
+pub use documents::{Document, Failure, OPEN_METRICS};
+pub use page::shared as page_files;
+pub use probes::{now_unix_ms, probe};
+pub use server::{gated, serve_router};
+
 /// Event streams at once, fewer than connections, so that probes always find room.
 const EVENT_STREAMS: usize = 64;
-/// How long a request's head may take to arrive, and how long a connection may stay idle.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// The largest request head.
-const HEAD_BYTES: usize = 16 * 1024;
-/// How long answers may take to finish at the end.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// What the handlers share.
 #[derive(Debug)]
@@ -71,46 +56,13 @@ pub async fn serve_http<V: AgentView>(
     view: V,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    let bound = listener.local_addr().map_err(ServeError::LocalAddress)?;
-    let stop = CancellationToken::new();
-    // Whoever stops waiting for this function also ends the streams of connections that are left.
-    let _stop_on_drop = stop.clone().drop_guard();
-    let router = router(view, bound, stop.clone());
-    let graceful = GracefulShutdown::new();
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
-    tokio::pin!(shutdown);
-    loop {
-        let accept = admit(&slots, || async { listener.accept().await.map(|(stream, _)| stream) });
-        let connection = tokio::select! {
-            connection = accept => connection,
-            () = &mut shutdown => break,
-        };
-        tokio::spawn(serve_connection(connection, router.clone(), graceful.watcher()));
-    }
-    drop(listener);
-    stop.cancel();
-    if tokio::time::timeout(GRACE, graceful.shutdown()).await.is_err() {
-        tracing::debug!("HTTP connections were still open at the end");
-    }
-    Ok(())
-}
-
-async fn serve_connection<IO>(connection: Guarded<IO>, router: Router, watcher: Watcher)
-where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(HEAD_BYTES).max_headers(64);
-    let served = http.serve_connection(TokioIo::new(connection), TowerToHyperService::new(router));
-    if let Err(error) = watcher.watch(served).await {
-        tracing::debug!(%error, "an HTTP connection ended early");
-    }
+    serve_router(listener, |bound, stop| router(view, bound, stop), shutdown).await
 }
 
 /// All routes, behind the gate.
 fn router<V: AgentView>(view: V, bound: SocketAddr, stop: CancellationToken) -> Router {
     let shared = Shared { view, stop, event_streams: Arc::new(Semaphore::new(EVENT_STREAMS)) };
-    Router::new()
+    let routes = Router::new()
         .route("/", get(page::html))
         .route("/assets/page.css", get(page::css))
         .route("/assets/page.js", get(page::js))
@@ -134,8 +86,6 @@ fn router<V: AgentView>(view: V, bound: SocketAddr, stop: CancellationToken) -> 
         .route("/debug/config", get(documents::config::<V>))
         .route("/debug/events", get(events::events::<V>))
         .fallback(documents::not_found)
-        .with_state(shared)
-        .layer(middleware::from_fn(move |request: Request, next: middleware::Next| async move {
-            Ok::<_, Infallible>(gate::pass(bound, request, next).await)
-        }))
+        .with_state(shared);
+    gated(routes, bound)
 }

@@ -8,12 +8,24 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
+/// What every page here is made of: the look, the small tools, the icon.
+pub mod shared {
+    /// The style sheet.
+    pub const CSS: &str = include_str!("../../page/page.css");
+    /// `dom.js`: keeping elements up to date.
+    pub const DOM_JS: &str = include_str!("../../page/dom.js");
+    /// `format.js`: numbers, times and names as people read them.
+    pub const FORMAT_JS: &str = include_str!("../../page/format.js");
+    /// `icon.svg`.
+    pub const ICON: &str = include_str!("../../page/icon.svg");
+}
+
 pub(super) async fn html() -> Response {
     file("text/html; charset=utf-8", include_str!("../../page/index.html"))
 }
 
 pub(super) async fn css() -> Response {
-    file("text/css; charset=utf-8", include_str!("../../page/page.css"))
+    file("text/css; charset=utf-8", shared::CSS)
 }
 
 pub(super) async fn js() -> Response {
@@ -21,7 +33,7 @@ pub(super) async fn js() -> Response {
 }
 
 pub(super) async fn format_js() -> Response {
-    file("text/javascript; charset=utf-8", include_str!("../../page/format.js"))
+    file("text/javascript; charset=utf-8", shared::FORMAT_JS)
 }
 
 pub(super) async fn heartbeats_js() -> Response {
@@ -37,11 +49,11 @@ pub(super) async fn explanation_js() -> Response {
 }
 
 pub(super) async fn dom_js() -> Response {
-    file("text/javascript; charset=utf-8", include_str!("../../page/dom.js"))
+    file("text/javascript; charset=utf-8", shared::DOM_JS)
 }
 
 pub(super) async fn icon() -> Response {
-    file("image/svg+xml", include_str!("../../page/icon.svg"))
+    file("image/svg+xml", shared::ICON)
 }
 
 fn file(content_type: &'static str, text: &'static str) -> Response {

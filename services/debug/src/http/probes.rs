@@ -12,30 +12,30 @@ use axum::{
 };
 
 use super::Shared;
-use crate::{AgentView, Check, view::within};
+use crate::{AgentView, Check, ViewError, view::within};
 
 pub(super) async fn livez<V: AgentView>(
     State(shared): State<Shared<V>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let checks = within(shared.view.livez()).await;
-    respond("livez", checks.unwrap_or_else(|error| silent(&error.to_string())), query.as_deref())
+    probe("livez", within(shared.view.livez()).await, query.as_deref())
 }
 
 pub(super) async fn readyz<V: AgentView>(
     State(shared): State<Shared<V>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let checks = within(shared.view.readyz()).await;
-    respond("readyz", checks.unwrap_or_else(|error| silent(&error.to_string())), query.as_deref())
+    probe("readyz", within(shared.view.readyz()).await, query.as_deref())
 }
 
-/// Stands for the checks of an agent that did not say how it is.
+/// Stands for the checks of one that did not say how it is.
 fn silent(reason: &str) -> Vec<Check> {
     vec![Check { name: "answers".into(), ok: false, message: reason.into(), since_unix_ms: 0 }]
 }
 
-fn respond(endpoint: &str, checks: Vec<Check>, query: Option<&str>) -> Response {
+/// What a probe is answered: 200 `ok`, or 500; and a line a check on failure or with `?verbose`.
+pub fn probe(endpoint: &str, checks: Result<Vec<Check>, ViewError>, query: Option<&str>) -> Response {
+    let checks = checks.unwrap_or_else(|error| silent(&error.to_string()));
     let passed = checks.iter().all(|check| check.ok);
     let mut parameters = query.unwrap_or_default().split('&').map(|parameter| parameter.split('=').next());
     let verbose = parameters.any(|name| name == Some("verbose"));
@@ -69,7 +69,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-pub(super) fn now_unix_ms() -> i64 {
+/// The time, in milliseconds since 1970.
+pub fn now_unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

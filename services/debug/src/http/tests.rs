@@ -2,6 +2,8 @@
 
 mod endpoints;
 
+use std::time::Duration;
+
 use axum::{
     body::Body,
     http::{HeaderMap, Method, Request, StatusCode, header},
@@ -9,6 +11,7 @@ use axum::{
 };
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
+use hyper_util::server::graceful::GracefulShutdown;
 use keelson_proto::node;
 use serde_json::{Value, json};
 use tokio::{
@@ -17,9 +20,10 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 
-use super::*;
+use super::{server::*, *};
 use crate::{
     ViewError,
+    connection::Guarded,
     fake::{Fake, check},
 };
 

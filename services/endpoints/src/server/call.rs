@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, body::Body};
 
 use super::{
+    backends::Backends,
     batch::{Batch, Extent, Frames},
     connection::Peer,
     metrics::{ApiLabel, ServerMetrics, StateLabel},
@@ -41,6 +42,7 @@ const REQUEST_TIME: Duration = Duration::from_secs(10);
 pub(super) struct Shared {
     pub(super) feed: EndpointsFeed,
     pub(super) watchers: Watchers,
+    pub(super) backends: Backends,
     pub(super) metrics: ServerMetrics,
     pub(super) stop: CancellationToken,
     /// When the server met its newest revision.
@@ -129,7 +131,7 @@ where
 }
 
 /// The one message of a request's body.
-async fn message<B>(body: B) -> Result<Bytes, Status>
+pub(super) async fn message<B>(body: B) -> Result<Bytes, Status>
 where
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
@@ -161,7 +163,7 @@ fn respond(call: Call) -> Response<Body> {
     grpc::response_headers().map(|()| Body::new(StreamBody::new(chunks.boxed())))
 }
 
-fn stopping() -> Status {
+pub(super) fn stopping() -> Status {
     Status::unavailable("the agent is stopping")
 }
 

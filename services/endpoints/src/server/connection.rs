@@ -50,6 +50,8 @@ pub(super) struct Peer {
     pub(super) name: String,
     /// The listener's label.
     pub(super) listener: Arc<str>,
+    /// The number of the process, as this one numbers processes.
+    pub(super) pid: Option<u32>,
 }
 
 impl Peer {
@@ -64,13 +66,13 @@ impl Peer {
             // One of another pid namespace has no number in ours.
             None => "a process of another pid namespace".to_owned(),
         };
-        Self { name, listener }
+        Self { name, listener, pid: pid.and_then(|pid| u32::try_from(pid).ok()) }
     }
 
     /// Of a TCP connection.
     pub(super) fn of_tcp(stream: &TcpStream, listener: Arc<str>) -> Self {
         let name = stream.peer_addr().map_or_else(|_| "gone".to_owned(), |address| address.to_string());
-        Self { name, listener }
+        Self { name, listener, pid: None }
     }
 }
 

@@ -1,8 +1,8 @@
-//! The Endpoints API: `localnetv1.Endpoints/Next` and `keelson.endpoints.v1.Endpoints/Watch`.
+//! The Endpoints API: `localnetv1.Endpoints/Next`, and `Watch` and `Report` of `keelson.endpoints.v1.Endpoints`.
 //!
 //! Owns: [`EndpointsServer`], both services with reflection (v1 and v1alpha) and `grpc.health.v1` on any number of unix
-//! and TCP sockets, and [`Watchers`], who is being served. In: bound listeners and an [`EndpointsFeed`]. Out: states,
-//! each from one snapshot; nothing here decides what a state is.
+//! and TCP sockets, [`Watchers`], who is being served, and [`Backends`], who makes rules of it. In: bound listeners and an
+//! [`EndpointsFeed`]. Out: states, each from one snapshot; nothing here decides what a state is.
 //!
 //! ```text
 //!  feed ──newest snapshot──► Plan ──what is due──► Batch ──chunks──► connection
@@ -13,6 +13,7 @@
 //! one before, and until then keeps its snapshot, which shares with later ones what has not changed. One that answers no
 //! ping is cut off.
 
+mod backends;
 mod batch;
 mod call;
 mod connection;
@@ -20,6 +21,7 @@ mod filter;
 mod health;
 mod metrics;
 mod plan;
+mod report;
 mod thread;
 mod watchers;
 
@@ -28,10 +30,8 @@ mod tests;
 
 use std::{
     convert::Infallible,
-    fmt,
     future::Future,
     io,
-    marker::PhantomData,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -48,18 +48,23 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{body::Body, server::NamedService, service::Routes};
+use tonic::{Status, body::Body, server::NamedService, service::Routes};
 
 use call::{Api, Shared};
 use connection::Peer;
 use plan::Plan;
 
+pub use backends::Backends;
 pub use metrics::{ApiLabel, ServerMetrics, StateLabel};
 pub use thread::{EndpointsThread, StartError};
 pub use watchers::Watchers;
 
 /// Connections beyond one for each watcher: for health, reflection, and for telling one too many that it is.
 const SPARE_CONNECTIONS: usize = 128;
+/// The services' full names, also those by which their health can be asked.
+const SERVICES: [&str; 2] = [Next::SERVICE, Watch::SERVICE];
+/// The method by which backends say how they fare.
+const REPORT: &str = "Report";
 /// How long calls may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often a lasting failure to accept connections is logged.
@@ -166,6 +171,7 @@ pub struct EndpointsServer {
     settings: ServerSettings,
     metrics: ServerMetrics,
     watchers: Watchers,
+    backends: Backends,
 }
 
 impl EndpointsServer {
@@ -173,13 +179,20 @@ impl EndpointsServer {
     #[must_use]
     pub fn new(feed: EndpointsFeed, settings: ServerSettings, metrics: ServerMetrics) -> Self {
         let watchers = Watchers::new(feed.clone(), metrics.clone(), settings.max_watchers);
-        Self { feed, settings, metrics, watchers }
+        let backends = Backends::new(feed.clone());
+        Self { feed, settings, metrics, watchers, backends }
     }
 
     /// Who is being served.
     #[must_use]
     pub fn watchers(&self) -> &Watchers {
         &self.watchers
+    }
+
+    /// Who makes rules of what is served, as far as they say so.
+    #[must_use]
+    pub fn backends(&self) -> &Backends {
+        &self.backends
     }
 
     /// Serves on a thread of its own, until the returned handle is stopped or dropped.
@@ -212,11 +225,11 @@ impl EndpointsServer {
             () = shutdown => {}
             // The end of the feed ends calls, but callers still learn so from a server.
             () = async {
-                health::follow(&reporter, self.services(), self.feed.clone()).await;
+                health::follow(&reporter, &SERVICES, self.feed.clone()).await;
                 std::future::pending().await
             } => {}
         }
-        health::stopping(&reporter, self.services()).await;
+        health::stopping(&reporter, &SERVICES).await;
         stop.cancel();
         let all = async { while accepting.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, all).await.is_err() {
@@ -225,18 +238,11 @@ impl EndpointsServer {
         Ok(())
     }
 
-    /// The services' full names, also those by which their health can be asked.
-    fn services(&self) -> &'static [&'static str] {
-        match self.settings.deltas {
-            true => &[Next::SERVICE, Watch::SERVICE],
-            false => &[Next::SERVICE],
-        }
-    }
-
     fn routes(&self, stop: CancellationToken) -> Result<Routes, ServeError> {
         let shared = Arc::new(Shared {
             feed: self.feed.clone(),
             watchers: self.watchers.clone(),
+            backends: self.backends.clone(),
             metrics: self.metrics.clone(),
             stop,
             met: std::sync::Mutex::new(None::<(plan::Position, Instant)>),
@@ -247,14 +253,11 @@ impl EndpointsServer {
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .with_service_name("grpc.health.v1.Health");
             // The descriptors hold more APIs than are served here.
-            self.services().iter().fold(all, |some, service| some.with_service_name(*service))
+            SERVICES.iter().fold(all, |some, service| some.with_service_name(*service))
         };
-        let next = Routes::new(Mounted::<Next>::new(shared.clone()));
-        let both = match self.settings.deltas {
-            true => next.add_service(Mounted::<Watch>::new(shared)),
-            false => next,
-        };
-        Ok(both
+        let changes = KeelsonService { shared: shared.clone(), deltas: self.settings.deltas };
+        Ok(Routes::new(LocalnetService { shared })
+            .add_service(changes)
             .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)
             .add_service(reflection().build_v1alpha().map_err(ServeError::Reflection)?))
     }
@@ -330,45 +333,64 @@ impl Api for Watch {
     }
 }
 
-/// One API as a service of tonic's router.
-struct Mounted<A> {
+/// `localnetv1.Endpoints` as a service of tonic's router.
+#[derive(Debug, Clone)]
+struct LocalnetService {
     shared: Arc<Shared>,
-    api: PhantomData<fn() -> A>,
 }
 
-impl<A> Mounted<A> {
-    fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, api: PhantomData }
-    }
+impl NamedService for LocalnetService {
+    const NAME: &'static str = Next::SERVICE;
 }
 
-impl<A> Clone for Mounted<A> {
-    fn clone(&self) -> Self {
-        Self::new(self.shared.clone())
-    }
+/// `keelson.endpoints.v1.Endpoints` as a service of tonic's router.
+#[derive(Debug, Clone)]
+struct KeelsonService {
+    shared: Arc<Shared>,
+    deltas: bool,
 }
 
-impl<A: Api> fmt::Debug for Mounted<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(A::SERVICE)
-    }
+impl NamedService for KeelsonService {
+    const NAME: &'static str = Watch::SERVICE;
 }
 
-impl<A: Api> NamedService for Mounted<A> {
-    const NAME: &'static str = A::SERVICE;
-}
+/// The future of an answer; no error is left to the router.
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-impl<A: Api> tower::Service<Request<Body>> for Mounted<A> {
+impl tower::Service<Request<Body>> for LocalnetService {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+    type Future = Answering;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Answering {
         let shared = self.shared.clone();
-        Box::pin(async move { Ok(call::serve::<A, _>(shared, request).await) })
+        Box::pin(async move { Ok(call::serve::<Next, _>(shared, request).await) })
+    }
+}
+
+impl tower::Service<Request<Body>> for KeelsonService {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answering {
+        let Self { shared, deltas } = self.clone();
+        Box::pin(async move {
+            let off = |why: String| Ok(Status::unimplemented(why).into_http());
+            match request.uri().path().rsplit('/').next() {
+                Some(REPORT) => Ok(report::serve(shared, request).await),
+                Some(Watch::METHOD) if deltas => Ok(call::serve::<Watch, _>(shared, request).await),
+                Some(Watch::METHOD) => off("Watch is off (feature gate EndpointDeltas)".into()),
+                _ => off(format!("{} has two methods, {} and {REPORT}", Watch::SERVICE, Watch::METHOD)),
+            }
+        })
     }
 }

@@ -30,8 +30,18 @@ impl Position {
     }
 
     /// As a caller says it: 0 is no instance.
-    fn asked(instance_id: u64, rev: u64) -> Option<Self> {
+    pub(super) fn asked(instance_id: u64, rev: u64) -> Option<Self> {
         (instance_id != 0).then_some(Self { instance_id, rev })
+    }
+}
+
+/// How many revisions the newest is ahead of the one at `at`. Revisions of another instance cannot be compared with it:
+/// then, and without any, it is ahead by all of its own.
+pub(super) fn behind(at: Option<Position>, newest: Option<Position>) -> u64 {
+    match (at, newest) {
+        (_, None) => 0,
+        (Some(at), Some(newest)) if at.instance_id == newest.instance_id => newest.rev.saturating_sub(at.rev),
+        (_, Some(newest)) => newest.rev,
     }
 }
 

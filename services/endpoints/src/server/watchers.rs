@@ -18,7 +18,7 @@ use keelson_proto::endpoints::Watcher;
 use super::{
     connection::Peer,
     metrics::{ApiLabel, ServerMetrics},
-    plan::Position,
+    plan::{Position, behind},
 };
 
 /// Every call that is being served. Cheap to clone: all clones are one.
@@ -98,22 +98,15 @@ impl Watchers {
 impl Call {
     fn show(&self, id: u64, newest: Option<Position>) -> Watcher {
         let at = *lock(&self.at);
-        let (rev, behind) = match (at, newest) {
-            (Some(at), Some(newest)) if at.instance_id == newest.instance_id => {
-                (at.rev, newest.rev.saturating_sub(at.rev))
-            }
-            // Revisions of another instance cannot be compared with the newest.
-            (_, Some(newest)) => (0, newest.rev),
-            (at, None) => (at.map_or(0, |at| at.rev), 0),
-        };
+        let comparable = |at: &Position| newest.is_none_or(|newest| newest.instance_id == at.instance_id);
         Watcher {
             id,
             peer: self.peer.name.clone(),
             listener: self.peer.listener.to_string(),
             api: self.api.to_owned(),
             since_unix_ms: self.since_unix_ms,
-            rev,
-            behind,
+            rev: at.filter(comparable).map_or(0, |at| at.rev),
+            behind: behind(at, newest),
             items: self.items.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
         }

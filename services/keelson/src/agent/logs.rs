@@ -11,7 +11,7 @@ use tracing_subscriber::{
 
 /// Changes the filter of the running process.
 #[derive(Debug, Clone)]
-pub(super) struct Filter(reload::Handle<EnvFilter, Registry>);
+pub(crate) struct Filter(reload::Handle<EnvFilter, Registry>);
 
 impl Filter {
     pub(super) fn set(&self, directives: &str) -> anyhow::Result<()> {
@@ -20,7 +20,7 @@ impl Filter {
     }
 }
 
-pub(super) fn start(settings: &Agent) -> anyhow::Result<Filter> {
+pub(crate) fn start(settings: &Agent) -> anyhow::Result<Filter> {
     let filter = EnvFilter::try_new(&settings.log).context("agent.log")?;
     let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);

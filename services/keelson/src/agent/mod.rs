@@ -13,12 +13,12 @@ mod endpoints;
 mod front;
 mod handles;
 pub(crate) mod heartbeats;
-mod logs;
-mod panics;
+pub(crate) mod logs;
+pub(crate) mod panics;
 mod parts;
 mod reload;
 mod rest_client;
-mod systemd;
+pub(crate) mod systemd;
 mod view;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};

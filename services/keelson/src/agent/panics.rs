@@ -14,7 +14,7 @@ use crate::cli;
 pub(super) const EXIT: i32 = 70;
 
 /// To be called before any actor starts.
-pub(super) fn end_the_process() {
+pub(crate) fn end_the_process() {
     supervise::end_on_panic(fatal());
 }
 

@@ -53,6 +53,11 @@ pub(super) fn ready(settings: &Settings) {
     notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
+/// As [`ready`], of a proxy.
+pub(crate) fn proxy_ready(target: &str) {
+    notify(&[NotifyState::Ready, NotifyState::Status(&format!("follows {target}"))]);
+}
+
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("no new pulls; waiting for those that run")]);
 }

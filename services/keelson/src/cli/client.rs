@@ -1,11 +1,11 @@
-//! Reaching the agent.
+//! Reaching the agent, or a proxy.
 //!
 //! Owns: where its debug socket is, the connection, and what to tell a person when that fails.
 //! In: [`AgentArgs`]. Out: clients of `keelson.debug.v1`, `keelson.node.v1` and of `keelson.endpoints.v1`'s
-//! service Inspection.
+//! service Inspection; connections for those of a proxy.
 
 use std::{
-    io,
+    fmt, io,
     path::PathBuf,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -35,15 +35,45 @@ const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 /// A client of the debug API.
 pub(super) type Client = DebugClient<Channel>;
 
+/// Who is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// `keelson agent`.
+    Agent,
+    /// `keelson proxy`.
+    Proxy,
+}
+
+impl Peer {
+    /// The systemd unit.
+    const fn unit(self) -> &'static str {
+        match self {
+            Self::Agent => "keelson",
+            Self::Proxy => "keelson-proxy",
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Agent => "agent",
+            Self::Proxy => "proxy",
+        })
+    }
+}
+
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     /// Nobody listens.
     #[error(
-        "no agent answers on {socket}: {reason}. Is it running (systemctl status keelson)? \
-         If its debug socket is elsewhere, name it with --socket"
+        "no {peer} answers on {socket}: {reason}. Is it running (systemctl status {})? \
+         If its debug socket is elsewhere, name it with --socket", peer.unit()
     )]
     NotRunning {
+        /// Who was meant.
+        peer: Peer,
         /// The socket.
         socket: SocketSpec,
         /// What is wrong with it.
@@ -65,8 +95,10 @@ pub(super) enum ConnectError {
         source: io::Error,
     },
     /// Somebody listens, but does not speak gRPC.
-    #[error("what listens on {socket} does not answer as a Keelson agent")]
-    NotAnAgent {
+    #[error("what listens on {socket} does not answer as a Keelson {peer}")]
+    NotOurs {
+        /// Who was meant.
+        peer: Peer,
         /// The socket.
         socket: SocketSpec,
         /// Why.
@@ -76,12 +108,16 @@ pub(super) enum ConnectError {
 }
 
 impl ConnectError {
-    fn new(socket: &SocketSpec, error: io::Error) -> Self {
+    fn new(peer: Peer, socket: &SocketSpec, error: io::Error) -> Self {
         let socket = socket.clone();
         match error.kind() {
-            io::ErrorKind::NotFound => Self::NotRunning { socket, reason: "there is no such socket" },
+            io::ErrorKind::NotFound => Self::NotRunning { peer, socket, reason: "there is no such socket" },
             io::ErrorKind::ConnectionRefused => {
-                Self::NotRunning { socket, reason: "nobody listens on it (left by an agent that ended)" }
+                let reason = match peer {
+                    Peer::Agent => "nobody listens on it (left by an agent that ended)",
+                    Peer::Proxy => "nobody listens on it (left by a proxy that ended)",
+                };
+                Self::NotRunning { peer, socket, reason }
             }
             io::ErrorKind::PermissionDenied => Self::Denied { socket },
             _ => Self::Other { socket, source: error },
@@ -114,12 +150,16 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
 /// # Errors
 /// Nobody is there, or we may not.
 pub(super) async fn connect(socket: &SocketSpec) -> Result<Client, ConnectError> {
-    Ok(DebugClient::new(channel(socket).await?).max_decoding_message_size(MAX_MESSAGE))
+    Ok(DebugClient::new(channel(Peer::Agent, socket).await?).max_decoding_message_size(MAX_MESSAGE))
 }
 
-async fn channel(socket: &SocketSpec) -> Result<Channel, ConnectError> {
+/// As [`connect`], for any client.
+///
+/// # Errors
+/// Nobody is there, or we may not.
+pub(super) async fn channel(peer: Peer, socket: &SocketSpec) -> Result<Channel, ConnectError> {
     let path = PathBuf::from(socket.path());
-    let stream = UnixStream::connect(&path).await.map_err(|error| ConnectError::new(socket, error))?;
+    let stream = UnixStream::connect(&path).await.map_err(|error| ConnectError::new(peer, socket, error))?;
     let once = Mutex::new(Some(TokioIo::new(stream)));
     let connector = tower::service_fn(move |_: tonic::transport::Uri| {
         let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -131,7 +171,7 @@ async fn channel(socket: &SocketSpec) -> Result<Channel, ConnectError> {
         .keep_alive_timeout(Duration::from_secs(15))
         .keep_alive_while_idle(true);
     let channel = endpoint.connect_with_connector(connector).await;
-    channel.map_err(|source| ConnectError::NotAnAgent { socket: socket.clone(), source })
+    channel.map_err(|source| ConnectError::NotOurs { peer, socket: socket.clone(), source })
 }
 
 /// The socket and the connection in one.
@@ -141,12 +181,12 @@ pub(super) async fn open(args: &AgentArgs) -> anyhow::Result<Client> {
 
 /// As [`open`], for heartbeats and node conditions.
 pub(super) async fn open_node(args: &AgentArgs) -> anyhow::Result<NodeClient<Channel>> {
-    Ok(NodeClient::new(channel(&socket(args)?).await?))
+    Ok(NodeClient::new(channel(Peer::Agent, &socket(args)?).await?))
 }
 
 /// As [`open`], for looking into service endpoints.
 pub(super) async fn open_inspection(args: &AgentArgs) -> anyhow::Result<InspectionClient<Channel>> {
-    Ok(InspectionClient::new(channel(&socket(args)?).await?).max_decoding_message_size(MAX_MESSAGE))
+    Ok(InspectionClient::new(channel(Peer::Agent, &socket(args)?).await?).max_decoding_message_size(MAX_MESSAGE))
 }
 
 /// A request that does not wait for ever.
@@ -163,20 +203,27 @@ pub(super) struct Refused(String);
 
 impl From<Status> for Refused {
     fn from(status: Status) -> Self {
+        Self::by(Peer::Agent, status)
+    }
+}
+
+impl Refused {
+    /// What a status of this one means.
+    pub(super) fn by(peer: Peer, status: Status) -> Self {
         let said = super::format::one_line(status.message());
         Self(match status.code() {
             Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied => {
                 said
             }
-            Code::ResourceExhausted => format!("the agent is busy, try again: {said}"),
-            Code::Unavailable => format!("the agent cannot say now: {said}"),
+            Code::ResourceExhausted => format!("the {peer} is busy, try again: {said}"),
+            Code::Unavailable => format!("the {peer} cannot say now: {said}"),
             Code::DeadlineExceeded | Code::Cancelled => {
-                format!("the agent did not answer within {} s", ANSWER_TIMEOUT.as_secs())
+                format!("the {peer} did not answer within {} s", ANSWER_TIMEOUT.as_secs())
             }
             Code::Unimplemented => {
-                "the agent is older than this command and does not know the question".into()
+                format!("the {peer} is older than this command and does not know the question")
             }
-            code => format!("the agent failed to answer ({code:?}): {said}"),
+            code => format!("the {peer} failed to answer ({code:?}): {said}"),
         })
     }
 }
@@ -205,9 +252,12 @@ mod tests {
         let stale = connect(&spec(&stale)).await.unwrap_err();
         assert!(stale.to_string().contains("nobody listens"), "{stale}");
 
-        let denied = ConnectError::new(&spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
+        let denied = ConnectError::new(Peer::Agent, &spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
         assert!(denied.to_string().contains("socket's group"), "{denied}");
         assert!(!denied.may_come_back());
+        let proxy = channel(Peer::Proxy, &spec(&folder.join("none.sock"))).await.unwrap_err();
+        assert!(proxy.to_string().starts_with("no proxy answers on "), "{proxy}");
+        assert!(proxy.to_string().contains("systemctl status keelson-proxy"), "{proxy}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
@@ -218,5 +268,7 @@ mod tests {
         assert_eq!(said(Status::permission_denied("Ready is the agent's")), "Ready is the agent's");
         assert_eq!(said(Status::resource_exhausted("full")), "the agent is busy, try again: full");
         assert_eq!(said(Status::internal("a\x1bb")), "the agent failed to answer (Internal): a\u{fffd}b");
+        let of_proxy = Refused::by(Peer::Proxy, Status::unavailable("none yet")).to_string();
+        assert_eq!(of_proxy, "the proxy cannot say now: none yet");
     }
 }

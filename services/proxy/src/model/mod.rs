@@ -4,6 +4,8 @@
 //! `localnetv1.ServiceEndpoints`. Out: values; nothing here knows of any kernel. Each IP family is a proxy of its own, as it
 //! is in kube-proxy: a [`ServicePort`] belongs to one.
 
+mod convert;
+
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -12,6 +14,8 @@ use std::{
 
 use ipnet::IpNet;
 use keelson_client::ServiceName;
+
+pub use convert::service_ports;
 
 /// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,5 +204,17 @@ impl ServicePort {
     #[must_use]
     pub fn is_external(&self) -> bool {
         self.node_port != 0 || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()
+    }
+
+    /// Whether some traffic may go to ClusterSet (service-semantics 2).
+    #[must_use]
+    pub fn uses_cluster(&self) -> bool {
+        !self.internal_local || self.is_external()
+    }
+
+    /// Whether some traffic must stay in LocalSet (service-semantics 2).
+    #[must_use]
+    pub fn uses_local(&self) -> bool {
+        self.internal_local || (self.external_local && self.is_external())
     }
 }

@@ -11,3 +11,9 @@
 
 pub mod chain;
 pub mod element;
+pub mod explain;
+pub mod kernel;
+pub mod plan;
+pub mod programme;
+pub mod ruleset;
+pub mod strangers;

@@ -1,6 +1,6 @@
 //! `make bench`: what the agent costs, beside direct containerd in the same run.
 //!
-//! Owns: the measurements of image pulls, of heartbeats and of service endpoints. In: the release build, containerd, a registry and a
+//! Owns: the measurements of image pulls, of heartbeats, of service endpoints and of a proxy's rules. In: the release build, containerd, a registry and a
 //! cluster of its own.
 //! Out: a table for `docs/performance.md` on standard output. Every figure that has a peer alternates
 //! with it, so that what else the machine does hits both. Nothing here fails for being slow.
@@ -13,6 +13,7 @@ mod endpoints;
 mod fleet;
 mod heartbeat;
 mod memory;
+mod proxy;
 mod pulls;
 mod restart;
 
@@ -41,7 +42,7 @@ impl Row {
 async fn main() -> Result<ExitCode> {
     keelson_tests::process::quiet();
     // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet, endpoints, and
-    // endpoints-revisions, -start, -full, -latency, -memory.
+    // endpoints-revisions, -start, -full, -latency, -memory; proxy, after which its own flags may stand.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     if ["calls", "pulls", "memory", "restart"].into_iter().any(run) {
@@ -72,6 +73,7 @@ async fn main() -> Result<ExitCode> {
         fleet::fleet().await?;
     }
     endpoints::endpoints(&wanted).await?;
+    proxy::proxy(&wanted).await?;
     Ok(ExitCode::SUCCESS)
 }
 

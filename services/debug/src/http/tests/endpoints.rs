@@ -17,6 +17,11 @@ async fn the_state_as_json() {
         "id": 1, "peer": "pid 12", "listener": "", "api": "Next", "since_unix_ms": 0, "rev": 7, "behind": 0, "items": 0,
         "bytes": 0
     });
+    let backend = json!({
+        "name": "nft", "pid": 13, "version": "", "debug": "", "http": "http://127.0.0.1:9441/", "instance_id": 0,
+        "rev": 5, "state": "failing", "reason": "no nft", "last_sync_unix_ms": 0, "service_ports": 0,
+        "seen_unix_ms": 0, "silent": false, "behind": 2
+    });
     let line = |namespace: &str, name: &str, port: &str| {
         json!({
             "namespace": namespace, "name": name, "type": "ClusterIP", "cluster_ips": ["10.96.0.10"], "ports": [port],
@@ -27,7 +32,7 @@ async fn the_state_as_json() {
         "state": "current", "reason": "", "since_unix_ms": 1000, "instance_id": "18446744073709551615", "rev": 7,
         "published_unix_ms": 0, "source": "files", "source_place": "/etc/keelson/manifests", "sources": [],
         "faults": [], "listen": [], "node": null, "services": 3, "endpoints": 6, "events": 0, "revisions": 0,
-        "watchers": [watcher], "durable": true, "matching": 3,
+        "watchers": [watcher], "backends": [backend], "durable": true, "matching": 3,
         "list": [line("kube-system", "dns", "53/UDP"), line("shop", "cart", "80/TCP"),
                  line("shop", "web", "http 80:30080/TCP")],
     });

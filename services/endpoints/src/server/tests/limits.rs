@@ -154,15 +154,20 @@ async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
 }
 
 #[tokio::test]
-async fn without_deltas_there_is_next_alone() {
+async fn without_deltas_watch_is_off_and_all_else_is_there() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::with(&source, ServerSettings { max_watchers: 10, deltas: false }).await;
-    ends_with(server.watch().await.watch(from((0, 0))).await, Code::Unimplemented, "");
+    ends_with(
+        server.watch().await.watch(from((0, 0))).await,
+        Code::Unimplemented,
+        "feature gate EndpointDeltas",
+    );
+    server.watch().await.report(reports::synced("nft", 1, (7, 1))).await.expect("a report is taken");
     assert_eq!(next(&mut server.next().await, has((0, 0))).await.expect("a state").1, source.model);
     let mut health = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
     let request = tonic_health::pb::HealthCheckRequest { service: "keelson.endpoints.v1.Endpoints".into() };
-    ends_with(health.check(request).await, Code::NotFound, "");
+    health.check(request).await.expect("reports are served under that name");
 }
 
 #[tokio::test]

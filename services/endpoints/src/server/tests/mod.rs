@@ -4,6 +4,7 @@ mod deltas;
 mod full;
 mod limits;
 mod property;
+mod reports;
 mod strangers;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
@@ -30,7 +31,7 @@ use tokio::{
 };
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{EndpointsServer, Listener, ServerMetrics, ServerSettings, Watchers};
+use super::{Backends, EndpointsServer, Listener, ServerMetrics, ServerSettings, Watchers};
 
 /// Services by `namespace/name`, and the node: what a reader makes of what it is sent.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -161,6 +162,7 @@ struct Running {
     folder: tempfile::TempDir,
     tcp: std::net::SocketAddr,
     watchers: Watchers,
+    backends: Backends,
     metrics: ServerMetrics,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<()>,
@@ -181,7 +183,7 @@ impl Running {
         let (listeners, tcp, file) = listeners(&folder).await;
         let metrics = ServerMetrics::default();
         let server = EndpointsServer::new(source.feed(), settings, metrics.clone());
-        let watchers = server.watchers().clone();
+        let (watchers, backends) = (server.watchers().clone(), server.backends().clone());
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move {
             let stopped = async {
@@ -189,7 +191,7 @@ impl Running {
             };
             server.serve(listeners, stopped).await.expect("serves");
         });
-        Self { folder, tcp, watchers, metrics, stop: Some(stop), serving, _file: file }
+        Self { folder, tcp, watchers, backends, metrics, stop: Some(stop), serving, _file: file }
     }
 
     fn socket(&self) -> PathBuf {

@@ -52,6 +52,7 @@ impl Endpoints {
         if let Self::On(on) = self {
             on.metrics.register(registry);
             on.server_metrics.register(registry);
+            registry.register_collector(Box::new(on.server.backends().clone()));
         }
     }
 }
@@ -62,6 +63,7 @@ impl On {
         let mut state = asked(self.publisher.ask(question)).await?;
         state.listen.clone_from(&self.listen);
         state.watchers = self.server.watchers().list();
+        state.backends = self.server.backends().list();
         match &self.place {
             Place::Kube(api) => {
                 state.source = "kube".into();

@@ -3,6 +3,7 @@
 //! In: the Inspection service of the agent. Out: how the endpoints chore fares, Services, who follows them, or one
 //! Service with the rules that decided; as text or JSON.
 
+mod backends;
 mod explanation;
 mod names;
 mod state;
@@ -28,12 +29,13 @@ const MAX_SERVICES: u32 = 100_000;
 /// Shows the service endpoints of a running agent.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson endpoints                      what is wrong, how the chore fares, every Service in a line\n  \
+    keelson endpoints                      what is wrong, how the chore and its backends fare, every Service in a line\n  \
     keelson endpoints --max 0              the same without the Services\n  \
     keelson endpoints -n shop              the Services of a namespace\n  \
     keelson endpoints explain shop/web     one Service: who reaches what, and why an endpoint is chosen or not\n  \
     keelson endpoints watchers             who follows the endpoints, and how far behind\n  \
-    keelson endpoints -o json | jq -r '.list[] | select(.selected == 0) | .namespace + \"/\" + .name'")]
+    keelson endpoints -o json | jq -r '.list[] | select(.selected == 0) | .namespace + \"/\" + .name'\n  \
+    keelson endpoints --max 0 -o json | jq '.backends[] | select(.silent or .state == \"failing\")'")]
 pub(crate) struct EndpointsArgs {
     #[command(subcommand)]
     what: Option<What>,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use keelson_proto::endpoints as pb;
 
+use super::backends;
 use crate::cli::{
     format::{bytes, clean, count, one_line, since_ms},
     table::Table,
@@ -98,6 +99,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     if state.rev > 0 && !state.durable {
         lines.push("what is served is not on disk: after a restart clients may have to begin anew".into());
     }
+    lines.extend(backends::wrong(&state.backends, now));
     // A folder of manifests need not hold the Node.
     if let Some(node) = state.node.as_ref().filter(|node| !node.exists && state.source != "files") {
         lines.push(format!(
@@ -153,8 +155,11 @@ fn facts(state: &pb::State, now: i64) -> Vec<String> {
         ("Listens:  ", list(&state.listen)),
         ("Watchers: ", watchers),
     ];
+    let backends =
+        state.backends.iter().map(|backend| ("Backend:  ", backends::line(backend, &state.instance_id, now)));
     lines
         .into_iter()
+        .chain(backends)
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| format!("{name}{value}"))
         .collect()
@@ -390,6 +395,19 @@ Events:   0, of which came 0 revisions
 Watchers: nobody follows
 ";
         assert_eq!(describe(&waiting, "", 0, 61_000), expected);
+        let nft = pb::Backend { name: "nft".into(), pid: 12, state: "failing".into(), ..Default::default() };
+        let with = pb::State { backends: vec![nft], ..waiting };
+        let text = describe(&with, "", 0, 61_000);
+        assert!(
+            text.contains("not listed yet\nbackend nft (pid 12) is failing\n\nState:    waiting\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(
+                "Watchers: nobody follows\nBackend:  nft (pid 12), failing, nothing in effect yet\n"
+            ),
+            "{text}"
+        );
         let off = pb::State { state: "off".into(), reason: "no API server".into(), ..Default::default() };
         let text = describe(&off, "", 10, 61_000);
         assert!(

@@ -53,6 +53,10 @@ impl watch_server::Endpoints for Scripted {
         let items = lists.flat_map(stream::iter).map(|item| Ok(pb::WatchItem { item: Some(item) }));
         Ok(Response::new(Box::pin(items)))
     }
+
+    async fn report(&self, _: Request<pb::Backend>) -> Result<Response<pb::ReportAnswer>, Status> {
+        Err(Status::unimplemented("who watches reports nothing"))
+    }
 }
 
 fn web() -> ServiceEndpoints {

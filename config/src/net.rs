@@ -1,0 +1,224 @@
+//! Settings that hold addresses, networks and interfaces.
+//!
+//! Owns: how they are read from a layer, described and shown. In: a layer's value. Out: the value, or what is wrong with
+//! it and what would be right.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::Value as Json;
+
+use crate::error::{Fault, quote};
+use crate::rules::{Any, Raw, Setting};
+use crate::values::NodePortAddresses;
+
+/// The word for the node's own addresses.
+const PRIMARY: &str = "primary";
+/// The longest name of an interface, in bytes (`IFNAMSIZ` without its end).
+const INTERFACE_BYTES: usize = 15;
+
+impl Setting for Vec<IpAddr> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        raw.texts("a list of IP addresses, such as [\"10.0.0.7\", \"fd00::7\"]")?.map(address).collect()
+    }
+
+    fn show(&self) -> Json {
+        self.iter().map(ToString::to_string).collect()
+    }
+
+    fn describe(_: &Any) -> String {
+        "list of IP addresses; as text with commas between them".into()
+    }
+}
+
+impl Setting for Vec<IpNet> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        raw.texts("a list of networks, such as [\"10.244.0.0/16\", \"fd00:10:244::/56\"]")?
+            .map(network)
+            .collect()
+    }
+
+    fn show(&self) -> Json {
+        self.iter().map(ToString::to_string).collect()
+    }
+
+    fn describe(_: &Any) -> String {
+        "list of networks (CIDR); as text with commas between them".into()
+    }
+}
+
+impl Setting for NodePortAddresses {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        let texts: Vec<&str> =
+            raw.texts("a list, [\"primary\"] or networks such as [\"10.0.0.0/8\"]")?.collect();
+        if texts.iter().all(|text| *text == PRIMARY) {
+            return Ok(Self::Primary);
+        }
+        if texts.contains(&PRIMARY) {
+            return Err(Fault::Malformed {
+                what: "a list of addresses for node ports",
+                value: quote(&texts.join(",")),
+                reason: "primary stands alone".into(),
+                right: "write [\"primary\"], or networks only".into(),
+            });
+        }
+        texts.into_iter().map(network).collect::<Result<_, _>>().map(Self::Networks)
+    }
+
+    fn show(&self) -> Json {
+        match self {
+            Self::Primary => vec![PRIMARY].into(),
+            Self::Networks(networks) => networks.show(),
+        }
+    }
+
+    fn describe(_: &Any) -> String {
+        "\"primary\", or list of networks (CIDR); as text with commas between them".into()
+    }
+}
+
+fn address(text: &str) -> Result<IpAddr, Fault> {
+    let malformed = |reason: &str, right: String| Fault::Malformed {
+        what: "an IP address",
+        value: quote(text),
+        reason: reason.into(),
+        right,
+    };
+    let example = || "write such as \"10.0.0.7\" or \"fd00::7\"".to_owned();
+    let ip: IpAddr = text.parse().map_err(|_| match text.contains('/') {
+        true => malformed("it is a network", example()),
+        false => malformed("it is neither of IPv4 nor of IPv6", example()),
+    })?;
+    match ip.to_canonical() {
+        same if same == ip => Ok(ip),
+        inner => Err(malformed("it is an IPv4 address within IPv6", format!("write \"{inner}\""))),
+    }
+}
+
+fn network(text: &str) -> Result<IpNet, Fault> {
+    let malformed = |reason: &str, right: String| Fault::Malformed {
+        what: "a network",
+        value: quote(text),
+        reason: reason.into(),
+        right,
+    };
+    let network: IpNet = match (text.parse(), text.parse::<IpAddr>()) {
+        (Ok(network), _) => network,
+        (Err(_), Ok(ip)) => {
+            let whole = IpNet::from(ip);
+            return Err(malformed(
+                "the length is missing",
+                format!("write \"{whole}\" if that address is meant"),
+            ));
+        }
+        (Err(_), Err(_)) => {
+            let example = "write such as \"10.244.0.0/16\" or \"fd00:10:244::/56\"";
+            return Err(malformed("it has no address and length (CIDR)", example.into()));
+        }
+    };
+    if network.addr().to_canonical() != network.addr() {
+        return Err(malformed("it is of IPv4 within IPv6", "write it as a network of IPv4".into()));
+    }
+    match network.trunc() {
+        same if same == network => Ok(network),
+        meant => Err(malformed("it has bits set beyond its length", format!("write \"{meant}\""))),
+    }
+}
+
+/// The kernel's rules for names of interfaces (`dev_valid_name`), which hold for their beginnings as well.
+pub(crate) fn check_interface(text: &str) -> Result<(), Fault> {
+    let malformed = |reason: &str| Fault::Malformed {
+        what: "a name of a network interface",
+        value: quote(text),
+        reason: reason.into(),
+        right: format!("write at most {INTERFACE_BYTES} characters, such as \"cbr0\""),
+    };
+    let odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"' | '*' | '\\');
+    match text {
+        _ if text.len() > INTERFACE_BYTES => Err(malformed("it is too long")),
+        "." | ".." => Err(malformed("it is a folder's name")),
+        _ if text.chars().any(odd) => Err(malformed("it has a character that no interface's name has")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list<T: Setting<Rule = Any>>(texts: &[&str]) -> Result<T, String> {
+        let raw = Raw::List(texts.iter().map(|text| (*text).to_owned()).collect());
+        let listed = T::read(&raw, &Any).map_err(|fault| fault.to_string());
+        let joined = T::read(&Raw::Untyped(texts.join(",")), &Any).map_err(|fault| fault.to_string());
+        assert_eq!(listed.as_ref().map(T::show), joined.as_ref().map(T::show));
+        listed
+    }
+
+    #[test]
+    fn networks() {
+        let networks: Vec<IpNet> = list(&["10.244.0.0/16", " fd00:10:244::/56 ", ""]).unwrap();
+        assert_eq!(networks.show(), serde_json::json!(["10.244.0.0/16", "fd00:10:244::/56"]));
+        for (text, part) in [
+            ("10.244.0.7/16", "write \"10.244.0.0/16\""),
+            ("10.244.0.7", "write \"10.244.0.7/32\""),
+            ("fd00::1", "write \"fd00::1/128\""),
+            ("10.244.0.0/33", "address and length"),
+            ("::ffff:10.0.0.0/104", "a network of IPv4"),
+            ("pods", "address and length"),
+            ("primary", "address and length"),
+        ] {
+            let message = list::<Vec<IpNet>>(&[text]).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn addresses() {
+        let addresses: Vec<IpAddr> = list(&["10.0.0.7", "FD00::7"]).unwrap();
+        assert_eq!(addresses.show(), serde_json::json!(["10.0.0.7", "fd00::7"]));
+        for (text, part) in [
+            ("10.0.0.7/32", "it is a network"),
+            ("node-7", "neither of IPv4"),
+            ("::ffff:10.0.0.7", "write \"10.0.0.7\""),
+        ] {
+            let message = list::<Vec<IpAddr>>(&[text]).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_node_ports() {
+        assert_eq!(list(&["primary"]), Ok(NodePortAddresses::Primary));
+        assert_eq!(list(&[]), Ok(NodePortAddresses::Primary));
+        let all: NodePortAddresses = list(&["0.0.0.0/0", "::/0"]).unwrap();
+        assert_eq!(
+            all,
+            NodePortAddresses::Networks(vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()])
+        );
+        assert_eq!(all.show(), serde_json::json!(["0.0.0.0/0", "::/0"]));
+        for (texts, part) in [
+            (&["primary", "10.0.0.0/8"] as &[&str], "stands alone"),
+            (&["Primary"], "address and length"),
+            (&["10.0.0.7"], "write \"10.0.0.7/32\""),
+        ] {
+            let message = list::<NodePortAddresses>(texts).unwrap_err();
+            assert!(message.contains(part), "{texts:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn interfaces() {
+        for name in ["", "cbr0", "veth", "br-0a1b2c3d4e5f", "eth0.100"] {
+            assert_eq!(check_interface(name), Ok(()), "{name}");
+        }
+        for name in ["br-0a1b2c3d4e5f6", "a/b", "a b", "a:1", "..", "veth*", "a\"b", "a\u{7f}"] {
+            assert!(check_interface(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! `Reporter` before servers that take reports, refuse them, do not know them, or do not answer.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::{LONG, Server, place};
+use keelson_client::{Backend, Client, Error, Reported, Reporter, report};
+use keelson_proto::endpoints::ReportAnswer;
+use tokio::{net::UnixListener, time::timeout};
+
+fn backend() -> Backend {
+    Backend {
+        name: "nft".into(),
+        pid: 7,
+        state: "failing".into(),
+        reason: "netlink:\nno such set".into(),
+        instance_id: 9,
+        rev: 3,
+        ..Backend::default()
+    }
+}
+
+/// Answers the next report with this status.
+async fn answered(server: &mut Server, code: i32) -> Backend {
+    let mut call = server.expect("Report", 9, 3).await;
+    let said = call.backend.take().unwrap();
+    if code == 0 {
+        call.send(&ReportAnswer {}).await;
+    }
+    call.status(code).await;
+    said
+}
+
+async fn within<T>(coming: impl Future<Output = T>) -> T {
+    timeout(LONG, coming).await.expect("it ends")
+}
+
+#[tokio::test]
+async fn a_report_is_taken_and_its_reason_made_to_fit() {
+    let (_folder, path, options) = place();
+    let mut server = Server::start(path);
+    let mut reporter = Reporter::new(options.target.clone());
+    for _ in 0..3 {
+        let (said, reported) =
+            within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
+        assert_eq!(reported.unwrap(), Reported::Taken);
+        assert_eq!(said, Backend { reason: "netlink: no such set".into(), ..backend() });
+    }
+    let (_, reported) =
+        within(async { tokio::join!(answered(&mut server, 0), report(&options.target, backend())) }).await;
+    assert_eq!(reported.unwrap(), Reported::Taken);
+}
+
+#[tokio::test]
+async fn an_agent_that_is_older_is_no_trouble_and_a_refusal_is_told() {
+    let (_folder, path, options) = place();
+    let mut server = Server::start(path);
+    let mut reporter = Reporter::new(options.target);
+    for _ in 0..2 {
+        let (_, reported) =
+            within(async { tokio::join!(answered(&mut server, 12), reporter.report(backend())) }).await;
+        assert_eq!(reported.unwrap(), Reported::Unsupported);
+    }
+    let (_, reported) =
+        within(async { tokio::join!(answered(&mut server, 3), reporter.report(backend())) }).await;
+    let refused = reported.unwrap_err().to_string();
+    assert!(refused.contains("invalid argument"), "{refused}");
+    // It was replaced by one that knows them.
+    let (_, reported) =
+        within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
+    assert_eq!(reported.unwrap(), Reported::Taken);
+}
+
+#[tokio::test]
+async fn an_agent_that_is_away_is_found_again() {
+    let (_folder, path, options) = place();
+    let mut reporter = Reporter::new(options.target);
+    let away = within(reporter.report(backend())).await.unwrap_err();
+    assert!(matches!(away, Error::Connect { .. }), "{away}");
+    for _ in 0..2 {
+        let mut server = Server::start(path.clone());
+        let (_, reported) =
+            within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
+        assert_eq!(reported.unwrap(), Reported::Taken);
+        drop(server);
+        // The connection broke with the server.
+        within(reporter.report(backend())).await.unwrap_err();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_does_not_answer_is_not_waited_for() {
+    let (_folder, path, options) = place();
+    let silent = UnixListener::bind(&path).unwrap();
+    let mut reporter = Reporter::new(options.target);
+    let error = reporter.report(backend()).await.unwrap_err().to_string();
+    assert!(error.contains("within 5s"), "{error}");
+    drop(silent);
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[tokio::test]
+async fn who_follows_is_not_disturbed_by_reports() {
+    let (_folder, path, options) = place();
+    let mut server = Server::start(path);
+    let mut client = Client::new(options.clone());
+    let (state, ()) = within(async {
+        tokio::join!(client.next(), async {
+            let next = server.expect("Next", 0, 0).await;
+            for code in [0, 3, 12] {
+                let (_, reported) =
+                    tokio::join!(answered(&mut server, code), report(&options.target, backend()));
+                assert_eq!(reported.is_err(), code == 3);
+            }
+            next.state(9, 3, &[("a", 1)]).await;
+        })
+    })
+    .await;
+    assert_eq!(state.unwrap().position().rev, 3);
+}

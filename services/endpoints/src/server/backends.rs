@@ -1,0 +1,307 @@
+//! Who makes rules of the endpoints, and how that fares.
+//!
+//! Owns: [`Backends`], what each backend said last, and for how long that is worth something. In: reports that were found
+//! right, the feed. Out: the list for whoever looks inside, and two gauges. Nothing that is served depends on it.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use keelson_actors::{clock::unix_ms, endpoints::EndpointsFeed};
+use keelson_proto::endpoints::Backend;
+use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+use tokio::time::Instant;
+
+use super::plan::{Position, behind};
+
+/// So many are kept; a node has one or two.
+const MOST: usize = 64;
+/// Three times what they may leave between two reports.
+const SILENT: Duration = Duration::from_secs(30);
+/// Long enough to be seen by somebody who is woken up for it.
+const FORGOTTEN: Duration = Duration::from_secs(3600);
+/// What a backend may say of itself; the metric has `silent` beside them.
+pub(super) const STATES: [&str; 3] = ["waiting", "synced", "failing"];
+
+/// There is room for no more backends, and each of those there are has said something lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{MOST} backends have reported in the last {SILENT:?}, and no more are kept; give each a name of its own, not each report"
+)]
+pub(super) struct TooMany;
+
+/// The backends that have reported. Cheap to clone: all clones are one.
+#[derive(Debug, Clone)]
+pub struct Backends {
+    feed: EndpointsFeed,
+    known: Arc<Mutex<Known>>,
+}
+
+impl Backends {
+    pub(super) fn new(feed: EndpointsFeed) -> Self {
+        Self { feed, known: Arc::default() }
+    }
+
+    /// Takes a report. `peer` is who sent it, as this process numbers processes.
+    pub(super) fn take(&self, mut said: Backend, peer: Option<u32>) -> Result<(), TooMany> {
+        said.seen_unix_ms = unix_ms();
+        // Its own number means the same process here only where it is ours as well, which it need not be: a backend in a
+        // container may count its processes from 1.
+        let known_here = peer == Some(said.pid);
+        self.known().take(said, known_here, Instant::now(), ended)
+    }
+
+    /// What each said last, by name and pid.
+    #[must_use]
+    pub fn list(&self) -> Vec<Backend> {
+        let newest = self.feed.published.borrow().as_deref().map(Position::of);
+        self.known().show(Instant::now(), newest, ended)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Nothing in here panics half way.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether there is no process of this number. One that is there may be another by now: then the backend is silent
+/// soon. This is asked of the kernel and not of `/proc`, which may hide the processes of others.
+fn ended(pid: u32) -> bool {
+    i32::try_from(pid).is_ok_and(|pid| pid > 0 && kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
+}
+
+/// What is known, without a clock.
+#[derive(Debug, Default)]
+struct Known {
+    all: BTreeMap<(String, u32), Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    said: Backend,
+    at: Instant,
+    /// Whether its pid can be looked for.
+    known_here: bool,
+}
+
+impl Kept {
+    fn silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) >= SILENT
+    }
+
+    fn forgotten(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) >= FORGOTTEN
+    }
+
+    fn gone(&self, ended: impl Fn(u32) -> bool) -> bool {
+        self.known_here && ended(self.said.pid)
+    }
+}
+
+impl Known {
+    fn take(
+        &mut self,
+        said: Backend,
+        known_here: bool,
+        now: Instant,
+        ended: impl Fn(u32) -> bool,
+    ) -> Result<(), TooMany> {
+        // One that was started again takes the place of the one that ended.
+        self.all
+            .retain(|_, kept| !kept.forgotten(now) && !(kept.said.name == said.name && kept.gone(&ended)));
+        let key = (said.name.clone(), said.pid);
+        if self.all.len() >= MOST && !self.all.contains_key(&key) {
+            let silent = self.all.iter().filter(|(_, kept)| kept.silent(now) || kept.gone(&ended));
+            let oldest = silent.min_by_key(|(_, kept)| kept.at).map(|(key, _)| key.clone()).ok_or(TooMany)?;
+            self.all.remove(&oldest);
+        }
+        self.all.insert(key, Kept { said, at: now, known_here });
+        Ok(())
+    }
+
+    fn show(&self, now: Instant, newest: Option<Position>, ended: impl Fn(u32) -> bool) -> Vec<Backend> {
+        let remembered = self.all.values().filter(|kept| !kept.forgotten(now));
+        remembered
+            .map(|kept| {
+                let mut shown = kept.said.clone();
+                let at = Position::asked(shown.instance_id, shown.rev);
+                shown.behind = behind(at, newest);
+                shown.silent = kept.silent(now);
+                if kept.gone(&ended) {
+                    shown.silent = true;
+                    shown.reason = match kept.said.reason.as_str() {
+                        "" => "its process has ended".to_owned(),
+                        reason => format!("its process has ended; before: {reason}"),
+                    };
+                }
+                shown
+            })
+            .collect()
+    }
+}
+
+impl Collector for Backends {
+    /// Made when somebody asks: a backend falls silent without saying so. Names are short words and there are few of
+    /// them at a time, so there are few series.
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut by_name: BTreeMap<String, Vec<Backend>> = BTreeMap::new();
+        for backend in self.list() {
+            by_name.entry(backend.name.clone()).or_default().push(backend);
+        }
+        let mut family = encoder.encode_descriptor(
+            "keelson_endpoints_backends",
+            "Backends that have reported in the last hour, by name and state",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (name, backends) in &by_name {
+            for state in STATES.into_iter().chain(["silent"]) {
+                let is = |backend: &&Backend| state == if backend.silent { "silent" } else { &backend.state };
+                let count = i64::try_from(backends.iter().filter(is).count()).unwrap_or(i64::MAX);
+                let labels = [("name", name.as_str()), ("state", state)];
+                ConstGauge::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let mut family = encoder.encode_descriptor(
+            "keelson_endpoints_backends_behind",
+            "How many revisions the newest is ahead of what is in effect, the most among the backends of a name",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (name, backends) in &by_name {
+            let most = backends.iter().map(|backend| backend.behind).max().unwrap_or_default();
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
+            ConstGauge::new(most).encode(family.encode_family(&[("name", name.as_str())])?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALIVE: fn(u32) -> bool = |_| false;
+    const DEAD: fn(u32) -> bool = |_| true;
+
+    fn said(name: &str, pid: u32) -> Backend {
+        Backend {
+            name: name.into(),
+            pid,
+            state: "synced".into(),
+            instance_id: 7,
+            rev: 3,
+            ..Backend::default()
+        }
+    }
+
+    fn names(backends: &[Backend]) -> Vec<(&str, u32)> {
+        backends.iter().map(|backend| (backend.name.as_str(), backend.pid)).collect()
+    }
+
+    #[test]
+    fn one_that_says_nothing_is_silent_and_then_forgotten() {
+        let start = Instant::now();
+        let mut known = Known::default();
+        known.take(said("nft", 1), false, start, ALIVE).unwrap();
+        for (after, silent) in
+            [(0, Some(false)), (29, Some(false)), (30, Some(true)), (3599, Some(true)), (3600, None)]
+        {
+            let shown = known.show(start + Duration::from_secs(after), None, DEAD);
+            assert_eq!(shown.first().map(|backend| backend.silent), silent, "after {after} s");
+        }
+        // It says something again.
+        known.take(said("nft", 1), false, start + Duration::from_secs(100), ALIVE).unwrap();
+        let shown = known.show(start + Duration::from_secs(120), None, ALIVE);
+        assert_eq!((names(&shown), shown[0].silent), (vec![("nft", 1)], false));
+    }
+
+    #[test]
+    fn how_far_behind_is_counted_within_an_instance_and_is_all_of_it_in_another() {
+        let now = Instant::now();
+        let at = |instance_id, rev| Backend { instance_id, rev, ..said("nft", 1) };
+        let newest = Some(Position { instance_id: 7, rev: 12 });
+        for (what, backend, newest, behind) in [
+            ("at the newest", at(7, 12), newest, 0),
+            ("some behind", at(7, 5), newest, 7),
+            ("ahead, as after a state on disk was lost", at(7, 20), newest, 0),
+            ("of another instance", at(8, 12), newest, 12),
+            ("nothing in effect", at(0, 0), newest, 12),
+            ("before anything is published", at(7, 5), None, 0),
+        ] {
+            let mut known = Known::default();
+            known.take(backend, false, now, ALIVE).unwrap();
+            assert_eq!(known.show(now, newest, ALIVE)[0].behind, behind, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_ended_is_said_to_have_only_where_its_number_is_known() {
+        let now = Instant::now();
+        let mut known = Known::default();
+        known.take(said("here", 5), true, now, ALIVE).unwrap();
+        known.take(said("elsewhere", 5), false, now, ALIVE).unwrap();
+        let failing = Backend { state: "failing".into(), reason: "no nft".into(), ..said("ill", 6) };
+        known.take(failing, true, now, ALIVE).unwrap();
+        let shown = known.show(now, None, DEAD);
+        let told: Vec<_> =
+            shown.iter().map(|one| (one.silent, one.state.as_str(), one.reason.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                (false, "synced", ""),
+                (true, "synced", "its process has ended"),
+                (true, "failing", "its process has ended; before: no nft"),
+            ]
+        );
+        assert!(known.show(now, None, ALIVE).iter().all(|backend| !backend.silent));
+    }
+
+    #[test]
+    fn one_that_was_started_again_replaces_the_one_that_ended() {
+        let now = Instant::now();
+        let mut known = Known::default();
+        for (name, pid, known_here) in [("nft", 1, true), ("nft", 2, false), ("other", 3, true)] {
+            known.take(said(name, pid), known_here, now, ALIVE).unwrap();
+        }
+        known.take(said("nft", 4), true, now, DEAD).unwrap();
+        assert_eq!(names(&known.show(now, None, ALIVE)), [("nft", 2), ("nft", 4), ("other", 3)]);
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_kept_and_silent_ones_make_room() {
+        let start = Instant::now();
+        let later = start + SILENT;
+        let mut known = Known::default();
+        known.take(said("old", 0), false, start, ALIVE).unwrap();
+        for pid in 1..64 {
+            known.take(said("nft", pid), false, later, ALIVE).unwrap();
+        }
+        assert_eq!(known.take(said("nft", 64), false, start, ALIVE), Err(TooMany), "none is silent yet");
+        known.take(said("old", 0), false, start, ALIVE).expect("one that is known is heard");
+        known.take(said("nft", 64), false, later, ALIVE).expect("the silent one makes room");
+        let shown = known.show(later, None, ALIVE);
+        assert_eq!(shown.len(), MOST);
+        assert!(shown.iter().all(|backend| backend.name == "nft"));
+        assert_eq!(known.take(said("nft", 65), false, later, ALIVE), Err(TooMany));
+        known.take(said("nft", 65), false, later + FORGOTTEN, ALIVE).unwrap();
+        assert_eq!(known.all.len(), 1, "the forgotten are not kept");
+    }
+
+    #[test]
+    fn processes_are_looked_for_by_their_number() {
+        assert!(!ended(std::process::id()));
+        assert!(!ended(1), "a process of somebody else is there too");
+        // Beyond what Linux gives out (PID_MAX_LIMIT).
+        assert!(ended(1 << 29));
+        assert!(!ended(0) && !ended(u32::MAX), "these mean groups, and are asked nothing");
+    }
+}

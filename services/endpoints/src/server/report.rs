@@ -1,0 +1,205 @@
+//! `keelson.endpoints.v1.Endpoints/Report`: what a backend says of itself.
+//!
+//! Owns: [`serve`], one unary call, and what a report may hold: it is shown to people, on terminals and in browsers, whoever
+//! sent it. In: HTTP/2 requests. Out: an empty answer, or what is wrong with the report.
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{Request, Response, Uri};
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use keelson_cri::front::grpc;
+use keelson_proto::endpoints::{Backend, ReportAnswer};
+use prost::Message as _;
+use tonic::{Code, Status, body::Body};
+
+use super::{
+    backends::STATES,
+    call::{Shared, message, stopping},
+    connection::Peer,
+};
+
+/// Lengths in bytes.
+const NAME: usize = 32;
+const VERSION: usize = 64;
+const ADDRESS: usize = 256;
+const REASON: usize = 1024;
+
+/// What is wrong with a report.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Wrong {
+    #[error("{name:?} can be no backend's name: it has 1 to {NAME} letters, digits, '-', '_' and '.'")]
+    Name { name: String },
+    #[error("{field} has {length} bytes; it may have {most}")]
+    Long { field: &'static str, length: usize, most: usize },
+    #[error("{field} has a control character; write it on one line")]
+    Control { field: &'static str },
+    #[error("{state:?} is no state; it is one of {}", STATES.join(", "))]
+    State { state: String },
+    #[error("{field} is no address that can be shown: it begins with {right} and holds no user name")]
+    Address { field: &'static str, right: &'static str },
+    #[error("last_sync_unix_ms is {0}; it is milliseconds since 1970, or 0 for never")]
+    Time(i64),
+}
+
+/// Answers one request.
+pub(super) async fn serve<B>(shared: Arc<Shared>, request: Request<B>) -> Response<Body>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
+{
+    match take(shared, request).await {
+        Ok(()) => taken(),
+        Err(status) => status.into_http(),
+    }
+}
+
+async fn take<B>(shared: Arc<Shared>, request: Request<B>) -> Result<(), Status>
+where
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
+{
+    let (mut head, body) = request.into_parts();
+    let peer = head.extensions.remove::<Arc<Peer>>().unwrap_or_default();
+    let said = Backend::decode(message(body).await?)
+        .map_err(|error| Status::invalid_argument(format!("the report is no message Backend: {error}")))?;
+    check(&said).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
+    if shared.stop.is_cancelled() {
+        return Err(stopping());
+    }
+    tracing::debug!(
+        name = said.name,
+        pid = said.pid,
+        state = said.state,
+        peer = peer.name,
+        "a backend reported"
+    );
+    shared.backends.take(said, peer.pid).map_err(|error| Status::resource_exhausted(error.to_string()))
+}
+
+fn taken() -> Response<Body> {
+    let answer = Frame::data(grpc::frame(&ReportAnswer {}.encode_to_vec()));
+    let end = Frame::trailers(grpc::status(Code::Ok, "", &[]));
+    let frames = stream::iter([answer, end].map(Ok::<_, Infallible>));
+    grpc::response_headers().map(|()| Body::new(StreamBody::new(frames.boxed())))
+}
+
+fn check(said: &Backend) -> Result<(), Wrong> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if !(1..=NAME).contains(&said.name.len()) || !said.name.bytes().all(fits) {
+        return Err(Wrong::Name { name: short(&said.name) });
+    }
+    for (field, text, most) in [
+        ("version", &said.version, VERSION),
+        ("debug", &said.debug, ADDRESS),
+        ("http", &said.http, ADDRESS),
+        ("reason", &said.reason, REASON),
+    ] {
+        if text.len() > most {
+            return Err(Wrong::Long { field, length: text.len(), most });
+        }
+        if text.chars().any(char::is_control) {
+            return Err(Wrong::Control { field });
+        }
+    }
+    if !STATES.contains(&said.state.as_str()) {
+        return Err(Wrong::State { state: short(&said.state) });
+    }
+    if !said.debug.is_empty() && !is_socket(&said.debug) {
+        return Err(Wrong::Address { field: "debug", right: "unix:/// or tcp://" });
+    }
+    if !said.http.is_empty() && !is_page(&said.http) {
+        return Err(Wrong::Address { field: "http", right: "http:// or https://" });
+    }
+    match said.last_sync_unix_ms {
+        time if time < 0 => Err(Wrong::Time(time)),
+        _ => Ok(()),
+    }
+}
+
+/// What was said instead of a word may also be very long.
+fn short(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+fn is_socket(text: &str) -> bool {
+    let tcp = |address: &str| !address.is_empty() && !address.contains('@');
+    text.strip_prefix("unix://").is_some_and(|path| path.starts_with('/'))
+        || text.strip_prefix("tcp://").is_some_and(tcp)
+}
+
+/// It becomes a link.
+fn is_page(text: &str) -> bool {
+    let Ok(uri) = text.parse::<Uri>() else { return false };
+    matches!(uri.scheme_str(), Some("http" | "https"))
+        && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Backend {
+        Backend {
+            name: "nft".into(),
+            pid: 7,
+            version: "0.1.0".into(),
+            debug: "unix:///run/keelson/proxy.sock".into(),
+            http: "http://127.0.0.1:9441/".into(),
+            state: "synced".into(),
+            ..Backend::default()
+        }
+    }
+
+    #[test]
+    fn what_a_backend_may_say() {
+        let least = Backend { name: "x".into(), state: "waiting".into(), ..Backend::default() };
+        let most = Backend {
+            name: "n".repeat(NAME),
+            version: "v".repeat(VERSION),
+            debug: "tcp://127.0.0.1:1".into(),
+            http: "https://[::1]:9441/x?y#z".into(),
+            state: "failing".into(),
+            reason: "\u{e9}".repeat(REASON / 2),
+            last_sync_unix_ms: i64::MAX,
+            ..good()
+        };
+        for said in [good(), least, most] {
+            assert_eq!(check(&said), Ok(()), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_and_with_which_words() {
+        type Change = fn(&mut Backend);
+        let cases: [(Change, &str); 18] = [
+            (|it| it.name.clear(), "can be no backend's name"),
+            (|it| it.name = "a b".into(), "can be no backend's name"),
+            (|it| it.name = "<b>".into(), "can be no backend's name"),
+            (|it| it.name = "n".repeat(33), "1 to 32 letters"),
+            (|it| it.version = "v".repeat(65), "version has 65 bytes; it may have 64"),
+            (|it| it.version = "1\n2".into(), "version has a control character"),
+            (|it| it.reason = "x".repeat(1025), "reason has 1025 bytes"),
+            (|it| it.reason = "\u{1b}[2J".into(), "reason has a control character"),
+            (|it| it.debug = "\u{7f}".into(), "debug has a control character"),
+            (|it| it.state.clear(), "\"\" is no state; it is one of waiting, synced, failing"),
+            (|it| it.state = "well".into(), "\"well\" is no state"),
+            (|it| it.debug = "/run/x.sock".into(), "debug is no address"),
+            (|it| it.debug = "tcp://joe:hunter2@h:1".into(), "debug is no address"),
+            (|it| it.http = "javascript:alert(1)".into(), "http is no address"),
+            (|it| it.http = "http://joe:hunter2@h/".into(), "holds no user name"),
+            (|it| it.http = "/page".into(), "begins with http:// or https://"),
+            (|it| it.http = format!("http://h/{}", "x".repeat(256)), "http has 265 bytes"),
+            (|it| it.last_sync_unix_ms = -1, "last_sync_unix_ms is -1"),
+        ];
+        for (change, words) in cases {
+            let mut said = good();
+            change(&mut said);
+            let wrong = check(&said).expect_err(words).to_string();
+            assert!(wrong.contains(words) && !wrong.contains("hunter2"), "{wrong}");
+            assert!(wrong.len() < 250 && !wrong.contains(char::is_control), "{wrong}");
+        }
+    }
+}

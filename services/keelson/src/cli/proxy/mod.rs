@@ -1,0 +1,216 @@
+//! `keelson proxy state | explain | print`: looking into a running proxy.
+//!
+//! In: the debug API on the proxy's unix socket; for `state`, also the agent's. Out: how the proxy fares, the way of
+//! a packet, or the ruleset, as text or JSON. `keelson proxy` itself runs one.
+
+mod explanation;
+mod state;
+
+use std::{io, process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use keelson_config::SocketSpec;
+use keelson_proto::{
+    endpoints::{self, inspection_client::InspectionClient},
+    proxy::{self as pb, proxy_client::ProxyClient},
+};
+use keelson_proxy::inspect::{Question, Sender, Target};
+use tonic::{Status, transport::Channel};
+
+use super::{
+    Output,
+    client::{self, Peer, Refused},
+    exit_with,
+    output::{complain, json, print, write},
+};
+use crate::settings::SettingsArgs;
+
+/// The most that an answer may hold: sentences on conflicts may be many.
+const MAX_MESSAGE: usize = 64 * 1024 * 1024;
+/// What the agent says of its revision is worth no longer wait.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What one wants to know of a running proxy.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProxyLook {
+    /// Show how a running proxy fares; exit code 1 if anything is wrong.
+    State(StateArgs),
+    /// Show the way that a packet to an address and port takes through the rules, and why.
+    Explain(ExplainArgs),
+    /// Print the ruleset of a running proxy, as text for `nft -f`.
+    Print(PrintArgs),
+}
+
+/// Which proxy is asked.
+#[derive(Debug, Clone, Args)]
+struct SocketArgs {
+    /// The debug socket of the proxy [default: proxy.listen of the settings, as a rule
+    /// unix:///run/keelson/proxy.sock].
+    #[arg(long, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
+    socket: Option<SocketSpec>,
+}
+
+/// Shows how a proxy fares.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson proxy state\n  \
+    keelson proxy state -o json | jq '.families[] | {family, state, reason}'\n\n\
+    What is wrong comes first. The exit code is 1 if anything is, or if no proxy answers.")]
+pub(crate) struct StateArgs {
+    /// How to write it.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+/// Shows the way of a packet.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson proxy explain 10.96.0.10:80                      the first packet of a connection: from a pod, the node, outside\n  \
+    keelson proxy explain '[fd00:96::a]:53/UDP' --from pod\n  \
+    keelson proxy explain 192.0.2.10:30080 --from 198.51.100.7\n\n\
+    It is told from the rules that the proxy has in the kernel; other tables of the node are not looked at.")]
+pub(crate) struct ExplainArgs {
+    /// To where: an address (names are not looked up), a port, and a protocol if it is not TCP.
+    #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]")]
+    target: Target,
+    /// Who sends: an address, pod, node or outside [default: each of the three].
+    #[arg(long, value_name = "WHO")]
+    from: Option<Sender>,
+    /// How to write it.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+/// Prints the ruleset.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson proxy print > keelson.nft\n  \
+    keelson proxy print | grep 10.96.0.10\n\n\
+    It is what the proxy wants the kernel to have. `nft list table ip keelson` shows what the kernel has.")]
+pub(crate) struct PrintArgs {
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+/// Runs `keelson proxy state | explain | print`. The settings say where the sockets are.
+///
+/// # Errors
+/// The proxy cannot be reached, or refuses.
+pub(crate) async fn run_proxy_look(look: ProxyLook, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
+    exit_with(match look {
+        ProxyLook::State(args) => state(args, settings).await,
+        ProxyLook::Explain(args) => explain(args, settings).await,
+        ProxyLook::Print(args) => print_ruleset(args, settings).await,
+    })
+}
+
+async fn open(args: &SocketArgs, settings: &SettingsArgs) -> anyhow::Result<ProxyClient<Channel>> {
+    let socket = match &args.socket {
+        Some(socket) => socket.clone(),
+        None => {
+            let loaded = settings
+                .load()
+                .context("the settings do not say where the proxy's debug socket is; name it with --socket")?;
+            loaded.settings.proxy.listen.clone()
+        }
+    };
+    let channel = client::channel(Peer::Proxy, &socket).await?;
+    Ok(ProxyClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+}
+
+fn refused(status: Status) -> Refused {
+    Refused::by(Peer::Proxy, status)
+}
+
+async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
+    let mut client = open(&args.socket, settings).await?;
+    let state = client.get_state(client::request(pb::GetStateRequest {})).await.map_err(refused)?.into_inner();
+    let now = super::pulls::now_unix_ms();
+    let text = match args.output {
+        Output::Json => json(&state)?,
+        Output::Table => {
+            let newest = tokio::time::timeout(AGENT_TIMEOUT, newest(settings)).await.unwrap_or(None);
+            state::describe(&state, newest.as_ref(), now)
+        }
+    };
+    print(&text)?;
+    Ok(if state::wrong(&state, now).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the agent serves now, if the settings lead to one that says so.
+async fn newest(settings: &SettingsArgs) -> Option<endpoints::State> {
+    let socket = settings.load().ok()?.settings.debug.listen.clone();
+    let mut client = InspectionClient::new(client::channel(Peer::Agent, &socket).await.ok()?);
+    let request = endpoints::GetStateRequest { namespace: String::new(), max_services: 0 };
+    Some(client.get_state(client::request(request)).await.ok()?.into_inner())
+}
+
+async fn explain(args: ExplainArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
+    let question = match Question::new(args.target, args.from.unwrap_or(Sender::Any)) {
+        Ok(question) => question,
+        Err(wrong) => {
+            complain(&format!("keelson: {wrong}"));
+            return Ok(ExitCode::from(2));
+        }
+    };
+    let mut client = open(&args.socket, settings).await?;
+    let answer = client.explain(client::request(pb::ExplainRequest::from(question))).await;
+    let explanation = answer.map_err(refused)?.into_inner();
+    let text = match args.output {
+        Output::Json => json(&explanation)?,
+        Output::Table => explanation::describe(&explanation),
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Written as it comes: it may be hundreds of megabytes.
+async fn print_ruleset(args: PrintArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
+    let mut client = open(&args.socket, settings).await?;
+    // No time limit: whoever reads may be slow.
+    let mut texts = client.print(pb::PrintRequest {}).await.map_err(refused)?.into_inner();
+    let mut lines = Lines::default();
+    while let Some(text) = texts.message().await.map_err(refused).context("the ruleset was cut off")? {
+        if !lines.write(&text.text)? {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    lines.end()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Text that comes in pieces, written by whole lines: a line that was cut off is not shown as one.
+#[derive(Debug, Default)]
+struct Lines {
+    rest: String,
+}
+
+impl Lines {
+    /// False: the reader left.
+    fn write(&mut self, text: &str) -> io::Result<bool> {
+        self.rest.push_str(text);
+        let Some(end) = self.rest.rfind('\n') else { return Ok(true) };
+        let rest = self.rest.split_off(end + 1);
+        written(write(&std::mem::replace(&mut self.rest, rest)))
+    }
+
+    fn end(self) -> io::Result<bool> {
+        if self.rest.is_empty() { Ok(true) } else { written(write(&self.rest)) }
+    }
+}
+
+fn written(result: io::Result<()>) -> io::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! How a proxy fares, in words.
+//!
+//! In: its state, and if known what the agent serves. Out: first what is wrong, then facts, families, health checks and the
+//! last events: one screen.
+
+use keelson_proto::{endpoints, proxy as pb};
+
+use crate::cli::{
+    format::{clean, count, micros, one_line, since_ms},
+    table::Table,
+};
+
+/// Sentences on conflicts and strangers that are shown; the document has all.
+const NOTES: usize = 10;
+/// Events that are shown; the document has all that are kept.
+const EVENTS: usize = 5;
+/// Changes that wait longer for the kernel are said to, in milliseconds.
+const LATE_MS: i64 = 5_000;
+
+/// Everything there is to say, for people.
+pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> String {
+    let mut text = String::new();
+    for line in wrong(state, now) {
+        text.push_str(&format!("{line}\n"));
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    for line in facts(state, newest, now) {
+        text.push_str(&format!("{line}\n"));
+    }
+    if !state.families.is_empty() {
+        text.push_str(&format!("\n{}", families(&state.families, now)));
+    }
+    text.push_str(&notes(&state.families));
+    if !state.health_checks.is_empty() {
+        text.push_str(&format!("\n{}", health_checks(&state.health_checks)));
+    }
+    if !state.events.is_empty() {
+        text.push_str("\nLast events:\n");
+        for event in state.events.iter().take(EVENTS) {
+            text.push_str(&format!("  {} ago: {}\n", since_ms(event.at_unix_ms, now), one_line(&event.text)));
+        }
+    }
+    text
+}
+
+/// A line for each thing that is not as it should be; none: all is well.
+pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
+    let mut lines = Vec::new();
+    if state.link != "following" {
+        let link = clean(&state.link).to_uppercase();
+        lines.push(format!("{link}: the agent at {}{}", clean(&state.target), because(&state.link_reason)));
+    }
+    if state.stale {
+        lines.push(format!("STALE: what the agent knows is old{}", because(&state.stale_reason)));
+    }
+    for family in &state.families {
+        let name = clean(&family.family);
+        let late = family.pending_since_unix_ms > 0 && now.saturating_sub(family.pending_since_unix_ms) > LATE_MS;
+        let waiting =
+            if late { format!("; changes wait for {}", since_ms(family.pending_since_unix_ms, now)) } else { String::new() };
+        if family.state != "synced" {
+            lines.push(format!("{name}: {}{}{waiting}", clean(&family.state).to_uppercase(), because(&family.reason)));
+        } else if late {
+            lines.push(format!("{name}: LATE{}{waiting}", because(&family.reason)));
+        }
+    }
+    for check in state.health_checks.iter().filter(|check| !check.reason.is_empty()) {
+        lines.push(format!(
+            "health check of {}/{}: it does not listen on port {}{}",
+            clean(&check.namespace),
+            clean(&check.name),
+            check.port,
+            because(&check.reason)
+        ));
+    }
+    if !state.healthy {
+        lines.push("NOT HEALTHY: /healthz and /livez of the proxy fail".into());
+    }
+    lines
+}
+
+fn because(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {}", one_line(reason)) }
+}
+
+fn facts(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> Vec<String> {
+    let up = match state.started_unix_ms {
+        0 => String::new(),
+        started => format!(", up {}", since_ms(started, now)),
+    };
+    let health = match (state.healthy, state.node_eligible) {
+        (true, true) => "healthy, load balancers may use this node",
+        (true, false) => "healthy, load balancers must not use this node",
+        (false, true) => "not healthy",
+        (false, false) => "not healthy, load balancers must not use this node",
+    };
+    let lines = [
+        ("Backend:  ", format!("{}, version {}, pid {}{up}", clean(&state.backend), clean(&state.version), state.pid)),
+        ("Agent:    ", format!("{}, {}", clean(&state.link), clean(&state.target))),
+        ("Revision: ", revision(state, newest)),
+        ("Health:   ", health.into()),
+        ("Settings: ", state.settings.iter().map(|setting| one_line(setting)).collect::<Vec<_>>().join(", ")),
+    ];
+    lines
+        .into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| format!("{name}{value}"))
+        .collect()
+}
+
+/// What the kernel has, against what the agent serves.
+fn revision(state: &pb::State, newest: Option<&endpoints::State>) -> String {
+    if state.rev == 0 {
+        return "nothing is in the kernel yet".into();
+    }
+    let against = match newest {
+        None => String::new(),
+        Some(newest) if newest.instance_id != state.instance_id => {
+            format!(", of another instance than the agent's {} (revision {})", clean(&newest.instance_id), newest.rev)
+        }
+        Some(newest) => match newest.rev.checked_sub(state.rev) {
+            Some(behind @ 1..) => format!(", {behind} behind the agent's"),
+            // The agent may have been asked before the proxy got its newest.
+            _ => ", the agent's newest".into(),
+        },
+    };
+    format!("{}{against}, instance {}", state.rev, clean(&state.instance_id))
+}
+
+fn families(families: &[pb::FamilyState], now: i64) -> String {
+    let mut table = Table::new(&[
+        "FAMILY", "STATE", "SERVICES", "PORTS", "ENDPOINTS", "CHAINS", "ELEMENTS", "LAST SYNC", "TOOK", "CHANGED", "SYNCS",
+        "FULL", "FAILED", "MENDED",
+    ]);
+    for family in families {
+        let synced = family.last_sync_unix_ms > 0;
+        let shown = |value: String| if synced { value } else { String::new() };
+        table.row([
+            clean(&family.family),
+            clean(&family.state),
+            family.services.to_string(),
+            family.service_ports.to_string(),
+            family.endpoints.to_string(),
+            family.chains.to_string(),
+            family.elements.values().sum::<u64>().to_string(),
+            shown(format!("{} ago", since_ms(family.last_sync_unix_ms, now))),
+            shown(micros(family.last_sync_us)),
+            shown(format!("+{} -{}", family.last_added, family.last_deleted)),
+            family.syncs.to_string(),
+            family.full_syncs.to_string(),
+            family.failures.to_string(),
+            family.mended.to_string(),
+        ]);
+    }
+    table.text()
+}
+
+/// What else programs Services here, and how claims were settled: worth knowing, and nothing that is wrong with the proxy.
+fn notes(families: &[pb::FamilyState]) -> String {
+    let all: Vec<String> = families
+        .iter()
+        .flat_map(|family| {
+            let notes = family.strangers.iter().chain(&family.conflicts);
+            notes.map(|note| format!("{}: {}", clean(&family.family), one_line(note)))
+        })
+        .collect();
+    let mut text = if all.is_empty() { String::new() } else { "\n".to_owned() };
+    for note in all.iter().take(NOTES) {
+        text.push_str(&format!("{note}\n"));
+    }
+    if let Some(more @ 1..) = all.len().checked_sub(NOTES) {
+        text.push_str(&format!("and {more} more; -o json has all\n"));
+    }
+    text
+}
+
+fn health_checks(checks: &[pb::HealthCheck]) -> String {
+    let mut table = Table::new(&["HEALTH CHECK", "PORT", "LOCAL", "LISTENS"]);
+    for check in checks {
+        table.row([
+            format!("{}/{}", clean(&check.namespace), clean(&check.name)),
+            check.port.to_string(),
+            count(check.local_endpoints.into(), "endpoint"),
+            check.listening.iter().map(|address| clean(address)).collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table.text()
+}

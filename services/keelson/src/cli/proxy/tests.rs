@@ -1,0 +1,232 @@
+//! Command lines, and what is shown.
+
+use clap::Parser;
+use keelson_proto::{endpoints, proxy as pb};
+
+use super::{ProxyLook, explanation, state};
+
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(subcommand)]
+    look: ProxyLook,
+}
+
+fn parsed(words: &[&str]) -> Result<ProxyLook, clap::Error> {
+    Line::try_parse_from(["proxy"].iter().chain(words)).map(|line| line.look)
+}
+
+#[test]
+fn command_lines() {
+    assert!(matches!(parsed(&["state", "-o", "json", "--socket", "unix:///x"]), Ok(ProxyLook::State(_))));
+    assert!(matches!(parsed(&["print"]), Ok(ProxyLook::Print(_))));
+    for (target, read) in [("10.96.0.10:80", "10.96.0.10:80/TCP"), ("[fd00:96::a]:53/udp", "[fd00:96::a]:53/UDP")] {
+        let Ok(ProxyLook::Explain(args)) = parsed(&["explain", target, "--from", "pod"]) else { panic!("{target}") };
+        assert_eq!(args.target.to_string(), read);
+        assert_eq!(args.from.map(|from| from.to_string()).as_deref(), Some("pod"));
+    }
+    for wrong in [
+        &["explain"][..],
+        &["explain", "web:80"],
+        &["explain", "10.96.0.10"],
+        &["explain", "10.96.0.10:0"],
+        &["explain", "10.96.0.10:80/ICMP"],
+        &["explain", "10.96.0.10:80", "--from", "me"],
+        &["print", "-o", "json"],
+        &["state", "--socket", "tcp://x"],
+        &["look"],
+    ] {
+        assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
+    }
+    let says = parsed(&["explain", "web:80"]).unwrap_err().to_string();
+    assert!(says.contains("names are not looked up"), "{says}");
+}
+
+fn family(name: &str) -> pb::FamilyState {
+    pb::FamilyState {
+        family: name.into(),
+        state: "synced".into(),
+        services: 2,
+        service_ports: 3,
+        endpoints: 7,
+        chains: 17,
+        elements: [("slots".to_owned(), 7), ("cluster-ip-ports".to_owned(), 3)].into(),
+        syncs: 12,
+        full_syncs: 1,
+        last_sync_unix_ms: 51_000,
+        last_sync_us: 1_920,
+        last_added: 2,
+        last_deleted: 1,
+        ..Default::default()
+    }
+}
+
+fn well() -> pb::State {
+    pb::State {
+        backend: "nft".into(),
+        version: "1.2.3".into(),
+        pid: 12,
+        started_unix_ms: 1_000,
+        target: "unix:///run/keelson/endpoints.sock".into(),
+        link: "following".into(),
+        instance_id: "17293822569102704640".into(),
+        rev: 41,
+        families: vec![family("IPv4")],
+        settings: vec!["nodeport-addresses: primary".into(), "masquerade-bit: 14".into()],
+        events: vec![pb::Event { at_unix_ms: 51_000, text: "IPv4: the table was\nmended".into() }],
+        node_eligible: true,
+        healthy: true,
+        ..Default::default()
+    }
+}
+
+const FACTS: &str = "\
+Backend:  nft, version 1.2.3, pid 12, up 1m00s
+Agent:    following, unix:///run/keelson/endpoints.sock
+Revision: 41, instance 17293822569102704640
+Health:   healthy, load balancers may use this node
+Settings: nodeport-addresses: primary, masquerade-bit: 14
+";
+
+#[test]
+fn a_proxy_that_is_well() {
+    let expected = format!(
+        "{FACTS}
+FAMILY  STATE   SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  MENDED
+IPv4    synced  2         3      7          17      10        10s ago    1.9ms  +2 -1    12     1     0       0
+
+Last events:
+  10s ago: IPv4: the table was mended
+"
+    );
+    assert_eq!(state::describe(&well(), None, 61_000), expected);
+    assert_eq!(state::wrong(&well(), 61_000), Vec::<String>::new());
+}
+
+#[test]
+fn the_revision_against_the_agents() {
+    let newest = |instance: &str, rev| endpoints::State { instance_id: instance.into(), rev, ..Default::default() };
+    let mine = "17293822569102704640";
+    for (newest, says) in [
+        (newest(mine, 41), "\nRevision: 41, the agent's newest, instance 1"),
+        (newest(mine, 44), "\nRevision: 41, 3 behind the agent's, instance 1"),
+        (newest(mine, 40), "\nRevision: 41, the agent's newest, instance 1"),
+        (newest("7", 1), "\nRevision: 41, of another instance than the agent's 7 (revision 1), instance 1"),
+    ] {
+        let text = state::describe(&well(), Some(&newest), 61_000);
+        assert!(text.contains(says), "{text}");
+    }
+    let none = pb::State { rev: 0, ..well() };
+    assert!(state::describe(&none, None, 61_000).contains("\nRevision: nothing is in the kernel yet\n"));
+}
+
+#[test]
+fn what_is_wrong_comes_first() {
+    let failing = pb::FamilyState {
+        state: "failing".into(),
+        reason: "no space\nleft".into(),
+        last_sync_unix_ms: 0,
+        pending_since_unix_ms: 1_000,
+        strangers: vec!["the table ip6 kube-proxy is there: keelson's rules come first".into()],
+        conflicts: vec!["10.0.0.1:80/TCP is claimed by a/x and b/y; a/x has it".into()],
+        ..family("IPv6")
+    };
+    let late = pb::FamilyState { pending_since_unix_ms: 51_000, ..family("IPv4") };
+    let check = |reason: &str, listening: &[&str]| pb::HealthCheck {
+        namespace: "shop".into(),
+        name: "web".into(),
+        port: 32_000,
+        local_endpoints: 1,
+        listening: listening.iter().map(ToString::to_string).collect(),
+        reason: reason.into(),
+    };
+    let bad = pb::State {
+        link: "failing".into(),
+        link_reason: "connection refused".into(),
+        stale: true,
+        stale_reason: "services: forbidden".into(),
+        families: vec![late, failing],
+        health_checks: vec![check("", &["192.0.2.1:32000"]), check("address in use", &[])],
+        healthy: false,
+        node_eligible: false,
+        events: Vec::new(),
+        settings: Vec::new(),
+        ..well()
+    };
+    let expected = "\
+FAILING: the agent at unix:///run/keelson/endpoints.sock: connection refused
+STALE: what the agent knows is old: services: forbidden
+IPv4: LATE; changes wait for 10s
+IPv6: FAILING: no space left; changes wait for 1m00s
+health check of shop/web: it does not listen on port 32000: address in use
+NOT HEALTHY: /healthz and /livez of the proxy fail
+
+Backend:  nft, version 1.2.3, pid 12, up 1m00s
+Agent:    failing, unix:///run/keelson/endpoints.sock
+Revision: 41, instance 17293822569102704640
+Health:   not healthy, load balancers must not use this node
+
+FAMILY  STATE    SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  MENDED
+IPv4    synced   2         3      7          17      10        10s ago    1.9ms  +2 -1    12     1     0       0
+IPv6    failing  2         3      7          17      10        -          -      -        12     1     0       0
+
+IPv6: the table ip6 kube-proxy is there: keelson's rules come first
+IPv6: 10.0.0.1:80/TCP is claimed by a/x and b/y; a/x has it
+
+HEALTH CHECK  PORT   LOCAL       LISTENS
+shop/web      32000  1 endpoint  192.0.2.1:32000
+shop/web      32000  1 endpoint  -
+";
+    assert_eq!(state::describe(&bad, None, 61_000), expected);
+    let many = pb::FamilyState { conflicts: vec!["x".into(); 13], ..family("IPv4") };
+    let text = state::describe(&pb::State { families: vec![many], ..well() }, None, 61_000);
+    assert!(text.contains("IPv4: x\nand 3 more; -o json has all\n"), "{text}");
+}
+
+#[test]
+fn a_proxy_that_has_just_started_is_not_well_yet() {
+    let starting = pb::State {
+        link: "connecting".into(),
+        rev: 0,
+        families: vec![pb::FamilyState { family: "IPv4".into(), state: "waiting".into(), ..Default::default() }],
+        ..well()
+    };
+    assert_eq!(
+        state::wrong(&starting, 61_000),
+        ["CONNECTING: the agent at unix:///run/keelson/endpoints.sock", "IPv4: WAITING"]
+    );
+}
+
+#[test]
+fn the_way_of_a_packet() {
+    let way = |from: &str, verdict: &str, masqueraded, endpoints: usize| pb::Way {
+        from: from.into(),
+        verdict: verdict.into(),
+        masqueraded,
+        endpoints: (0..endpoints).map(|n| format!("10.244.0.{n}:8080")).collect(),
+        steps: vec!["services: a\x1b[2J".into(), "internal:\nb".into()],
+    };
+    let explained = pb::Explanation {
+        frontend: "10.96.0.10:80/TCP is the cluster IP of default/web".into(),
+        service_port: "default/web".into(),
+        ways: vec![way("a pod", "forwarded", false, 2), way("outside", "forwarded", true, 12), way("x", "dropped", false, 0)],
+    };
+    let expected = "\
+10.96.0.10:80/TCP is the cluster IP of default/web
+
+From a pod: FORWARDED
+  to 10.244.0.0:8080, 10.244.0.1:8080
+   1. services: a\u{fffd}[2J
+   2. internal: b
+
+From outside: FORWARDED, masqueraded
+  to 10.244.0.0:8080, 10.244.0.1:8080, 10.244.0.2:8080, 10.244.0.3:8080, 10.244.0.4:8080, 10.244.0.5:8080, 10.244.0.6:8080, \
+10.244.0.7:8080, 10.244.0.8:8080, 10.244.0.9:8080 and 2 more
+   1. services: a\u{fffd}[2J
+   2. internal: b
+
+From x: DROPPED
+   1. services: a\u{fffd}[2J
+   2. internal: b
+";
+    assert_eq!(explanation::describe(&explained), expected);
+}

@@ -1,0 +1,275 @@
+//! `keelson proxy`: runs a backend, or looks into a running one.
+//!
+//! Owns: its arguments, what the settings mean for it, and the order of starting and ending. In: settings and signals. Out:
+//! rules in the kernel, which stay when it ends; exit codes as of every command.
+
+use std::{process::ExitCode, sync::Arc};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use keelson_client::{Client, Options as Follow, Target};
+use keelson_config::{DetectLocalMode, Format, NodePortAddresses, ProxyBackend, Settings};
+use keelson_cri::listen::Bound;
+use keelson_proxy::{
+    addresses,
+    nft::kernel::{Netlink, Tables},
+    once::{Offline, cleanup},
+    options::{DetectLocal, Options},
+    run::{Doors, run as run_backend},
+};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    agent::{logs, panics, systemd},
+    cli::{self, ProxyLook},
+    settings::SettingsArgs,
+};
+
+/// `keelson proxy`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(after_help = "Examples:\n  \
+    keelson proxy --backend nft                       make Services work on this node\n  \
+    keelson proxy --backend nft --dry-run             say what that would change\n  \
+    keelson proxy --backend nft --print | nft -c -f - check the rules it would make\n  \
+    keelson proxy state                               how a running one fares\n  \
+    keelson proxy explain 10.96.0.10:80               the way of a packet, in words\n  \
+    keelson proxy cleanup                             remove every rule it ever made")]
+pub(crate) struct ProxyArgs {
+    #[command(subcommand)]
+    command: Option<ProxyCommand>,
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum ProxyCommand {
+    #[command(flatten)]
+    Look(ProxyLook),
+    /// Remove every rule that a proxy of Keelson made on this node. Services stop working until something makes them again.
+    Cleanup {
+        /// Also remove the tables that a kube-proxy in its mode nftables left.
+        #[arg(long)]
+        kube_proxy: bool,
+    },
+}
+
+/// Flags of a backend; each is short for a setting.
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// What makes the Services work [default: proxy.backend].
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Where the agent serves the Endpoints API [default: proxy.target].
+    #[arg(long, value_name = "TARGET")]
+    target: Option<String>,
+    /// At which addresses node ports answer: networks with commas between them, or primary [default:
+    /// proxy.nodeport_addresses].
+    #[arg(long, value_name = "CIDR,...")]
+    nodeport_addresses: Option<String>,
+    /// The networks of the cluster's pods, at most one a family [default: proxy.cluster_cidr].
+    #[arg(long, value_name = "CIDR,...")]
+    cluster_cidr: Option<String>,
+    /// Print the whole ruleset as text for `nft -f`, and end. Nothing is changed.
+    #[arg(long)]
+    print: bool,
+    /// Say what would be changed, a line each, and end. Nothing is changed.
+    #[arg(long, conflicts_with = "print")]
+    dry_run: bool,
+}
+
+impl RunArgs {
+    fn into_settings(self, mut settings: SettingsArgs) -> SettingsArgs {
+        for (key, value) in [
+            ("backend", self.backend),
+            ("target", self.target),
+            ("nodeport_addresses", self.nodeport_addresses),
+            ("cluster_cidr", self.cluster_cidr),
+        ] {
+            settings.sets.extend(value.map(|value| format!("proxy.{key}={value}")));
+        }
+        settings
+    }
+}
+
+/// Runs `keelson proxy`.
+///
+/// # Errors
+/// It cannot start or go on; the running one cannot be asked.
+pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match args.command {
+        Some(ProxyCommand::Look(look)) => runtime.block_on(cli::run_proxy_look(look, &args.settings)),
+        Some(ProxyCommand::Cleanup { kube_proxy }) => clean_up(kube_proxy),
+        None => {
+            let (print, dry_run) = (args.run.print, args.run.dry_run);
+            let loaded = match args.run.into_settings(args.settings).load_or_complain() {
+                Ok(loaded) => loaded,
+                Err(code) => return Ok(code),
+            };
+            match (print, dry_run) {
+                (false, false) => {
+                    logs::start(&loaded.settings.agent)?;
+                    panics::end_the_process();
+                    let settings = keelson_config::render_show(&loaded, Format::Json);
+                    runtime.block_on(program(loaded.settings, &settings))
+                }
+                (print, _) => runtime.block_on(once(&loaded.settings, print)),
+            }
+        }
+    }
+}
+
+fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
+    let removed = cleanup(&mut Netlink::open()?, kube_proxy)?;
+    for table in &removed {
+        cli::print(&format!("removed table {table}"))?;
+    }
+    if removed.is_empty() {
+        cli::print("there was nothing to remove")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The state that is newest now, and what it would make of the kernel.
+async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
+    let target = target(settings)?;
+    cli::complain(&format!("keelson: asking {target} for its state"));
+    let mut client = Client::new(Follow { target, ..Follow::default() });
+    client.cancel_on_signals()?;
+    client.on_trouble(|trouble| cli::complain(&format!("keelson: waiting for the agent: {}", trouble.error)));
+    let Some(state) = client.next().await else { return Ok(ExitCode::FAILURE) };
+    let tables = match (Netlink::open(), print) {
+        (Ok(netlink), _) => Some(Box::new(netlink) as Box<dyn Tables>),
+        (Err(_), true) => None,
+        (Err(error), false) => return Err(error.into()),
+    };
+    let options = options(settings)?;
+    let offline = match Offline::new(tables, options.clone(), &state) {
+        // Who may not read the tables can still be told what they would be.
+        Err(keelson_proxy::once::OnceError::Kernel(_)) if print => Offline::new(None, options, &state),
+        other => other,
+    };
+    let mut offline = offline?;
+    if print {
+        let mut text = String::new();
+        offline.print(&mut text).context("the ruleset cannot be written")?;
+        cli::print(text.trim_end())?;
+    } else {
+        let lines = offline.changes()?;
+        match lines.is_empty() {
+            true => cli::print("nothing would be changed")?,
+            false => cli::print(&lines.join("\n"))?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCode> {
+    let ProxyBackend::Nft = settings.proxy.backend;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), backend = "nft", "keelson proxy starts");
+    let stop = CancellationToken::new();
+    end_on_signals(stop.clone())?;
+    let proxy = &settings.proxy;
+    let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
+    let http = match proxy.http {
+        Some(address) => Some(
+            TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} (proxy.http)"))?,
+        ),
+        None => None,
+    };
+    let target = target(&settings)?;
+    let doors = Doors {
+        target: target.clone(),
+        healthz: proxy.healthz_bind_address,
+        metrics: proxy.metrics_bind_address,
+        debug,
+        debug_name: proxy.listen.to_string(),
+        http,
+        settings: serde_json::from_str(shown).unwrap_or_default(),
+        settings_in_words: in_words(&settings),
+    };
+    let tables = Netlink::open().context("the kernel's nftables cannot be reached")?;
+    let ready = || systemd::proxy_ready(&target.to_string());
+    run_backend(Box::new(tables), options(&settings)?, doors, stop, ready).await?;
+    tracing::info!("keelson proxy ends; the rules stay");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+    });
+    Ok(())
+}
+
+fn target(settings: &Settings) -> anyhow::Result<Target> {
+    let spec = settings
+        .proxy_target()
+        .context("nothing says where the agent serves the Endpoints API: set proxy.target, or endpoints.listen")?;
+    Ok(spec.to_string().parse()?)
+}
+
+fn options(settings: &Settings) -> anyhow::Result<Options> {
+    let proxy = &settings.proxy;
+    Ok(Options {
+        bind_address: proxy.bind_address.clone(),
+        detect_local: match proxy.detect_local_mode {
+            DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidr(proxy.cluster_cidr.clone()),
+            DetectLocalMode::NodeCidr => DetectLocal::NodeCidr,
+            DetectLocalMode::BridgeInterface => DetectLocal::BridgeInterface(proxy.bridge_interface.clone()),
+            DetectLocalMode::InterfaceNamePrefix => {
+                DetectLocal::InterfaceNamePrefix(proxy.interface_name_prefix.clone())
+            }
+        },
+        masquerade_all: proxy.masquerade_all,
+        masquerade_bit: proxy.masquerade_bit,
+        node_port_addresses: match &proxy.nodeport_addresses {
+            NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
+            NodePortAddresses::Networks(networks) => addresses::NodePortAddresses::Cidrs(networks.clone()),
+        },
+        sync_period: proxy.sync_period,
+    })
+}
+
+/// What people want to see of the settings first.
+fn in_words(settings: &Settings) -> Vec<String> {
+    let proxy = &settings.proxy;
+    let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+    let detect = match proxy.detect_local_mode {
+        DetectLocalMode::ClusterCidr => format!(
+            "ClusterCIDR {}",
+            list(proxy.cluster_cidr.iter().map(ToString::to_string).collect())
+        ),
+        DetectLocalMode::NodeCidr => "NodeCIDR".to_owned(),
+        DetectLocalMode::BridgeInterface => format!("BridgeInterface {}", proxy.bridge_interface),
+        DetectLocalMode::InterfaceNamePrefix => format!("InterfaceNamePrefix {}", proxy.interface_name_prefix),
+    };
+    let nodeports = match &proxy.nodeport_addresses {
+        NodePortAddresses::Primary => "primary".to_owned(),
+        NodePortAddresses::Networks(networks) => list(networks.iter().map(ToString::to_string).collect()),
+    };
+    let mut words = vec![
+        format!("detect-local: {detect}"),
+        format!("nodeport-addresses: {nodeports}"),
+        format!("masquerade-all: {}", proxy.masquerade_all),
+        format!("masquerade-bit: {}", proxy.masquerade_bit),
+        format!("sync-period: {:?}", proxy.sync_period),
+    ];
+    if !proxy.bind_address.is_empty() {
+        words.push(format!("bind-address: {}", list(proxy.bind_address.iter().map(ToString::to_string).collect())));
+    }
+    words
+}

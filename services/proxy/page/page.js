@@ -1,0 +1,284 @@
+// The page. In: the events of /debug/events, and /debug/explain when somebody asks. Out: what is shown. Nothing is kept.
+
+import { attribute, byId, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
+import { duration, micros, number, plural } from "./format.js";
+import { explanationOf } from "./explanation.js";
+
+const RETRY_MS = [500, 1_000, 2_000, 5_000];
+const SILENCE_MS = 15_000; // Events come every five seconds.
+const LATE_MS = 5_000; // Changes that wait longer than this are worth a word.
+const SEPARATE = " · ";
+
+let source = null;
+let last = null;
+let heard = 0;
+let clockAhead = 0;
+let failures = 0;
+let retry = 0;
+
+const now = () => Date.now() + clockAhead;
+const since = (ms) => duration(now() - ms);
+const ago = (ms) => (ms ? `${since(ms)} ago` : "");
+
+function connection(state) {
+  document.body.dataset.connection = state;
+  const pill = byId("connection");
+  pill.dataset.state = state;
+  text(pill, state);
+}
+
+function showLost() {
+  const known = heard ? ` What is shown is ${duration(Date.now() - heard)} old.` : "";
+  show(byId("lost"), `The proxy does not answer.${known} Traffic goes on by the rules that the kernel has.`);
+}
+
+// ---- what is wrong ----
+
+function wrongWith(state) {
+  const wrong = [];
+  if (state.link !== "following") wrong.push(`The agent at ${state.target} is not followed (${state.link})${state.link_reason ? `: ${state.link_reason}` : ""}.`);
+  if (state.stale) wrong.push(`What the agent knows is stale${state.stale_reason ? `: ${state.stale_reason}` : ""}.`);
+  for (const family of state.families) {
+    if (family.state !== "synced") wrong.push(`${family.family} is ${family.state}${family.reason ? `: ${family.reason}` : ""}.`);
+    else if (family.pending_since_unix_ms && now() - family.pending_since_unix_ms > LATE_MS) {
+      wrong.push(`${family.family}: changes wait for the kernel for ${since(family.pending_since_unix_ms)}.`);
+    }
+  }
+  for (const check of state.health_checks) {
+    if (check.reason) wrong.push(`The health check of ${check.namespace}/${check.name} does not listen on port ${check.port}: ${check.reason}.`);
+  }
+  if (!state.healthy) wrong.push("/healthz and /livez say that the proxy is not healthy.");
+  return wrong;
+}
+
+// ---- facts ----
+
+function sum(families, field) {
+  return families.reduce((all, family) => all + family[field], 0);
+}
+
+function showFacts(state) {
+  const linked = { following: "good", connecting: "busy", failing: "bad" };
+  fact("link", state.link || "unknown", linked[state.link], state.link_reason, state.target);
+  const freshness = state.stale ? ["stale", state.stale_reason] : [];
+  fact("rev", state.rev ? number(state.rev) : "none yet", state.stale ? "busy" : "", ...freshness, state.instance_id && `instance ${state.instance_id}`);
+  // A Service may be in both families, so the larger number is the number of Services.
+  const services = Math.max(0, ...state.families.map((family) => family.services));
+  fact("services", number(services), "", plural(sum(state.families, "service_ports"), "service port"), plural(sum(state.families, "endpoints"), "endpoint"));
+  const newest = state.families.reduce((best, family) => (family.last_sync_unix_ms > (best?.last_sync_unix_ms ?? 0) ? family : best), null);
+  const pending = state.families.map((family) => family.pending_since_unix_ms).filter(Boolean);
+  fact(
+    "sync",
+    newest ? ago(newest.last_sync_unix_ms) : "none yet",
+    "",
+    newest && `${newest.family}, took ${micros(newest.last_sync_us)}`,
+    pending.length > 0 && `changes wait for ${since(Math.min(...pending))}`,
+  );
+  const eligible = state.node_eligible ? "load balancers may use this node" : "load balancers must not use this node";
+  fact("health", state.healthy ? "healthy" : "not healthy", state.healthy ? "good" : "bad", eligible);
+}
+
+// ---- families ----
+
+function createFamily(family) {
+  const item = make("li", "family");
+  const details = make("details", "", make("summary", "", slot("span", "elements-title")), slot("ul", "elements", "elements"));
+  item.append(
+    make("h3", "", family.family),
+    make("span", "badges", slot("span", "state", "badge")),
+    slot("p", "reason", "error"),
+    slot("dl", "pairs", "pairs"),
+    slot("ul", "notes", "notes"),
+    details,
+  );
+  return item;
+}
+
+function pairsOf(family) {
+  const lastOne = family.last_sync_unix_ms
+    ? `${ago(family.last_sync_unix_ms)}, took ${micros(family.last_sync_us)}, ${number(family.last_added)} added, ${number(family.last_deleted)} deleted`
+    : "none yet";
+  return [
+    ["Programmed", [plural(family.services, "Service"), plural(family.service_ports, "service port"), plural(family.endpoints, "endpoint"), plural(family.chains, "chain")].join(SEPARATE)],
+    ["Last sync", lastOne],
+    ["Syncs", [number(family.syncs), `${number(family.full_syncs)} of them full`, plural(family.failures, "failure"), `mended ${plural(family.mended, "time")}`].join(SEPARATE)],
+    ["Waiting", family.pending_since_unix_ms ? `changes, for ${since(family.pending_since_unix_ms)}` : ""],
+  ].filter(([, value]) => value);
+}
+
+function updateFamily(item, family) {
+  const badge = partOf(item, "state");
+  text(badge, family.state);
+  badge.dataset.tone = { synced: "good", failing: "bad" }[family.state] ?? "busy";
+  show(partOf(item, "reason"), family.reason);
+  sync(partOf(item, "pairs"), pairsOf(family).flatMap(([name, value]) => [[name, "dt", name], [`${name} value`, "dd", value]]), ([key]) => key, ([, tag]) => make(tag), (element, [, , value]) => text(element, value));
+  const notes = [...family.strangers, ...family.conflicts];
+  sync(partOf(item, "notes"), notes, (note) => note, () => make("li"), text);
+  partOf(item, "notes").hidden = !notes.length;
+  const elements = Object.entries(family.elements);
+  const all = elements.reduce((count, [, more]) => count + more, 0);
+  text(partOf(item, "elements-title"), `${plural(all, "element")} in ${plural(elements.length, "set")} and maps`);
+  sync(partOf(item, "elements"), elements, ([name]) => name, ([name]) => make("li", "", make("span", "", name), slot("span", "count", "number")), (line, [, count]) => text(partOf(line, "count"), number(count)));
+}
+
+// ---- health checks and events ----
+
+function createCheck() {
+  const item = make("li", "waiting");
+  item.append(slot("span", "port", "position"), make("div", "what", slot("span", "name", "image"), slot("div", "meta", "small meta"), slot("div", "error", "error")), slot("span", "count", "badge"));
+  return item;
+}
+
+function updateCheck(item, check) {
+  text(partOf(item, "port"), String(check.port));
+  text(partOf(item, "name"), `${check.namespace}/${check.name}`);
+  text(partOf(item, "meta"), check.listening.length ? `listens on ${check.listening.join(", ")}` : "listens nowhere");
+  show(partOf(item, "error"), check.reason);
+  const count = partOf(item, "count");
+  text(count, plural(check.local_endpoints, "local endpoint"));
+  count.dataset.tone = check.local_endpoints ? "good" : "busy";
+}
+
+function createEvent() {
+  const item = make("li");
+  item.append(slot("time", "at"), slot("span", "text"));
+  return item;
+}
+
+function updateEvent(item, event) {
+  const at = partOf(item, "at");
+  text(at, ago(event.at_unix_ms));
+  attribute(at, "datetime", new Date(event.at_unix_ms).toISOString());
+  attribute(at, "title", moment(event.at_unix_ms));
+  text(partOf(item, "text"), event.text);
+}
+
+// Two events may be alike: they are told apart by how many of the same come before.
+function keyed(events) {
+  const seen = new Map();
+  return events.map((event) => {
+    const name = `${event.at_unix_ms} ${event.text}`;
+    const count = seen.get(name) ?? 0;
+    seen.set(name, count + 1);
+    return { ...event, key: `${name} ${count}` };
+  });
+}
+
+// ---- all of it ----
+
+function render() {
+  if (!last) return;
+  byId("lost").hidden = true;
+  const state = last.state;
+  const wrong = state ? wrongWith(state) : [`The proxy's state cannot be shown: ${last.state_error}.`];
+  const numbered = wrong.map((sentence, index) => ({ sentence, index }));
+  sync(byId("wrong"), numbered, (one) => one.index, () => make("li"), (line, one) => text(line, one.sentence));
+  byId("wrong").hidden = !wrong.length;
+  attribute(byId("main"), "aria-busy", String(!state));
+  if (!state) return;
+  text(byId("backend"), state.backend);
+  text(byId("version"), state.version);
+  text(byId("uptime"), state.started_unix_ms ? `up ${since(state.started_unix_ms)}` : "");
+  text(byId("instance"), state.pid ? `pid ${state.pid}` : "");
+  document.title = wrong.length ? `(${wrong.length}) Keelson proxy` : "Keelson proxy";
+  showFacts(state);
+  sync(byId("families"), state.families, (family) => family.family, createFamily, updateFamily);
+  empty("families", state.families.length);
+  sync(byId("checks"), state.health_checks, (check) => `${check.namespace}/${check.name} ${check.port}`, createCheck, updateCheck);
+  empty("checks", state.health_checks.length);
+  sync(byId("events"), keyed(state.events), (event) => event.key, createEvent, updateEvent);
+  byId("events").hidden = !state.events.length;
+  empty("events", state.events.length);
+  sync(byId("settings"), state.settings, (setting) => setting, () => make("li"), text);
+}
+
+// ---- where packets go ----
+
+let asked = 0;
+
+async function explain() {
+  const to = byId("explain-to").value.trim();
+  if (!to) return;
+  asked += 1;
+  const mine = asked;
+  const address = `/debug/explain?${new URLSearchParams({ to, from: byId("explain-from").value.trim() })}`;
+  text(byId("explain-status"), "asking");
+  history.replaceState(null, "", `#explain/${encodeURIComponent(to)}`);
+  try {
+    const answer = await fetch(address);
+    const explanation = await answer.json();
+    if (mine !== asked) return;
+    if (!answer.ok) throw new Error(explanation.error ?? `status ${answer.status}`);
+    byId("explanation").replaceChildren(...explanationOf(explanation, address));
+    byId("explanation").hidden = false;
+    show(byId("explain-error"), "");
+    const rev = last?.state?.rev;
+    text(byId("explain-status"), rev ? `as of revision ${number(rev)}` : "");
+  } catch (error) {
+    if (mine !== asked) return;
+    byId("explanation").hidden = true;
+    show(byId("explain-error"), error.message);
+    text(byId("explain-status"), "");
+  }
+}
+
+// `#explain/ADDRESS:PORT/PROTOCOL` asks at once.
+function openLinked() {
+  const linked = /^#explain\/(.+)$/.exec(location.hash);
+  if (!linked) return;
+  try {
+    byId("explain-to").value = decodeURIComponent(linked[1]);
+  } catch {
+    return; // Not written by this page.
+  }
+  explain();
+}
+
+byId("explain-button").addEventListener("click", explain);
+for (const name of ["explain-to", "explain-from"]) {
+  byId(name).addEventListener("keydown", (event) => {
+    if (event.key === "Enter") explain();
+  });
+}
+
+// ---- the connection ----
+
+function connect() {
+  clearTimeout(retry);
+  source?.close();
+  source = new EventSource("/debug/events");
+  const mine = source;
+  const opened = Date.now();
+  source.addEventListener("state", (event) => {
+    last = JSON.parse(event.data);
+    heard = Date.now();
+    clockAhead = last.now_unix_ms - heard;
+    failures = 0;
+    connection("live");
+    render();
+  });
+  source.onerror = () => lose(mine);
+  source.heardSince = () => Math.max(opened, heard);
+}
+
+function lose(which) {
+  if (which !== source) return;
+  which.close();
+  const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)];
+  failures += 1;
+  connection("lost");
+  showLost();
+  clearTimeout(retry);
+  retry = setTimeout(connect, wait);
+}
+
+setInterval(() => {
+  const open = source && source.readyState !== EventSource.CLOSED;
+  if (open && Date.now() - source.heardSince() > SILENCE_MS) lose(source);
+  // Ages go on between two events, but not while nobody knows whether they do.
+  if (document.body.dataset.connection === "live" && !document.hidden) render();
+}, 1_000);
+
+window.addEventListener("hashchange", openLinked);
+openLinked();
+connect();

@@ -1,0 +1,98 @@
+use std::{net::IpAddr, process::Command, time::Duration};
+
+use super::*;
+
+const N: &str = "192.0.2.1";
+const N2: &str = "198.51.100.7";
+const V6: &str = "2001:db8::1";
+const V6_OTHER: &str = "2001:db8:1::1";
+
+fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn of(setting: &[&str], node_ips: &[&str], family: Family) -> Match {
+    let setting = NodePortAddresses::parse(setting, NodePortAddresses::Primary).unwrap();
+    let local = ips(&["127.0.0.1", "127.0.0.53", N2, N, "::1", V6, V6_OTHER]);
+    node_port_addresses(&setting, &ips(node_ips), &local, family)
+}
+
+#[test]
+fn case_45_node_ports_answer_at_the_nodes_ip_or_at_the_addresses_listed() {
+    use Family::{V4, V6 as F6};
+    let both = &[N, V6][..];
+    let addresses = |texts: &[&str]| Match::Addresses(ips(texts));
+    for (setting, node_ips, family, expected) in [
+        // Unset and `primary`: the node's IP, and nothing else.
+        (&[][..], both, V4, addresses(&[N])),
+        (&["primary"], both, V4, addresses(&[N])),
+        (&["primary"], both, F6, addresses(&[V6])),
+        // A list that covers the second address.
+        (&["198.51.100.0/24"], both, V4, addresses(&[N2])),
+        (&["198.51.100.7/32", "192.0.2.0/24", "192.0.2.0/28"], both, V4, addresses(&[N, N2])),
+        // IPv4 alone: every address of IPv6. And the other way round.
+        (&["198.51.100.0/24"], both, F6, Match::AllLocal),
+        (&["2001:db8::/64"], both, F6, addresses(&[V6])),
+        (&["2001:db8::/64"], both, V4, Match::AllLocal),
+        // A whole family makes the rest moot, for that family.
+        (&["192.0.2.0/24", "0.0.0.0/0"], both, V4, Match::AllLocal),
+        (&["::/0", "192.0.2.0/24"], both, V4, addresses(&[N])),
+        // No interface has such an address: nowhere.
+        (&["203.0.113.0/24"], both, V4, addresses(&[])),
+        (&["primary"], &["203.0.113.1"], V4, addresses(&[])),
+        // No IP of the family, or one that no other node could reach: `primary` limits nothing.
+        (&["primary"], &[N], F6, Match::AllLocal),
+        (&["primary"], &["127.0.0.1", V6], V4, Match::AllLocal),
+    ] {
+        assert_eq!(of(setting, node_ips, family), expected, "{setting:?} of {node_ips:?}, {family}");
+    }
+}
+
+#[test]
+fn case_46_loopback_addresses_never_answer() {
+    assert_eq!(of(&["127.0.0.0/8"], &[N], Family::V4), Match::Addresses(Vec::new()));
+    assert_eq!(of(&["127.0.0.0/8", "192.0.2.0/24"], &[N], Family::V4), Match::Addresses(ips(&[N])));
+    assert_eq!(of(&["::1/128"], &[V6], Family::V6), Match::Addresses(Vec::new()));
+    assert_eq!(of(&["::/1"], &[V6], Family::V6), Match::Addresses(ips(&[V6, V6_OTHER])));
+}
+
+#[test]
+fn the_setting_says_what_is_wrong_with_it() {
+    let parse = |values: &[&str]| NodePortAddresses::parse(values, NodePortAddresses::Primary);
+    assert_eq!(
+        NodePortAddresses::parse::<&str>(&[], NodePortAddresses::Cidrs(Vec::new())),
+        Ok(NodePortAddresses::Cidrs(Vec::new()))
+    );
+    assert_eq!(parse(&["primary", "192.0.2.0/24"]), Err(SettingError::PrimaryBesideNetworks));
+    assert_eq!(
+        parse(&["192.0.2.1"]).unwrap_err().to_string(),
+        "nodeport_addresses: \"192.0.2.1\" is neither a network such as 192.0.2.0/24 nor \"primary\"; for one address write \
+         192.0.2.1/32"
+    );
+    assert_eq!(
+        parse(&["192.0.2.0/24", "eth0"]).unwrap_err().to_string(),
+        "nodeport_addresses: \"eth0\" is neither a network such as 192.0.2.0/24 nor \"primary\""
+    );
+}
+
+/// A change within the test's own namespace is heard of, whichever message carries it.
+#[test]
+fn addresses_are_followed_as_they_come_and_go() {
+    crate::testing::in_namespace("addresses", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let watch = watch().await.unwrap();
+            let mut receiver = watch.receiver();
+            let added: IpAddr = "192.0.2.99".parse().unwrap();
+            assert!(!receiver.borrow_and_update().as_slice().contains(&added));
+            for (change, there) in [("add", true), ("del", false)] {
+                let status =
+                    Command::new("ip").args(["address", change, "192.0.2.99/32", "dev", "lo"]).status();
+                assert!(status.unwrap().success());
+                let seen = receiver.wait_for(|addresses| addresses.as_slice().contains(&added) == there);
+                tokio::time::timeout(Duration::from_secs(60), seen).await.expect("it is heard of").unwrap();
+                assert_eq!(local(Family::V4).unwrap().contains(&added), there);
+            }
+        });
+    });
+}

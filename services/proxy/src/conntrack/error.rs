@@ -1,0 +1,57 @@
+//! What can go wrong with conntrack.
+
+use std::io;
+
+use nix::errno::Errno;
+
+/// The kernel did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ConntrackError {
+    /// EPERM.
+    #[error(
+        "conntrack: the kernel refuses to {what}: not permitted; the proxy needs CAP_NET_ADMIN in its network namespace"
+    )]
+    NotPermitted {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The kernel has no conntrack, or no netlink for it.
+    #[error(
+        "conntrack: the kernel cannot {what} ({source}); it needs CONFIG_NF_CONNTRACK and CONFIG_NF_CT_NETLINK (module \
+         nf_conntrack_netlink)"
+    )]
+    NotSupported {
+        /// What was asked for.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Any other answer, or none within 30 s.
+    #[error("conntrack: cannot {what}: {source}")]
+    Failed {
+        /// What was asked for.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// An answer that is none.
+    #[error("conntrack: the kernel's answer to {what} cannot be read: {reason}")]
+    Malformed {
+        /// What was asked for.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl ConntrackError {
+    pub(super) fn new(what: &'static str, source: io::Error) -> Self {
+        match source.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EPERM | Errno::EACCES) => Self::NotPermitted { what },
+            Some(Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOSYS) => {
+                Self::NotSupported { what, source }
+            }
+            _ => Self::Failed { what, source },
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which flows are stale.
+//!
+//! Owns: [`UdpFrontends`], by which a flow is judged in constant time, and [`stale`]. In: UDP service ports, flows. Out: yes or
+//! no; a function of values.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+};
+
+use super::Flow;
+use crate::model::{Endpoint, Protocol, ServicePort};
+
+/// A UDP service port, as far as its flows go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UdpFrontend {
+    /// V, X and W.
+    pub addresses: Vec<IpAddr>,
+    /// Their port.
+    pub port: u16,
+    /// NP; 0: none.
+    pub node_port: u16,
+    /// Every serving endpoint, whatever topology, policies and readiness say.
+    pub serving: Vec<Endpoint>,
+}
+
+impl UdpFrontend {
+    /// Of a service port; `None`: it is not UDP.
+    #[must_use]
+    pub fn of(port: &ServicePort) -> Option<Self> {
+        if port.name.protocol != Protocol::Udp {
+            return None;
+        }
+        let others = port.external_ips.iter().chain(&port.load_balancer_ips).copied();
+        Some(Self {
+            addresses: std::iter::once(port.cluster_ip).chain(others).collect(),
+            port: port.port,
+            node_port: port.node_port,
+            serving: port.serving.clone(),
+        })
+    }
+}
+
+/// The UDP service ports of a family that have a serving endpoint.
+#[derive(Debug, Default)]
+pub struct UdpFrontends {
+    by_address: HashMap<(IpAddr, u16), HashSet<Endpoint>>,
+    by_node_port: HashMap<u16, HashSet<Endpoint>>,
+}
+
+impl UdpFrontends {
+    /// Whether no flow can be stale.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_address.is_empty() && self.by_node_port.is_empty()
+    }
+
+    /// Whether a flow goes to a frontend and not to a serving endpoint of it. It is UDP; its original destination is V, X or W
+    /// with the port, or has NP for a port, whatever the address; its answers come from no serving endpoint. One that was never
+    /// translated is answered by its destination, which is none.
+    #[must_use]
+    pub fn is_stale(&self, flow: &Flow) -> bool {
+        if flow.protocol != Protocol::Udp.number() {
+            return false;
+        }
+        let (address, port) = (flow.original.destination, flow.original.destination_port);
+        let served_by = Endpoint { ip: flow.reply.source, port: flow.reply.source_port };
+        let of_address = self.by_address.get(&(address, port));
+        let of_node_port = self.by_node_port.get(&port);
+        [of_address, of_node_port].into_iter().flatten().any(|serving| !serving.contains(&served_by))
+    }
+}
+
+impl FromIterator<UdpFrontend> for UdpFrontends {
+    /// Of Services that claim one frontend, the endpoints of each are right.
+    fn from_iter<T: IntoIterator<Item = UdpFrontend>>(frontends: T) -> Self {
+        let mut all = Self::default();
+        for frontend in frontends.into_iter().filter(|frontend| !frontend.serving.is_empty()) {
+            for address in frontend.addresses {
+                all.by_address.entry((address, frontend.port)).or_default().extend(&frontend.serving);
+            }
+            if frontend.node_port != 0 {
+                all.by_node_port.entry(frontend.node_port).or_default().extend(&frontend.serving);
+            }
+        }
+        all
+    }
+}
+
+/// The stale ones of these flows.
+#[must_use]
+pub fn stale(flows: impl IntoIterator<Item = Flow>, frontends: &UdpFrontends) -> Vec<Flow> {
+    flows.into_iter().filter(|flow| frontends.is_stale(flow)).collect()
+}

@@ -1,0 +1,247 @@
+//! The health check node ports of Services (`spec.healthCheckNodePort`), by which load balancers learn which nodes have
+//! endpoints of a Service whose externalTrafficPolicy is Local.
+//!
+//! Owns: [`HealthChecks`], a task that has a server on every socket that is wanted and can be had. In: the Services that have
+//! such a port, with their counts, and where to listen. Out: answers with kube-proxy's status, headers and body, and
+//! [`HealthCheckState`]s for people.
+//!
+//! kube-proxy has such a server for each family, which counts the endpoints of its family: so here, each socket answers with
+//! the count of the family that it listens in.
+
+mod pages;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    future,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use keelson_client::ServiceName;
+use tokio::{sync::watch, task::JoinHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use self::plan::{ListenOn, ServiceHealthCheck};
+use self::{pages::CheckPages, plan::Wanted};
+use super::{
+    http::{LIMITS, listen, serve},
+    status::Health,
+};
+use crate::model::Family;
+
+/// After how long a socket that could not be had is tried again, beside every [`HealthChecks::apply`].
+pub const DEFAULT_RETRY: Duration = Duration::from_secs(10);
+
+/// How a socket fares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SocketState {
+    /// It answers.
+    Open,
+    /// It cannot be had, for this reason, and is tried again.
+    Failing(String),
+}
+
+/// A socket of a Service's health check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Socket {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// How it fares.
+    pub state: SocketState,
+}
+
+/// How the health check of a Service fares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthCheckState {
+    /// What was asked for.
+    pub check: ServiceHealthCheck,
+    /// Its sockets, ordered. None where no local address matches `proxy.nodeport_addresses`.
+    pub sockets: Vec<Socket>,
+}
+
+/// Serves the health check node ports until it is dropped.
+#[derive(Debug)]
+pub struct HealthChecks {
+    wanted: watch::Sender<Arc<Wanted>>,
+    states: watch::Receiver<Arc<Vec<HealthCheckState>>>,
+    task: JoinHandle<()>,
+}
+
+impl HealthChecks {
+    /// Starts without any port. `retry`: see [`DEFAULT_RETRY`]. Call it within a runtime.
+    #[must_use]
+    pub fn start(health: Health, retry: Duration) -> Self {
+        let (wanted, receiver) = watch::channel(Arc::new(Wanted::default()));
+        let (sender, states) = watch::channel(Arc::new(Vec::new()));
+        let servers = Servers { health, open: BTreeMap::new(), failing: BTreeMap::new() };
+        let task = tokio::spawn(servers.run(receiver, sender, retry));
+        Self { wanted, states, task }
+    }
+
+    /// From now on these Services have such a port, and no other; at once for counts, soon for sockets. Ports that failed are
+    /// tried again.
+    pub fn apply(&self, checks: Vec<ServiceHealthCheck>, listen_on: ListenOn) {
+        self.wanted.send_replace(Arc::new(Wanted { checks, listen_on }));
+    }
+
+    /// How each fares, in the order in which they were given: now and from now on.
+    #[must_use]
+    pub fn states(&self) -> watch::Receiver<Arc<Vec<HealthCheckState>>> {
+        self.states.clone()
+    }
+}
+
+impl Drop for HealthChecks {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A server on one socket; it ends when this is dropped.
+struct Server {
+    pages: Arc<CheckPages>,
+    stop: DropGuard,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Ends it; its address is free then.
+    async fn close(self) {
+        drop(self.stop);
+        // It panics nowhere; if it did, the socket would be closed as well.
+        self.task.await.ok();
+    }
+}
+
+/// What there is of what is wanted.
+struct Servers {
+    health: Health,
+    open: BTreeMap<SocketAddr, Server>,
+    /// By address and Service, since two may want one.
+    failing: BTreeMap<(SocketAddr, ServiceName), String>,
+}
+
+impl Servers {
+    async fn run(
+        mut self,
+        mut wanted: watch::Receiver<Arc<Wanted>>,
+        states: watch::Sender<Arc<Vec<HealthCheckState>>>,
+        retry: Duration,
+    ) {
+        let mut done = Arc::new(Wanted::default());
+        loop {
+            let again = async {
+                match self.failing.is_empty() {
+                    true => future::pending().await,
+                    false => tokio::time::sleep(retry).await,
+                }
+            };
+            tokio::select! {
+                changed = wanted.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = again => {}
+            }
+            let now = wanted.borrow_and_update().clone();
+            if now == done && self.failing.is_empty() {
+                continue;
+            }
+            self.reconcile(&now).await;
+            states.send_replace(Arc::new(self.states(&now)));
+            done = now;
+        }
+    }
+
+    async fn reconcile(&mut self, wanted: &Wanted) {
+        let started = Instant::now();
+        let holders = self.open.iter().map(|(address, server)| (*address, server.pages.name())).collect();
+        let plan = wanted.plan(&holders);
+        for (address, check) in &plan.sockets {
+            if let Some(server) = self.open.get(address).filter(|server| *server.pages.name() == check.name) {
+                server.pages.set_local(check.local(family(address)).unwrap_or(0));
+            }
+        }
+        let gone: Vec<SocketAddr> = (self.open.iter())
+            .filter(|(address, server)| {
+                plan.sockets.get(address).map(|check| &check.name) != Some(server.pages.name())
+            })
+            .map(|(address, _)| *address)
+            .collect();
+        for address in gone {
+            if let Some(server) = self.open.remove(&address) {
+                tracing::info!(service = %server.pages.name(), %address, "health check node port closed");
+                server.close().await;
+            }
+        }
+        let mut failing = BTreeMap::new();
+        for (address, check) in &plan.sockets {
+            if self.open.contains_key(address) {
+                continue;
+            }
+            match self.serve(*address, check) {
+                Ok(server) => {
+                    tracing::info!(service = %check.name, %address, "health check node port open");
+                    self.open.insert(*address, server);
+                }
+                Err(error) => {
+                    failing.insert((*address, check.name.clone()), error.to_string());
+                }
+            }
+        }
+        for (address, name, holder) in plan.conflicts {
+            failing.insert((address, name), format!("the Service {holder} has it"));
+        }
+        for ((address, name), reason) in &failing {
+            if self.failing.get(&(*address, name.clone())) != Some(reason) {
+                // The reason of the event that kube-proxy writes for it.
+                tracing::warn!(
+                    reason = "FailedToStartServiceHealthcheck", service = %name, %address,
+                    "failed to start healthcheck {:?} on port {}: {reason}", name.as_str(), address.port()
+                );
+            }
+        }
+        self.failing = failing;
+        tracing::debug!(took = ?started.elapsed(), sockets = self.open.len(), "health check node ports settled");
+    }
+
+    fn serve(&self, address: SocketAddr, check: &ServiceHealthCheck) -> std::io::Result<Server> {
+        let listener = listen(address)?;
+        let local = check.local(family(&address)).unwrap_or(0);
+        let pages = Arc::new(CheckPages::new(check.name.clone(), local, self.health.clone()));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(serve(listener, pages.clone(), LIMITS, stop.clone()));
+        Ok(Server { pages, stop: stop.drop_guard(), task })
+    }
+
+    fn states(&self, wanted: &Wanted) -> Vec<HealthCheckState> {
+        let mut sockets: BTreeMap<&ServiceName, Vec<Socket>> = BTreeMap::new();
+        for (address, server) in &self.open {
+            let socket = Socket { address: *address, state: SocketState::Open };
+            sockets.entry(server.pages.name()).or_default().push(socket);
+        }
+        for ((address, name), reason) in &self.failing {
+            let socket = Socket { address: *address, state: SocketState::Failing(reason.clone()) };
+            sockets.entry(name).or_default().push(socket);
+        }
+        let state = |check: &ServiceHealthCheck| {
+            let mut sockets = sockets.get(&check.name).cloned().unwrap_or_default();
+            sockets.sort_by_key(|socket| socket.address);
+            HealthCheckState { check: check.clone(), sockets }
+        };
+        wanted.checks.iter().map(state).collect()
+    }
+}
+
+/// The family of a socket.
+fn family(address: &SocketAddr) -> Family {
+    match address {
+        SocketAddr::V4(_) => Family::V4,
+        SocketAddr::V6(_) => Family::V6,
+    }
+}

@@ -1,0 +1,175 @@
+//! The same over HTTP, and the page.
+//!
+//! Owns: the routes. In: a bound listener, the view, and the end; GET and HEAD requests. Out: probes, metrics, JSON with the
+//! field names of proxy.proto, the ruleset as text, events, the files of `services/proxy/page/`; errors are
+//! `{"error": "..."}`.
+
+mod events;
+mod page;
+#[cfg(test)]
+mod tests;
+
+use std::{future::Future, net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Query, RawQuery, State, rejection::QueryRejection},
+    http::{StatusCode, Uri, header::CONTENT_TYPE},
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
+use futures_util::StreamExt as _;
+use keelson_debug::{
+    ServeError,
+    serving::{Document, Failure, OPEN_METRICS, gated, probe, serve_router},
+};
+use keelson_proto::proxy as pb;
+use serde::Deserialize;
+use tokio::{net::TcpListener, sync::Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    ProxyView, Question, QuestionError, Target,
+    view::{answer, pieces, within},
+};
+
+/// Event streams at once, fewer than connections, so that probes always find room.
+const EVENT_STREAMS: usize = 64;
+/// Rulesets that are written at once: each may be a snapshot of some hundred megabytes.
+const PRINTS: usize = 2;
+
+/// What the handlers share.
+#[derive(Debug)]
+struct Shared<V> {
+    view: V,
+    stop: CancellationToken,
+    event_streams: Arc<Semaphore>,
+    prints: Arc<Semaphore>,
+}
+
+impl<V: Clone> Clone for Shared<V> {
+    fn clone(&self) -> Self {
+        Self {
+            view: self.view.clone(),
+            stop: self.stop.clone(),
+            event_streams: self.event_streams.clone(),
+            prints: self.prints.clone(),
+        }
+    }
+}
+
+/// Serves probes, metrics, JSON and the page on `listener` until `shutdown`.
+///
+/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than `localhost` are refused, so
+/// that no web site can reach it through the user's browser.
+///
+/// # Errors
+/// The listener has no local address; a single connection's trouble is no error.
+pub async fn serve_http<V: ProxyView>(
+    listener: TcpListener,
+    view: V,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    serve_router(listener, |bound, stop| router(view, bound, stop), shutdown).await
+}
+
+/// All routes, behind the gate.
+fn router<V: ProxyView>(view: V, bound: SocketAddr, stop: CancellationToken) -> Router {
+    let event_streams = Arc::new(Semaphore::new(EVENT_STREAMS));
+    let shared = Shared { view, stop, event_streams, prints: Arc::new(Semaphore::new(PRINTS)) };
+    let routes = Router::new()
+        .route("/", get(page::html))
+        .route("/assets/page.css", get(page::css))
+        .route("/assets/page.js", get(page::js))
+        .route("/assets/explanation.js", get(page::explanation_js))
+        .route("/assets/dom.js", get(page::dom_js))
+        .route("/assets/format.js", get(page::format_js))
+        .route("/assets/icon.svg", get(page::icon))
+        .route("/livez", get(livez::<V>))
+        .route("/readyz", get(readyz::<V>))
+        .route("/healthz", get(healthz::<V>))
+        .route("/metrics", get(metrics::<V>))
+        .route("/debug/state", get(state::<V>))
+        .route("/debug/explain", get(explain::<V>))
+        .route("/debug/print", get(print::<V>))
+        .route("/debug/events", get(events::events::<V>))
+        .fallback(not_found)
+        .with_state(shared);
+    gated(routes, bound)
+}
+
+async fn livez<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+    probe("livez", within(shared.view.livez()).await, query.as_deref())
+}
+
+async fn readyz<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+    probe("readyz", within(shared.view.readyz()).await, query.as_deref())
+}
+
+/// Both.
+async fn healthz<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
+    let both = async {
+        let (mut checks, ready) = tokio::join!(shared.view.livez(), shared.view.readyz());
+        checks.extend(ready);
+        checks
+    };
+    probe("healthz", within(both).await, query.as_deref())
+}
+
+async fn metrics<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
+    let text = within(shared.view.metrics()).await?;
+    Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
+}
+
+async fn state<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Document<pb::State>, Failure> {
+    Ok(Document(answer(shared.view.state()).await?))
+}
+
+impl From<QuestionError> for Failure {
+    fn from(error: QuestionError) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error.to_string())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExplainQuery {
+    /// As [`Target`] is written.
+    to: String,
+    #[serde(default)]
+    from: String,
+}
+
+async fn explain<V: ProxyView>(
+    State(shared): State<Shared<V>>,
+    query: Result<Query<ExplainQuery>, QueryRejection>,
+) -> Result<Document<pb::Explanation>, Failure> {
+    let Query(query) = query.map_err(|error| Failure::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let target: Target = query.to.trim().parse()?;
+    let question = Question::new(target, query.from.trim().parse()?)?;
+    Ok(Document(answer(shared.view.explain(question)).await?))
+}
+
+/// The ruleset. A text that cannot be finished ends with the connection, so that no reader takes it for the whole.
+async fn print<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
+    let slot = shared.prints.clone().try_acquire_owned().map_err(|_| {
+        let text = format!("{PRINTS} readers are printing the ruleset already; ask again when they are done");
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, text)
+    })?;
+    let text = pieces(answer(shared.view.print()).await?).map(move |piece| {
+        // The slot is held as long as the text.
+        let _ = &slot;
+        piece
+    });
+    Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(text)).into_response())
+}
+
+async fn not_found(uri: Uri) -> Failure {
+    let text = format!(
+        "there is nothing at {}; there is: / /livez /readyz /healthz /metrics /debug/state \
+         /debug/explain?to=ADDRESS:PORT/PROTOCOL&from= /debug/print /debug/events",
+        uri.path()
+    );
+    Failure::new(StatusCode::NOT_FOUND, text)
+}

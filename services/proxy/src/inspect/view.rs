@@ -1,0 +1,97 @@
+//! What looking into a proxy needs from it.
+//!
+//! Owns: [`ProxyView`], and the bound on how long it may take to answer. In: calls from the gRPC and HTTP sides.
+//! Out: the documents of `keelson.proxy.v1`.
+
+use std::{future::Future, pin::Pin};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use keelson_debug::{Check, ViewError, serving::within_time};
+use keelson_proto::proxy as pb;
+use tokio::sync::watch;
+
+use super::Question;
+
+/// A ruleset as text, in pieces of any size.
+pub type Chunks = Pin<Box<dyn Stream<Item = Result<String, ViewError>> + Send>>;
+
+/// No message that carries text is larger, in bytes: clients take messages of 4 MiB by default.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// A proxy as seen from outside. The binary implements it on the task that programs the kernel; tests script it.
+///
+/// Implementations are cheap to clone and never hold a lock over an await.
+pub trait ProxyView: Clone + Send + Sync + 'static {
+    /// How it fares.
+    fn state(&self) -> impl Future<Output = Result<pb::State, ViewError>> + Send;
+
+    /// The way of a packet, in words.
+    fn explain(
+        &self,
+        question: Question,
+    ) -> impl Future<Output = Result<pb::Explanation, ViewError>> + Send;
+
+    /// The whole ruleset, as text for `nft -f`. What is printed is one state, whatever changes while it is read.
+    fn print(&self) -> impl Future<Output = Result<Chunks, ViewError>> + Send;
+
+    /// Bumped whenever the state changed. A bump too many costs little, one too few leaves a page with old news.
+    fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Whether the process should live on: what only a restart can mend.
+    fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
+
+    /// Whether Services work here as the newest known state says.
+    fn readyz(&self) -> impl Future<Output = Vec<Check>> + Send;
+
+    /// All metrics as OpenMetrics text, `# EOF` included.
+    fn metrics(&self) -> impl Future<Output = String> + Send;
+}
+
+/// Waits for an answer, but not for ever.
+pub(super) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
+    within_time("the proxy did not answer", "it may be stuck in the kernel", answer).await
+}
+
+/// [`within`] for answers that may be errors themselves.
+pub(super) async fn answer<T>(answer: impl Future<Output = Result<T, ViewError>>) -> Result<T, ViewError> {
+    within(answer).await.and_then(|answer| answer)
+}
+
+/// The text in pieces that fit into a message.
+pub(super) fn pieces(chunks: Chunks) -> impl Stream<Item = Result<String, ViewError>> + Send {
+    chunks.flat_map(|chunk| {
+        stream::iter(match chunk {
+            Ok(text) => cut(text).into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        })
+    })
+}
+
+fn cut(mut text: String) -> Vec<String> {
+    let mut pieces = Vec::new();
+    while text.len() > PIECE_BYTES {
+        // A character has at most 4 bytes, so there is a boundary.
+        let end = (0..=PIECE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(text.len());
+        let rest = text.split_off(end);
+        pieces.push(std::mem::replace(&mut text, rest));
+    }
+    pieces.push(text);
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_between_characters_and_nothing_is_lost() {
+        for text in [String::new(), "a".into(), "a".repeat(PIECE_BYTES), "\u{20ac}".repeat(PIECE_BYTES), "ab".repeat(PIECE_BYTES)]
+        {
+            let pieces = cut(text.clone());
+            assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= PIECE_BYTES));
+            assert!(pieces.len() <= text.len() / (PIECE_BYTES - 4) + 1);
+            assert_eq!(pieces.concat(), text);
+        }
+    }
+}

@@ -1,0 +1,598 @@
+//! What the proxy counts.
+//!
+//! Owns: the metric families, under kube-proxy's names where it has one (those of its nftables mode), and `keelson_proxy_*`
+//! beside them; [`NoLocalEndpoints`], which keeps one of them right change by change. In: increments from the backend and the
+//! servers. Out: a [`Registry`] for whoever encodes it. The labels are families, policies and statuses: nothing that a cluster
+//! names becomes one.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::AtomicU64,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family as Metric,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets, linear_buckets},
+        info::Info,
+    },
+    registry::{Registry, Unit},
+};
+
+use crate::model::{Family, PortName, ServicePort};
+
+/// Label by family, as kube-proxy writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FamilyLabel {
+    /// `IPv4` or `IPv6`.
+    pub ip_family: &'static str,
+}
+
+impl From<Family> for FamilyLabel {
+    fn from(family: Family) -> Self {
+        Self { ip_family: family.as_str() }
+    }
+}
+
+/// Label by traffic policy and family.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PolicyLabel {
+    /// `internal` or `external`.
+    pub traffic_policy: &'static str,
+    /// `IPv4` or `IPv6`.
+    pub ip_family: &'static str,
+}
+
+/// Label by HTTP status.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CodeLabel {
+    /// `200` or `503`.
+    pub code: u16,
+}
+
+/// Label of `keelson_proxy_build_info`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BuildLabel {
+    version: &'static str,
+    backend: &'static str,
+}
+
+/// What kind of a sync it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncKind {
+    /// Everything was compared with what is in the kernel.
+    Full,
+    /// Only what had changed was looked at.
+    Partial,
+}
+
+type FloatGauge = Gauge<f64, AtomicU64>;
+type HistogramOf<L> = Metric<L, Histogram, fn() -> Histogram>;
+
+/// Every family. Cheap to clone: the values are shared.
+#[derive(Debug, Clone)]
+pub struct ProxyMetrics {
+    sync_duration: HistogramOf<FamilyLabel>,
+    full_sync_duration: HistogramOf<FamilyLabel>,
+    partial_sync_duration: HistogramOf<FamilyLabel>,
+    network_programming: HistogramOf<FamilyLabel>,
+    last_synced: Metric<FamilyLabel, FloatGauge>,
+    last_queued: Metric<FamilyLabel, FloatGauge>,
+    no_local_endpoints: Metric<PolicyLabel, Gauge>,
+    sync_failures: Metric<FamilyLabel, Counter>,
+    cleanup_failures: Metric<FamilyLabel, Counter>,
+    conntrack_duration: HistogramOf<FamilyLabel>,
+    conntrack_deleted: Metric<FamilyLabel, Counter>,
+    healthz: Metric<CodeLabel, Counter>,
+    livez: Metric<CodeLabel, Counter>,
+    endpoint_changes: Counter,
+    endpoint_changes_pending: Gauge,
+    service_changes: Counter,
+    service_changes_pending: Gauge,
+    elements: Metric<FamilyLabel, Gauge>,
+    operations: Metric<FamilyLabel, Counter>,
+    transactions: Metric<FamilyLabel, Counter>,
+    mended: Metric<FamilyLabel, Counter>,
+    conntrack_failures: Metric<FamilyLabel, Counter>,
+    applied_rev: Gauge,
+    services: Gauge,
+    connected: Gauge,
+}
+
+/// kube-proxy's: 1 ms, 15 buckets, each twice the last.
+fn sync_buckets() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 15))
+}
+
+/// kube-proxy's: 0, then 0.25 s to 5 min, fine where its service level objective is.
+fn programming_buckets() -> Histogram {
+    let parts = [(0.25, 0.25, 2), (1.0, 1.0, 59), (60.0, 5.0, 12), (120.0, 30.0, 7)];
+    let rest = parts.into_iter().flat_map(|(start, width, length)| linear_buckets(start, width, length));
+    Histogram::new(std::iter::once(0.0).chain(rest))
+}
+
+impl Default for ProxyMetrics {
+    fn default() -> Self {
+        let metrics = Self {
+            sync_duration: Metric::new_with_constructor(sync_buckets),
+            full_sync_duration: Metric::new_with_constructor(sync_buckets),
+            partial_sync_duration: Metric::new_with_constructor(sync_buckets),
+            network_programming: Metric::new_with_constructor(programming_buckets),
+            last_synced: Metric::default(),
+            last_queued: Metric::default(),
+            no_local_endpoints: Metric::default(),
+            sync_failures: Metric::default(),
+            cleanup_failures: Metric::default(),
+            conntrack_duration: Metric::new_with_constructor(sync_buckets),
+            conntrack_deleted: Metric::default(),
+            healthz: Metric::default(),
+            livez: Metric::default(),
+            endpoint_changes: Counter::default(),
+            endpoint_changes_pending: Gauge::default(),
+            service_changes: Counter::default(),
+            service_changes_pending: Gauge::default(),
+            elements: Metric::default(),
+            operations: Metric::default(),
+            transactions: Metric::default(),
+            mended: Metric::default(),
+            conntrack_failures: Metric::default(),
+            applied_rev: Gauge::default(),
+            services: Gauge::default(),
+            connected: Gauge::default(),
+        };
+        metrics.begin();
+        metrics
+    }
+}
+
+impl ProxyMetrics {
+    /// What alerts watch is there from the start, with 0.
+    fn begin(&self) {
+        for family in Family::ALL {
+            let label = family.into();
+            drop(self.sync_failures.get_or_create(&label));
+            drop(self.cleanup_failures.get_or_create(&label));
+            drop(self.conntrack_deleted.get_or_create(&label));
+            drop(self.conntrack_failures.get_or_create(&label));
+            drop(self.mended.get_or_create(&label));
+            for policy in Policy::ALL {
+                drop(self.no_local_endpoints.get_or_create(&policy.label(family)));
+            }
+        }
+    }
+
+    /// Enters every family into `registry`. `backend`: kube-proxy's name of it, such as `nftables`, in the build info.
+    pub fn register(&self, registry: &mut Registry, backend: &'static str) {
+        let kube = registry.sub_registry_with_prefix("kubeproxy");
+        self.register_syncs(kube);
+        self.register_state(kube);
+        self.register_conntrack(kube);
+        self.register_own(registry.sub_registry_with_prefix("keelson_proxy"), backend);
+    }
+
+    fn register_syncs(&self, kube: &mut Registry) {
+        for (name, help, metric) in [
+            ("sync_proxy_rules_duration", "Duration of a sync of the rules", &self.sync_duration),
+            (
+                "sync_full_proxy_rules_duration",
+                "Duration of a sync that compared everything with the kernel",
+                &self.full_sync_duration,
+            ),
+            (
+                "sync_partial_proxy_rules_duration",
+                "Duration of a sync of what had changed",
+                &self.partial_sync_duration,
+            ),
+            (
+                "network_programming_duration",
+                "From the change of a pod or Service, by the time in its EndpointSlice, to the kernel",
+                &self.network_programming,
+            ),
+        ] {
+            kube.register_with_unit(name, help, Unit::Seconds, metric.clone());
+        }
+        kube.register_with_unit(
+            "sync_proxy_rules_last_timestamp",
+            "When the rules were last synced with success (Unix time)",
+            Unit::Seconds,
+            self.last_synced.clone(),
+        );
+        kube.register_with_unit(
+            "sync_proxy_rules_last_queued_timestamp",
+            "When a sync of the rules was last asked for (Unix time)",
+            Unit::Seconds,
+            self.last_queued.clone(),
+        );
+        kube.register(
+            "sync_proxy_rules_nftables_sync_failures",
+            "Syncs of the rules that failed",
+            self.sync_failures.clone(),
+        );
+        kube.register(
+            "sync_proxy_rules_nftables_cleanup_failures",
+            "Deletions of what is no longer used that failed",
+            self.cleanup_failures.clone(),
+        );
+    }
+
+    fn register_state(&self, kube: &mut Registry) {
+        // A gauge, whatever its name says: kube-proxy's.
+        kube.register(
+            "sync_proxy_rules_no_local_endpoints_total",
+            "Service ports with a Local traffic policy and endpoints, none of them on this node",
+            self.no_local_endpoints.clone(),
+        );
+        kube.register(
+            "sync_proxy_rules_endpoint_changes",
+            "Changes of endpoints that were heard of",
+            self.endpoint_changes.clone(),
+        );
+        kube.register(
+            "sync_proxy_rules_endpoint_changes_pending",
+            "Changes of endpoints that are not in the kernel yet",
+            self.endpoint_changes_pending.clone(),
+        );
+        kube.register(
+            "sync_proxy_rules_service_changes",
+            "Changes of Services that were heard of",
+            self.service_changes.clone(),
+        );
+        kube.register(
+            "sync_proxy_rules_service_changes_pending",
+            "Changes of Services that are not in the kernel yet",
+            self.service_changes_pending.clone(),
+        );
+        kube.register("proxy_healthz", "Answers of /healthz by status", self.healthz.clone());
+        kube.register("proxy_livez", "Answers of /livez by status", self.livez.clone());
+    }
+
+    fn register_conntrack(&self, kube: &mut Registry) {
+        kube.register_with_unit(
+            "conntrack_reconciler_sync_duration",
+            "Duration of a search for stale UDP flows",
+            Unit::Seconds,
+            self.conntrack_duration.clone(),
+        );
+        kube.register(
+            "conntrack_reconciler_deleted_entries",
+            "Stale UDP flows that were deleted",
+            self.conntrack_deleted.clone(),
+        );
+    }
+
+    fn register_own(&self, own: &mut Registry, backend: &'static str) {
+        let build = Info::new(BuildLabel { version: env!("CARGO_PKG_VERSION"), backend });
+        own.register("build", "Version and backend of this proxy", build);
+        own.register("elements", "Elements of the sets and maps in the kernel", self.elements.clone());
+        own.register("operations", "Elements, rules and chains written or deleted", self.operations.clone());
+        own.register("transactions", "Transactions that the kernel took", self.transactions.clone());
+        own.register(
+            "mended",
+            "Elements, rules, chains and sets that somebody else had changed in the kernel, and that were put right",
+            self.mended.clone(),
+        );
+        own.register(
+            "conntrack_failures",
+            "Searches for stale UDP flows, and deletions of one, that failed",
+            self.conntrack_failures.clone(),
+        );
+        own.register(
+            "applied_rev",
+            "Revision of the agent's state that is in the kernel",
+            self.applied_rev.clone(),
+        );
+        own.register("services", "Services of the state that is in the kernel", self.services.clone());
+        own.register("agent_connected", "1 while the agent is heard", self.connected.clone());
+    }
+}
+
+/// What the backend says.
+impl ProxyMetrics {
+    /// A sync of this family has been asked for.
+    pub fn queued(&self, family: Family) {
+        self.last_queued.get_or_create(&family.into()).set(unix_seconds());
+    }
+
+    /// A sync of this family has ended with success.
+    pub fn synced(&self, family: Family, kind: SyncKind, took: Duration) {
+        self.took(family, kind, took);
+        self.last_synced.get_or_create(&family.into()).set(unix_seconds());
+    }
+
+    /// A sync of this family has failed.
+    pub fn sync_failed(&self, family: Family, kind: SyncKind, took: Duration) {
+        self.took(family, kind, took);
+        self.sync_failures.get_or_create(&family.into()).inc();
+    }
+
+    fn took(&self, family: Family, kind: SyncKind, took: Duration) {
+        let by_kind = match kind {
+            SyncKind::Full => &self.full_sync_duration,
+            SyncKind::Partial => &self.partial_sync_duration,
+        };
+        for metric in [&self.sync_duration, by_kind] {
+            metric.get_or_create(&family.into()).observe(took.as_secs_f64());
+        }
+    }
+
+    /// What is no longer used could not be deleted.
+    pub fn cleanup_failed(&self, family: Family) {
+        self.cleanup_failures.get_or_create(&family.into()).inc();
+    }
+
+    /// A change is in the kernel; `took`: since the time that its EndpointSlice names
+    /// (`endpoints.kubernetes.io/last-change-trigger-time`), where that is not before this process started.
+    pub fn programmed(&self, family: Family, took: Duration) {
+        self.network_programming.get_or_create(&family.into()).observe(took.as_secs_f64());
+    }
+
+    /// Changes of Services and of endpoints that were heard of: they are pending until [`Self::nothing_pending`].
+    pub fn changes_heard(&self, services: u64, endpoints: u64) {
+        for (number, total, pending) in [
+            (services, &self.service_changes, &self.service_changes_pending),
+            (endpoints, &self.endpoint_changes, &self.endpoint_changes_pending),
+        ] {
+            total.inc_by(number);
+            pending.inc_by(i64::try_from(number).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Every change that was heard of is in the kernel.
+    pub fn nothing_pending(&self) {
+        self.service_changes_pending.set(0);
+        self.endpoint_changes_pending.set(0);
+    }
+
+    /// A search for stale UDP flows has ended, which deleted this many.
+    pub fn conntrack_cleaned(&self, family: Family, took: Duration, deleted: u64) {
+        self.conntrack_duration.get_or_create(&family.into()).observe(took.as_secs_f64());
+        self.conntrack_deleted.get_or_create(&family.into()).inc_by(deleted);
+    }
+
+    /// So many searches for stale UDP flows, or deletions of one, have failed.
+    pub fn conntrack_failed(&self, family: Family, failures: u64) {
+        self.conntrack_failures.get_or_create(&family.into()).inc_by(failures);
+    }
+
+    /// How many elements of this family are in the kernel.
+    pub fn elements(&self, family: Family, number: usize) {
+        self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    /// The kernel has taken a transaction of so many operations.
+    pub fn transaction(&self, family: Family, operations: usize) {
+        self.transactions.get_or_create(&family.into()).inc();
+        self.operations.get_or_create(&family.into()).inc_by(operations as u64);
+    }
+
+    /// So much that somebody else had changed in the kernel has been put right.
+    pub fn mended(&self, family: Family, number: usize) {
+        self.mended.get_or_create(&family.into()).inc_by(number as u64);
+    }
+
+    /// The agent's state of this revision, with so many Services, is in the kernel.
+    pub fn applied(&self, rev: u64, services: usize) {
+        self.applied_rev.set(i64::try_from(rev).unwrap_or(i64::MAX));
+        self.services.set(i64::try_from(services).unwrap_or(i64::MAX));
+    }
+
+    /// Whether the agent is heard.
+    pub fn connected(&self, connected: bool) {
+        self.connected.set(i64::from(connected));
+    }
+
+    /// `/healthz` was answered.
+    pub fn healthz(&self, code: u16) {
+        self.healthz.get_or_create(&CodeLabel { code }).inc();
+    }
+
+    /// `/livez` was answered.
+    pub fn livez(&self, code: u16) {
+        self.livez.get_or_create(&CodeLabel { code }).inc();
+    }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    Internal,
+    External,
+}
+
+impl Policy {
+    const ALL: [Self; 2] = [Self::Internal, Self::External];
+
+    fn label(self, family: Family) -> PolicyLabel {
+        let traffic_policy = match self {
+            Self::Internal => "internal",
+            Self::External => "external",
+        };
+        PolicyLabel { traffic_policy, ip_family: family.as_str() }
+    }
+
+    /// The policy is Local, there are endpoints, and LocalSet has none.
+    fn is_without_local(self, port: &ServicePort) -> bool {
+        let local = match self {
+            Self::Internal => port.internal_local,
+            Self::External => port.external_local,
+        };
+        local && port.has_any && port.local.is_empty()
+    }
+}
+
+/// Keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` of one family. It holds only those service ports that count, so
+/// that a change costs no more than itself.
+#[derive(Debug)]
+pub struct NoLocalEndpoints {
+    family: Family,
+    metrics: ProxyMetrics,
+    /// By service port: whether each of [`Policy::ALL`] counts; at least one does.
+    counted: HashMap<PortName, [bool; 2]>,
+}
+
+impl NoLocalEndpoints {
+    /// None yet.
+    #[must_use]
+    pub fn new(family: Family, metrics: ProxyMetrics) -> Self {
+        Self { family, metrics, counted: HashMap::new() }
+    }
+
+    /// A service port is in the kernel now, or another than before.
+    pub fn set(&mut self, port: &ServicePort) {
+        self.count(&port.name, Policy::ALL.map(|policy| policy.is_without_local(port)));
+    }
+
+    /// A service port is gone.
+    pub fn remove(&mut self, name: &PortName) {
+        self.count(name, [false; 2]);
+    }
+
+    fn count(&mut self, name: &PortName, counts: [bool; 2]) {
+        let before = match counts {
+            [false, false] => self.counted.remove(name),
+            counts => self.counted.insert(name.clone(), counts),
+        };
+        for ((policy, was), is) in Policy::ALL.into_iter().zip(before.unwrap_or_default()).zip(counts) {
+            if was != is {
+                let label = policy.label(self.family);
+                self.metrics.no_local_endpoints.get_or_create(&label).inc_by(i64::from(is) - i64::from(was));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_client::ServiceName;
+
+    use super::*;
+    use crate::model::{Endpoint, Protocol};
+
+    fn text(metrics: &ProxyMetrics) -> String {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry, "nftables");
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+        text
+    }
+
+    fn has(text: &str, line: &str) -> bool {
+        text.lines().any(|have| have == line)
+    }
+
+    #[test]
+    fn names_types_and_labels_are_kube_proxys() {
+        let metrics = ProxyMetrics::default();
+        let took = Duration::from_millis(3);
+        metrics.synced(Family::V4, SyncKind::Full, took);
+        metrics.synced(Family::V6, SyncKind::Partial, took);
+        metrics.sync_failed(Family::V6, SyncKind::Full, took);
+        metrics.queued(Family::V4);
+        metrics.programmed(Family::V4, Duration::from_millis(300));
+        metrics.changes_heard(3, 5);
+        metrics.conntrack_cleaned(Family::V4, took, 7);
+        metrics.healthz(503);
+        metrics.livez(200);
+        let text = text(&metrics);
+        for line in [
+            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
+            "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 2",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.004\",ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"0.5\",ip_family=\"IPv4\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"300.0\",ip_family=\"IPv4\"} 1",
+            "# TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge",
+            "# TYPE kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge",
+            "# TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv4\"} 0",
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family=\"IPv4\"} 1",
+            "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"} 7",
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv6\"} 1",
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total{ip_family=\"IPv4\"} 0",
+            "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_pending gauge",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 5",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 5",
+            "kubeproxy_sync_proxy_rules_service_changes_pending 3",
+            "kubeproxy_sync_proxy_rules_service_changes_total 3",
+            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
+            "kubeproxy_proxy_livez_total{code=\"200\"} 1",
+        ] {
+            assert!(has(&text, line), "{line} in\n{text}");
+        }
+        let build = format!(
+            "keelson_proxy_build_info{{version=\"{}\",backend=\"nftables\"}} 1",
+            env!("CARGO_PKG_VERSION")
+        );
+        assert!(has(&text, &build), "{text}");
+        metrics.nothing_pending();
+        assert!(has(&self::text(&metrics), "kubeproxy_sync_proxy_rules_service_changes_pending 0"));
+    }
+
+    fn port(name: &str) -> ServicePort {
+        let name = PortName {
+            service: ServiceName::new("default", name),
+            port: "p".into(),
+            protocol: Protocol::Tcp,
+        };
+        let remote = Endpoint { ip: "10.244.9.9".parse().unwrap(), port: 80 };
+        ServicePort {
+            name,
+            port: 80,
+            cluster_ip: "10.96.0.1".parse().unwrap(),
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            node_port: 30_080,
+            internal_local: false,
+            external_local: false,
+            affinity_seconds: 0,
+            source_ranges: Vec::new(),
+            has_any: true,
+            cluster: vec![remote],
+            local: Vec::new(),
+            on_node: Vec::new(),
+            serving: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn case_60_service_ports_without_local_endpoints_are_counted_as_they_change() {
+        let metrics = ProxyMetrics::default();
+        let mut counted = NoLocalEndpoints::new(Family::V4, metrics.clone());
+        let counts = || {
+            Policy::ALL
+                .map(|policy| metrics.no_local_endpoints.get_or_create(&policy.label(Family::V4)).get())
+        };
+        // Case 32: iTP Local, remote endpoints only. Case 34: eTP Local. Case 39: no endpoints at all.
+        let case_32 = ServicePort { internal_local: true, ..port("case-32") };
+        counted.set(&case_32);
+        assert_eq!(counts(), [1, 0]);
+        counted.set(&ServicePort { external_local: true, ..port("case-34") });
+        assert_eq!(counts(), [1, 1]);
+        let case_39 =
+            ServicePort { internal_local: true, external_local: true, has_any: false, ..port("case-39") };
+        counted.set(&case_39);
+        counted.set(&port("cluster"));
+        assert_eq!(counts(), [1, 1]);
+        // The same again, both at once, one of them no more, and away.
+        counted.set(&case_32);
+        assert_eq!(counts(), [1, 1]);
+        counted.set(&ServicePort { external_local: true, ..case_32.clone() });
+        assert_eq!(counts(), [1, 2]);
+        counted.set(&ServicePort { local: case_32.cluster.clone(), ..case_32.clone() });
+        assert_eq!(counts(), [0, 1]);
+        counted.set(&case_32);
+        counted.remove(&case_32.name);
+        counted.remove(&case_32.name);
+        assert_eq!(counts(), [0, 1]);
+        let other = metrics.no_local_endpoints.get_or_create(&Policy::External.label(Family::V6)).get();
+        assert_eq!(other, 0, "the other family is another proxy");
+    }
+}

@@ -1,0 +1,64 @@
+//! How things are named.
+//!
+//! In: keys, ranges, verdicts. Out: short texts.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::{
+    model::{Endpoint, Family},
+    nft::{
+        element::{Element, Key, SetName, Value, Verdict},
+        ruleset::element_text,
+    },
+};
+
+/// Ranges that are named; more are counted.
+const NAMED: usize = 4;
+
+/// A key as nft writes it: `10.96.0.10 . tcp . 80`.
+pub(super) fn key(family: Family, set: SetName, key: Key) -> String {
+    element_text(family, &Element { set, key, key_end: None, value: Value::None })
+}
+
+/// What a map's verdict does.
+pub(super) fn verdict(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Drop => "drop".into(),
+        Verdict::Goto(chain) => format!("goto {chain}"),
+    }
+}
+
+/// `192.0.2.0/24, 203.0.113.0/25 and 7 more`.
+pub(super) fn ranges(ranges: &[(IpAddr, IpAddr)]) -> String {
+    let named: Vec<String> = ranges.iter().take(NAMED).map(|(first, last)| range(*first, *last)).collect();
+    match ranges.len().checked_sub(NAMED) {
+        Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
+        _ => named.join(", "),
+    }
+}
+
+/// A network, an address, or from one address to another.
+fn range(first: IpAddr, last: IpAddr) -> String {
+    if first == last {
+        return first.to_string();
+    }
+    let networks = (0..=128).filter_map(|prefix| IpNet::new(first, prefix).ok());
+    let mut same = networks.filter(|net| net.network() == first && net.broadcast() == last);
+    same.next().map_or_else(|| format!("{first}-{last}"), |net| net.to_string())
+}
+
+/// `10.244.0.2:8080 and 3 more`.
+pub(super) fn endpoints(endpoints: &[Endpoint]) -> String {
+    let named: Vec<String> = endpoints.iter().take(NAMED).map(ToString::to_string).collect();
+    match endpoints.len().checked_sub(NAMED) {
+        Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
+        _ => named.join(", "),
+    }
+}
+
+/// `1 endpoint`, `2 endpoints`.
+pub(super) fn count(number: usize, one: &str) -> String {
+    format!("{number} {one}{}", if number == 1 { "" } else { "s" })
+}

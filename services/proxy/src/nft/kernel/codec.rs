@@ -1,0 +1,290 @@
+//! The bytes of netlink messages.
+//!
+//! Owns: [`Buffer`], into which messages are written one after the other, and the reading of headers, errors and
+//! attributes. In and out: bytes. Messages about tables, chains, rules and sets are those of `netlink-packet-netfilter`;
+//! elements are written attribute by attribute, because there are very many of them.
+
+use netlink_packet_core::{
+    NLA_F_NESTED, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator,
+};
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily};
+use nix::errno::Errno;
+
+use crate::model::Family;
+
+/// The length of `nlmsghdr`.
+pub(super) const HEADER: usize = 16;
+
+/// The length of `nfgenmsg`, which follows it.
+pub(super) const GENERIC: usize = 4;
+
+/// `NFNL_SUBSYS_NFTABLES`, the upper half of the type of every message.
+pub(super) const SUBSYSTEM: u16 = 10;
+
+/// Of the messages whose attributes are read here.
+pub(super) mod message {
+    pub(in crate::nft::kernel) const NEW_TABLE: u16 = 0;
+    pub(in crate::nft::kernel) const NEW_CHAIN: u16 = 3;
+    pub(in crate::nft::kernel) const NEW_RULE: u16 = 6;
+    pub(in crate::nft::kernel) const NEW_SET: u16 = 9;
+    pub(in crate::nft::kernel) const NEW_SET_ELEMENT: u16 = 12;
+    pub(in crate::nft::kernel) const DELETE_SET_ELEMENT: u16 = 14;
+    pub(in crate::nft::kernel) const NEW_GENERATION: u16 = 15;
+}
+
+/// `NLMSG_ERROR` and `NLMSG_DONE`.
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+
+/// `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
+const INTERRUPTED: u16 = 0x10;
+
+/// `NLM_F_CAPPED`: the message that failed is not repeated in the answer, only its header. `NLM_F_ACK_TLVS`: attributes
+/// follow.
+const CAPPED: u16 = 0x100;
+const ATTRIBUTES_FOLLOW: u16 = 0x200;
+
+/// `NLMSGERR_ATTR_MSG` and `NLMSGERR_ATTR_OFFS`.
+const SAID: u16 = 1;
+const OFFSET: u16 = 2;
+
+/// The family in `nfgenmsg`.
+pub(super) const fn protocol(family: Family) -> NetfilterProtoFamily {
+    match family {
+        Family::V4 => NetfilterProtoFamily::IPv4,
+        Family::V6 => NetfilterProtoFamily::IPv6,
+    }
+}
+
+/// Messages to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+}
+
+/// Where a message, or an attribute that holds others, began: its length is written when it ends.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Open(usize);
+
+impl Buffer {
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// Writes a message of the library.
+    pub(super) fn message<T: Into<NetfilterMessageInner>>(
+        &mut self,
+        family: NetfilterProtoFamily,
+        resource: u16,
+        flags: u16,
+        sequence: u32,
+        inner: T,
+    ) {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = sequence;
+        let payload = NetfilterMessage::new(NetfilterHeader::new(family, 0, resource), inner);
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(payload));
+        message.finalize();
+        let start = self.bytes.len();
+        self.bytes.resize(start + message.buffer_len(), 0);
+        if let Some(place) = self.bytes.get_mut(start..) {
+            message.serialize(place);
+        }
+    }
+
+    /// Begins a message of nf_tables that is written attribute by attribute.
+    pub(super) fn begin(&mut self, kind: u16, family: Family, flags: u16, sequence: u32) -> Open {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 4]);
+        self.bytes.extend_from_slice(&((SUBSYSTEM << 8) | kind).to_ne_bytes());
+        self.bytes.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
+        self.bytes.extend_from_slice(&sequence.to_ne_bytes());
+        self.bytes.extend_from_slice(&[0; 4]);
+        self.bytes.extend_from_slice(&[u8::from(protocol(family)), 0, 0, 0]);
+        Open(start)
+    }
+
+    /// Ends a message.
+    pub(super) fn end(&mut self, open: Open) {
+        let len = (self.bytes.len() - open.0) as u32;
+        if let Some(place) = self.bytes.get_mut(open.0..open.0 + 4) {
+            place.copy_from_slice(&len.to_ne_bytes());
+        }
+    }
+
+    /// Begins an attribute that holds others.
+    pub(super) fn nest(&mut self, kind: u16) -> Open {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&(kind | NLA_F_NESTED).to_ne_bytes());
+        Open(start)
+    }
+
+    /// Ends an attribute, which is shorter than 64 KiB.
+    pub(super) fn close(&mut self, open: Open) {
+        let len = self.bytes.len() - open.0;
+        debug_assert!(u16::try_from(len).is_ok(), "an attribute of {len} bytes");
+        if let Some(place) = self.bytes.get_mut(open.0..open.0 + 2) {
+            place.copy_from_slice(&(len as u16).to_ne_bytes());
+        }
+        while !self.bytes.len().is_multiple_of(4) {
+            self.bytes.push(0);
+        }
+    }
+
+    /// Writes an attribute.
+    pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
+        let open = self.plain(kind);
+        self.bytes.extend_from_slice(value);
+        self.close(open);
+    }
+
+    /// Writes a text with its final 0.
+    pub(super) fn text(&mut self, kind: u16, value: impl std::fmt::Display) {
+        use std::io::Write;
+        let open = self.plain(kind);
+        // Writing to memory does not fail.
+        let _ = write!(self.bytes, "{value}\0");
+        self.close(open);
+    }
+
+    fn plain(&mut self, kind: u16) -> Open {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        Open(start)
+    }
+
+    /// Sets flags of the message that begins at `start`.
+    pub(super) fn add_flags(&mut self, start: usize, flags: u16) {
+        if let Some(place) = self.bytes.get_mut(start + 6..start + 8) {
+            let old = u16::from_ne_bytes([place[0], place[1]]);
+            place.copy_from_slice(&(old | flags).to_ne_bytes());
+        }
+    }
+}
+
+/// A message from the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Incoming<'a> {
+    pub(super) sequence: u32,
+    /// The dump of which it is a part was disturbed.
+    pub(super) interrupted: bool,
+    pub(super) body: Body<'a>,
+}
+
+/// What a message from the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Body<'a> {
+    /// One of nf_tables: its type, and its attributes.
+    Message { kind: u16, family: u8, attributes: &'a [u8] },
+    /// A dump is over; an error if it could not be finished.
+    Done(Option<Errno>),
+    /// A message was taken.
+    Acknowledged,
+    /// A message was not taken. Where in the message the fault is, and why, if the kernel says.
+    Failed { errno: Errno, offset: Option<usize>, said: Option<&'a str> },
+    /// Something else.
+    Other,
+}
+
+/// The messages of one datagram. Errors say what is wrong with it.
+pub(super) fn incoming(datagram: &[u8]) -> impl Iterator<Item = Result<Incoming<'_>, String>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let parsed = split(rest);
+        rest = match &parsed {
+            Ok((_, rest)) => rest,
+            Err(_) => &[],
+        };
+        Some(parsed.map(|(message, _)| message))
+    })
+}
+
+fn split(bytes: &[u8]) -> Result<(Incoming<'_>, &[u8]), String> {
+    let short = || format!("a datagram ends within a message: {} bytes are left", bytes.len());
+    let (header, _) = bytes.split_first_chunk::<HEADER>().ok_or_else(short)?;
+    let [l0, l1, l2, l3, t0, t1, f0, f1, s0, s1, s2, s3, ..] = *header;
+    let len = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+    let (kind, flags) = (u16::from_ne_bytes([t0, t1]), u16::from_ne_bytes([f0, f1]));
+    let payload = bytes.get(HEADER..len).ok_or_else(short)?;
+    let body = match kind {
+        ERROR => failure(payload, flags)?,
+        DONE => Body::Done(first_errno(payload)),
+        kind if kind >> 8 == SUBSYSTEM => {
+            let (generic, attributes) = payload.split_first_chunk::<GENERIC>().ok_or_else(short)?;
+            Body::Message { kind: kind & 0xff, family: generic[0], attributes }
+        }
+        _ => Body::Other,
+    };
+    let message =
+        Incoming { sequence: u32::from_ne_bytes([s0, s1, s2, s3]), interrupted: flags & INTERRUPTED != 0, body };
+    Ok((message, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+/// The number at the beginning of an answer: none if it is 0 or missing.
+fn first_errno(payload: &[u8]) -> Option<Errno> {
+    let code = i32::from_ne_bytes(*payload.first_chunk::<4>()?);
+    (code != 0).then(|| Errno::from_raw(code.wrapping_neg()))
+}
+
+fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
+    let (_, about) = payload.split_first_chunk::<4>().ok_or("an error without a number")?;
+    let Some(errno) = first_errno(payload) else {
+        return Ok(Body::Acknowledged);
+    };
+    let (mut offset, mut said) = (None, None);
+    let len = about.first_chunk::<4>().map_or(0, |len| u32::from_ne_bytes(*len) as usize);
+    let skipped = if flags & CAPPED != 0 { HEADER } else { len.next_multiple_of(4) };
+    if flags & ATTRIBUTES_FOLLOW != 0 {
+        for attribute in attributes(about.get(skipped..).unwrap_or_default()) {
+            match attribute {
+                Ok((OFFSET, value)) => {
+                    offset = value.first_chunk::<4>().map(|value| u32::from_ne_bytes(*value) as usize);
+                }
+                Ok((SAID, value)) => said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0')),
+                // What the kernel says besides is a courtesy: the error stands without it.
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    Ok(Body::Failed { errno, offset, said })
+}
+
+/// Kinds and values of attributes. Errors say what is wrong.
+pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), String>> {
+    NlasIterator::new(bytes).map(|attribute| {
+        let attribute: NlaBuffer<&[u8]> = attribute.map_err(|error| error.to_string())?;
+        let value: &[u8] = attribute.into_inner().get(4..usize::from(attribute.length())).unwrap_or_default();
+        Ok((attribute.kind(), value))
+    })
+}
+
+/// A text attribute without its final 0.
+pub(super) fn text(value: &[u8]) -> Result<&str, String> {
+    let value = value.strip_suffix(&[0]).unwrap_or(value);
+    std::str::from_utf8(value).map_err(|error| format!("a name that is not UTF-8: {error}"))
+}
+
+/// A number in network order.
+pub(super) fn number(value: &[u8]) -> Result<u32, String> {
+    let bytes: [u8; 4] = value.try_into().map_err(|_| format!("a number of {} bytes", value.len()))?;
+    Ok(u32::from_be_bytes(bytes))
+}

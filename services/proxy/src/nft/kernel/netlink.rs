@@ -1,0 +1,450 @@
+//! The socket.
+//!
+//! Owns: [`Netlink`], the real [`Tables`]. In: [`Change`]s and questions. Out: transactions, [`Found`].
+//!
+//! The kernel works on a request within the system call that sends it, so when that returns, whatever it has to say about
+//! a transaction is in the receive buffer. A transaction has succeeded only if its last message is acknowledged and nothing
+//! in it failed: the acknowledgement alone is not enough, because the kernel also sends it where the commit failed
+//! afterwards, and silence is not enough, because an answer is lost when there is no memory for it.
+
+use std::time::Duration;
+
+use netlink_packet_core::NLM_F_DUMP;
+use netlink_packet_netfilter::{
+    NetfilterProtoFamily,
+    nftables::{
+        ChainMessage, GenMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute, SetElementList,
+        SetElementMessage, SetMessage, TableAttribute, TableMessage,
+    },
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use nix::{
+    errno::Errno,
+    libc::{MSG_DONTWAIT, MSG_TRUNC},
+    sys::{
+        socket::{setsockopt, sockopt},
+        time::{TimeVal, TimeValLike},
+    },
+};
+
+use super::{
+    Change, Found, FoundSet, Generation, KernelError, Tables,
+    codec::{Body, Buffer, incoming, message, protocol},
+    elements::Reader,
+    encode::Batch,
+    error::{Kind, kind_of},
+    parse,
+};
+use crate::{
+    model::Family,
+    nft::{element::SetName, ruleset::TABLE},
+};
+
+/// What the kernel sends in a datagram is at most half of this (`NLMSG_GOODSIZE`, 32 KiB for dumps).
+const DATAGRAM_MAX: usize = 64 * 1024;
+
+/// Room for answers: of a transaction whose every message fails, thousands.
+const RECEIVE_BUFFER: usize = 4 * 1024 * 1024;
+
+/// Room for a transaction, at first; it costs nothing while it is not used.
+const SEND_BUFFER: usize = 16 * 1024 * 1024;
+
+/// After so long without an answer there will be none: the kernel answers a dump piece by piece, each within milliseconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// The table is read so often before giving up because the rules change all the time.
+const READS: u32 = 16;
+
+/// A buffer of a transaction that is larger is not kept.
+const KEPT: usize = 1024 * 1024;
+
+/// A netlink socket to the nf_tables of one network namespace: the one of the thread that opened it.
+///
+/// All calls block, mostly for less than a millisecond, and for large tables up to some hundred: use it in a thread that may
+/// wait. It may be sent to another thread, of whatever namespace.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: Socket,
+    sequence: u32,
+    /// The size of the send buffer that was asked for.
+    send_buffer: usize,
+    received: Vec<u8>,
+    /// Memory of the last transaction.
+    spare: Vec<u8>,
+}
+
+impl Netlink {
+    /// Opens a socket, and makes sure that the kernel has nf_tables and lets us at it.
+    ///
+    /// # Errors
+    /// [`KernelError::NotPermitted`], [`KernelError::Unsupported`], or what else the kernel says.
+    pub fn open() -> Result<Self, KernelError> {
+        let mut socket = Socket::new(NETLINK_NETFILTER).map_err(|error| match errno_of(&error) {
+            errno @ (Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {
+                KernelError::Unsupported { feature: "netfilter netlink (CONFIG_NETFILTER_NETLINK)".to_owned(), errno }
+            }
+            errno => KernelError::Socket { action: "open", errno },
+        })?;
+        socket.bind_auto().map_err(|error| KernelError::Socket { action: "bind", errno: errno_of(&error) })?;
+        let prepare = |result: Result<(), Errno>| result.map_err(prepared);
+        prepare(setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER))?;
+        prepare(setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER))?;
+        prepare(setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(ANSWER_WITHIN.as_millis() as i64)))?;
+        // Both have been there since 4.12; without them errors say less, or repeat the whole message.
+        let asked = socket.set_cap_ack(true).and_then(|()| socket.set_ext_ack(true));
+        asked.map_err(|error| KernelError::Socket { action: "prepare", errno: errno_of(&error) })?;
+        let mut netlink = Self {
+            socket,
+            sequence: 1,
+            send_buffer: SEND_BUFFER,
+            received: Vec::with_capacity(DATAGRAM_MAX),
+            spare: Vec::new(),
+        };
+        netlink.generation()?;
+        Ok(netlink)
+    }
+
+    /// Sends a datagram. The kernel has worked on it when this returns.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
+        if bytes.len() > self.send_buffer {
+            setsockopt(&self.socket, sockopt::SndBufForce, &bytes.len()).map_err(prepared)?;
+            self.send_buffer = bytes.len();
+        }
+        loop {
+            match self.socket.send_to(bytes, &SocketAddr::new(0, 0), 0) {
+                Ok(sent) if sent == bytes.len() => return Ok(()),
+                Ok(_) => return Err(KernelError::Socket { action: "write to", errno: Errno::EMSGSIZE }),
+                Err(error) => match errno_of(&error) {
+                    // Nothing has been sent yet.
+                    Errno::EINTR => {}
+                    errno => return Err(KernelError::Socket { action: "write to", errno }),
+                },
+            }
+        }
+    }
+
+    /// Receives a datagram into `self.received`.
+    fn receive(&mut self, flags: i32) -> Result<(), Errno> {
+        loop {
+            self.received.clear();
+            match self.socket.recv(&mut self.received, flags | MSG_TRUNC) {
+                Ok(len) if len > self.received.len() => return Err(Errno::EMSGSIZE),
+                Ok(_) => return Ok(()),
+                Err(error) => match errno_of(&error) {
+                    Errno::EINTR => {}
+                    errno => return Err(errno),
+                },
+            }
+        }
+    }
+
+    /// Throws away what is left of an earlier request that was given up.
+    fn drain(&mut self) {
+        while !matches!(self.receive(MSG_DONTWAIT), Err(errno) if errno != Errno::ENOBUFS && errno != Errno::EMSGSIZE) {}
+    }
+
+    /// Asks, and hands every message of the answer to `each`, with its kind, family and attributes.
+    fn ask(
+        &mut self,
+        question: &str,
+        family: NetfilterProtoFamily,
+        flags: u16,
+        message: NfTablesMessage,
+        mut each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
+    ) -> Result<(), Unanswered> {
+        self.drain();
+        let sequence = self.sequence;
+        self.sequence = sequence.wrapping_add(1);
+        let mut buffer = Buffer::default();
+        buffer.message(family, 0, flags, sequence, message);
+        self.send(buffer.as_slice()).map_err(Unanswered::Error)?;
+        let failed = |errno: Errno| Unanswered::refused(question, errno);
+        let malformed =
+            |why: String| Unanswered::Error(KernelError::Malformed { what: question.to_owned(), why });
+        let mut interrupted = false;
+        loop {
+            self.receive(0).map_err(|errno| match errno {
+                Errno::EAGAIN => malformed("there is none".to_owned()),
+                Errno::ENOBUFS => Unanswered::Disturbed,
+                errno => Unanswered::Error(KernelError::Socket { action: "read from", errno }),
+            })?;
+            for part in incoming(&self.received) {
+                let part = part.map_err(malformed)?;
+                if part.sequence != sequence {
+                    continue;
+                }
+                interrupted |= part.interrupted;
+                match part.body {
+                    Body::Message { kind, family, attributes } => {
+                        each(kind, family, attributes).map_err(malformed)?;
+                        if flags & NLM_F_DUMP != NLM_F_DUMP {
+                            return Ok(());
+                        }
+                    }
+                    Body::Failed { errno, .. } | Body::Done(Some(errno)) => return Err(failed(errno)),
+                    Body::Done(None) | Body::Acknowledged => {
+                        return if interrupted { Err(Unanswered::Disturbed) } else { Ok(()) };
+                    }
+                    Body::Other => {}
+                }
+            }
+        }
+    }
+
+    /// The table, or that it changed meanwhile.
+    fn read_once(&mut self, family: Family) -> Result<Option<Found>, Unanswered> {
+        let generation = self.generation().map_err(Unanswered::Error)?.id;
+        let mut found = Found { generation, ..Found::default() };
+        let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
+        let dormant = &mut found.dormant;
+        let table =
+            self.ask("our table", protocol(family), 0, NfTablesMessage::GetTable(named), |kind, _, message| {
+                if kind == message::NEW_TABLE {
+                    *dormant = parse::table(message)?.1;
+                }
+                Ok(())
+            });
+        match table {
+            Err(Unanswered::Refused(Errno::ENOENT, _)) => return Ok(None),
+            other => other?,
+        }
+        self.read_chains(family, &mut found)?;
+        self.read_sets(family, &mut found)?;
+        self.read_elements(family, &mut found)?;
+        let now = self.generation().map_err(Unanswered::Error)?.id;
+        if now == generation { Ok(Some(found)) } else { Err(Unanswered::Disturbed) }
+    }
+
+    fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+        let chains = &mut found.chains;
+        let all = ChainMessage { attributes: Vec::new() };
+        self.ask("chains", protocol(family), NLM_F_DUMP, NfTablesMessage::GetChain(all), |kind, _, message| {
+            if kind == message::NEW_CHAIN {
+                // Chains of all tables of the family.
+                let (table, name, chain) = parse::chain(message)?;
+                if table == TABLE {
+                    chains.insert(name, chain);
+                }
+            }
+            Ok(())
+        })?;
+        let ours = RuleMessage { attributes: vec![RuleAttribute::Table(TABLE.to_owned())] };
+        self.ask("rules", protocol(family), NLM_F_DUMP, NfTablesMessage::GetRule(ours), |kind, _, message| {
+            if kind == message::NEW_RULE {
+                let (table, chain, rule) = parse::rule(message)?;
+                if table == TABLE
+                    && let Some(chain) = chains.get_mut(&chain)
+                {
+                    chain.rules.push(rule);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+        let sets = &mut found.sets;
+        let ours = SetMessage { attributes: vec![SetAttribute::Table(TABLE.to_owned())] };
+        self.ask("sets", protocol(family), NLM_F_DUMP, NfTablesMessage::GetSet(ours), |kind, _, message| {
+            if kind == message::NEW_SET {
+                let (table, name, set) = parse::set(message)?;
+                if table == TABLE {
+                    sets.insert(name, set);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn read_elements(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+        let mut reader = Reader::default();
+        for set in SetName::ALL.into_iter().filter(|set| !set.is_dynamic()) {
+            let Some(description) = found.sets.get_mut(set.as_str()) else { continue };
+            let list = SetElementMessage {
+                attributes: vec![
+                    SetElementList::Table(TABLE.to_owned()),
+                    SetElementList::Set(set.as_str().to_owned()),
+                ],
+            };
+            let question = format!("elements of {set}");
+            let message = NfTablesMessage::GetSetElement(list);
+            let readable = is_readable(description);
+            self.ask(&question, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+                if kind == message::NEW_SET_ELEMENT && readable {
+                    reader.read(set, message)?;
+                }
+                Ok(())
+            })?;
+            let finished = reader.finish(set);
+            (description.count, description.foreign_elements) = (finished.count, finished.foreign || !readable);
+        }
+        found.elements = reader.elements;
+        Ok(())
+    }
+}
+
+/// Whether the elements of a set can be ours: others are not even read.
+fn is_readable(set: &FoundSet) -> bool {
+    let longest = crate::nft::element::KEY_MAX as u32;
+    set.key_len <= longest && set.data_len <= longest
+}
+
+/// Why a question was not answered.
+#[derive(Debug)]
+enum Unanswered {
+    /// What was read changed meanwhile.
+    Disturbed,
+    /// The kernel refused.
+    Refused(Errno, KernelError),
+    Error(KernelError),
+}
+
+impl Unanswered {
+    fn refused(question: &str, errno: Errno) -> Self {
+        let error = match errno {
+            Errno::EPERM => KernelError::NotPermitted,
+            // nfnetlink says EINVAL to messages of a subsystem that it does not have.
+            Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EINVAL => {
+                KernelError::Unsupported { feature: "nf_tables (CONFIG_NF_TABLES)".to_owned(), errno }
+            }
+            errno => KernelError::Question { question: question.to_owned(), errno },
+        };
+        // EINTR in the middle of a dump, EAGAIN and the like: it is asked again.
+        if kind_of(errno) == Kind::Retry { Self::Disturbed } else { Self::Refused(errno, error) }
+    }
+
+    fn into_error(self, question: &str) -> KernelError {
+        match self {
+            Self::Disturbed => KernelError::Question { question: question.to_owned(), errno: Errno::EINTR },
+            Self::Refused(_, error) | Self::Error(error) => error,
+        }
+    }
+}
+
+/// An option of the socket could not be set.
+fn prepared(errno: Errno) -> KernelError {
+    match errno {
+        Errno::EPERM => KernelError::NotPermitted,
+        errno => KernelError::Socket { action: "prepare", errno },
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+}
+
+impl Tables for Netlink {
+    fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.drain();
+        let batch = Batch::new(family, changes, self.sequence, std::mem::take(&mut self.spare));
+        self.sequence = self.sequence.wrapping_add(batch.messages());
+        self.send(batch.as_slice())?;
+        let outcome = self.outcome(family, changes, &batch);
+        let bytes = batch.into_bytes();
+        if bytes.capacity() <= KEPT {
+            self.spare = bytes;
+        }
+        outcome
+    }
+
+    fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        for attempt in 0..READS {
+            match self.read_once(family) {
+                Err(Unanswered::Disturbed) => std::thread::sleep(Duration::from_millis(u64::from(attempt))),
+                other => return other.map_err(|error| error.into_error("our table")),
+            }
+        }
+        Err(KernelError::Unsteady { family, attempts: READS })
+    }
+
+    fn generation(&mut self) -> Result<Generation, KernelError> {
+        const QUESTION: &str = "the generation of the rules";
+        let mut id = 0;
+        let message = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
+        self.ask(QUESTION, NetfilterProtoFamily::Unspec, 0, message, |kind, _, message| {
+            if kind == message::NEW_GENERATION {
+                id = parse::generation(message)?;
+            }
+            Ok(())
+        })
+        .map_err(|error| error.into_error(QUESTION))?;
+        Ok(Generation { id })
+    }
+
+    fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
+        const QUESTION: &str = "which tables there are";
+        for _ in 0..READS {
+            let mut tables = Vec::new();
+            let all = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
+            let asked = self.ask(QUESTION, NetfilterProtoFamily::Unspec, NLM_F_DUMP, all, |kind, number, message| {
+                let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
+                if let (message::NEW_TABLE, Some(family)) = (kind, family) {
+                    tables.push((family, parse::table(message)?.0));
+                }
+                Ok(())
+            });
+            match asked {
+                Ok(()) => return Ok(tables),
+                Err(Unanswered::Disturbed) => {}
+                Err(error) => return Err(error.into_error(QUESTION)),
+            }
+        }
+        Err(Unanswered::Disturbed.into_error(QUESTION))
+    }
+
+    fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
+        self.drain();
+        let batch = Batch::delete_table(family, name, self.sequence);
+        self.sequence = self.sequence.wrapping_add(batch.messages());
+        self.send(batch.as_slice())?;
+        self.outcome(family, &[], &batch).map_err(|error| match error {
+            KernelError::Transaction { errno, .. } => KernelError::Table { family, name: name.to_owned(), errno },
+            other => other,
+        })
+    }
+}
+
+impl Netlink {
+    /// What the kernel has answered to a transaction.
+    fn outcome(&mut self, family: Family, changes: &[Change], batch: &Batch) -> Result<(), KernelError> {
+        let (mut failed, mut answered, mut lost) = (None, false, false);
+        loop {
+            match self.receive(MSG_DONTWAIT) {
+                Ok(()) => {}
+                Err(Errno::EAGAIN) => break,
+                // An answer had no room: which one, nobody knows. What else has come is still to be read.
+                Err(Errno::ENOBUFS | Errno::EMSGSIZE) => {
+                    lost = true;
+                    continue;
+                }
+                Err(_) => {
+                    lost = true;
+                    break;
+                }
+            }
+            for part in incoming(&self.received) {
+                let Ok(part) = part else {
+                    lost = true;
+                    break;
+                };
+                let Some(place) = batch.place(part.sequence) else { continue };
+                match part.body {
+                    // The first one is the cause; others may follow from it.
+                    Body::Failed { errno, offset, said } if failed.is_none() => {
+                        failed = Some(batch.error(changes, place, errno, offset, said));
+                    }
+                    Body::Acknowledged => answered |= batch.is_answered(place),
+                    _ => {}
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None if answered && !lost => Ok(()),
+            None => Err(KernelError::Undecided { family, changes: changes.len() }),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Where traffic to Services arrives, and who has it.
+//!
+//! Owns: [`Frontend`], [`Claims`], and the elements of a frontend. In: what service ports claim. Out: elements.
+
+use std::{fmt, net::IpAddr, sync::Arc};
+
+use ipnet::IpNet;
+use keelson_client::ServiceName;
+
+use super::NodeFacts;
+use crate::{
+    model::{Family, Protocol},
+    nft::{
+        chain::Chain,
+        element::{Element, Key, Number, SetName, Value, Verdict},
+    },
+};
+
+/// Where traffic arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Frontend {
+    /// V, X or W.
+    Address {
+        /// The address.
+        ip: IpAddr,
+        /// The protocol.
+        protocol: Protocol,
+        /// The port.
+        port: u16,
+    },
+    /// NP, at the addresses at which node ports answer.
+    NodePort {
+        /// The protocol.
+        protocol: Protocol,
+        /// The port.
+        port: u16,
+    },
+}
+
+impl fmt::Display for Frontend {
+    /// `10.0.0.1:80/TCP`, `[fd00::1]:80/TCP` or `node port 30080/TCP`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Address { ip, protocol, port } => {
+                write!(f, "{}/{protocol}", std::net::SocketAddr::new(ip, port))
+            }
+            Self::NodePort { protocol, port } => write!(f, "node port {port}/{protocol}"),
+        }
+    }
+}
+
+/// What a frontend is to the service port that has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// V.
+    ClusterIp,
+    /// X.
+    ExternalIp,
+    /// W.
+    LoadBalancerIp,
+    /// NP.
+    NodePort,
+}
+
+/// Where a frontend leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// To endpoints, by the number of the service port.
+    Number(Number),
+    /// Nowhere, though endpoints exist: dropped.
+    Drop,
+    /// Nowhere, for nothing could serve it: rejected.
+    Reject,
+}
+
+/// Who claims a frontend. Ordered by service, then service port, which is the order of `PortName`s as the ports of
+/// a Service are kept in that order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Claim {
+    pub(super) service: ServiceName,
+    /// The place of the service port in its Service.
+    pub(super) port: u32,
+    pub(super) kind: Kind,
+}
+
+/// Everybody who claims a frontend, ordered: the first one has it.
+#[derive(Debug)]
+pub(super) enum Claims {
+    /// As it nearly always is.
+    One(Claim),
+    /// At least two.
+    Several(Vec<Claim>),
+}
+
+impl Claims {
+    pub(super) fn all(&self) -> &[Claim] {
+        match self {
+            Self::One(claim) => std::slice::from_ref(claim),
+            Self::Several(claims) => claims,
+        }
+    }
+
+    pub(super) fn add(self, claim: Claim) -> Self {
+        let mut claims = match self {
+            Self::One(other) => vec![other],
+            Self::Several(claims) => claims,
+        };
+        claims.push(claim);
+        claims.sort_unstable();
+        claims.dedup();
+        Self::of(claims)
+    }
+
+    /// Without those of a Service; none if that is all.
+    pub(super) fn without(self, service: &ServiceName) -> Option<Self> {
+        let mut claims = match self {
+            Self::One(claim) => vec![claim],
+            Self::Several(claims) => claims,
+        };
+        claims.retain(|claim| claim.service != *service);
+        (!claims.is_empty()).then(|| Self::of(claims))
+    }
+
+    fn of(mut claims: Vec<Claim>) -> Self {
+        match (claims.pop(), claims.is_empty()) {
+            (Some(claim), true) => Self::One(claim),
+            (last, _) => {
+                claims.extend(last);
+                Self::Several(claims)
+            }
+        }
+    }
+}
+
+/// What a frontend means: all that its elements depend on, besides [`NodeFacts`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Meaning {
+    pub(super) frontend: Frontend,
+    pub(super) kind: Kind,
+    pub(super) target: Target,
+    /// Who may; none: anyone.
+    pub(super) ranges: Option<Arc<[IpNet]>>,
+}
+
+impl Meaning {
+    /// The elements, ordered by set and key.
+    pub(super) fn elements(&self, family: Family, facts: &NodeFacts) -> Vec<Element> {
+        let element = |set, key, value| Element { set, key, key_end: None, value };
+        let (key, refused) = match self.frontend {
+            Frontend::Address { ip, protocol, port } => {
+                (Key::new().ip(ip).protocol(protocol).port(port), SetName::Refused)
+            }
+            Frontend::NodePort { protocol, port } => {
+                (Key::new().protocol(protocol).port(port), SetName::RefusedNodePorts)
+            }
+        };
+        let served = match self.kind {
+            Kind::ClusterIp => SetName::ClusterIpPorts,
+            Kind::ExternalIp | Kind::LoadBalancerIp => SetName::ExternalPorts,
+            Kind::NodePort => SetName::NodePorts,
+        };
+        let mut elements = vec![match self.target {
+            Target::Number(number) => element(served, key, Value::Data(Key::new().number(family, number))),
+            Target::Drop => element(refused, key, Value::Verdict(Verdict::Drop)),
+            Target::Reject => element(refused, key, Value::Verdict(Verdict::Goto(Chain::Reject))),
+        }];
+        if let (Some(ranges), Frontend::Address { ip, .. }) = (&self.ranges, self.frontend) {
+            elements.push(element(SetName::Filtered, key, Value::None));
+            elements.extend(admitted(ranges, ip, facts).iter().map(|range| Element {
+                set: SetName::SourceRanges,
+                key: key.ip(range.network()),
+                key_end: Some(key.ip(range.broadcast())),
+                value: Value::None,
+            }));
+        }
+        elements
+    }
+}
+
+/// Who may reach a load-balancer address, disjoint and ordered: the node itself, where it may, is seen to come from the
+/// very address if that is bound on the node (service-semantics 3, "Source ranges").
+pub(super) fn admitted(ranges: &[IpNet], ip: IpAddr, facts: &NodeFacts) -> Vec<IpNet> {
+    let mut ranges = ranges.to_vec();
+    if facts.node_ips.iter().any(|node| ranges.iter().any(|range| range.contains(node))) {
+        ranges.push(IpNet::from(ip));
+    }
+    IpNet::aggregate(&ranges)
+}

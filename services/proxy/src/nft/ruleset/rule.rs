@@ -1,0 +1,223 @@
+//! One rule, and its text.
+//!
+//! Owns: [`Rule`], the parts of rules and how nft writes them. In and out: values.
+
+use std::fmt;
+
+use ipnet::IpNet;
+
+use crate::{
+    model::{Family, Protocol},
+    nft::{chain::Chain, element::SetName},
+};
+
+/// The longest name of an interface, in bytes (`IFNAMSIZ` less the NUL).
+const INTERFACE_NAME_MAX: usize = 15;
+
+/// A rule: what is matched and done, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    pub(in crate::nft) parts: Vec<Part>,
+}
+
+/// A field of a packet that is a key, or part of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::nft) enum Field {
+    /// Source address.
+    Source,
+    /// Destination address, or the number that was written there.
+    Destination,
+    /// The number of the service port of the endpoint number that was written over the destination address.
+    Service,
+    /// Transport protocol.
+    Protocol,
+    /// Destination port.
+    Port,
+    /// A random number below this.
+    Random(u32),
+}
+
+/// A match or statement.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::nft) enum Part {
+    /// The first packet of a connection.
+    New,
+    /// Of a connection whose destination was translated.
+    Translated,
+    /// The source address is one of the node.
+    LocalSource,
+    /// The destination address is one of the node.
+    LocalDestination,
+    /// An address is in a network, or is not. The network is of the family and has no host bits.
+    Address {
+        field: Field,
+        net: IpNet,
+        inside: bool,
+    },
+    /// It came in by an interface of this name (or prefix of names), or did not.
+    Interface {
+        name: String,
+        prefix: bool,
+        is: bool,
+    },
+    /// The transport protocol.
+    Protocol(Protocol),
+    /// The bit is set in the mark.
+    Marked(u32),
+    /// Fields are in a set, or are not.
+    In {
+        fields: Vec<Field>,
+        set: SetName,
+        inside: bool,
+    },
+    /// Sets the bit in the mark.
+    Mark(u32),
+    /// Inverts the bit in the mark.
+    ToggleMark(u32),
+    /// Writes what the map has for the fields over the destination address; no match if it has nothing.
+    SetDestination(Vec<Field>, SetName),
+    /// Writes [`Field::Service`] over the destination address.
+    SetDestinationToService,
+    /// Writes into [`SetName::Affinity`] that the client has the endpoint whose number is in the destination address.
+    Remember {
+        seconds: u32,
+    },
+    /// Removes what [`Part::Remember`] wrote.
+    Forget,
+    /// Goes where the map says for the fields; no match if it says nothing.
+    Choose(Vec<Field>, SetName),
+    /// Translates the destination to the address and port that the map has for the fields.
+    Translate(Vec<Field>, SetName),
+    /// Translates the source to the address of the interface it leaves by, with a random port.
+    Masquerade,
+    /// Answers with ICMP port unreachable.
+    Reject,
+    Drop,
+    Goto(Chain),
+    Jump(Chain),
+}
+
+impl Rule {
+    pub(super) fn of(parts: impl IntoIterator<Item = Part>) -> Self {
+        Self { parts: parts.into_iter().collect() }
+    }
+
+    /// The rule in the language of nft, as it lists it (but for times, which it lists in hours too). Before 1.0.7, nft cannot read (but lists) the rules of the affinity
+    /// chains in IPv6: it takes no key of more than 16 bytes in `update @map` and `delete @map`. The kernel takes them.
+    #[must_use]
+    pub fn text(&self, family: Family) -> String {
+        let parts: Vec<String> =
+            self.parts.iter().map(|part| PartText { part, family }.to_string()).collect();
+        parts.join(" ")
+    }
+}
+
+/// `ip` or `ip6`, as nft calls the families.
+pub(super) const fn keyword(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
+}
+
+/// The name of a protocol in nft.
+pub(super) const fn protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::Sctp => "sctp",
+    }
+}
+
+/// What the kernel would take of the name of an interface.
+pub(super) fn interface_name(name: &str) -> &str {
+    let end = (0..=name.len().min(INTERFACE_NAME_MAX)).rev().find(|end| name.is_char_boundary(*end));
+    &name[..end.unwrap_or(0)]
+}
+
+struct FieldText {
+    field: Field,
+    family: Family,
+}
+
+impl fmt::Display for FieldText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ip = keyword(self.family);
+        match self.field {
+            Field::Source => write!(f, "{ip} saddr"),
+            Field::Destination => write!(f, "{ip} daddr"),
+            Field::Service => {
+                let mask = match self.family {
+                    Family::V4 => "255.255.0.0",
+                    Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:0",
+                };
+                write!(f, "{ip} daddr & {mask}")
+            }
+            Field::Protocol => f.write_str("meta l4proto"),
+            Field::Port => f.write_str("th dport"),
+            Field::Random(below) => write!(f, "numgen random mod {below}"),
+        }
+    }
+}
+
+struct PartText<'a> {
+    part: &'a Part,
+    family: Family,
+}
+
+impl PartText<'_> {
+    fn fields(&self, fields: &[Field]) -> String {
+        let fields: Vec<String> =
+            fields.iter().map(|field| FieldText { field: *field, family: self.family }.to_string()).collect();
+        fields.join(" . ")
+    }
+}
+
+impl fmt::Display for PartText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ip = keyword(self.family);
+        let not = |is: bool| if is { "" } else { "!= " };
+        match self.part {
+            Part::New => f.write_str("ct state new"),
+            Part::Translated => f.write_str("ct status dnat"),
+            Part::LocalSource => f.write_str("fib saddr type local"),
+            Part::LocalDestination => f.write_str("fib daddr type local"),
+            Part::Address { field, net, inside } => {
+                let field = self.fields(&[*field]);
+                if net.prefix_len() == net.max_prefix_len() {
+                    write!(f, "{field} {}{}", not(*inside), net.addr())
+                } else {
+                    write!(f, "{field} {}{net}", not(*inside))
+                }
+            }
+            Part::Interface { name, prefix, is } => {
+                let star = if *prefix { "*" } else { "" };
+                write!(f, "iifname {}\"{}{star}\"", not(*is), interface_name(name))
+            }
+            Part::Protocol(protocol) => write!(f, "meta l4proto {}", protocol_name(*protocol)),
+            Part::Marked(bit) => write!(f, "meta mark & {bit:#010x} == {bit:#010x}"),
+            Part::In { fields, set, inside } => write!(f, "{} {}@{set}", self.fields(fields), not(*inside)),
+            Part::Mark(bit) => write!(f, "meta mark set meta mark | {bit:#010x}"),
+            Part::ToggleMark(bit) => write!(f, "meta mark set meta mark ^ {bit:#010x}"),
+            Part::SetDestination(fields, map) => {
+                write!(f, "{ip} daddr set {} map @{map}", self.fields(fields))
+            }
+            Part::SetDestinationToService => write!(f, "{ip} daddr set {}", self.fields(&[Field::Service])),
+            Part::Remember { seconds } => {
+                let key = self.fields(&[Field::Source, Field::Service]);
+                write!(f, "update @{} {{ {key} timeout {seconds}s : {ip} daddr }}", SetName::Affinity)
+            }
+            Part::Forget => {
+                let key = self.fields(&[Field::Source, Field::Service]);
+                write!(f, "delete @{} {{ {key} : {ip} daddr }}", SetName::Affinity)
+            }
+            Part::Choose(fields, map) => write!(f, "{} vmap @{map}", self.fields(fields)),
+            Part::Translate(fields, map) => write!(f, "dnat {ip} to {} map @{map}", self.fields(fields)),
+            Part::Masquerade => f.write_str("masquerade fully-random"),
+            Part::Reject => f.write_str("reject"),
+            Part::Drop => f.write_str("drop"),
+            Part::Goto(chain) => write!(f, "goto {chain}"),
+            Part::Jump(chain) => write!(f, "jump {chain}"),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What is done once and without staying: the ruleset as text, what would change, and clearing up.
+//!
+//! Owns: [`Offline`], a programmer that is given one state and brings nothing to the kernel. In: a whole state of the agent.
+//! Out: text, or the end of our tables.
+
+use std::{collections::HashSet, fmt, time::Instant};
+
+use keelson_client::State;
+
+use crate::{
+    addresses::{AddressError, LocalAddresses},
+    model::{Family, service_ports},
+    nft::{
+        element::Op,
+        kernel::{Change, Found, Generation, KernelError, TABLE, Tables},
+        ruleset::{self, element_text},
+        strangers::KUBE_PROXY_TABLE,
+    },
+    options::Options,
+    programmer::Programmer,
+};
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum OnceError {
+    /// The kernel does not say what it has.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The node's addresses are not to be had.
+    #[error(transparent)]
+    Addresses(#[from] AddressError),
+    /// What the agent sent is damaged.
+    #[error(transparent)]
+    State(#[from] keelson_client::Error),
+    /// `NodeCIDR` and no pod CIDR.
+    #[error("the Node has no spec.podCIDRs, which detect_local_mode NodeCIDR needs")]
+    NoPodCidrs,
+}
+
+/// What would be in the kernel for one state.
+#[derive(Debug)]
+pub struct Offline(Programmer);
+
+impl Offline {
+    /// Of a whole state. Numbers and places are those of the tables that are in the kernel, as far as these may be read:
+    /// without the capability, the text is as it would be on a node without tables.
+    ///
+    /// # Errors
+    /// See [`OnceError`].
+    pub fn new(tables: Option<Box<dyn Tables>>, options: Options, state: &State) -> Result<Self, OnceError> {
+        let mut programmer = Programmer::without_rehearsal(tables.unwrap_or_else(|| Box::new(NoTables)), options)?;
+        let now = Instant::now();
+        for raw in state.services() {
+            let service = raw.decode()?;
+            programmer.set(raw.name(), Family::ALL.map(|family| service_ports(&service, family)), now);
+        }
+        programmer.node(state.node().cloned().unwrap_or_default(), now);
+        programmer.addresses(LocalAddresses::now()?.as_slice(), now);
+        programmer.whole(now);
+        if programmer.waits_for_pod_cidrs() {
+            return Err(OnceError::NoPodCidrs);
+        }
+        Ok(Self(programmer))
+    }
+
+    /// Both tables as text for `nft -f`.
+    ///
+    /// # Errors
+    /// `out` refuses.
+    pub fn print(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        for side in self.0.sides() {
+            let plan = side.programme.plan();
+            let counted = plan.chains().into_iter().flat_map(|chain| std::iter::once(chain).chain(chain.companions()));
+            ruleset::print(out, side.programme.base(), counted, plan.elements())?;
+        }
+        Ok(())
+    }
+
+    /// What a proxy would change, a line each.
+    ///
+    /// # Errors
+    /// The tables cannot be read.
+    pub fn changes(&mut self) -> Result<Vec<String>, OnceError> {
+        let mut lines = Vec::new();
+        for (family, difference) in self.0.differences()? {
+            if difference.absent {
+                lines.push(format!("add table {}", table(family)));
+            }
+            if difference.rebuild {
+                lines.push(format!("delete table {} and make it anew: it cannot be mended in parts", table(family)));
+            }
+            lines.extend(difference.first.iter().chain(&difference.last).filter_map(|change| structure(family, change)));
+            lines.extend(difference.ops.iter().flat_map(|op| element(family, op)));
+        }
+        Ok(lines)
+    }
+}
+
+const fn table(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip keelson",
+        Family::V6 => "ip6 keelson",
+    }
+}
+
+fn structure(family: Family, change: &Change) -> Option<String> {
+    let table = table(family);
+    Some(match change {
+        Change::MakeSet(set) => format!("add set {table} {set}"),
+        Change::MakeChain(chain) => format!("add chain {table} {chain}"),
+        Change::Rules(chain, rules) => format!("write the {} rules of chain {table} {chain}", rules.len()),
+        Change::DeleteChain(chain) => format!("delete chain {table} {chain}"),
+        Change::DeleteChainNamed(name) => format!("delete chain {table} {name}"),
+        Change::DeleteSet(set) => format!("delete set {table} {set}"),
+        Change::DeleteSetNamed(name) => format!("delete set {table} {name}"),
+        Change::FlushSet(set) => format!("flush set {table} {set}"),
+        Change::MakeTable | Change::DeleteTable | Change::Element(_) => return None,
+    })
+}
+
+fn element(family: Family, op: &Op) -> Vec<String> {
+    let line = |verb: &str, element| format!("{verb} element {} {} {{ {} }}", table(family), set(op), element_text(family, element));
+    match op {
+        Op::Add(added) => vec![line("add", added)],
+        Op::Delete(deleted) => vec![line("delete", deleted)],
+        Op::Replace(deleted, added) => vec![line("delete", deleted), line("add", added)],
+    }
+}
+
+const fn set(op: &Op) -> crate::nft::element::SetName {
+    match op {
+        Op::Add(element) | Op::Delete(element) | Op::Replace(_, element) => element.set,
+    }
+}
+
+/// Removes our tables, and with `kube_proxy` those that a kube-proxy (mode nftables) left. Says which there were.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn cleanup(tables: &mut dyn Tables, kube_proxy: bool) -> Result<Vec<String>, KernelError> {
+    let mut removed = Vec::new();
+    let names: HashSet<&str> = [Some(TABLE), kube_proxy.then_some(KUBE_PROXY_TABLE)].into_iter().flatten().collect();
+    for (family, name) in tables.tables()? {
+        if names.contains(name.as_str()) {
+            tables.delete_table(family, &name)?;
+            let prefix = match family {
+                Family::V4 => "ip",
+                Family::V6 => "ip6",
+            };
+            removed.push(format!("{prefix} {name}"));
+        }
+    }
+    Ok(removed)
+}
+
+/// A kernel without any table.
+#[derive(Debug)]
+struct NoTables;
+
+impl Tables for NoTables {
+    fn commit(&mut self, _: Family, _: &[Change]) -> Result<(), KernelError> {
+        Err(KernelError::NotPermitted)
+    }
+
+    fn read(&mut self, _: Family) -> Result<Option<Found>, KernelError> {
+        Ok(None)
+    }
+
+    fn generation(&mut self) -> Result<Generation, KernelError> {
+        Ok(Generation::default())
+    }
+
+    fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
+        Ok(Vec::new())
+    }
+
+    fn delete_table(&mut self, _: Family, _: &str) -> Result<(), KernelError> {
+        Err(KernelError::NotPermitted)
+    }
+}

@@ -1,0 +1,291 @@
+//! Following the agent, and bringing what it says to the kernel.
+//!
+//! Owns: the thread that does it, with a runtime of its own. In: the agent's states, the node's addresses, ticks. Out: the
+//! [`crate::programmer::Programmer`]'s work, and who has to hear of it: health, health check node ports, metrics, conntrack.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use keelson_client::{BoxError, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints, ServiceName, Target};
+use keelson_proto::localnetv1::Protocol as WireProtocol;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    RunError,
+    cleaner::Cleaner,
+    shared::{Link, Shared},
+    unix_ms,
+};
+use crate::{
+    addresses::{LocalAddresses, Match, node_port_addresses},
+    conntrack::{UdpFrontend, UdpFrontends},
+    health::{ListenOn, ServiceHealthCheck},
+    metrics::{NoLocalEndpoints, SyncKind},
+    model::{Family, Protocol, service_ports},
+    programmer::Synced,
+};
+
+/// How often the programmer is given the time.
+const TICK: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether something else programs Services here.
+const LOOK_FOR_STRANGERS: Duration = Duration::from_secs(60);
+
+/// How long `NodeCIDR` waits for the node's pod CIDRs. Source: kube-proxy.
+const POD_CIDRS: Duration = Duration::from_secs(300);
+
+/// The running thread.
+#[derive(Debug)]
+pub(super) struct Follower(oneshot::Receiver<Option<RunError>>);
+
+impl Follower {
+    /// When it has ended, and why if it was not told to.
+    pub(super) async fn ended(self) -> Option<RunError> {
+        self.0.await.unwrap_or(Some(RunError::Ended))
+    }
+}
+
+/// Starts the thread, in the network namespace of the caller.
+pub(super) fn start(
+    shared: Arc<Shared>,
+    target: Target,
+    addresses: watch::Receiver<Arc<LocalAddresses>>,
+    cleaner: Cleaner,
+    stop: CancellationToken,
+) -> Result<Follower, RunError> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Thread)?;
+    let (done, ended) = oneshot::channel();
+    let body = move || {
+        let outcome = runtime.block_on(work(shared, target, addresses, cleaner, stop));
+        // Nobody waits any more when the process ends.
+        drop(done.send(outcome));
+    };
+    thread::Builder::new().name("programmer".to_owned()).spawn(body).map_err(RunError::Thread)?;
+    Ok(Follower(ended))
+}
+
+async fn work(
+    shared: Arc<Shared>,
+    target: Target,
+    addresses: watch::Receiver<Arc<LocalAddresses>>,
+    cleaner: Cleaner,
+    stop: CancellationToken,
+) -> Option<RunError> {
+    let mut client = Client::new(Options { target, ..Options::default() });
+    client.cancel_with(stop);
+    let troubled = shared.clone();
+    client.on_trouble(move |trouble| troubled.link(Link::Failing(trouble.error.to_string())));
+    let mut consumer = Consumer::new(shared.clone(), cleaner.clone());
+    tokio::select! {
+        _ = client.run(&mut consumer) => None,
+        error = ticks(shared, addresses, cleaner) => Some(error),
+    }
+}
+
+/// Hands addresses and time to the programmer, until it is hopeless.
+async fn ticks(
+    shared: Arc<Shared>,
+    mut addresses: watch::Receiver<Arc<LocalAddresses>>,
+    cleaner: Cleaner,
+) -> RunError {
+    let mut interval = tokio::time::interval(TICK);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut waiting: Option<Instant> = None;
+    let mut looked = Instant::now();
+    loop {
+        tokio::select! {
+            _ = interval.tick() => {}
+            // The sender lives as long as the process.
+            _ = addresses.changed() => {}
+        }
+        let now = Instant::now();
+        let local = addresses.borrow_and_update().clone();
+        let mut programmer = shared.programmer();
+        programmer.addresses(local.as_slice(), now);
+        let synced = programmer.tick(now);
+        let waits = programmer.waits_for_pod_cidrs();
+        drop(programmer);
+        finish(&shared, &cleaner, &synced, None);
+        shared.apply_checks();
+        if now.saturating_duration_since(looked) >= LOOK_FOR_STRANGERS {
+            looked = now;
+            shared.say_strangers();
+        }
+        waiting = waits.then(|| waiting.unwrap_or(now));
+        if waiting.is_some_and(|since| now.saturating_duration_since(since) >= POD_CIDRS) {
+            return RunError::NoPodCidrs(POD_CIDRS);
+        }
+    }
+}
+
+/// Hears the agent's states.
+struct Consumer {
+    shared: Arc<Shared>,
+    cleaner: Cleaner,
+    no_local: [NoLocalEndpoints; 2],
+    services: u64,
+    queued: bool,
+}
+
+impl Consumer {
+    fn new(shared: Arc<Shared>, cleaner: Cleaner) -> Self {
+        let no_local = Family::ALL.map(|family| NoLocalEndpoints::new(family, shared.metrics.clone()));
+        Self { shared, cleaner, no_local, services: 0, queued: false }
+    }
+
+    /// Something waits, from the first of the changes of a state.
+    fn queue(&mut self) {
+        if !std::mem::replace(&mut self.queued, true) {
+            for family in Family::ALL {
+                self.shared.health.queued(family);
+                self.shared.metrics.queued(family);
+            }
+        }
+    }
+
+    /// Changes one Service in the programmer, and what is counted of its ports.
+    fn change(&mut self, name: &ServiceName, service: Option<&ServiceEndpoints>) {
+        self.queue();
+        self.services += 1;
+        let ports = Family::ALL.map(|family| service.map_or_else(Vec::new, |service| service_ports(service, family)));
+        let mut programmer = self.shared.programmer();
+        for ((family, no_local), ports) in Family::ALL.into_iter().zip(&mut self.no_local).zip(&ports) {
+            for port in programmer.side(family).programme.plan().service_ports_of(name) {
+                no_local.remove(&port.name());
+            }
+            for port in ports {
+                no_local.set(port);
+            }
+        }
+        programmer.set(name, ports, Instant::now());
+    }
+}
+
+impl Handlers for Consumer {
+    fn node(&mut self, node: NodeInfo) {
+        self.shared.health.node(Some(&node));
+        self.shared.programmer().node(node, Instant::now());
+        self.shared.changed();
+    }
+
+    fn delete(&mut self, name: &ServiceName) {
+        self.change(name, None);
+        self.shared.check(name, None);
+    }
+
+    fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+        self.change(name, Some(&service));
+        self.shared.check(name, health_check(name, &service));
+        if service.ports.iter().any(|port| port.protocol() == WireProtocol::Udp) {
+            self.shared.udp_changed();
+        }
+    }
+
+    async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
+        self.shared.link(Link::Following);
+        let now = Instant::now();
+        self.shared.metrics.changes_heard(std::mem::take(&mut self.services), 0);
+        let mut programmer = self.shared.programmer();
+        programmer.whole(now);
+        let synced = programmer.sync(now);
+        drop(programmer);
+        self.queued = false;
+        finish(&self.shared, &self.cleaner, &synced, Some(position));
+        self.shared.apply_checks();
+        // What failed is tried again by the ticks: to be offered everything once more would not help.
+        Ok(())
+    }
+}
+
+/// What follows from syncs.
+fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Option<&Position>) {
+    for Synced { family, result, took } in synced {
+        match result {
+            Ok(outcome) => {
+                let kind = if outcome.full { SyncKind::Full } else { SyncKind::Partial };
+                shared.metrics.synced(*family, kind, *took);
+                shared.metrics.mended(*family, usize::from(outcome.mended));
+                for _ in 0..outcome.transactions {
+                    shared.metrics.transaction(*family, (outcome.added + outcome.deleted) / outcome.transactions);
+                }
+                shared.health.synced(*family);
+                if let Some(triggered) = position.and_then(|position| position.triggered_unix_ms)
+                    && triggered >= shared.started_unix_ms
+                {
+                    let late = u64::try_from(unix_ms().saturating_sub(triggered)).unwrap_or_default();
+                    shared.metrics.programmed(*family, Duration::from_millis(late));
+                }
+                if outcome.mended {
+                    shared.say(format!(
+                        "the table of {family} was not as it had been left ({} elements put back, {} taken away, {} chains or sets); it \
+                         is mended",
+                        outcome.added, outcome.deleted, outcome.structure
+                    ));
+                }
+                if shared.take_udp(*family) {
+                    cleaner.clean(*family, udp_frontends(shared, *family));
+                }
+            }
+            Err(error) => {
+                // What failed was at least begun as one or the other; a retry compares everything.
+                shared.metrics.sync_failed(*family, SyncKind::Full, *took);
+                shared.say(format!("the rules of {family} could not be brought up to date: {error}"));
+            }
+        }
+    }
+    shared.note(synced, position);
+}
+
+fn udp_frontends(shared: &Shared, family: Family) -> UdpFrontends {
+    let programmer = shared.programmer();
+    let plan = programmer.side(family).programme.plan();
+    let udp = plan.service_ports().filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
+    udp.map(|port| {
+        let mut addresses = vec![port.cluster_ip()];
+        addresses.extend(port.external_ips().iter().chain(port.load_balancer_ips()));
+        UdpFrontend { addresses, port: port.port(), node_port: port.node_port(), serving: port.serving().to_vec() }
+    })
+    .collect()
+}
+
+/// The health check node port of a Service, if it has one. The agent names one only where it has an effect.
+fn health_check(name: &ServiceName, service: &ServiceEndpoints) -> Option<ServiceHealthCheck> {
+    let port = u16::try_from(service.health_check_node_port).ok().filter(|port| *port != 0)?;
+    let cluster_ips = service.i_ps.as_ref().and_then(|ips| ips.cluster_i_ps.as_ref());
+    let has = |family| {
+        cluster_ips.is_some_and(|ips| match family {
+            Family::V4 => !ips.v4.is_empty(),
+            Family::V6 => !ips.v6.is_empty(),
+        })
+    };
+    Some(ServiceHealthCheck {
+        name: name.clone(),
+        port,
+        local_v4: has(Family::V4).then_some(service.local_ready_v4),
+        local_v6: has(Family::V6).then_some(service.local_ready_v6),
+    })
+}
+
+impl Shared {
+    /// The health check node ports as they shall be now.
+    pub(super) fn apply_checks(&self) {
+        let programmer = self.programmer();
+        let options = programmer.options();
+        let on = |family| -> Match {
+            let ips = options.node_ips(programmer.node_info(), family);
+            node_port_addresses(&options.node_port_addresses, &ips, programmer.local_addresses(), family)
+        };
+        let listen_on = ListenOn { v4: on(Family::V4), v6: on(Family::V6) };
+        drop(programmer);
+        self.apply_wanted(listen_on);
+    }
+}
+
+/// By Service.
+pub(super) type Checks = BTreeMap<ServiceName, ServiceHealthCheck>;

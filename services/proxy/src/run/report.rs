@@ -1,0 +1,71 @@
+//! Telling the agent how the proxy fares, so that it is shown there.
+//!
+//! Owns: one task. In: changes of what there is to show. Out: `keelson.endpoints.v1.Endpoints/Report`, at most one a second and
+//! at least one in ten. The agent does nothing with it but show it; that it cannot be reached is known elsewhere.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use keelson_client::{Reporter, Target};
+use keelson_proto::endpoints::Backend;
+
+use super::shared::Shared;
+use crate::model::Family;
+
+/// Reports come no closer.
+const LEAST: Duration = Duration::from_secs(1);
+/// And no further apart. Source: endpoints.proto.
+const MOST: Duration = Duration::from_secs(10);
+
+/// Reports until it is dropped.
+pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, http: Option<SocketAddr>) {
+    let mut changes = shared.changes();
+    let mut reporter = Reporter::new(target);
+    loop {
+        let backend = backend(&shared, &debug, http).await;
+        // Where the agent is gone, the follower says so.
+        if let Err(error) = reporter.report(backend).await {
+            tracing::debug!(%error, "the agent could not be told how this proxy fares");
+        }
+        tokio::time::sleep(LEAST).await;
+        // The sender lives as long as this task. A time-out is no news, and is told as well.
+        drop(tokio::time::timeout(MOST - LEAST, changes.changed()).await);
+    }
+}
+
+/// "waiting", "synced" or "failing", and why.
+pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) {
+    let look = shared.clone();
+    // The lock may be held for a second when a large cluster is loaded.
+    let asked = tokio::task::spawn_blocking(move || {
+        let programmer = look.programmer();
+        let failure = programmer.sides().iter().find_map(|side| {
+            let failure = side.failure.as_ref()?;
+            Some(format!("{}: {}", side.programme.family(), failure.error))
+        });
+        (failure, programmer.sides().iter().all(|side| side.programme.has_synced()))
+    });
+    match asked.await.unwrap_or_default() {
+        (Some(reason), _) => ("failing", reason),
+        (None, true) => ("synced", String::new()),
+        (None, false) => ("waiting", String::new()),
+    }
+}
+
+async fn backend(shared: &Arc<Shared>, debug: &str, http: Option<SocketAddr>) -> Backend {
+    let (state, reason) = standing_of(shared).await;
+    let standing = shared.standing().clone();
+    Backend {
+        name: "nft".to_owned(),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        debug: debug.to_owned(),
+        http: http.map(|address| format!("http://{address}/")).unwrap_or_default(),
+        instance_id: standing.position.instance_id,
+        rev: standing.position.rev,
+        state: state.to_owned(),
+        reason,
+        last_sync_unix_ms: Family::ALL.map(|family| standing.synced_unix_ms[family as usize]).into_iter().max().unwrap_or(0),
+        service_ports: standing.service_ports,
+        ..Backend::default()
+    }
+}

@@ -1,0 +1,251 @@
+//! How a proxy lets itself be looked at.
+//!
+//! Owns: [`View`]. In: questions of the debug endpoint. Out: what [`Shared`] knows, in the words of `proxy.proto`. Whoever
+//! asks waits for the kernel's work on a thread for such waits, never on the servers' own.
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use futures_util::stream;
+use keelson_proto::proxy as pb;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use super::{
+    report::standing_of,
+    shared::{Link, Shared, Standing},
+    unix_ms,
+};
+use crate::{
+    health::SocketState,
+    inspect::{Check, Chunks, ProxyView, Question, ViewError},
+    model::Family,
+    nft::{element::SetName, kernel::Kind, ruleset},
+    programmer::{Programmer, Side},
+};
+
+/// Printed text is handed on in pieces of about this many bytes.
+const PIECE: usize = 64 * 1024;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct View {
+    shared: Arc<Shared>,
+    registry: Arc<Registry>,
+}
+
+impl View {
+    pub(super) fn new(shared: Arc<Shared>, registry: Arc<Registry>) -> Self {
+        Self { shared, registry }
+    }
+
+    /// Asks the programmer, which may be busy with the kernel.
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Programmer) -> T + Send + 'static,
+    ) -> Result<T, ViewError> {
+        let shared = self.shared.clone();
+        let answer = tokio::task::spawn_blocking(move || question(&shared.programmer()));
+        answer.await.map_err(|error| ViewError::Unavailable(format!("the proxy could not be asked: {error}")))
+    }
+}
+
+impl ProxyView for View {
+    async fn state(&self) -> Result<pb::State, ViewError> {
+        let standing = self.shared.standing().clone();
+        let strangers = standing.strangers.clone();
+        let synced = standing.synced_unix_ms;
+        let families = self
+            .ask(move |programmer| {
+                Family::ALL.map(|family| family_state(programmer.side(family), synced[family as usize], &strangers)).to_vec()
+            })
+            .await?;
+        Ok(state(&self.shared, &standing, families))
+    }
+
+    async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
+        drop(question);
+        Err(ViewError::Unavailable("EXPLAIN".into()))
+    }
+
+    async fn print(&self) -> Result<Chunks, ViewError> {
+        let pieces = self.ask(printed).await?;
+        Ok(Box::pin(stream::iter(pieces.into_iter().map(Ok))))
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes()
+    }
+
+    async fn livez(&self) -> Vec<Check> {
+        // What only a restart can mend: a capability that was taken away, a thread that is stuck (then nothing answers).
+        let fatal = self.ask(|programmer| {
+            let failures = programmer.sides().iter().filter_map(|side| side.failure.as_ref());
+            failures.filter(|failure| failure.error.kind() == Kind::Fatal).map(|failure| failure.error.to_string()).next()
+        });
+        let reason = fatal.await.unwrap_or_else(|error| Some(error.to_string()));
+        vec![check("kernel", reason)]
+    }
+
+    async fn readyz(&self) -> Vec<Check> {
+        let (state, reason) = standing_of(&self.shared).await;
+        let rules = (state != "synced").then(|| if reason.is_empty() { "no state of the agent is in effect yet".to_owned() } else { reason });
+        let standing = self.shared.standing().clone();
+        let link = match standing.link {
+            Link::Following => None,
+            Link::Connecting => Some("connecting to the agent".to_owned()),
+            Link::Failing(reason) => Some(reason),
+        };
+        vec![check("rules", rules), check("agent", link)]
+    }
+
+    async fn metrics(&self) -> String {
+        let counted = self
+            .ask(|programmer| {
+                Family::ALL.map(|family| {
+                    let counts = programmer.side(family).programme.plan().counts();
+                    SetName::ALL.iter().map(|set| counts.elements(*set)).sum::<usize>()
+                })
+            })
+            .await;
+        for (family, elements) in Family::ALL.into_iter().zip(counted.unwrap_or_default()) {
+            self.shared.metrics.elements(family, elements);
+        }
+        let mut text = String::new();
+        match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            Err(error) => format!("# {error}\n# EOF\n"),
+        }
+    }
+}
+
+/// What is looked at, and why it is not well, if it is not.
+fn check(name: &str, reason: Option<String>) -> Check {
+    Check { name: name.to_owned(), ok: reason.is_none(), message: reason.unwrap_or_default(), since_unix_ms: 0 }
+}
+
+fn state(shared: &Shared, standing: &Standing, families: Vec<pb::FamilyState>) -> pb::State {
+    let (link, link_reason) = match &standing.link {
+        Link::Connecting => ("connecting", String::new()),
+        Link::Following => ("following", String::new()),
+        Link::Failing(reason) => ("failing", reason.clone()),
+    };
+    let position = &standing.position;
+    let healthz = shared.health.is_node_eligible();
+    pb::State {
+        backend: "nft".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        started_unix_ms: shared.started_unix_ms,
+        target: shared.target.clone(),
+        link: link.to_owned(),
+        link_reason,
+        instance_id: position.instance_id.to_string(),
+        rev: position.rev,
+        stale: position.stale,
+        stale_reason: position.stale_reason.clone(),
+        families,
+        settings: shared.settings.clone(),
+        health_checks: health_checks(shared),
+        events: standing.events.iter().cloned().collect(),
+        node_eligible: healthz,
+        healthy: shared.health.is_healthy(),
+    }
+}
+
+fn health_checks(shared: &Shared) -> Vec<pb::HealthCheck> {
+    let states = shared.checks.states().borrow().clone();
+    let one = |state: &crate::health::HealthCheckState| {
+        let open = state.sockets.iter().filter(|socket| socket.state == SocketState::Open);
+        let reasons = state.sockets.iter().filter_map(|socket| match &socket.state {
+            SocketState::Open => None,
+            SocketState::Failing(reason) => Some(format!("{}: {reason}", socket.address)),
+        });
+        pb::HealthCheck {
+            namespace: state.check.name.namespace().to_owned(),
+            name: state.check.name.name().to_owned(),
+            port: i32::from(state.check.port),
+            local_endpoints: state.check.local_v4.unwrap_or(0) + state.check.local_v6.unwrap_or(0),
+            listening: open.map(|socket| socket.address.to_string()).collect(),
+            reason: reasons.collect::<Vec<_>>().join("; "),
+        }
+    };
+    states.iter().map(one).collect()
+}
+
+fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]) -> pb::FamilyState {
+    let programme = &side.programme;
+    let family = programme.family();
+    let counts = programme.plan().counts();
+    let (state, reason) = match (&side.failure, programme.has_synced()) {
+        (Some(failure), _) => ("failing", format!("{} (tried {} times)", failure.error, failure.times)),
+        (None, true) => ("synced", String::new()),
+        (None, false) => ("waiting", String::new()),
+    };
+    let used = SetName::ALL.into_iter().map(|set| (set, counts.elements(set))).filter(|(_, number)| *number > 0);
+    let since = |at: Instant| unix_ms().saturating_sub(i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX));
+    let mut conflicts: Vec<String> = programme.plan().conflicts().iter().map(conflict).collect();
+    if counts.without_affinity > 0 {
+        conflicts.push(format!(
+            "{} service ports have no session affinity although they ask for it: there are too many of them, or of their endpoints",
+            counts.without_affinity
+        ));
+    }
+    pb::FamilyState {
+        family: family.to_string(),
+        state: state.to_owned(),
+        reason,
+        services: counts.services as u64,
+        service_ports: counts.service_ports as u64,
+        endpoints: counts.endpoints as u64,
+        chains: programme.chains() as u64,
+        elements: used.map(|(set, number)| (set.to_string(), number as u64)).collect(),
+        syncs: side.tally.syncs,
+        full_syncs: side.tally.full,
+        failures: side.tally.failures,
+        mended: side.tally.mended,
+        last_sync_unix_ms: synced_unix_ms,
+        last_sync_us: u64::try_from(side.tally.took.as_micros()).unwrap_or(u64::MAX),
+        last_added: side.tally.last.added as u64,
+        last_deleted: side.tally.last.deleted as u64,
+        pending_since_unix_ms: side.pending.filter(|_| programme.has_synced() || side.failure.is_some()).map_or(0, since),
+        strangers: strangers.iter().filter(|(of, _)| *of == family).map(|(_, what)| what.clone()).collect(),
+        conflicts,
+    }
+}
+
+fn conflict(conflict: &crate::nft::plan::Conflict) -> String {
+    let others: Vec<String> = conflict.others.iter().map(ToString::to_string).collect();
+    format!("{} is claimed by {} and by {}; the first has it", conflict.frontend, conflict.owner, others.join(", "))
+}
+
+/// The whole ruleset of one moment, in pieces.
+fn printed(programmer: &Programmer) -> Vec<String> {
+    let mut pieces = Pieces(vec![String::new()]);
+    for side in programmer.sides() {
+        // Strings refuse nothing.
+        drop(print(&mut pieces, side));
+    }
+    pieces.0
+}
+
+/// The table of one family as `nft -f` text.
+///
+/// # Errors
+/// `out` refuses.
+pub fn print(out: &mut impl fmt::Write, side: &Side) -> fmt::Result {
+    let plan = side.programme.plan();
+    let chains = plan.chains().into_iter().flat_map(|chain| std::iter::once(chain).chain(chain.companions()));
+    ruleset::print(out, side.programme.base(), chains, plan.elements())
+}
+
+struct Pieces(Vec<String>);
+
+impl fmt::Write for Pieces {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        match self.0.last_mut() {
+            Some(last) if last.len() < PIECE => last.push_str(text),
+            _ => self.0.push(text.to_owned()),
+        }
+        Ok(())
+    }
+}

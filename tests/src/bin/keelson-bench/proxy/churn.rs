@@ -1,0 +1,100 @@
+//! A hundred changes a second.
+//!
+//! Owns: the measurement. In: who has everything in the kernel. Out: a row: what it takes, and how far behind it is at the end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::kernel::Generations;
+use super::options::Options;
+use super::report::{Churn, Report, Resident};
+use super::stage::{SOON, Stage, touch};
+use super::subject::{PATIENCE, Subject};
+use super::usage::Children;
+
+/// Changes a second.
+const A_SECOND: u32 = 100;
+/// Writes at the same time, at most: where the API server is slow.
+const AT_ONCE: usize = 16;
+/// Ports of changes, which come again and again.
+const PORTS: std::ops::Range<u16> = 1024..8000;
+
+pub(super) async fn churn(
+    stage: &Stage,
+    subject: &Subject,
+    options: &Options,
+    report: &mut Report,
+) -> Result<()> {
+    let generations = Generations::watch(subject.namespace())?;
+    let programs = Children::watch(subject.pid()?);
+    ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
+    let (usage, before) = (subject.usage()?, subject.memory()?);
+    let begun = Instant::now();
+    let written = write(stage, options.churn).await?;
+    let lasted = begun.elapsed();
+    stage.switch().await?;
+    let acknowledged = Instant::now();
+    let lag = in_effect(stage, subject, acknowledged).await?;
+    let until = Instant::now();
+    // Whatever it does afterwards is part of what it takes.
+    ensure!(generations.rests(2 * subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
+    let after = subject.memory()?;
+    let usage: Vec<_> =
+        subject.usage()?.into_iter().zip(usage).map(|(after, before)| after.since(before)).collect();
+    let transactions = generations.after(begun)?.iter().filter(|at| **at <= until).count();
+    report.memory.push(Resident {
+        size: stage.size,
+        kind: subject.kind,
+        when: "after very many changes",
+        memory: after.clone(),
+        children: programs.most(),
+    });
+    let (size, kind) = (stage.size, subject.kind);
+    report.churn.push(Churn { size, kind, written, lasted, transactions, lag, usage, before, after });
+    subject.is_whole(stage)
+}
+
+/// Changes slices at random; tells how many.
+async fn write(stage: &Stage, long: Duration) -> Result<usize> {
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut turn = tokio::time::interval(Duration::from_secs(1) / A_SECOND);
+    let (at_once, mut writes) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
+    let (begun, mut written) = (Instant::now(), 0);
+    while begun.elapsed() < long {
+        turn.tick().await;
+        let (service, number) = (random.random_range(0..stage.size.services), random.random_range(PORTS));
+        let (writer, turn) = (stage.writer.clone(), at_once.clone().acquire_owned().await?);
+        writes.spawn(async move {
+            let done = touch(&writer, service, number).await;
+            drop(turn);
+            done
+        });
+        written += 1;
+        while let Some(done) = writes.try_join_next() {
+            done.context("a writer panicked")??;
+        }
+    }
+    while let Some(done) = writes.join_next().await {
+        done.context("a writer panicked")??;
+    }
+    Ok(written)
+}
+
+/// From the last change, of a real Service, until a new connection is answered where it says; none if that never happens.
+async fn in_effect(stage: &Stage, subject: &Subject, acknowledged: Instant) -> Result<Option<Duration>> {
+    while acknowledged.elapsed() < PATIENCE {
+        let asked = Instant::now();
+        if subject.answers(stage).await? {
+            // The question went by it; the answer took its time.
+            return Ok(Some(asked.saturating_duration_since(acknowledged)));
+        }
+        tokio::time::sleep(SOON).await;
+    }
+    Ok(None)
+}

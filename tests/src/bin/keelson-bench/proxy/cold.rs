@@ -1,0 +1,97 @@
+//! From no rules to all of them.
+//!
+//! Owns: the measurement. In: a cluster that has everything already. Out: rows: the time from the start of a process until the
+//! last transaction that everything needed.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::kernel::Generations;
+use super::options::Options;
+use super::report::{Cold, Report, Resident};
+use super::stage::Stage;
+use super::subject::{Kind, Subject};
+use super::usage::{Children, Usage};
+
+/// There is another round only if all so far together took less, in seconds.
+const ROUNDS_WITHIN: f64 = 30.0;
+
+/// Measures cold syncs. Afterwards it runs with everything in the kernel; if it does not, because that took too long, it is
+/// stopped and the answer is no.
+pub(super) async fn cold(
+    stage: &Stage,
+    subject: &mut Subject,
+    options: &Options,
+    report: &mut Report,
+) -> Result<bool> {
+    // Last without the agent's start, so that it runs on as it was started.
+    let ways: &[bool] = if subject.kind == Kind::Keelson { &[true, false] } else { &[true] };
+    for both in ways {
+        let mut row = Cold {
+            size: stage.size,
+            service_ports: stage.service_ports(),
+            endpoints: stage.endpoints(),
+            kind: subject.kind,
+            both: *both,
+            took: Vec::new(),
+            patience: options.patience,
+            processor: Vec::new(),
+            transactions: Vec::new(),
+            own: None,
+        };
+        let mut whole = true;
+        let mut all = 0.0;
+        while whole && row.took.len() < options.rounds && (row.took.is_empty() || all < ROUNDS_WITHIN) {
+            whole = one(stage, subject, options, &mut row, report).await?;
+            all += row.took.iter().flatten().last().map_or(0.0, std::time::Duration::as_secs_f64);
+        }
+        report.cold.push(row);
+        if !whole {
+            subject.stop(true).await?;
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+async fn one(
+    stage: &Stage,
+    subject: &mut Subject,
+    options: &Options,
+    row: &mut Cold,
+    report: &mut Report,
+) -> Result<bool> {
+    subject.stop(row.both).await?;
+    subject.flush().await?;
+    if !row.both {
+        subject.start_agent(stage).await?;
+    }
+    let generations = Generations::watch(subject.namespace())?;
+    // Of the agent; what starts now has taken nothing yet.
+    let before = total(&subject.usage()?);
+    let begun = Instant::now();
+    subject.start().await?;
+    let programs = Children::watch(subject.pid()?);
+    let last = subject.synced(stage, &generations, begun, options.patience).await?;
+    row.took.push(last.map(|last| last.duration_since(begun)));
+    let Some(last) = last else { return Ok(false) };
+    row.processor.push(total(&subject.usage()?) - before);
+    row.transactions.push(generations.after(begun)?.iter().filter(|at| **at <= last).count());
+    row.own = subject.own_figure().await?;
+    subject.answers_soon(stage).await?;
+    if row.took.len() == 1 && (subject.kind == Kind::KubeProxy || !row.both) {
+        report.memory.push(Resident {
+            size: stage.size,
+            kind: subject.kind,
+            when: "all is in the kernel",
+            memory: subject.memory()?,
+            children: programs.most(),
+        });
+    }
+    Ok(true)
+}
+
+pub(super) fn total(usage: &[Usage]) -> f64 {
+    usage.iter().copied().map(Usage::all).sum()
+}

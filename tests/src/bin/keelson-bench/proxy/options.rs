@@ -1,0 +1,186 @@
+//! What is measured. In: the words after `proxy` on the command line. Out: [`Options`].
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::subject::Kind;
+
+/// How many Services, and how many endpoints each of them has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) services: usize,
+    pub(super) each: usize,
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {}", self.services, self.each)
+    }
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// From nothing to everything.
+    Cold,
+    /// One change.
+    Change,
+    /// Very many changes.
+    Churn,
+    /// Connections by way of the rules.
+    Connections,
+}
+
+impl Part {
+    const ALL: [(&'static str, Self); 4] = [
+        ("cold", Self::Cold),
+        ("change", Self::Change),
+        ("churn", Self::Churn),
+        ("connections", Self::Connections),
+    ];
+}
+
+/// What is measured, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) sizes: Vec<Size>,
+    pub(super) parts: Vec<Part>,
+    pub(super) subjects: Vec<Kind>,
+    /// Cold syncs of each kind at most.
+    pub(super) rounds: usize,
+    /// How long a cold sync may take before it is given up.
+    pub(super) patience: Duration,
+    /// Changes one by one, at most.
+    pub(super) changes: usize,
+    /// For how long there are changes one by one, at most.
+    pub(super) changing: Duration,
+    /// For how long there are very many changes.
+    pub(super) churn: Duration,
+    /// Rounds of connections.
+    pub(super) turns: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let sizes = [(1_000, 10), (10_000, 10), (5_000, 50), (44_000, 1)];
+        Self {
+            sizes: sizes.map(|(services, each)| Size { services, each }).to_vec(),
+            parts: Part::ALL.map(|(_, part)| part).to_vec(),
+            subjects: Kind::ALL.to_vec(),
+            rounds: 5,
+            patience: Duration::from_secs(300),
+            changes: 300,
+            changing: Duration::from_secs(60),
+            churn: Duration::from_secs(60),
+            turns: 5,
+        }
+    }
+}
+
+/// What the flags are, for who misspelt one.
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,connections --subjects keelson,kube-proxy \
+                     --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --turns N";
+
+impl Options {
+    /// Of the whole command line: none if the proxy is not among what is wanted.
+    pub(super) fn of(wanted: &[String]) -> Result<Option<Self>> {
+        if wanted.is_empty() {
+            return Ok(Some(Self::default()));
+        }
+        let Some(at) = wanted.iter().position(|word| word == "proxy") else { return Ok(None) };
+        let mut options = Self::default();
+        let mut words = wanted.iter().skip(at + 1);
+        while let Some(flag) = words.next() {
+            if !flag.starts_with("--") {
+                // Another measurement.
+                continue;
+            }
+            let (flag, value) = match flag.split_once('=') {
+                Some((flag, value)) => (flag, value),
+                None => (flag.as_str(), words.next().map(String::as_str).unwrap_or_default()),
+            };
+            options.set(flag, value).with_context(|| format!("{flag} {value:?}; the flags are {FLAGS}"))?;
+        }
+        Ok(Some(options))
+    }
+
+    fn set(&mut self, flag: &str, value: &str) -> Result<()> {
+        let seconds = || Ok::<_, anyhow::Error>(Duration::from_secs(number(value)?));
+        match flag {
+            "--sizes" => self.sizes = value.split(',').map(size).collect::<Result<_>>()?,
+            "--parts" => self.parts = value.split(',').map(|name| one_of(&Part::ALL, name)).collect::<Result<_>>()?,
+            "--subjects" => {
+                let named = Kind::ALL.map(|kind| (kind.name(), kind));
+                self.subjects = value.split(',').map(|name| one_of(&named, name)).collect::<Result<_>>()?;
+            }
+            "--rounds" => self.rounds = number(value)?,
+            "--patience" => self.patience = seconds()?,
+            "--changes" => self.changes = number(value)?,
+            "--changing" => self.changing = seconds()?,
+            "--churn" => self.churn = seconds()?,
+            "--turns" => self.turns = number(value)?,
+            _ => bail!("there is no such flag"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn has(&self, part: Part) -> bool {
+        self.parts.contains(&part)
+    }
+
+    /// Whether this is the size at which there are very many changes, and connections: 10,000 x 10 if it is measured at all.
+    pub(super) fn is_main(&self, size: Size) -> bool {
+        let usual = Size { services: 10_000, each: 10 };
+        let main = if self.sizes.contains(&usual) { Some(&usual) } else { self.sizes.first() };
+        main == Some(&size)
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
+    text.parse().ok().with_context(|| format!("{text:?} is no number"))
+}
+
+fn size(text: &str) -> Result<Size> {
+    let (services, each) = text.split_once('x').with_context(|| format!("{text:?} is no size"))?;
+    let size = Size { services: number(services)?, each: number(each)? };
+    ensure!(size.services > 0 && size.each > 0, "{text:?} has no endpoints");
+    Ok(size)
+}
+
+fn one_of<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T> {
+    let found = known.iter().find(|(known, _)| *known == name);
+    found.map(|(_, one)| *one).with_context(|| format!("{name:?} is unknown"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Result<Option<Options>> {
+        Options::of(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn flags_say_what_is_measured() {
+        assert_eq!(of("").unwrap(), Some(Options::default()));
+        assert_eq!(of("calls pulls").unwrap(), None);
+        let options = of("calls proxy --sizes 10x2,3x4 --parts=cold,churn --subjects kube-proxy --churn 5").unwrap();
+        let options = options.unwrap();
+        assert_eq!(options.sizes, [Size { services: 10, each: 2 }, Size { services: 3, each: 4 }]);
+        assert_eq!(options.parts, [Part::Cold, Part::Churn]);
+        assert_eq!((options.subjects, options.churn), (vec![Kind::KubeProxy], Duration::from_secs(5)));
+        for wrong in ["--sizes 10", "--sizes 0x1", "--parts all", "--rounds many", "--colour red", "--rounds"] {
+            assert!(of(&format!("proxy {wrong}")).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_main_size_is_ten_thousand_if_it_is_measured() {
+        let options = Options::default();
+        let main: Vec<_> = options.sizes.iter().filter(|size| options.is_main(**size)).collect();
+        assert_eq!(main, [&Size { services: 10_000, each: 10 }]);
+        let options = of("proxy --sizes 5x5,6x6").unwrap().unwrap();
+        assert!(options.is_main(Size { services: 5, each: 5 }) && !options.is_main(Size { services: 6, each: 6 }));
+    }
+}

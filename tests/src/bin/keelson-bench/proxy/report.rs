@@ -1,0 +1,293 @@
+//! What was found.
+//!
+//! Owns: [`Report`]: tables that are printed when all is measured, or when something went wrong after some of it was. In: rows.
+//! Out: Markdown on standard output.
+
+use std::time::Duration;
+
+use super::options::Size;
+use super::subject::Kind;
+use super::usage::{Memory, Usage};
+use crate::quantile;
+
+/// Cold syncs of one kind at one size.
+pub(super) struct Cold {
+    pub(super) size: Size,
+    pub(super) service_ports: usize,
+    pub(super) endpoints: usize,
+    pub(super) kind: Kind,
+    /// Whether the agent started at the same time.
+    pub(super) both: bool,
+    /// Until everything was in the kernel; none where it was given up.
+    pub(super) took: Vec<Option<Duration>>,
+    pub(super) patience: Duration,
+    /// Seconds of processor time, of all processes.
+    pub(super) processor: Vec<f64>,
+    pub(super) transactions: Vec<usize>,
+    /// By its own figure, in seconds.
+    pub(super) own: Option<f64>,
+}
+
+/// One endpoint changed, again and again.
+pub(super) struct Change {
+    pub(super) size: Size,
+    pub(super) kind: Kind,
+    /// Milliseconds from the API server's answer to the writer until the rules had changed, ordered; less than none when the
+    /// answer came later.
+    pub(super) acknowledged: Vec<f64>,
+    /// The same from when a plain watch told of it.
+    pub(super) watched: Vec<f64>,
+    /// Milliseconds of processor time a change, of all processes.
+    pub(super) processor: f64,
+    /// Transactions a change.
+    pub(super) transactions: f64,
+}
+
+/// Very many changes.
+pub(super) struct Churn {
+    pub(super) size: Size,
+    pub(super) kind: Kind,
+    pub(super) written: usize,
+    pub(super) lasted: Duration,
+    pub(super) transactions: usize,
+    /// From the last change until a connection went by it.
+    pub(super) lag: Option<Duration>,
+    pub(super) usage: Vec<Usage>,
+    pub(super) before: Vec<Memory>,
+    pub(super) after: Vec<Memory>,
+}
+
+/// Memory at some time.
+pub(super) struct Resident {
+    pub(super) size: Size,
+    pub(super) kind: Kind,
+    pub(super) when: &'static str,
+    pub(super) memory: Vec<Memory>,
+    /// The most that a program it ran had, in MB.
+    pub(super) children: f64,
+}
+
+/// Connections by one way.
+pub(super) struct Way {
+    pub(super) name: String,
+    /// A second, of each round.
+    pub(super) tcp_rate: Vec<f64>,
+    pub(super) udp_rate: Vec<f64>,
+    /// Microseconds, of all rounds: of one client alone.
+    pub(super) tcp: Vec<f64>,
+    pub(super) udp: Vec<f64>,
+    pub(super) failed: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) cold: Vec<Cold>,
+    pub(super) change: Vec<Change>,
+    pub(super) churn: Vec<Churn>,
+    pub(super) memory: Vec<Resident>,
+    pub(super) ways: Vec<Way>,
+}
+
+impl Report {
+    /// Prints what there is.
+    pub(super) fn print(&self) {
+        self.print_cold();
+        self.print_change();
+        self.print_churn();
+        self.print_memory();
+        self.print_ways();
+    }
+
+    fn print_cold(&self) {
+        if self.cold.is_empty() {
+            return;
+        }
+        println!(
+            "\n| cold sync: until all is in the kernel | service ports, endpoints | rounds | median | kube-proxy's median by this | processor time | transactions | by its own figure | target |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+        for row in &self.cold {
+            let what = match (row.kind, row.both) {
+                (Kind::Keelson, true) => "agent and `keelson proxy` start at once",
+                (Kind::Keelson, false) => "`keelson proxy` starts",
+                (Kind::KubeProxy, _) => "kube-proxy starts",
+            };
+            let peer = self.cold.iter().find(|peer| peer.kind == Kind::KubeProxy && peer.size == row.size);
+            let ratio = peer.filter(|_| row.kind == Kind::Keelson).and_then(|peer| {
+                let ratio = peer.median().unwrap_or(peer.patience).as_secs_f64() / row.median()?.as_secs_f64();
+                let at_least = if peer.median().is_none() { "> " } else { "" };
+                Some(format!("{at_least}{ratio:.0}"))
+            });
+            println!(
+                "| {}, {what} | {}, {} | {} | {} | {} | {} | {} | {} | {} |",
+                row.size,
+                row.service_ports,
+                row.endpoints,
+                row.took.len(),
+                row.median().map_or_else(|| format!("> {:.0} s", row.patience.as_secs_f64()), seconds),
+                ratio.unwrap_or_default(),
+                median(&row.processor).map_or_else(String::new, |time| format!("{time:.2} s")),
+                middle(&row.transactions).map_or_else(String::new, |count| count.to_string()),
+                row.own.map_or_else(String::new, |time| format!("{time:.2} s")),
+                row.target(),
+            );
+        }
+    }
+
+    fn print_change(&self) {
+        if self.change.is_empty() {
+            return;
+        }
+        println!(
+            "\n| one endpoint changed: until the rules have it | changes | after the API server's answer, p50 | p99 | most | beyond a plain watch event, p50 | p99 | processor time | transactions | target (p99) |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|");
+        for row in &self.change {
+            let at = |of: &[f64], q| quantile(of, q).map_or_else(String::new, milliseconds);
+            let target = if row.kind == Kind::Keelson && row.size.services == 10_000 { "25 ms" } else { "" };
+            println!(
+                "| {}, {} | {} | {} | {} | {} | {} | {} | {:.1} ms | {:.2} | {target} |",
+                row.size,
+                row.kind.title(),
+                row.acknowledged.len(),
+                at(&row.acknowledged, 0.5),
+                at(&row.acknowledged, 0.99),
+                at(&row.acknowledged, 1.0),
+                at(&row.watched, 0.5),
+                at(&row.watched, 0.99),
+                row.processor,
+                row.transactions,
+            );
+        }
+    }
+
+    fn print_churn(&self) {
+        if self.churn.is_empty() {
+            return;
+        }
+        println!(
+            "\n| very many changes | changes a second, for | transactions | the last one in effect after | processor time | of it agent | proxy, user | proxy, system | programs it ran | VmRSS before | after | most |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+        for row in &self.churn {
+            let all: f64 = row.usage.iter().copied().map(Usage::all).sum();
+            let agent = if row.usage.len() > 1 { row.usage.first().copied().map(Usage::all) } else { None };
+            let proxy = row.usage.last().copied().unwrap_or_default();
+            println!(
+                "| {}, {} | {:.0}, {:.0} s | {} | {} | {all:.1} s | {} | {:.1} s | {:.1} s | {:.1} s | {} | {} | {} |",
+                row.size,
+                row.kind.title(),
+                row.written as f64 / row.lasted.as_secs_f64(),
+                row.lasted.as_secs_f64(),
+                row.transactions,
+                row.lag.map_or_else(|| "never".to_owned(), seconds),
+                agent.map_or_else(String::new, |time| format!("{time:.1} s")),
+                proxy.user,
+                proxy.system,
+                proxy.children,
+                parts(&row.before, |memory| memory.now),
+                parts(&row.after, |memory| memory.now),
+                parts(&row.after, |memory| memory.most),
+            );
+        }
+    }
+
+    fn print_memory(&self) {
+        if self.memory.is_empty() {
+            return;
+        }
+        println!("\n| memory | VmRSS | most so far (VmHWM) | most of a program it ran | target (VmRSS) |");
+        println!("|---|---|---|---|---|");
+        for row in &self.memory {
+            let main = (row.size, row.kind) == (Size { services: 10_000, each: 10 }, Kind::Keelson);
+            println!(
+                "| {}, {}, {} | {} | {} | {} | {} |",
+                row.size,
+                row.kind.title(),
+                row.when,
+                parts(&row.memory, |memory| memory.now),
+                parts(&row.memory, |memory| memory.most),
+                if row.children > 0.0 { format!("{:.1} MB", row.children) } else { String::new() },
+                if main { "80 MB" } else { "" },
+            );
+        }
+    }
+
+    fn print_ways(&self) {
+        if self.ways.is_empty() {
+            return;
+        }
+        println!(
+            "\n| new connections from a pod | TCP a second | connected after, p50 | p99 | UDP a second | answered after, p50 | p99 | failed |"
+        );
+        println!("|---|---|---|---|---|---|---|---|");
+        for way in &self.ways {
+            let at = |of: &[f64], q| {
+                let mut sorted = of.to_vec();
+                sorted.sort_unstable_by(f64::total_cmp);
+                quantile(&sorted, q).map_or_else(String::new, |time| format!("{time:.0} us"))
+            };
+            let rate = |of: &[f64]| median(of).map_or_else(String::new, |rate| format!("{rate:.0}"));
+            println!(
+                "| {} | {} | {} | {} | {} | {} | {} | {} |",
+                way.name,
+                rate(&way.tcp_rate),
+                at(&way.tcp, 0.5),
+                at(&way.tcp, 0.99),
+                rate(&way.udp_rate),
+                at(&way.udp, 0.5),
+                at(&way.udp, 0.99),
+                way.failed,
+            );
+        }
+    }
+}
+
+impl Cold {
+    /// None if most of them were given up.
+    fn median(&self) -> Option<Duration> {
+        let mut took: Vec<_> = self.took.iter().map(|took| took.unwrap_or(Duration::MAX)).collect();
+        took.sort_unstable();
+        quantile(&took, 0.5).filter(|took| *took != Duration::MAX)
+    }
+
+    fn target(&self) -> &'static str {
+        match (self.kind, self.both, self.size.services, self.size.each) {
+            (Kind::Keelson, false, 10_000, 10) => "0.5 s, 30 times",
+            (Kind::Keelson, false, 5_000, 50) => "2 s",
+            _ => "",
+        }
+    }
+}
+
+/// A sum, and what it is of where there are several: `31.2 MB (20.1 + 11.1)`.
+fn parts(memory: &[Memory], of: impl Fn(&Memory) -> f64) -> String {
+    let each: Vec<f64> = memory.iter().map(of).collect();
+    let sum: f64 = each.iter().sum();
+    if each.len() < 2 {
+        return format!("{sum:.1} MB");
+    }
+    let each: Vec<_> = each.iter().map(|one| format!("{one:.1}")).collect();
+    format!("{sum:.1} MB ({})", each.join(" + "))
+}
+
+fn median(of: &[f64]) -> Option<f64> {
+    let mut sorted = of.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    quantile(&sorted, 0.5)
+}
+
+fn middle(of: &[usize]) -> Option<usize> {
+    let mut sorted = of.to_vec();
+    sorted.sort_unstable();
+    quantile(&sorted, 0.5)
+}
+
+fn seconds(time: Duration) -> String {
+    let time = time.as_secs_f64();
+    if time < 10.0 { format!("{time:.3} s") } else { format!("{time:.1} s") }
+}
+
+fn milliseconds(time: f64) -> String {
+    if time.abs() < 1000.0 { format!("{time:.1} ms") } else { format!("{:.2} s", time / 1e3) }
+}

@@ -1,0 +1,34 @@
+//! The network of a node, in network namespaces of the test's own, with everybody who asks and answers in it.
+//!
+//! Owns: [`World`], the namespaces with pods, another node, clients and a gateway; [`Namespace`], one of them; [`Asker`],
+//! [`Flow`], who asks; [`Forward`], a way out for one address; [`KeelsonProxy`], the proxy under test; [`http_get_from`].
+//! In: nothing but root. Out: who answered which question and whom it saw, or how the question was refused. Addresses are
+//! in [`plan`].
+//!
+//! ```ignore
+//! let world = World::new()?;                                       // on a tokio runtime, which serves
+//! let _api = Forward::start(world.node(), api_address, cluster.api.address())?;   // 127.0.0.1:PORT, the same inside
+//! let proxy = KubeProxy::start(&scratch, &cluster, world.node(), &KubeProxyOptions::new("n1")).await?;
+//! let target = "10.96.0.10:80".parse()?;                           // a Service whose endpoint is local(1).at(V4, 8080)
+//! world.client().ask_times(target, Transport::Tcp, 100, patience).await?;        // Tally: who answered, whom it saw
+//! let mut flow = world.pod().open(target, Transport::Udp)?;        // the same ports each time
+//! flow.ask(patience).await?;                                       // Outcome::{Answered, Rejected, Reset, Dropped}
+//! world.node().nft(&["list", "ruleset"])?;
+//! ```
+
+mod http;
+mod icmp;
+mod keelson;
+mod namespace;
+pub mod plan;
+mod probe;
+mod sctp;
+mod servers;
+mod world;
+
+pub use http::http_get_from;
+pub use keelson::{KeelsonProxy, KeelsonProxyOptions};
+pub use namespace::{Forward, Namespace, remove_at_the_end};
+pub use plan::{Dual, Family};
+pub use probe::{Flow, Outcome, Tally, Transport};
+pub use world::{Asker, World};

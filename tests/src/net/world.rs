@@ -1,0 +1,248 @@
+//! Owns: the network of a node: its namespaces, and who serves in them.
+//! In: nothing. Out: namespaces to run a proxy in, to ask from and to look into.
+//!
+//! ```text
+//!   pod, local(1..=3)      veth each, a /32 and a /128 each: nobody reaches another but through the node
+//!        | bridge cni0 10.244.1.1
+//!   node (forwards)        N 192.168.10.1, N2 192.168.10.101
+//!        | eth0
+//!   bridge in `wire` ------ other (192.168.10.2, remote(1..=5)), C, B, each of which knows all routes by N only
+//!   `wire` itself is the gateway 192.168.10.254: the node's default route. It has every address of Services and load
+//!   balancers and answers there, so that what the node leaves alone is seen to be left alone.
+//! ```
+
+use super::icmp::Rejections;
+use super::namespace::Namespace;
+use super::plan::{
+    BRIDGE, CLIENT, CLIENT_NETWORKS, Dual, EXTERNAL_CIDRS, Family, GATEWAY, LOCALS, NODE, NODE_2, NODE_CIDRS,
+    NODE_NETWORKS, NODE_OTHER, POD, REMOTES, SERVED, SERVICE_CIDRS, STRANGER, UNTOUCHED, local, remote,
+};
+use super::servers::Servers;
+use anyhow::{Result, bail};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// B's networks.
+const STRANGER_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
+/// The pods of the other node.
+const OTHER_PODS: [&str; 2] = ["10.244.2.0/24", "fd00:10:244:2::/64"];
+
+/// A namespace with somebody in it who asks.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) namespace: Namespace,
+    pub(super) rejections: Rejections,
+}
+
+impl Place {
+    fn new(role: &str) -> Result<Arc<Self>> {
+        let namespace = Namespace::new(role)?;
+        namespace.sysctl(&[
+            ("ipv6/conf/all/accept_dad", "0"),
+            ("ipv6/conf/default/accept_dad", "0"),
+            ("ipv4/conf/all/accept_redirects", "0"),
+            ("ipv4/conf/default/accept_redirects", "0"),
+            ("ipv6/conf/default/accept_redirects", "0"),
+            ("ipv6/conf/default/accept_ra", "0"),
+            ("ipv4/conf/all/rp_filter", "0"),
+            ("ipv4/conf/default/rp_filter", "0"),
+        ])?;
+        let rejections = Rejections::watch(&namespace)?;
+        Ok(Arc::new(Self { namespace, rejections }))
+    }
+}
+
+/// The network of a node. Everything of it is gone when it is dropped.
+#[derive(Debug)]
+pub struct World {
+    node: Arc<Place>,
+    pod: Arc<Place>,
+    locals: Vec<Arc<Place>>,
+    client: Arc<Place>,
+    stranger: Arc<Place>,
+    _servers: Vec<Servers>,
+    _others: [Arc<Place>; 2],
+}
+
+/// Somebody who asks: a place and the address to ask from.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    pub(super) place: Arc<Place>,
+    pub(super) address: Dual,
+}
+
+impl Asker {
+    /// The same, asking from another address that its namespace has.
+    pub fn from(&self, address: Dual) -> Self {
+        Self { place: self.place.clone(), address }
+    }
+
+    /// The address that it asks from.
+    pub fn ip(&self, family: Family) -> IpAddr {
+        self.address.of(family)
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.place.namespace
+    }
+}
+
+impl World {
+    /// Makes it, and starts everybody who serves. Must be called on a runtime, which serves.
+    pub fn new() -> Result<Self> {
+        let (node, wire, other) = (Place::new("node")?, Place::new("wire")?, Place::new("other")?);
+        let (client, stranger) = (Place::new("c")?, Place::new("b")?);
+        set_up_node(&node.namespace)?;
+        wire.namespace.ip("link add br0 type bridge\nlink set br0 up")?;
+        for place in [&node, &other, &client, &stranger] {
+            let port = place.namespace.name().rsplit('-').next().unwrap_or_default().to_owned();
+            let (name, wire) = (place.namespace.name(), &wire.namespace);
+            wire.ip(&format!(
+                "link add p-{port} type veth peer name eth0 netns {name}\n\
+                 link set p-{port} master br0 up"
+            ))?;
+            place.namespace.ip("link set eth0 up")?;
+        }
+        set_up_wire(&wire.namespace)?;
+        node.namespace.ip(&node_routes()?)?;
+        other.namespace.sysctl(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
+        let mut at_other = addresses(NODE_OTHER, ["24", "64"], "eth0");
+        for number in 1..=REMOTES {
+            at_other += &addresses(remote(number), ["32", "128"], "lo");
+        }
+        other.namespace.ip(&(at_other + &default_by_node()))?;
+        for (place, address) in [(&client, CLIENT), (&stranger, STRANGER)] {
+            let mut lines = addresses(address, ["32", "128"], "eth0");
+            for network in NODE_NETWORKS {
+                writeln!(lines, "route add {network} dev eth0")?;
+            }
+            place.namespace.ip(&(lines + &default_by_node()))?;
+        }
+        let mut servers = vec![
+            Servers::endpoints(&other.namespace, &(1..=REMOTES).map(remote).collect::<Vec<_>>(), &SERVED)?,
+            Servers::everywhere(&wire.namespace, &UNTOUCHED)?,
+        ];
+        let pod = make_pod(&node.namespace, "pod", POD)?;
+        let mut locals = Vec::new();
+        for number in 1..=LOCALS {
+            let place = make_pod(&node.namespace, &format!("l{number}"), local(number))?;
+            servers.push(Servers::endpoints(&place.namespace, &[local(number)], &SERVED)?);
+            locals.push(place);
+        }
+        Ok(Self { node, pod, locals, client, stranger, _servers: servers, _others: [wire, other] })
+    }
+
+    /// The namespace of the node, where a proxy runs.
+    pub fn node(&self) -> &Namespace {
+        &self.node.namespace
+    }
+
+    /// A pod of the node that is no endpoint.
+    pub fn pod(&self) -> Asker {
+        Asker { place: self.pod.clone(), address: POD }
+    }
+
+    /// A pod of the node that is an endpoint: `local(number)`, counted from 1.
+    pub fn local(&self, number: u8) -> Result<Asker> {
+        let Some(place) = self.locals.get(usize::from(number).wrapping_sub(1)) else {
+            bail!("the pods of the node are 1 to {LOCALS}, not {number}");
+        };
+        Ok(Asker { place: place.clone(), address: local(number) })
+    }
+
+    /// The node itself. It asks from N2, so that who was asked can tell whether the connection was masqueraded: then it
+    /// comes from N, or from the bridge.
+    pub fn host(&self) -> Asker {
+        Asker { place: self.node.clone(), address: NODE_2 }
+    }
+
+    /// C.
+    pub fn client(&self) -> Asker {
+        Asker { place: self.client.clone(), address: CLIENT }
+    }
+
+    /// B.
+    pub fn stranger(&self) -> Asker {
+        Asker { place: self.stranger.clone(), address: STRANGER }
+    }
+
+    /// Gives the node another address, as one that a load balancer's is bound to it.
+    pub fn bind_to_node(&self, ip: IpAddr) -> Result<()> {
+        let length = if ip.is_ipv4() { 32 } else { 128 };
+        self.node().ip(&format!("addr add {ip}/{length} dev lo nodad"))
+    }
+}
+
+/// The kernel of a node: it forwards, checks where packets come from, and tells as often as it must that they were
+/// rejected (six in a row to one peer, and then one a second, where nobody says otherwise).
+fn set_up_node(node: &Namespace) -> Result<()> {
+    node.sysctl(&[
+        ("ipv4/ip_forward", "1"),
+        ("ipv6/conf/all/forwarding", "1"),
+        ("ipv4/conf/all/send_redirects", "0"),
+        ("ipv4/conf/default/send_redirects", "0"),
+        ("ipv4/icmp_ratelimit", "0"),
+        ("ipv6/icmp/ratelimit", "0"),
+        ("ipv4/conf/all/rp_filter", "1"),
+        ("ipv4/conf/default/rp_filter", "1"),
+    ])?;
+    let bridge = addresses(BRIDGE, ["24", "64"], "cni0");
+    node.ip(&format!("link add cni0 type bridge\nlink set cni0 up\n{bridge}"))
+}
+
+/// The gateway has every address of Services and load balancers, and knows the way to all others by N only.
+fn set_up_wire(wire: &Namespace) -> Result<()> {
+    let mut lines = addresses(GATEWAY, ["24", "64"], "br0");
+    for network in SERVICE_CIDRS.iter().chain(&EXTERNAL_CIDRS) {
+        writeln!(lines, "route add local {network} dev lo")?;
+    }
+    let networks = [CLIENT_NETWORKS, STRANGER_NETWORKS, OTHER_PODS, NODE_CIDRS];
+    for (network, via) in networks.iter().flat_map(|two| two.iter().zip([NODE.v4.into(), NODE.v6.into()])) {
+        let via: IpAddr = via;
+        writeln!(lines, "route add {network} via {via}")?;
+    }
+    wire.ip(&lines)
+}
+
+fn node_routes() -> Result<String> {
+    let mut lines = addresses(NODE, ["24", "64"], "eth0");
+    // What leaves by itself leaves from N: IPv4 prefers the first address, IPv6 the one that is not deprecated.
+    writeln!(lines, "addr add {}/24 dev eth0", NODE_2.v4)?;
+    writeln!(lines, "addr add {}/64 dev eth0 nodad preferred_lft 0", NODE_2.v6)?;
+    for network in CLIENT_NETWORKS.iter().chain(&STRANGER_NETWORKS) {
+        writeln!(lines, "route add {network} dev eth0")?;
+    }
+    for (network, via) in OTHER_PODS.iter().zip([IpAddr::from(NODE_OTHER.v4), NODE_OTHER.v6.into()]) {
+        writeln!(lines, "route add {network} via {via}")?;
+    }
+    writeln!(lines, "route add default via {} src {}", GATEWAY.v4, NODE.v4)?;
+    writeln!(lines, "route add ::/0 via {} src {}", GATEWAY.v6, NODE.v6)?;
+    Ok(lines)
+}
+
+fn default_by_node() -> String {
+    format!("route add default via {}\nroute add ::/0 via {}\n", NODE.v4, NODE.v6)
+}
+
+fn addresses(address: Dual, lengths: [&str; 2], device: &str) -> String {
+    let [v4, v6] = lengths;
+    format!("addr add {}/{v4} dev {device}\naddr add {}/{v6} dev {device} nodad\n", address.v4, address.v6)
+}
+
+/// A pod on the bridge. Its address is alone in its network, so that an answer to another pod goes through the node.
+fn make_pod(node: &Namespace, role: &str, address: Dual) -> Result<Arc<Place>> {
+    let place = Place::new(role)?;
+    let name = place.namespace.name();
+    node.ip(&format!(
+        "link add veth-{role} type veth peer name eth0 netns {name}\nlink set veth-{role} master cni0 up"
+    ))?;
+    let own = addresses(address, ["32", "128"], "eth0");
+    place.namespace.ip(&format!(
+        "link set eth0 up\n{own}route add {0} dev eth0\nroute add default via {0}\n\
+         route add {1} dev eth0\nroute add ::/0 via {1}\n",
+        BRIDGE.v4, BRIDGE.v6
+    ))?;
+    Ok(place)
+}

@@ -1,0 +1,18 @@
+//! What a service proxy does with packets: real Services and EndpointSlices at a real API server, a real network of a node
+//! in network namespaces, real connections over TCP, UDP and SCTP. What is asserted is who answered, whom it saw, and
+//! whether a connection that found nobody was rejected or dropped.
+//!
+//! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy` runs
+//! the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`), where the few differences are
+//! named (`subject::Difference`).
+
+mod expect;
+mod frontends;
+mod node_ports;
+mod objects;
+mod policies;
+mod ranges;
+mod rig;
+mod slices;
+mod subject;
+mod topology;

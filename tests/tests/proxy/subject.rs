@@ -1,0 +1,159 @@
+//! Owns: the proxy under test, whichever it is. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), a setup, a world.
+//! Out: it runs there. Where the two differ for good reason, tests name the [`Difference`].
+
+use crate::rig::{Setup, Shared};
+use anyhow::{Result, bail};
+use keelson_tests::agent::{Agent, Settings};
+use keelson_tests::kube::{Identity, KubeProxy, KubeProxyOptions};
+use keelson_tests::net::plan::NODE_NETWORKS;
+use keelson_tests::net::{KeelsonProxy, KeelsonProxyOptions, World};
+use keelson_tests::scratch::Scratch;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+/// Whose account the agent has.
+const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
+/// The CIDRs of all addresses.
+const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
+
+/// Which proxy is under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// `keelson proxy` behind a `keelson agent`.
+    Keelson,
+    /// The real kube-proxy, in mode nftables.
+    KubeProxy,
+}
+
+impl Subject {
+    /// What the environment asks for. Anything unknown is taken for Keelson, and told by [`Running::start`].
+    pub(crate) fn get() -> Self {
+        match std::env::var("KEELSON_PROXY_SUBJECT").as_deref() {
+            Ok("kube-proxy") => Self::KubeProxy,
+            _ => Self::Keelson,
+        }
+    }
+
+    /// Whether this one behaves in the way that the difference tells of kube-proxy.
+    pub(crate) fn has(self, _difference: Difference) -> bool {
+        self == Self::KubeProxy
+    }
+}
+
+/// What kube-proxy 1.36.3 does otherwise than the table of conformance says; `docs/kube-proxy-differences.md` has a
+/// section for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Difference {}
+
+/// A proxy that runs.
+pub(crate) enum Running {
+    /// `keelson proxy`, with the agent that it follows.
+    Keelson {
+        /// It is killed and started again by some tests.
+        proxy: Box<Mutex<KeelsonProxy>>,
+        _agent: Box<Mutex<Agent>>,
+        _identity: Box<Identity>,
+    },
+    /// kube-proxy.
+    KubeProxy(Box<Mutex<KubeProxy>>),
+}
+
+impl Running {
+    pub(crate) async fn start(shared: &Shared, setup: Setup, world: &World) -> Result<Self> {
+        if let Ok(name) = std::env::var("KEELSON_PROXY_SUBJECT")
+            && !["keelson", "kube-proxy"].contains(&&*name)
+        {
+            bail!("KEELSON_PROXY_SUBJECT is {name:?}: it can be keelson or kube-proxy");
+        }
+        match Subject::get() {
+            Subject::Keelson => Self::keelson(shared, setup, world).await,
+            Subject::KubeProxy => {
+                let options = KubeProxyOptions::new(setup.node()).with(kube_proxy_config(setup));
+                let started = KubeProxy::start(&shared.scratch, &shared.cluster, world.node(), &options).await?;
+                Ok(Self::KubeProxy(Box::new(Mutex::new(started))))
+            }
+        }
+    }
+
+    async fn keelson(shared: &Shared, setup: Setup, world: &World) -> Result<Self> {
+        let scratch: &Scratch = &shared.scratch;
+        let identity = shared.cluster.service_account(scratch, ACCOUNT.0, ACCOUNT.1).await?;
+        let settings = Settings::new()
+            .set("agent.node_name", setup.node())
+            .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
+        // No runtime is needed for endpoints.
+        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
+        let mut agent = Agent::new(scratch, &runtime, &settings)?;
+        agent.start_live().await?;
+        let options = keelson_options(setup, KeelsonProxyOptions::new(&agent.endpoints_target()));
+        let proxy = KeelsonProxy::start(scratch, world.node(), &options).await?;
+        Ok(Self::Keelson {
+            proxy: Box::new(Mutex::new(proxy)),
+            _agent: Box::new(Mutex::new(agent)),
+            _identity: Box::new(identity),
+        })
+    }
+
+    /// Its log so far; empty while a test holds it.
+    pub(crate) fn log(&self) -> Result<String> {
+        match self {
+            Self::Keelson { proxy, .. } => proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log()),
+            Self::KubeProxy(proxy) => proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log()),
+        }
+    }
+
+    /// Kills it with SIGKILL.
+    pub(crate) async fn kill9(&self) -> Result<()> {
+        match self {
+            Self::Keelson { proxy, .. } => proxy.lock().await.kill9(),
+            Self::KubeProxy(proxy) => proxy.lock().await.kill9(),
+        }
+    }
+
+    /// Starts it again.
+    pub(crate) async fn start_again(&self, world: &World) -> Result<()> {
+        match self {
+            Self::Keelson { proxy, .. } => proxy.lock().await.start_again(world.node()).await,
+            Self::KubeProxy(proxy) => proxy.lock().await.start_again(world.node()).await,
+        }
+    }
+}
+
+fn kube_proxy_config(setup: Setup) -> Value {
+    match setup {
+        Setup::Plain | Setup::OwnNode | Setup::Rough => json!({}),
+        Setup::NoDetector => json!({"clusterCIDR": ""}),
+        Setup::NodeCidr => json!({"clusterCIDR": "", "detectLocalMode": "NodeCIDR"}),
+        Setup::Bridge => json!({
+            "clusterCIDR": "", "detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"},
+        }),
+        Setup::Prefix => json!({
+            "clusterCIDR": "", "detectLocalMode": "InterfaceNamePrefix",
+            "detectLocal": {"interfaceNamePrefix": "cni"},
+        }),
+        Setup::MasqueradeAll => json!({"nftables": {"masqueradeAll": true}}),
+        Setup::NodePortsListed => json!({"nodePortAddresses": NODE_NETWORKS}),
+        Setup::NodePortsV4 => json!({"nodePortAddresses": [NODE_NETWORKS[0]]}),
+        Setup::NodePortsAll => json!({"nodePortAddresses": EVERYTHING}),
+    }
+}
+
+fn keelson_options(setup: Setup, options: KeelsonProxyOptions) -> KeelsonProxyOptions {
+    let no_cidrs = |options: KeelsonProxyOptions| options.set("proxy.cluster_cidr", Vec::<String>::new());
+    let mode = |name: &str| no_cidrs(options.clone()).set("proxy.detect_local_mode", name);
+    let listed = |networks: &[&str]| {
+        let networks: Vec<String> = networks.iter().map(|network| (*network).to_owned()).collect();
+        options.clone().set("proxy.nodeport_addresses", networks)
+    };
+    match setup {
+        Setup::Plain | Setup::OwnNode | Setup::Rough => options,
+        Setup::NoDetector => no_cidrs(options),
+        Setup::NodeCidr => mode("NodeCIDR"),
+        Setup::Bridge => mode("BridgeInterface").set("proxy.bridge_interface", "cni0"),
+        Setup::Prefix => mode("InterfaceNamePrefix").set("proxy.interface_name_prefix", "cni"),
+        Setup::MasqueradeAll => options.set("proxy.masquerade_all", true),
+        Setup::NodePortsListed => listed(&NODE_NETWORKS),
+        Setup::NodePortsV4 => listed(&NODE_NETWORKS[..1]),
+        Setup::NodePortsAll => listed(&EVERYTHING),
+    }
+}
