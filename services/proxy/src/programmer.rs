@@ -386,3 +386,6 @@ fn rehearse(tables: &mut dyn Tables, base: &Base) -> Result<(), KernelError> {
     changes.push(Change::DeleteTable);
     tables.commit(base.family, &changes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use keelson_proxy::{
         chain::{Chain, Choice},
         element::{Element, Key, Number, Op, SetName, Value, Verdict},
         kernel::{Change, Elements, Found, KernelError, Kind, Netlink, Tables},
-        ruleset::{Base, Detector, NodePortMatch, Rule, rules},
+        ruleset::{Base, Detector, NodePortMatch, rules},
     },
 };
 use nix::sched::{CloneFlags, unshare};
@@ -92,8 +92,7 @@ fn every_kind(family: Family) -> Vec<Element> {
     let slot = |value, index| number(value).index(index);
     let endpoint = Key::new().endpoint(Endpoint { ip: ip(77), port: 8080 });
     let data = |set, key, value| Element { set, key, key_end: None, value: Value::Data(value) };
-    let verdict =
-        |set, key, verdict| Element { set, key, key_end: None, value: Value::Verdict(verdict) };
+    let verdict = |set, key, verdict| Element { set, key, key_end: None, value: Value::Verdict(verdict) };
     let member = |set, key| Element { set, key, key_end: None, value: Value::None };
     let between = |set, key, end| Element { set, key, key_end: Some(end), value: Value::None };
     let goto = Verdict::Goto;
@@ -130,7 +129,11 @@ fn every_kind(family: Family) -> Vec<Element> {
         ),
         member(SetName::Filtered, v(9, Protocol::Tcp, 443)),
         between(SetName::SourceRanges, first_range, range_end),
-        between(SetName::SourceRanges, v(9, Protocol::Tcp, 443).ip(ip(64)), v(9, Protocol::Tcp, 443).ip(ip(64))),
+        between(
+            SetName::SourceRanges,
+            v(9, Protocol::Tcp, 443).ip(ip(64)),
+            v(9, Protocol::Tcp, 443).ip(ip(64)),
+        ),
     ]
     .into_iter()
     .chain(cidrs(family))
@@ -170,10 +173,7 @@ fn added(elements: &[Element]) -> Vec<Change> {
 }
 
 fn as_found(elements: &[Element]) -> Elements {
-    elements
-        .iter()
-        .map(|element| ((element.set, element.key), (element.key_end, element.value)))
-        .collect()
+    elements.iter().map(|element| ((element.set, element.key), (element.key_end, element.value))).collect()
 }
 
 fn whole(family: Family) -> (Netlink, Vec<Element>) {
@@ -259,7 +259,8 @@ fn every_element_can_be_deleted_and_added_again() {
                 assert_elements(&mut netlink, family, &rest);
                 netlink.commit(family, &[Change::Element(Op::Add(*element))]).expect("added");
             }
-            let deletes: Vec<Change> = elements.iter().map(|element| Change::Element(Op::Delete(*element))).collect();
+            let deletes: Vec<Change> =
+                elements.iter().map(|element| Change::Element(Op::Delete(*element))).collect();
             netlink.commit(family, &deletes).expect("deleted");
             assert_elements(&mut netlink, family, &[]);
             netlink.commit(family, &added(&elements)).expect("added");
@@ -336,9 +337,9 @@ fn a_refused_change_leaves_nothing_and_is_named() {
             (Change::MakeSet(SetName::Slots), nix::errno::Errno::EEXIST),
             (Change::MakeChain(Chain::Services), nix::errno::Errno::EEXIST),
             (Change::DeleteChainNamed("nobody".to_owned()), nix::errno::Errno::ENOENT),
-            (Change::Element(Op::Add(overlap)), nix::errno::Errno::ENOTEMPTY),
+            (Change::Element(Op::Add(overlap)), nix::errno::Errno::EEXIST),
         ] {
-            let error = netlink.commit(family, &[change.clone()]).expect_err("refused");
+            let error = netlink.commit(family, std::slice::from_ref(&change)).expect_err("refused");
             let KernelError::Refused { errno: said, .. } = error else { panic!("{change:?}: {error:?}") };
             assert_eq!((said, error.kind()), (errno, Kind::Resync), "{change:?}: {error}");
         }
@@ -360,7 +361,10 @@ fn what_somebody_changes_by_hand_is_noticed() {
             expect("insert rule TABLE filter-input accept", &["filter-input", "lb-2"]);
             expect("chain TABLE nat-output { policy drop; }", &["nat-output", "filter-input", "lb-2"]);
             expect("add chain TABLE stranger", &["nat-output", "filter-input", "lb-2", "stranger"]);
-            expect("add set TABLE theirs { type mark; }", &["nat-output", "filter-input", "lb-2", "stranger", "theirs"]);
+            expect(
+                "add set TABLE theirs { type mark; }",
+                &["nat-output", "filter-input", "lb-2", "stranger", "theirs"],
+            );
             let repair = [
                 Change::Rules(
                     Chain::LoadBalance { choice: Choice::Cluster, count: 2 },
@@ -417,7 +421,8 @@ fn sets_that_are_made_otherwise_are_noticed() {
         // nft may leave out the end of an interval where the next one begins.
         let cidr = |first: &str, last: &str| {
             let key = |text: &str| Key::new().ip(text.parse().expect("an address"));
-            found.elements().get(&(SetName::ServiceCidrs, key(first))) == Some(&(Some(key(last)), Value::None))
+            found.elements().get(&(SetName::ServiceCidrs, key(first)))
+                == Some(&(Some(key(last)), Value::None))
         };
         assert!(cidr("10.0.0.0", "10.0.0.255") && cidr("10.0.1.0", "10.0.1.255"), "{:?}", found.elements());
     });
@@ -426,8 +431,10 @@ fn sets_that_are_made_otherwise_are_noticed() {
 #[test]
 fn foreign_tables_are_seen_and_left_alone() {
     in_namespace(|| {
-        nft("add table ip kube-proxy; add chain ip kube-proxy cluster-ips; add table ip6 kube-proxy; add table inet other; \
-             add set ip kube-proxy slots { type ipv4_addr; elements = { 10.0.0.1 } }");
+        nft(
+            "add table ip kube-proxy; add chain ip kube-proxy cluster-ips; add table ip6 kube-proxy; add table inet other; \
+             add set ip kube-proxy slots { type ipv4_addr; elements = { 10.0.0.1 } }",
+        );
         let before = nft("list ruleset");
         let mut netlink = Netlink::open().expect("a socket");
         for family in Family::ALL {
@@ -465,8 +472,9 @@ fn a_transaction_of_120_000_elements() {
     for family in Family::ALL {
         in_namespace(move || {
             let mut netlink = Netlink::open().expect("a socket");
-            let elements: Vec<Element> =
-                (0..120_000).map(|index| slot(family, 1 + index / 10, index % 10, (index % 200) as u8)).collect();
+            let elements: Vec<Element> = (0..120_000)
+                .map(|index| slot(family, 1 + index / 10, index % 10, (index % 200) as u8))
+                .collect();
             let mut changes = structure(family);
             changes.extend(added(&elements));
             let before = netlink.generation().expect("a generation").id;
@@ -476,7 +484,9 @@ fn a_transaction_of_120_000_elements() {
             assert_eq!(found(&mut netlink, family).set(SetName::Slots).map(|set| set.count), Some(120_000));
             let replaced: Vec<Change> = elements
                 .iter()
-                .map(|old| Change::Element(Op::Replace(*old, Element { value: Value::Data(old.key), ..*old })))
+                .map(|old| {
+                    Change::Element(Op::Replace(*old, Element { value: Value::Data(old.key), ..*old }))
+                })
                 .collect();
             // The value of an IPv6 slot is as long as its key.
             netlink.commit(family, &replaced).expect("replaced");
@@ -540,4 +550,52 @@ fn two_writers_see_each_other() {
         writer.join().expect("the writer");
         assert_elements(&mut one, family, &elements);
     });
+}
+
+#[test]
+fn a_table_that_has_just_grown_is_read_whole() {
+    in_namespace(|| {
+        let family = Family::V6;
+        let (mut netlink, _) = whole(family);
+        // The kernel enlarges its hash tables after the transaction, while we read.
+        for round in 0..30 {
+            let elements: Vec<Element> =
+                (0..4096).map(|index| slot(family, 1000 + round, index, 1)).collect();
+            netlink.commit(family, &added(&elements)).expect("committed");
+            let read = found(&mut netlink, family);
+            let missed =
+                elements.iter().filter(|element| !read.elements().contains_key(&(element.set, element.key)));
+            assert_eq!(missed.count(), 0, "round {round}");
+            netlink.commit(family, &[Change::FlushSet(SetName::Slots)]).expect("flushed");
+        }
+    });
+}
+
+#[test]
+fn without_cap_net_admin_the_error_says_what_is_missing() {
+    let this = std::env::current_exe().expect("the test's own path");
+    let output = Command::new("setpriv")
+        .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", "--"])
+        .arg("unshare")
+        .arg("--net")
+        .arg(this)
+        .args(["--ignored", "--exact", "child_without_cap_net_admin", "--nocapture"])
+        .output()
+        .expect("setpriv (util-linux) is installed");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Is run by the test above, without the capability.
+#[test]
+#[ignore = "is a part of without_cap_net_admin_the_error_says_what_is_missing"]
+fn child_without_cap_net_admin() {
+    let error = Netlink::open().expect_err("no capability");
+    assert_eq!(error, KernelError::NotPermitted);
+    assert_eq!(error.kind(), Kind::Fatal);
+    assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
 }

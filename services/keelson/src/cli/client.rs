@@ -186,7 +186,8 @@ pub(super) async fn open_node(args: &AgentArgs) -> anyhow::Result<NodeClient<Cha
 
 /// As [`open`], for looking into service endpoints.
 pub(super) async fn open_inspection(args: &AgentArgs) -> anyhow::Result<InspectionClient<Channel>> {
-    Ok(InspectionClient::new(channel(Peer::Agent, &socket(args)?).await?).max_decoding_message_size(MAX_MESSAGE))
+    Ok(InspectionClient::new(channel(Peer::Agent, &socket(args)?).await?)
+        .max_decoding_message_size(MAX_MESSAGE))
 }
 
 /// A request that does not wait for ever.
@@ -252,7 +253,8 @@ mod tests {
         let stale = connect(&spec(&stale)).await.unwrap_err();
         assert!(stale.to_string().contains("nobody listens"), "{stale}");
 
-        let denied = ConnectError::new(Peer::Agent, &spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
+        let denied =
+            ConnectError::new(Peer::Agent, &spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
         assert!(denied.to_string().contains("socket's group"), "{denied}");
         assert!(!denied.may_come_back());
         let proxy = channel(Peer::Proxy, &spec(&folder.join("none.sock"))).await.unwrap_err();

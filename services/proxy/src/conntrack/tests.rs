@@ -66,7 +66,12 @@ impl Node {
             run("ip", &["link", "set", interface, "up"]);
         }
         for local in [node.client, node.np, node.first.ip, node.second.ip] {
-            run("ip", &["address", "add", &local.to_string(), "dev", "lo"]);
+            let local = local.to_string();
+            run("ip", &["address", "add", &local, "dev", "lo"]);
+            // The kernel makes the route of an IPv6 address a moment later.
+            while !run("ip", &["route", "get", &local]).starts_with("local") {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
         }
         let services =
             ip("10.96.0.0", "fd00:96::").to_string() + if family == Family::V4 { "/16" } else { "/64" };
@@ -320,7 +325,7 @@ fn many_flows_and_services_are_judged_one_by_one() {
     let flow = |n: u32| {
         let client = IpAddr::from((0x0b00_0000 + n).to_be_bytes());
         // Every tenth goes to the pod of another Service.
-        let pod = pod(if n % 10 == 0 { (n + 1) % 1_000 } else { n % 1_000 });
+        let pod = pod(if n.is_multiple_of(10) { (n + 1) % 1_000 } else { n % 1_000 });
         let tuple = |source, source_port, destination, destination_port| Tuple {
             source,
             destination,
@@ -396,4 +401,28 @@ fn only_udp_service_ports_have_flows_to_look_after() {
     let addresses = vec![ip(1), ip(2), ip(3)];
     let expected = UdpFrontend { addresses, port: 53, node_port: 30_053, serving };
     assert_eq!(UdpFrontend::of(&port(Protocol::Udp)), Some(expected));
+}
+
+#[test]
+fn tmp_measure() {
+    Node::run("measure", Family::V4, |node| {
+        node.nat();
+        let start = std::time::Instant::now();
+        for port in 0..1000u16 {
+            let socket = UdpSocket::bind((node.client, 10_000 + port)).unwrap();
+            for n in 0..100u8 {
+                socket.send_to(b"?", (IpAddr::from([10, 96, 3, n]), 53)).unwrap();
+            }
+        }
+        println!("made in {:?}", start.elapsed());
+        let start = std::time::Instant::now();
+        let frontends: UdpFrontends = (0..100u8).map(|n| UdpFrontend { addresses: vec![IpAddr::from([10, 96, 3, n])], port: 53, node_port: 0, serving: vec![node.first] }).collect();
+        let mut conntrack = Conntrack::open().unwrap();
+        let mut seen = 0;
+        let stale = conntrack.dump(Family::V4, |flow| { seen += 1; frontends.is_stale(flow) && flow.original.source_port < 10_100 }).unwrap();
+        println!("listed {seen} in {:?}, {} stale", start.elapsed(), stale.flows.len());
+        let start = std::time::Instant::now();
+        let cleaned = clean(Family::V4, &frontends).unwrap();
+        println!("cleaned {} in {:?}", cleaned.deleted, start.elapsed());
+    });
 }

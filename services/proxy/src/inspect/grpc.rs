@@ -34,8 +34,10 @@ pub async fn serve_grpc<V: ProxyView>(
     view: V,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    let routes = |stop: CancellationToken| Routes::new(ProxyServer::new(Service { view: view.clone(), stop }));
-    let ready = || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
+    let routes =
+        |stop: CancellationToken| Routes::new(ProxyServer::new(Service { view: view.clone(), stop }));
+    let ready =
+        || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
     serve_services(listener, &SERVICES, ready, routes, shutdown).await
 }
 
@@ -55,7 +57,10 @@ impl<V: ProxyView> Proxy for Service<V> {
         Ok(Response::new(answer(self.view.state()).await?))
     }
 
-    async fn explain(&self, request: Request<pb::ExplainRequest>) -> Result<Response<pb::Explanation>, Status> {
+    async fn explain(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::Explanation>, Status> {
         let question = Question::try_from(request.into_inner());
         let question = question.map_err(|error| Status::invalid_argument(error.to_string()))?;
         Ok(Response::new(answer(self.view.explain(question)).await?))
@@ -99,7 +104,9 @@ mod tests {
         Code,
         transport::{Channel, Endpoint},
     };
-    use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+    use tonic_health::pb::{
+        HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+    };
     use tonic_reflection::pb::v1::{
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
         server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
@@ -176,7 +183,8 @@ mod tests {
     async fn a_large_ruleset_comes_whole_and_in_messages_that_every_client_takes() {
         let fake = Fake::new();
         let large = "element\n".repeat(1 << 20);
-        fake.script().text = Ok(vec![Ok("head\n".into()), Ok(large.clone()), Ok(String::new()), Ok("tail\n".into())]);
+        fake.script().text =
+            Ok(vec![Ok("head\n".into()), Ok(large.clone()), Ok(String::new()), Ok("tail\n".into())]);
         let served = Served::start(&fake);
         let mut texts = served.client().await.print(pb::PrintRequest {}).await.unwrap().into_inner();
         let mut all = String::new();

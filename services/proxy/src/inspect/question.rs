@@ -53,7 +53,9 @@ pub struct Question {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
     /// Neither address and port nor those and a protocol.
-    #[error("{0:?} is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80, [fd00:96::a]:53/UDP; names are not looked up")]
+    #[error(
+        "{0:?} is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80, [fd00:96::a]:53/UDP; names are not looked up"
+    )]
     Target(String),
     /// Not an address.
     #[error("{0:?} is not an IP address; names are not looked up")]
@@ -211,7 +213,15 @@ mod tests {
             assert_eq!(target.to_string(), read);
             assert_eq!(target.to_string().parse(), Ok(target), "what is shown can be read");
         }
-        for text in ["", "10.96.0.10", "web:80", "fd00:96::a:80", "10.96.0.10:80:80", "10.96.0.10:65536", "10.96.0.010:80"] {
+        for text in [
+            "",
+            "10.96.0.10",
+            "web:80",
+            "fd00:96::a:80",
+            "10.96.0.10:80:80",
+            "10.96.0.10:65536",
+            "10.96.0.010:80",
+        ] {
             assert_eq!(text.parse::<Target>(), Err(QuestionError::Target(text.into())));
         }
         assert_eq!("10.96.0.10:0".parse::<Target>(), Err(QuestionError::Port(0)));

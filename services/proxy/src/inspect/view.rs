@@ -26,10 +26,7 @@ pub trait ProxyView: Clone + Send + Sync + 'static {
     fn state(&self) -> impl Future<Output = Result<pb::State, ViewError>> + Send;
 
     /// The way of a packet, in words.
-    fn explain(
-        &self,
-        question: Question,
-    ) -> impl Future<Output = Result<pb::Explanation, ViewError>> + Send;
+    fn explain(&self, question: Question) -> impl Future<Output = Result<pb::Explanation, ViewError>> + Send;
 
     /// The whole ruleset, as text for `nft -f`. What is printed is one state, whatever changes while it is read.
     fn print(&self) -> impl Future<Output = Result<Chunks, ViewError>> + Send;
@@ -86,8 +83,13 @@ mod tests {
 
     #[test]
     fn text_is_cut_between_characters_and_nothing_is_lost() {
-        for text in [String::new(), "a".into(), "a".repeat(PIECE_BYTES), "\u{20ac}".repeat(PIECE_BYTES), "ab".repeat(PIECE_BYTES)]
-        {
+        for text in [
+            String::new(),
+            "a".into(),
+            "a".repeat(PIECE_BYTES),
+            "\u{20ac}".repeat(PIECE_BYTES),
+            "ab".repeat(PIECE_BYTES),
+        ] {
             let pieces = cut(text.clone());
             assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len() <= PIECE_BYTES));
             assert!(pieces.len() <= text.len() / (PIECE_BYTES - 4) + 1);

@@ -235,27 +235,70 @@ impl Programme {
     fn compare(&mut self, tables: &mut dyn Tables, now: Instant) -> Result<Outcome, KernelError> {
         let before = tables.generation()?.id;
         let found = tables.read(self.family())?;
-        let difference = self.differ(found);
         // Whoever commits between the two is noticed by the next look at the count.
         self.generation = before;
-        let mut outcome = Outcome { full: true, structure: difference.structure(), ..Outcome::default() };
-        if difference.rebuild {
-            self.rebuild(tables, &difference, &mut outcome)?;
+        let mut outcome = Outcome { full: true, ..Outcome::default() };
+        let counted = with_companions(&self.plan.chains());
+        if found.is_none() {
+            self.fill(tables, &mut outcome)?;
+            self.made = counted.iter().map(|&chain| (chain, None)).collect();
         } else {
-            self.load(tables, difference.first, difference.ops, &mut outcome)?;
-            if !difference.last.is_empty() {
-                self.commit(tables, &difference.last, &mut outcome)?;
-            }
+            let difference = self.differ(found);
+            outcome.structure = difference.structure();
+            self.mend(tables, difference, &mut outcome)?;
         }
         outcome.mended = self.synced && !outcome.is_nothing();
-        self.made = difference.kept;
-        let wanted = with_companions(&self.plan.chains());
-        self.note_chains(&wanted, now);
+        self.note_chains(&counted, now);
         self.known = Known::AsPlanned;
         self.synced = true;
         self.plan.forget_existing();
         self.plan.record(true);
         Ok(outcome)
+    }
+
+    /// Where there is no table: all of it, element by element as the plan has them, without a list of them in memory.
+    fn fill(&mut self, tables: &mut dyn Tables, outcome: &mut Outcome) -> Result<(), KernelError> {
+        let mut changes = self.structure();
+        outcome.structure = changes.len();
+        let total: usize = SetName::ALL.iter().map(|&set| self.plan.counts().elements(set)).sum();
+        let chunk = if total <= ONE_TRANSACTION { usize::MAX } else { CHUNK };
+        let mut transactions = 0;
+        let Self { plan, base, .. } = self;
+        // What packets enter by comes last.
+        for entry in [false, true] {
+            let mut elements = plan.elements().filter(|element| element.set.is_entry() == entry).peekable();
+            while elements.peek().is_some() {
+                let before = changes.len();
+                changes.extend(elements.by_ref().take(chunk).map(|element| Change::Element(Op::Add(element))));
+                outcome.added += changes.len() - before;
+                if total > ONE_TRANSACTION {
+                    commit(base.family, tables, &changes)?;
+                    transactions += 1;
+                    changes.clear();
+                }
+            }
+        }
+        if !changes.is_empty() {
+            commit(base.family, tables, &changes)?;
+            transactions += 1;
+        }
+        self.count(transactions);
+        outcome.transactions += transactions;
+        Ok(())
+    }
+
+    /// Where there is a table.
+    fn mend(&mut self, tables: &mut dyn Tables, difference: Difference, outcome: &mut Outcome) -> Result<(), KernelError> {
+        if difference.rebuild {
+            self.rebuild(tables, &difference, outcome)?;
+        } else {
+            self.load(tables, difference.first, difference.ops, outcome)?;
+            if !difference.last.is_empty() {
+                self.commit(tables, &difference.last, outcome)?;
+            }
+        }
+        self.made = difference.kept;
+        Ok(())
     }
 
     /// All of it anew in one transaction, because what is there cannot be made right piece by piece: connections go on, what
@@ -364,18 +407,7 @@ impl Programme {
     }
 
     fn commit(&mut self, tables: &mut dyn Tables, changes: &[Change], outcome: &mut Outcome) -> Result<(), KernelError> {
-        let mut tries = 1;
-        loop {
-            match tables.commit(self.family(), changes) {
-                Ok(()) => break,
-                Err(error) if error.kind() == Kind::Retry && tries < TRIES => {
-                    tracing::debug!(family = %self.family(), %error, tries, "a transaction is tried again");
-                    std::thread::sleep(Duration::from_millis(1 << tries));
-                    tries += 1;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        commit(self.family(), tables, changes)?;
         self.count(1);
         outcome.transactions += 1;
         Ok(())
@@ -397,6 +429,21 @@ impl Programme {
             if !wanted.contains(chain) && since.is_none() {
                 *since = Some(now);
             }
+        }
+    }
+}
+
+/// One transaction; what passes is waited for.
+fn commit(family: Family, tables: &mut dyn Tables, changes: &[Change]) -> Result<(), KernelError> {
+    let mut tries = 1;
+    loop {
+        match tables.commit(family, changes) {
+            Err(error) if error.kind() == Kind::Retry && tries < TRIES => {
+                tracing::debug!(%family, %error, tries, "a transaction is tried again");
+                std::thread::sleep(Duration::from_millis(1 << tries));
+                tries += 1;
+            }
+            committed => return committed,
         }
     }
 }

@@ -19,7 +19,12 @@ use crate::{
     health::SocketState,
     inspect::{Check, Chunks, ProxyView, Question, ViewError},
     model::Family,
-    nft::{element::SetName, kernel::Kind, ruleset},
+    nft::{
+        element::SetName,
+        explain::{Place, explain},
+        kernel::Kind,
+        ruleset,
+    },
     programmer::{Programmer, Side},
 };
 
@@ -63,8 +68,13 @@ impl ProxyView for View {
     }
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
-        drop(question);
-        Err(ViewError::Unavailable("EXPLAIN".into()))
+        self.ask(move |programmer| {
+            let family = if question.target.address.is_ipv4() { Family::V4 } else { Family::V6 };
+            let programme = &programmer.side(family).programme;
+            let (base, plan) = (programme.base(), programme.plan());
+            explain(&Place { base, plan, local: programmer.local_addresses() }, &question)
+        })
+        .await
     }
 
     async fn print(&self) -> Result<Chunks, ViewError> {
@@ -223,7 +233,7 @@ fn printed(programmer: &Programmer) -> Vec<String> {
     let mut pieces = Pieces(vec![String::new()]);
     for side in programmer.sides() {
         // Strings refuse nothing.
-        drop(print(&mut pieces, side));
+        let _ = print(&mut pieces, side);
     }
     pieces.0
 }
@@ -232,7 +242,7 @@ fn printed(programmer: &Programmer) -> Vec<String> {
 ///
 /// # Errors
 /// `out` refuses.
-pub fn print(out: &mut impl fmt::Write, side: &Side) -> fmt::Result {
+fn print(out: &mut impl fmt::Write, side: &Side) -> fmt::Result {
     let plan = side.programme.plan();
     let chains = plan.chains().into_iter().flat_map(|chain| std::iter::once(chain).chain(chain.companions()));
     ruleset::print(out, side.programme.base(), chains, plan.elements())

@@ -21,7 +21,8 @@ pub(super) fn describe(explanation: &pb::Explanation) -> String {
             clean(&way.verdict).to_uppercase()
         ));
         if !way.endpoints.is_empty() {
-            let named: Vec<String> = way.endpoints.iter().take(NAMED).map(|endpoint| clean(endpoint)).collect();
+            let named: Vec<String> =
+                way.endpoints.iter().take(NAMED).map(|endpoint| clean(endpoint)).collect();
             let more = match way.endpoints.len().checked_sub(NAMED) {
                 Some(more @ 1..) => format!(" and {more} more"),
                 _ => String::new(),

@@ -46,7 +46,7 @@ pub(crate) enum ProxyLook {
 #[derive(Debug, Clone, Args)]
 struct SocketArgs {
     /// The debug socket of the proxy [default: proxy.listen of the settings, as a rule
-    /// unix:///run/keelson/proxy.sock].
+    /// unix:///run/keelson-proxy/proxy.sock].
     #[arg(long, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
     socket: Option<SocketSpec>,
 }
@@ -113,9 +113,9 @@ async fn open(args: &SocketArgs, settings: &SettingsArgs) -> anyhow::Result<Prox
     let socket = match &args.socket {
         Some(socket) => socket.clone(),
         None => {
-            let loaded = settings
-                .load()
-                .context("the settings do not say where the proxy's debug socket is; name it with --socket")?;
+            let loaded = settings.load().context(
+                "the settings do not say where the proxy's debug socket is; name it with --socket",
+            )?;
             loaded.settings.proxy.listen.clone()
         }
     };
@@ -129,7 +129,8 @@ fn refused(status: Status) -> Refused {
 
 async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
     let mut client = open(&args.socket, settings).await?;
-    let state = client.get_state(client::request(pb::GetStateRequest {})).await.map_err(refused)?.into_inner();
+    let state =
+        client.get_state(client::request(pb::GetStateRequest {})).await.map_err(refused)?.into_inner();
     let now = super::pulls::now_unix_ms();
     let text = match args.output {
         Output::Json => json(&state)?,

@@ -57,11 +57,19 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     }
     for family in &state.families {
         let name = clean(&family.family);
-        let late = family.pending_since_unix_ms > 0 && now.saturating_sub(family.pending_since_unix_ms) > LATE_MS;
-        let waiting =
-            if late { format!("; changes wait for {}", since_ms(family.pending_since_unix_ms, now)) } else { String::new() };
+        let late =
+            family.pending_since_unix_ms > 0 && now.saturating_sub(family.pending_since_unix_ms) > LATE_MS;
+        let waiting = if late {
+            format!("; changes wait for {}", since_ms(family.pending_since_unix_ms, now))
+        } else {
+            String::new()
+        };
         if family.state != "synced" {
-            lines.push(format!("{name}: {}{}{waiting}", clean(&family.state).to_uppercase(), because(&family.reason)));
+            lines.push(format!(
+                "{name}: {}{}{waiting}",
+                clean(&family.state).to_uppercase(),
+                because(&family.reason)
+            ));
         } else if late {
             lines.push(format!("{name}: LATE{}{waiting}", because(&family.reason)));
         }
@@ -97,7 +105,10 @@ fn facts(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> Vec<
         (false, false) => "not healthy, load balancers must not use this node",
     };
     let lines = [
-        ("Backend:  ", format!("{}, version {}, pid {}{up}", clean(&state.backend), clean(&state.version), state.pid)),
+        (
+            "Backend:  ",
+            format!("{}, version {}, pid {}{up}", clean(&state.backend), clean(&state.version), state.pid),
+        ),
         ("Agent:    ", format!("{}, {}", clean(&state.link), clean(&state.target))),
         ("Revision: ", revision(state, newest)),
         ("Health:   ", health.into()),
@@ -118,7 +129,11 @@ fn revision(state: &pb::State, newest: Option<&endpoints::State>) -> String {
     let against = match newest {
         None => String::new(),
         Some(newest) if newest.instance_id != state.instance_id => {
-            format!(", of another instance than the agent's {} (revision {})", clean(&newest.instance_id), newest.rev)
+            format!(
+                ", of another instance than the agent's {} (revision {})",
+                clean(&newest.instance_id),
+                newest.rev
+            )
         }
         Some(newest) => match newest.rev.checked_sub(state.rev) {
             Some(behind @ 1..) => format!(", {behind} behind the agent's"),
@@ -131,8 +146,20 @@ fn revision(state: &pb::State, newest: Option<&endpoints::State>) -> String {
 
 fn families(families: &[pb::FamilyState], now: i64) -> String {
     let mut table = Table::new(&[
-        "FAMILY", "STATE", "SERVICES", "PORTS", "ENDPOINTS", "CHAINS", "ELEMENTS", "LAST SYNC", "TOOK", "CHANGED", "SYNCS",
-        "FULL", "FAILED", "MENDED",
+        "FAMILY",
+        "STATE",
+        "SERVICES",
+        "PORTS",
+        "ENDPOINTS",
+        "CHAINS",
+        "ELEMENTS",
+        "LAST SYNC",
+        "TOOK",
+        "CHANGED",
+        "SYNCS",
+        "FULL",
+        "FAILED",
+        "MENDED",
     ]);
     for family in families {
         let synced = family.last_sync_unix_ms > 0;

@@ -19,8 +19,12 @@ fn parsed(words: &[&str]) -> Result<ProxyLook, clap::Error> {
 fn command_lines() {
     assert!(matches!(parsed(&["state", "-o", "json", "--socket", "unix:///x"]), Ok(ProxyLook::State(_))));
     assert!(matches!(parsed(&["print"]), Ok(ProxyLook::Print(_))));
-    for (target, read) in [("10.96.0.10:80", "10.96.0.10:80/TCP"), ("[fd00:96::a]:53/udp", "[fd00:96::a]:53/UDP")] {
-        let Ok(ProxyLook::Explain(args)) = parsed(&["explain", target, "--from", "pod"]) else { panic!("{target}") };
+    for (target, read) in
+        [("10.96.0.10:80", "10.96.0.10:80/TCP"), ("[fd00:96::a]:53/udp", "[fd00:96::a]:53/UDP")]
+    {
+        let Ok(ProxyLook::Explain(args)) = parsed(&["explain", target, "--from", "pod"]) else {
+            panic!("{target}")
+        };
         assert_eq!(args.target.to_string(), read);
         assert_eq!(args.from.map(|from| from.to_string()).as_deref(), Some("pod"));
     }
@@ -104,7 +108,8 @@ Last events:
 
 #[test]
 fn the_revision_against_the_agents() {
-    let newest = |instance: &str, rev| endpoints::State { instance_id: instance.into(), rev, ..Default::default() };
+    let newest =
+        |instance: &str, rev| endpoints::State { instance_id: instance.into(), rev, ..Default::default() };
     let mine = "17293822569102704640";
     for (newest, says) in [
         (newest(mine, 41), "\nRevision: 41, the agent's newest, instance 1"),
@@ -187,7 +192,11 @@ fn a_proxy_that_has_just_started_is_not_well_yet() {
     let starting = pb::State {
         link: "connecting".into(),
         rev: 0,
-        families: vec![pb::FamilyState { family: "IPv4".into(), state: "waiting".into(), ..Default::default() }],
+        families: vec![pb::FamilyState {
+            family: "IPv4".into(),
+            state: "waiting".into(),
+            ..Default::default()
+        }],
         ..well()
     };
     assert_eq!(
@@ -208,7 +217,11 @@ fn the_way_of_a_packet() {
     let explained = pb::Explanation {
         frontend: "10.96.0.10:80/TCP is the cluster IP of default/web".into(),
         service_port: "default/web".into(),
-        ways: vec![way("a pod", "forwarded", false, 2), way("outside", "forwarded", true, 12), way("x", "dropped", false, 0)],
+        ways: vec![
+            way("a pod", "forwarded", false, 2),
+            way("outside", "forwarded", true, 12),
+            way("x", "dropped", false, 0),
+        ],
     };
     let expected = "\
 10.96.0.10:80/TCP is the cluster IP of default/web

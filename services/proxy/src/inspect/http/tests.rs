@@ -121,7 +121,10 @@ async fn probes_and_metrics() {
     for path in ["/livez", "/readyz", "/healthz"] {
         assert_eq!(get(&fake, path).await.2, "ok", "{path}");
     }
-    assert_eq!(get(&fake, "/healthz?verbose").await.2, "[+]alive ok\n[+]link ok\n[+]kernel ok\nhealthz check passed\n");
+    assert_eq!(
+        get(&fake, "/healthz?verbose").await.2,
+        "[+]alive ok\n[+]link ok\n[+]kernel ok\nhealthz check passed\n"
+    );
     fake.script().ready[1] = check("kernel", false, "no space left");
     for (path, status) in [("/livez", 200), ("/readyz", 500), ("/healthz", 500)] {
         assert_eq!(get(&fake, path).await.0.as_u16(), status, "{path}");
@@ -148,9 +151,18 @@ async fn a_stuck_proxy_is_reported_and_not_waited_for() {
     assert!(text.starts_with("[-]answers failed: the proxy did not answer"), "{text}");
 }
 
-const PATHS: &[&str] =
-    &["/", "/livez", "/readyz", "/healthz", "/metrics", "/debug/state", "/debug/explain?to=10.0.0.1:80", "/debug/print",
-      "/debug/events", "/assets/page.css"];
+const PATHS: &[&str] = &[
+    "/",
+    "/livez",
+    "/readyz",
+    "/healthz",
+    "/metrics",
+    "/debug/state",
+    "/debug/explain?to=10.0.0.1:80",
+    "/debug/print",
+    "/debug/events",
+    "/assets/page.css",
+];
 
 #[tokio::test]
 async fn the_gate_is_before_every_path() {
@@ -171,7 +183,10 @@ async fn the_page_needs_nothing_from_elsewhere() {
     let fake = Fake::new();
     let (_, headers, html) = get(&fake, "/").await;
     let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
-    assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"),
+        "{policy}"
+    );
     let mut files: Vec<String> =
         html.split('"').filter(|text| text.starts_with("/assets/")).map(String::from).collect();
     let mut next = 0;
@@ -195,7 +210,7 @@ async fn the_page_needs_nothing_from_elsewhere() {
     assert!(files.contains(&"/assets/explanation.js".into()), "{files:?}");
     assert!(!html.contains("://") && !html.contains("style=") && !html.contains("onclick"), "{html}");
     let (_, _, css) = get(&fake, "/assets/page.css").await;
-    assert!(css.contains("--accent:") && css.contains(".way ") , "the agent's look, and what is added");
+    assert!(css.contains("--accent:") && css.contains(".way "), "the agent's look, and what is added");
 }
 
 /// The next event, without comments.
@@ -243,10 +258,16 @@ async fn a_server_on_a_socket_until_the_end() {
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"link\": \"following\""), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"link\": \"following\""),
+        "{answer}"
+    );
     // One who reads events does not hold up the end.
     let mut reader = TcpStream::connect(address).await.unwrap();
-    reader.write_all(format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).await.unwrap();
+    reader
+        .write_all(format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
     assert!(reader.read_u8().await.is_ok());
     stop.cancel();
     server.await.unwrap().unwrap();

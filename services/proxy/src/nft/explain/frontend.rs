@@ -47,7 +47,8 @@ pub(super) fn no_answer(place: &Place<'_>, address: IpAddr) -> Option<String> {
         NodePortMatch::Addresses if listed.contains(&address) => None,
         NodePortMatch::Addresses => {
             let named: Vec<String> = listed.iter().map(ToString::to_string).collect();
-            let where_else = if named.is_empty() { "nowhere".into() } else { format!("at {}", named.join(", ")) };
+            let where_else =
+                if named.is_empty() { "nowhere".into() } else { format!("at {}", named.join(", ")) };
             Some(format!("node ports answer {where_else}, not at {address}"))
         }
         NodePortMatch::AllLocal if address.is_loopback() => {
@@ -80,7 +81,9 @@ fn elsewhere(place: &Place<'_>, target: Target) -> String {
         return format!("{address} is in the ServiceCIDR {net}, and no Service has it");
     }
     if place.is_local(address) {
-        return format!("{address} is an address of this node, and no Service has the node port {port}/{protocol}");
+        return format!(
+            "{address} is an address of this node, and no Service has the node port {port}/{protocol}"
+        );
     }
     let family = match address {
         IpAddr::V4(_) => Family::V4,

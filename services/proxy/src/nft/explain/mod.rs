@@ -44,10 +44,14 @@ impl Place<'_> {
 /// What becomes of the first packet of a connection. `place` is of the family of the question's address.
 #[must_use]
 pub fn explain(place: &Place<'_>, question: &Question) -> pb::Explanation {
+    meeting(place, &Table::around(place.plan, question.target), question)
+}
+
+/// As [`explain`], of a packet that meets these elements.
+fn meeting(place: &Place<'_>, table: &Table, question: &Question) -> pb::Explanation {
     let target = question.target;
-    let table = Table::around(place.plan, target);
     let (frontend, service_port) = frontend::describe(place, target);
-    let senders = sender::senders(place, &table, question);
-    let ways = senders.iter().map(|sender| Walk::new(place, &table, sender, target).way()).collect();
+    let senders = sender::senders(place, table, question);
+    let ways = senders.iter().map(|sender| Walk::new(place, table, sender, target).way()).collect();
     pb::Explanation { frontend, service_port, ways }
 }

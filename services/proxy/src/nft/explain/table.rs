@@ -2,10 +2,7 @@
 //!
 //! Owns: [`Table`]. In: the plan. Out: elements by set and key, as the kernel finds them.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-};
+use std::{collections::HashMap, net::IpAddr};
 
 use crate::{
     inspect::Target,
@@ -52,7 +49,8 @@ impl Table {
     pub(super) fn ranges(&self, set: SetName, prefix: Key) -> Vec<(IpAddr, IpAddr)> {
         let skip = prefix.as_slice().len();
         let last = |key: &Key| address(key.as_slice().get(skip..)?);
-        let begins = |element: &&Element| element.set == set && element.key.as_slice().starts_with(prefix.as_slice());
+        let begins =
+            |element: &&Element| element.set == set && element.key.as_slice().starts_with(prefix.as_slice());
         let found = self.intervals.iter().filter(begins);
         let mut ranges: Vec<(IpAddr, IpAddr)> =
             found.filter_map(|element| Some((last(&element.key)?, last(&element.key_end?)?))).collect();

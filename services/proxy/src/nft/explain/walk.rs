@@ -4,7 +4,7 @@
 //! hooks before routing, where it may be refused or translated; then every endpoint that it may have been translated to,
 //! or the target itself, through those after it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use keelson_proto::proxy as pb;
 
@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     inspect::Target,
-    model::{Endpoint, Family, Protocol},
+    model::{Endpoint, Family},
     nft::{
         chain::Chain,
-        element::{Key, Number, SetName, Value, Verdict},
+        element::{Key, SetName, Value, Verdict},
         plan::Frontend,
         ruleset::{Field, Part, Rule, rules},
     },
@@ -141,11 +141,14 @@ impl<'a> Walk<'a> {
                 way.endpoints.push(endpoint.to_string());
                 if one.masqueraded { masqueraded.push(endpoint) } else { plain.push(endpoint) }
             } else {
-                packet.steps.extend(one.steps.into_iter().map(|step| format!("{step} (where {endpoint} was chosen)")));
+                packet.steps.extend(
+                    one.steps.into_iter().map(|step| format!("{step} (where {endpoint} was chosen)")),
+                );
                 worst = flow;
             }
         }
-        way.masqueraded = !masqueraded.is_empty() && plain.is_empty();
+        // Those to whom a mark makes no difference are told of apart.
+        way.masqueraded = !masqueraded.is_empty() && (packet.marked || plain.is_empty());
         packet.steps.extend(self.source_step(packet.marked, &masqueraded, &plain));
         way.verdict = match way.endpoints.is_empty() {
             true => verdict(&worst),
@@ -164,16 +167,25 @@ impl<'a> Walk<'a> {
             steps.push(format!("{chain}: the mark {mark:#x} is set, so it is masqueraded: the endpoint sees an address of the node"));
         } else if !masqueraded.is_empty() {
             let to = words::endpoints(masqueraded);
-            steps.push(format!("{chain}: {to} would answer to itself, so it is masqueraded where that is chosen (hairpin)"));
+            steps.push(format!(
+                "{chain}: {to} would answer to itself, so it is masqueraded where that is chosen (hairpin)"
+            ));
         }
         if marked && !plain.is_empty() {
             let at = words::endpoints(plain);
             steps.push(format!("{at} is at an address of this node: delivered here, with the sender's address in spite of the mark"));
         }
-        let hairpin: Vec<Endpoint> = plain.iter().copied().filter(|endpoint| self.may_be_hairpin(*endpoint)).collect();
-        if !marked && self.sender.address.is_none() && self.sender.origin != Origin::Node && !hairpin.is_empty() {
+        let hairpin: Vec<Endpoint> =
+            plain.iter().copied().filter(|endpoint| self.may_be_hairpin(*endpoint)).collect();
+        if !marked
+            && self.sender.address.is_none()
+            && self.sender.origin != Origin::Node
+            && !hairpin.is_empty()
+        {
             let to = words::endpoints(&hairpin);
-            steps.push(format!("{chain}: where the sender itself is what was chosen of {to}, it is masqueraded (hairpin)"));
+            steps.push(format!(
+                "{chain}: where the sender itself is what was chosen of {to}, it is masqueraded (hairpin)"
+            ));
         }
         steps
     }
@@ -294,7 +306,14 @@ impl<'a> Walk<'a> {
             Part::Address { field, net, inside } => self.address(*field, net, *inside, rule, packet, told),
             Part::Interface { name, prefix, is } => {
                 let by = format!("by {name}{}", if *prefix { "*" } else { "" });
-                self.pod(self.sender.origin == Origin::Pod, *is, &format!("comes in {by}"), &format!("does not come in {by}"), rule, told)
+                self.pod(
+                    self.sender.origin == Origin::Pod,
+                    *is,
+                    &format!("comes in {by}"),
+                    &format!("does not come in {by}"),
+                    rule,
+                    told,
+                )
             }
             Part::In { fields, set, inside } => self.is_in(fields, *set, *inside, packet, told),
             Part::Mark(_) => {
@@ -351,7 +370,9 @@ impl<'a> Walk<'a> {
     fn node_port_elsewhere(&self, address: IpAddr) -> Option<String> {
         let Target { protocol, port, .. } = self.target;
         let key = Key::new().protocol(protocol).port(port);
-        let map = [SetName::NodePorts, SetName::RefusedNodePorts].into_iter().find(|map| self.table.get(*map, key).is_some())?;
+        let map = [SetName::NodePorts, SetName::RefusedNodePorts]
+            .into_iter()
+            .find(|map| self.table.get(*map, key).is_some())?;
         let why = no_answer(self.place, address)?;
         Some(format!("{} is in {map}, but {why}", words::key(self.family, map, key)))
     }
@@ -385,7 +406,11 @@ impl<'a> Walk<'a> {
             (true, false) => format!("the source {yes}, as pods do"),
             (false, _) => format!("the source {no}, so it is no pod"),
         };
-        if is == wanted { told.said.push(found) } else { told.not = Some(found) }
+        if is == wanted {
+            told.said.push(found)
+        } else {
+            told.not = Some(found)
+        }
         when(is == wanted)
     }
 
@@ -396,7 +421,9 @@ impl<'a> Walk<'a> {
         // Fields that are not known are those of a hairpin, which is told with the endpoints.
         let Some(key) = self.key(fields, packet) else { return Then::Stop };
         let found = self.table.get(set, key).is_some();
-        if let (false, SetName::NodePortAddresses, Destination::Address(address)) = (found, set, &packet.destination) {
+        if let (false, SetName::NodePortAddresses, Destination::Address(address)) =
+            (found, set, &packet.destination)
+        {
             told.not = self.node_port_elsewhere(*address);
         }
         if found == inside && set != SetName::Hairpin {
@@ -409,7 +436,9 @@ impl<'a> Walk<'a> {
     fn admitted(&self, fields: &[Field], inside: bool, packet: &Packet, told: &mut Told) -> Then {
         let ranges = self.table.ranges(SetName::SourceRanges, self.frontend(packet));
         let found = match self.sender.address {
-            Some(_) => self.key(fields, packet).is_some_and(|key| self.table.get(SetName::SourceRanges, key).is_some()),
+            Some(_) => self
+                .key(fields, packet)
+                .is_some_and(|key| self.table.get(SetName::SourceRanges, key).is_some()),
             None => self.sender.admitted,
         };
         let set = SetName::SourceRanges;
@@ -437,14 +466,21 @@ impl<'a> Walk<'a> {
             return Then::Stop;
         }
         let Some(values) = self.values(fields, map, packet) else { return Then::Stop };
-        let numbers: Vec<IpAddr> = values.found.iter().filter_map(|value| address(value.as_slice())).collect();
+        let numbers: Vec<IpAddr> =
+            values.found.iter().filter_map(|value| address(value.as_slice())).collect();
         if numbers.is_empty() {
             return Then::Stop;
         }
         told.said.push(match (&values.key, numbers.as_slice()) {
-            (Some(key), [number]) => format!("{} is in {map}: number {number}", words::key(self.family, map, *key)),
+            (Some(key), [number]) => {
+                format!("{} is in {map}: number {number}", words::key(self.family, map, *key))
+            }
             _ => {
-                format!("one of the {} in {map} at random{}", words::count(numbers.len(), "endpoint number"), values.missing())
+                format!(
+                    "one of the {} in {map} at random{}",
+                    words::count(numbers.len(), "endpoint number"),
+                    values.missing()
+                )
             }
         });
         packet.destination = Destination::Numbers(numbers);
@@ -456,16 +492,23 @@ impl<'a> Walk<'a> {
         let name = words::key(self.family, map, key);
         match self.table.get(map, key).map(|element| element.value) {
             Some(Value::Verdict(verdict)) => {
-                let policy = if map == SetName::ExternalPolicy { " (externalTrafficPolicy Local)" } else { "" };
+                let policy =
+                    if map == SetName::ExternalPolicy { " (externalTrafficPolicy Local)" } else { "" };
                 let why = self.refusal(map, packet).map(|why| format!(": {why}")).unwrap_or_default();
                 told.said.push(format!("{name} is in {map}: {}{policy}{why}", words::verdict(verdict)));
                 Then::Next
             }
             _ => {
                 told.not = match map {
-                    SetName::ExternalPolicy => Some(format!("{name} is not in {map} (externalTrafficPolicy Cluster)")),
-                    SetName::LocalChoice => Some(format!("{name} is not in {map}: no endpoint on this node takes traffic from outside")),
-                    SetName::InternalChoice | SetName::ExternalChoice => Some(format!("{name} is not in {map}")),
+                    SetName::ExternalPolicy => {
+                        Some(format!("{name} is not in {map} (externalTrafficPolicy Cluster)"))
+                    }
+                    SetName::LocalChoice => Some(format!(
+                        "{name} is not in {map}: no endpoint on this node takes traffic from outside"
+                    )),
+                    SetName::InternalChoice | SetName::ExternalChoice => {
+                        Some(format!("{name} is not in {map}"))
+                    }
                     _ => None,
                 };
                 Then::Stop
@@ -488,7 +531,8 @@ impl<'a> Walk<'a> {
 
     fn translate(&self, fields: &[Field], map: SetName, packet: &Packet, told: &mut Told) -> Then {
         let Some(values) = self.values(fields, map, packet) else { return Then::Stop };
-        let endpoints: Vec<Endpoint> = values.found.iter().filter_map(|value| self.endpoint(*value)).collect();
+        let endpoints: Vec<Endpoint> =
+            values.found.iter().filter_map(|value| self.endpoint(*value)).collect();
         if endpoints.is_empty() {
             return Then::Stop;
         }
@@ -496,7 +540,10 @@ impl<'a> Walk<'a> {
         told.said.push(match endpoints.as_slice() {
             [only] => format!("the destination becomes {only}, the only endpoint in {map}{missing}"),
             _ if matches!(fields, [_, Field::Random(_)]) => {
-                format!("the destination becomes one of {} in {map} at random{missing}", words::count(endpoints.len(), "endpoint"))
+                format!(
+                    "the destination becomes one of {} in {map} at random{missing}",
+                    words::count(endpoints.len(), "endpoint")
+                )
             }
             _ => format!("the destination becomes that endpoint, by {map}{missing}"),
         });
@@ -577,7 +624,9 @@ impl Values {
     fn missing(&self) -> String {
         match self.lacking {
             0 => String::new(),
-            lacking => format!("; {} more should be there, and a packet that draws such a one is dropped", lacking),
+            lacking => {
+                format!("; {} more should be there, and a packet that draws such a one is dropped", lacking)
+            }
         }
     }
 }

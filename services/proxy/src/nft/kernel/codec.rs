@@ -7,7 +7,9 @@
 use netlink_packet_core::{
     NLA_F_NESTED, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator,
 };
-use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily};
+use netlink_packet_netfilter::{
+    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
+};
 use nix::errno::Errno;
 
 use crate::model::Family;
@@ -234,8 +236,11 @@ fn split(bytes: &[u8]) -> Result<(Incoming<'_>, &[u8]), String> {
         }
         _ => Body::Other,
     };
-    let message =
-        Incoming { sequence: u32::from_ne_bytes([s0, s1, s2, s3]), interrupted: flags & INTERRUPTED != 0, body };
+    let message = Incoming {
+        sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+        interrupted: flags & INTERRUPTED != 0,
+        body,
+    };
     Ok((message, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
 }
 
@@ -259,7 +264,9 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
                 Ok((OFFSET, value)) => {
                     offset = value.first_chunk::<4>().map(|value| u32::from_ne_bytes(*value) as usize);
                 }
-                Ok((SAID, value)) => said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0')),
+                Ok((SAID, value)) => {
+                    said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
+                }
                 // What the kernel says besides is a courtesy: the error stands without it.
                 Ok(_) | Err(_) => {}
             }
@@ -287,4 +294,90 @@ pub(super) fn text(value: &[u8]) -> Result<&str, String> {
 pub(super) fn number(value: &[u8]) -> Result<u32, String> {
     let bytes: [u8; 4] = value.try_into().map_err(|_| format!("a number of {} bytes", value.len()))?;
     Ok(u32::from_be_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
+        let len = (HEADER + payload.len()) as u32;
+        [
+            &len.to_ne_bytes()[..],
+            &kind.to_ne_bytes(),
+            &flags.to_ne_bytes(),
+            &7_u32.to_ne_bytes(),
+            &[0; 4],
+            payload,
+        ]
+        .concat()
+    }
+
+    fn one(datagram: &[u8]) -> Result<Incoming<'_>, String> {
+        let mut messages = incoming(datagram);
+        let first = messages.next().unwrap();
+        assert!(messages.next().is_none());
+        first
+    }
+
+    #[test]
+    fn an_error_tells_number_place_and_text() {
+        let repeated = [0; HEADER];
+        let text = [8, 0, 1, 0, b'n', b'o', b'!', 0];
+        let place = [&[8, 0, 2, 0][..], &40_u32.to_ne_bytes()].concat();
+        let payload = [&(-17_i32).to_ne_bytes()[..], &repeated, &text, &place].concat();
+        let bytes = datagram(ERROR, CAPPED | ATTRIBUTES_FOLLOW, &payload);
+        assert_eq!(
+            one(&bytes).unwrap(),
+            Incoming {
+                sequence: 7,
+                interrupted: false,
+                body: Body::Failed { errno: Errno::EEXIST, offset: Some(40), said: Some("no!") }
+            }
+        );
+        let plain = datagram(ERROR, 0, &[&(-1_i32).to_ne_bytes()[..], &repeated].concat());
+        assert_eq!(one(&plain).unwrap().body, Body::Failed { errno: Errno::EPERM, offset: None, said: None });
+        let taken = datagram(ERROR, CAPPED, &[&[0; 4][..], &repeated].concat());
+        assert_eq!(one(&taken).unwrap().body, Body::Acknowledged);
+    }
+
+    #[test]
+    fn the_end_of_a_dump_may_be_an_error() {
+        let end = |code: i32| datagram(DONE, INTERRUPTED, &code.to_ne_bytes());
+        assert_eq!(one(&end(0)).unwrap().body, Body::Done(None));
+        assert!(one(&end(0)).unwrap().interrupted);
+        assert_eq!(one(&end(-2)).unwrap().body, Body::Done(Some(Errno::ENOENT)));
+    }
+
+    #[test]
+    fn what_is_cut_off_or_wrong_is_an_error_and_no_panic() {
+        let whole = datagram((SUBSYSTEM << 8) | message::NEW_TABLE, 0, &[2, 0, 0, 0]);
+        assert!(matches!(
+            one(&whole).unwrap().body,
+            Body::Message { kind: message::NEW_TABLE, family: 2, .. }
+        ));
+        for end in 1..whole.len() {
+            assert!(one(&whole[..end]).is_err(), "{end} bytes");
+        }
+        for len in [0_u32, 15, u32::MAX] {
+            let mut wrong = whole.clone();
+            wrong[..4].copy_from_slice(&len.to_ne_bytes());
+            assert!(one(&wrong).is_err(), "length {len}");
+        }
+        assert!(one(&datagram(ERROR, ATTRIBUTES_FOLLOW, &[1])).is_err());
+    }
+
+    #[test]
+    fn attributes_are_padded_and_lengths_filled_in() {
+        let mut buffer = Buffer::default();
+        let outer = buffer.nest(3);
+        buffer.text(1, "abcd");
+        buffer.attribute(2, &[9]);
+        buffer.close(outer);
+        let (kind, value) = attributes(buffer.as_slice()).next().unwrap().unwrap();
+        assert_eq!(kind, 3);
+        let inner: Vec<_> = attributes(value).map(Result::unwrap).collect();
+        assert_eq!(inner, [(1, &b"abcd\0"[..]), (2, &[9][..])]);
+        assert_eq!(text(inner[0].1), Ok("abcd"));
+    }
 }

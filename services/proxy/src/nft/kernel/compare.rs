@@ -28,8 +28,15 @@ const DATA: u16 = 2;
 const DATA_VALUE: u16 = 1;
 
 /// Attributes that hold others: expression and kind. immediate: data. cmp: data. bitwise: mask, xor, data. range: from, to.
-const NESTED: [(&str, u16); 7] =
-    [("immediate", 2), ("cmp", 3), ("bitwise", 4), ("bitwise", 5), ("bitwise", 7), ("range", 3), ("range", 4)];
+const NESTED: [(&str, u16); 7] = [
+    ("immediate", 2),
+    ("cmp", 3),
+    ("bitwise", 4),
+    ("bitwise", 5),
+    ("bitwise", 7),
+    ("range", 3),
+    ("range", 4),
+];
 
 /// What an attribute is if it is left out: `NFTA_BITWISE_OP`, `NFTA_LOOKUP_FLAGS`, `NFTA_PAYLOAD_CSUM_TYPE`, `_OFFSET` and
 /// `_FLAGS`, `NFTA_NG_OFFSET`, `NFTA_DYNSET_FLAGS` and `_TIMEOUT`, `NFTA_FIB_FLAGS`, `NFTA_NAT_FLAGS`, `NFTA_MASQ_FLAGS`,
@@ -169,8 +176,11 @@ fn one(element: &[u8]) -> Result<Expression, String> {
     }
     for attribute in attributes(data) {
         let (kind, value) = attribute?;
-        let value =
-            if NESTED.contains(&(expression.name.as_str(), kind)) { without_flags(value)? } else { value.to_vec() };
+        let value = if NESTED.contains(&(expression.name.as_str(), kind)) {
+            without_flags(value)?
+        } else {
+            value.to_vec()
+        };
         expression.attributes.push((kind, value));
     }
     Ok(expression)
@@ -218,7 +228,10 @@ mod tests {
     fn other(name: &str, attributes: &[(u16, &[u8])]) -> Expressions {
         Expressions::Other {
             expression_type: name.to_owned(),
-            attributes: attributes.iter().map(|(kind, value)| DefaultNla::new(*kind, value.to_vec())).collect(),
+            attributes: attributes
+                .iter()
+                .map(|(kind, value)| DefaultNla::new(*kind, value.to_vec()))
+                .collect(),
         }
     }
 
@@ -268,17 +281,20 @@ mod tests {
         ] {
             assert!(!same(&sent, &changed), "{changed:?}");
         }
-        let masked = |mask: Vec<u8>| expressions(vec![Expressions::Bitwise(vec![Bitwise::Mask(DataAttribute::Value(mask))])]);
+        let masked = |mask: Vec<u8>| {
+            expressions(vec![Expressions::Bitwise(vec![Bitwise::Mask(DataAttribute::Value(mask))])])
+        };
         assert!(same(&masked(vec![1, 0, 0, 0]), &masked(vec![1, 0, 0, 0])));
         assert!(!same(&masked(vec![1, 0, 0, 0]), &masked(vec![2, 0, 0, 0])));
     }
 
     #[test]
     fn marks_of_nesting_make_no_difference() {
-        let marked = expressions(vec![Expressions::Immediate(vec![Immediate::Data(DataAttribute::Verdict(vec![
-            VerdictAttribute::Code(Verdict::Goto),
-            VerdictAttribute::Chain("services".to_owned()),
-        ]))])]);
+        let marked =
+            expressions(vec![Expressions::Immediate(vec![Immediate::Data(DataAttribute::Verdict(vec![
+                VerdictAttribute::Code(Verdict::Goto),
+                VerdictAttribute::Chain("services".to_owned()),
+            ]))])]);
         // The same with plain kinds: data { verdict { code, chain } }.
         let verdict = [&[8, 0, 1, 0, 255, 255, 255, 252, 13, 0, 2, 0][..], b"services\0", &[0; 3]].concat();
         let data = [&[(verdict.len() + 4) as u8, 0, 2, 0][..], &verdict].concat();

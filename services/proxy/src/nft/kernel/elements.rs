@@ -290,3 +290,119 @@ fn data_key(data: &[u8]) -> Result<Key, String> {
 fn too_long(value: &[u8]) -> String {
     format!("data of {} bytes, which is more than any of ours has", value.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+    use crate::{
+        model::{Family, Protocol},
+        nft::{
+            chain::Choice,
+            element::Number,
+            kernel::codec::{self, Body},
+        },
+    };
+
+    fn key(text: &str) -> Key {
+        Key::new().ip(text.parse::<IpAddr>().unwrap())
+    }
+
+    /// Writes elements, and reads them as if they were a dump.
+    fn there_and_back(set: SetName, elements: &[Element]) -> (Elements, Finished) {
+        let mut buffer = Buffer::default();
+        let open = buffer.begin(codec::message::NEW_SET_ELEMENT, Family::V4, 0, 1);
+        buffer.text(LIST_TABLE, "keelson");
+        let list = buffer.nest(LIST_ELEMENTS);
+        elements.iter().for_each(|element| write(&mut buffer, element, true));
+        buffer.close(list);
+        buffer.end(open);
+        let mut reader = Reader::default();
+        for message in codec::incoming(buffer.as_slice()) {
+            let Body::Message { attributes, .. } = message.unwrap().body else { panic!("not a message") };
+            reader.read(set, attributes).unwrap();
+        }
+        let finished = reader.finish(set);
+        (reader.elements, finished)
+    }
+
+    fn cidr(first: &str, last: &str) -> Element {
+        Element { set: SetName::ServiceCidrs, key: key(first), key_end: Some(key(last)), value: Value::None }
+    }
+
+    #[test]
+    fn elements_of_every_form_are_read_as_they_were_written() {
+        let number = Key::new().number(Family::V4, Number(7));
+        let port = key("10.0.0.1").protocol(Protocol::Tcp).port(80);
+        let chain = Chain::Affinity { choice: Choice::Local, count: 3, seconds: 10_800 };
+        let range = |last: &str| port.ip(last.parse().unwrap());
+        let of = |set, key, key_end, value| Element { set, key, key_end, value };
+        for element in [
+            of(SetName::ClusterIps, key("fd00::1"), None, Value::None),
+            of(SetName::ClusterIpPorts, port, None, Value::Data(number)),
+            of(SetName::InternalChoice, number, None, Value::Verdict(Verdict::Goto(chain))),
+            of(SetName::Refused, port, None, Value::Verdict(Verdict::Drop)),
+            of(SetName::SourceRanges, range("10.1.0.0"), Some(range("10.1.255.255")), Value::None),
+        ] {
+            let (elements, finished) = there_and_back(element.set, &[element]);
+            let expected = ((element.set, element.key), (element.key_end, element.value));
+            assert_eq!(elements.into_iter().collect::<Vec<_>>(), [expected]);
+            assert_eq!(finished, Finished { count: 1, foreign: false });
+        }
+    }
+
+    #[test]
+    fn intervals_of_one_field_have_inclusive_ends_here() {
+        let cidrs = [
+            cidr("0.0.0.0", "0.255.255.255"),
+            cidr("10.0.0.0", "10.0.0.255"),
+            cidr("10.0.1.0", "10.0.1.255"),
+            cidr("255.0.0.0", "255.255.255.255"),
+        ];
+        let (elements, finished) = there_and_back(SetName::ServiceCidrs, &cidrs);
+        assert_eq!(finished, Finished { count: 4, foreign: false });
+        for cidr in cidrs {
+            assert_eq!(elements.get(&(cidr.set, cidr.key)), Some(&(cidr.key_end, Value::None)), "{cidr:?}");
+        }
+    }
+
+    #[test]
+    fn an_interval_whose_end_is_left_out_is_foreign() {
+        let mut reader = Reader { starts: vec![key("10.0.1.0"), key("10.0.0.0")], ..Reader::default() };
+        assert_eq!(reader.finish(SetName::ServiceCidrs), Finished { count: 2, foreign: true });
+        let ends: Vec<_> = ["10.0.0.0", "10.0.1.0"]
+            .map(|first| reader.elements[&(SetName::ServiceCidrs, key(first))].0)
+            .into();
+        assert_eq!(ends, [Some(key("10.0.0.255")), Some(key("255.255.255.255"))]);
+        // The next set begins without a mark.
+        assert_eq!(reader.finish(SetName::ClusterIps), Finished { count: 0, foreign: false });
+    }
+
+    #[test]
+    fn keys_count_across_bytes() {
+        assert_eq!(after(key("10.0.0.255")), Some(key("10.0.1.0")));
+        assert_eq!(before(key("10.0.1.0")), Some(key("10.0.0.255")));
+        assert_eq!(after(key("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")), None);
+        assert_eq!(before(key("::")), None);
+    }
+
+    #[test]
+    fn what_is_cut_off_is_an_error() {
+        let mut buffer = Buffer::default();
+        write(&mut buffer, &cidr("10.0.0.0", "10.0.0.255"), true);
+        let list = buffer.into_bytes();
+        for end in 1..list.len() {
+            let cut =
+                [&((end + 4) as u16).to_ne_bytes()[..], &LIST_ELEMENTS.to_ne_bytes(), &list[..end]].concat();
+            let mut reader = Reader::default();
+            // Never a panic; an error, or the elements before the cut.
+            let _ = reader.read(SetName::ServiceCidrs, &cut);
+            let _ = reader.finish(SetName::ServiceCidrs);
+            assert!(reader.elements.len() <= 1);
+        }
+        let mut reader = Reader::default();
+        let cut = [&28u16.to_ne_bytes()[..], &LIST_ELEMENTS.to_ne_bytes(), &list[..16]].concat();
+        assert!(reader.read(SetName::ServiceCidrs, &cut).is_err());
+    }
+}

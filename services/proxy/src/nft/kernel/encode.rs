@@ -15,6 +15,7 @@ use netlink_packet_netfilter::{
         ChainAttribute, ChainMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute, SetMessage,
         TableAttribute, TableMessage,
     },
+    none::ControlMessage,
 };
 use nix::errno::Errno;
 
@@ -36,9 +37,6 @@ use crate::{
 
 /// A list of elements is ended when it is so long.
 const LIST_MAX: usize = 60_000;
-
-/// `NFNL_MSG_BATCH_BEGIN` and `_END`, in the subsystem that has no name.
-use netlink_packet_netfilter::none::ControlMessage;
 
 /// Where something of a change is in the datagram.
 #[derive(Debug, Clone, Copy)]
@@ -134,11 +132,14 @@ impl Batch {
         let chain_named = |name: String| ChainMessage {
             attributes: vec![ChainAttribute::Table(table()), ChainAttribute::Name(name)],
         };
-        let set_named =
-            |name: String| SetMessage { attributes: vec![SetAttribute::Table(table()), SetAttribute::Name(name)] };
+        let set_named = |name: String| SetMessage {
+            attributes: vec![SetAttribute::Table(table()), SetAttribute::Name(name)],
+        };
         let fresh = NLM_F_CREATE | NLM_F_EXCL;
         match change {
-            Change::MakeTable => self.message(index, NLM_F_CREATE, NfTablesMessage::NewTable(name_of_table())),
+            Change::MakeTable => {
+                self.message(index, NLM_F_CREATE, NfTablesMessage::NewTable(name_of_table()))
+            }
             Change::DeleteTable => self.message(index, 0, NfTablesMessage::DeleteTable(name_of_table())),
             Change::MakeChain(chain) => {
                 self.message(index, fresh, NfTablesMessage::NewChain(new_chain(*chain)));
@@ -250,7 +251,8 @@ impl Batch {
         let at = begin + offset.unwrap_or(0);
         let end = self.messages.get(place + 1).copied().unwrap_or(self.buffer.len());
         let before = self.marks.partition_point(|mark| mark.offset <= at);
-        let exact = before.checked_sub(1).and_then(|last| self.marks.get(last)).filter(|mark| mark.offset >= begin);
+        let exact =
+            before.checked_sub(1).and_then(|last| self.marks.get(last)).filter(|mark| mark.offset >= begin);
         let first = || self.marks.get(before).filter(|mark| mark.offset < end);
         let index = exact.or_else(first).map(|mark| mark.change);
         match index.and_then(|index| Some((index, changes.get(index)?))) {
@@ -272,7 +274,13 @@ impl Batch {
 
     /// The part of nf_tables that is missing, if that is what an error means. Only with the place in the message can ENOENT be
     /// told from a chain or set that is not there.
-    fn missing(&self, change: &Change, message: std::ops::Range<usize>, at: usize, errno: Errno) -> Option<String> {
+    fn missing(
+        &self,
+        change: &Change,
+        message: std::ops::Range<usize>,
+        at: usize,
+        errno: Errno,
+    ) -> Option<String> {
         let unsupported = matches!(errno, Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT);
         match change {
             Change::MakeTable if unsupported => Some(format!("nftables for {}", self.family)),
@@ -335,7 +343,8 @@ const ATTRIBUTES: usize = super::codec::HEADER + super::codec::GENERIC;
 fn new_chain(chain: Chain) -> ChainMessage {
     /// `NF_ACCEPT`.
     const ACCEPT: u32 = 1;
-    let mut attributes = vec![ChainAttribute::Table(TABLE.to_owned()), ChainAttribute::Name(chain.to_string())];
+    let mut attributes =
+        vec![ChainAttribute::Table(TABLE.to_owned()), ChainAttribute::Name(chain.to_string())];
     if let Some(hook) = ruleset::hook(chain) {
         attributes.extend([
             ChainAttribute::Hook(parse::hook_attributes(hook.hook, hook.priority)),
@@ -418,5 +427,120 @@ impl<'a> Run<'a> {
         for (_, side) in &sets {
             batch.elements(message::NEW_SET_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, &side.added);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nft::{
+        element::{Number, Value},
+        kernel::codec::{Body, incoming},
+        ruleset::{Base, NodePortMatch, rules},
+    };
+
+    fn element(index: u32, value: u32) -> Element {
+        let number = |value| Key::new().number(Family::V4, Number(value));
+        let value = Value::Data(number(value));
+        Element { set: SetName::AffinitySlots, key: number(1).index(index), key_end: None, value }
+    }
+
+    /// Types of messages, and how many elements each has.
+    fn messages(batch: &Batch) -> Vec<(u16, usize)> {
+        let mut messages = Vec::new();
+        for (place, message) in incoming(batch.as_slice()).enumerate() {
+            let message = message.unwrap();
+            assert_eq!(batch.place(message.sequence), Some(place));
+            let Body::Message { kind, attributes: list, .. } = message.body else { continue };
+            let elements = attributes(list).flatten().find(|(kind, _)| *kind == LIST_ELEMENTS);
+            messages.push((kind, elements.map_or(0, |(_, list)| attributes(list).count())));
+        }
+        messages
+    }
+
+    fn batch(changes: &[Change]) -> Batch {
+        // Sequence numbers begin again at 0.
+        Batch::new(Family::V4, changes, u32::MAX - 1, Vec::new())
+    }
+
+    #[test]
+    fn elements_that_stand_together_are_few_messages_deletions_first() {
+        let changes: Vec<Change> =
+            (0..3).map(|index| Change::Element(Op::Replace(element(index, 1), element(index, 2)))).collect();
+        assert_eq!(
+            messages(&batch(&changes)),
+            [(message::DELETE_SET_ELEMENT, 3), (message::NEW_SET_ELEMENT, 3)]
+        );
+        let again = [
+            Op::Add(element(0, 1)),
+            Op::Add(element(1, 1)),
+            Op::Delete(element(0, 1)),
+            Op::Add(element(0, 2)),
+        ];
+        assert_eq!(
+            messages(&batch(&again.map(Change::Element))),
+            [(message::NEW_SET_ELEMENT, 2), (message::DELETE_SET_ELEMENT, 1), (message::NEW_SET_ELEMENT, 1)]
+        );
+    }
+
+    #[test]
+    fn no_attribute_is_longer_than_64_kib() {
+        let changes: Vec<Change> =
+            (0..10_000).map(|index| Change::Element(Op::Add(element(index, 1)))).collect();
+        let lists = messages(&batch(&changes));
+        assert_eq!(lists.iter().map(|(_, count)| count).sum::<usize>(), 10_000);
+        assert!(lists.len() > 1, "{lists:?}");
+    }
+
+    #[test]
+    fn an_error_names_the_change_and_the_remedy() {
+        let base = Base {
+            family: Family::V4,
+            masquerade_all: false,
+            mark: 1,
+            detector: None,
+            node_ports: NodePortMatch::AllLocal,
+        };
+        let changes = [
+            Change::MakeTable,
+            Change::MakeChain(Chain::NatPrerouting),
+            Change::Rules(Chain::Reject, rules(&base, Chain::Reject)),
+            Change::Element(Op::Add(element(0, 1))),
+            Change::Element(Op::Add(element(1, 1))),
+            Change::Rules(Chain::NatOutput, rules(&base, Chain::NatOutput)),
+        ];
+        let batch = batch(&changes);
+        // Messages: begin, table, chain, rules deleted, rule, elements, rules deleted, rule, end.
+        let find =
+            |needle: &[u8]| batch.as_slice().windows(needle.len()).position(|part| part == needle).unwrap();
+        let offset = |place: usize, at: usize| Some(at - batch.messages[place]);
+        let error = |place, errno, offset| batch.error(&changes, place, errno, offset, None);
+        let index_of = |error: KernelError| match error {
+            KernelError::Refused { index, .. } => index,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(index_of(error(1, Errno::EEXIST, None)), 0);
+        assert_eq!(index_of(error(5, Errno::EEXIST, None)), 3);
+        let second = batch.marks[batch.marks.partition_point(|mark| mark.change < 4)].offset;
+        assert_eq!(index_of(error(5, Errno::EEXIST, offset(5, second))), 4);
+        assert_eq!(index_of(error(5, Errno::EEXIST, offset(5, second - 1))), 3);
+
+        let feature = |error: KernelError| match error {
+            KernelError::Unsupported { feature, .. } => feature,
+            other => panic!("{other:?}"),
+        };
+        let rejects = find(b"reject\0");
+        assert!(feature(error(4, Errno::ENOENT, offset(4, rejects))).contains("reject"));
+        assert!(feature(error(1, Errno::EOPNOTSUPP, None)).contains("IPv4"));
+        let nat = find(b"nat\0");
+        assert!(feature(error(2, Errno::ENOENT, offset(2, nat))).contains("nat"));
+        // A jump to a chain that is not there is no missing feature; nor is a table that is not there.
+        let jump = find(b"immediate\0");
+        assert_eq!(index_of(error(7, Errno::ENOENT, offset(7, jump))), 5);
+        assert_eq!(index_of(error(2, Errno::ENOENT, Some(ATTRIBUTES))), 1);
+
+        assert_eq!(error(0, Errno::EPERM, None), KernelError::NotPermitted);
+        let whole = error(0, Errno::ENOMEM, None);
+        assert!(matches!(whole, KernelError::Transaction { changes: 6, .. }), "{whole:?}");
     }
 }

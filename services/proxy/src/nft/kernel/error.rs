@@ -94,7 +94,9 @@ pub enum KernelError {
         errno: Errno,
     },
     /// The answer to a transaction was lost, so it may have been made or not.
-    #[error("the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost: it may have been made or not")]
+    #[error(
+        "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost: it may have been made or not"
+    )]
     Undecided {
         /// Which table.
         family: Family,
@@ -102,7 +104,9 @@ pub enum KernelError {
         changes: usize,
     },
     /// The rules changed whenever we read them.
-    #[error("the rules of this network namespace changed {attempts} times while table {family} keelson was read; something commits all the time")]
+    #[error(
+        "the rules of this network namespace changed {attempts} times while table {family} keelson was read; something commits all the time"
+    )]
     Unsteady {
         /// Which table.
         family: Family,
@@ -152,8 +156,12 @@ pub(super) const fn kind_of(errno: Errno) -> Kind {
     match errno {
         // ERESTART: somebody else has committed meanwhile.
         Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR | Errno::ERESTART => Kind::Retry,
-        Errno::ENOSPC | Errno::ENOMEM | Errno::ENFILE | Errno::EMFILE | Errno::EMSGSIZE | Errno::E2BIG => Kind::Full,
-        Errno::EPERM | Errno::EACCES | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => Kind::Fatal,
+        Errno::ENOSPC | Errno::ENOMEM | Errno::ENFILE | Errno::EMFILE | Errno::EMSGSIZE | Errno::E2BIG => {
+            Kind::Full
+        }
+        Errno::EPERM | Errno::EACCES | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
+            Kind::Fatal
+        }
         // EEXIST, ENOENT, EBUSY, ENOTEMPTY (intervals that overlap), EINVAL (a set of another shape) and the like.
         _ => Kind::Resync,
     }

@@ -7,7 +7,7 @@
 //! in it failed: the acknowledgement alone is not enough, because the kernel also sends it where the commit failed
 //! afterwards, and silence is not enough, because an answer is lost when there is no memory for it.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_netfilter::{
@@ -55,6 +55,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The table is read so often before giving up because the rules change all the time.
 const READS: u32 = 16;
 
+/// A set is dumped so often before the whole table is read again.
+const DUMPS: u32 = 4;
+
 /// A buffer of a transaction that is larger is not kept.
 const KEPT: usize = 1024 * 1024;
 
@@ -80,16 +83,23 @@ impl Netlink {
     /// [`KernelError::NotPermitted`], [`KernelError::Unsupported`], or what else the kernel says.
     pub fn open() -> Result<Self, KernelError> {
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(|error| match errno_of(&error) {
-            errno @ (Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {
-                KernelError::Unsupported { feature: "netfilter netlink (CONFIG_NETFILTER_NETLINK)".to_owned(), errno }
-            }
+            errno @ (Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => KernelError::Unsupported {
+                feature: "netfilter netlink (CONFIG_NETFILTER_NETLINK)".to_owned(),
+                errno,
+            },
             errno => KernelError::Socket { action: "open", errno },
         })?;
-        socket.bind_auto().map_err(|error| KernelError::Socket { action: "bind", errno: errno_of(&error) })?;
+        socket
+            .bind_auto()
+            .map_err(|error| KernelError::Socket { action: "bind", errno: errno_of(&error) })?;
         let prepare = |result: Result<(), Errno>| result.map_err(prepared);
         prepare(setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER))?;
         prepare(setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER))?;
-        prepare(setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(ANSWER_WITHIN.as_millis() as i64)))?;
+        prepare(setsockopt(
+            &socket,
+            sockopt::ReceiveTimeout,
+            &TimeVal::milliseconds(ANSWER_WITHIN.as_millis() as i64),
+        ))?;
         // Both have been there since 4.12; without them errors say less, or repeat the whole message.
         let asked = socket.set_cap_ack(true).and_then(|()| socket.set_ext_ack(true));
         asked.map_err(|error| KernelError::Socket { action: "prepare", errno: errno_of(&error) })?;
@@ -140,7 +150,9 @@ impl Netlink {
 
     /// Throws away what is left of an earlier request that was given up.
     fn drain(&mut self) {
-        while !matches!(self.receive(MSG_DONTWAIT), Err(errno) if errno != Errno::ENOBUFS && errno != Errno::EMSGSIZE) {}
+        while !matches!(self.receive(MSG_DONTWAIT), Err(errno) if errno != Errno::ENOBUFS && errno != Errno::EMSGSIZE)
+        {
+        }
     }
 
     /// Asks, and hands every message of the answer to `each`, with its kind, family and attributes.
@@ -197,20 +209,25 @@ impl Netlink {
         let mut found = Found { generation, ..Found::default() };
         let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
         let dormant = &mut found.dormant;
-        let table =
-            self.ask("our table", protocol(family), 0, NfTablesMessage::GetTable(named), |kind, _, message| {
+        let table = self.ask(
+            "our table",
+            protocol(family),
+            0,
+            NfTablesMessage::GetTable(named),
+            |kind, _, message| {
                 if kind == message::NEW_TABLE {
                     *dormant = parse::table(message)?.1;
                 }
                 Ok(())
-            });
+            },
+        );
         match table {
             Err(Unanswered::Refused(Errno::ENOENT, _)) => return Ok(None),
             other => other?,
         }
         self.read_chains(family, &mut found)?;
-        self.read_sets(family, &mut found)?;
-        self.read_elements(family, &mut found)?;
+        let counts = self.read_sets(family, &mut found)?;
+        self.read_elements(family, &counts, &mut found)?;
         let now = self.generation().map_err(Unanswered::Error)?.id;
         if now == generation { Ok(Some(found)) } else { Err(Unanswered::Disturbed) }
     }
@@ -218,16 +235,22 @@ impl Netlink {
     fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
         let chains = &mut found.chains;
         let all = ChainMessage { attributes: Vec::new() };
-        self.ask("chains", protocol(family), NLM_F_DUMP, NfTablesMessage::GetChain(all), |kind, _, message| {
-            if kind == message::NEW_CHAIN {
-                // Chains of all tables of the family.
-                let (table, name, chain) = parse::chain(message)?;
-                if table == TABLE {
-                    chains.insert(name, chain);
+        self.ask(
+            "chains",
+            protocol(family),
+            NLM_F_DUMP,
+            NfTablesMessage::GetChain(all),
+            |kind, _, message| {
+                if kind == message::NEW_CHAIN {
+                    // Chains of all tables of the family.
+                    let (table, name, chain) = parse::chain(message)?;
+                    if table == TABLE {
+                        chains.insert(name, chain);
+                    }
                 }
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         let ours = RuleMessage { attributes: vec![RuleAttribute::Table(TABLE.to_owned())] };
         self.ask("rules", protocol(family), NLM_F_DUMP, NfTablesMessage::GetRule(ours), |kind, _, message| {
             if kind == message::NEW_RULE {
@@ -242,44 +265,90 @@ impl Netlink {
         })
     }
 
-    fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+    /// Reads how sets are made; how many elements they have, as far as the kernel says so.
+    fn read_sets(
+        &mut self,
+        family: Family,
+        found: &mut Found,
+    ) -> Result<HashMap<SetName, usize>, Unanswered> {
         let sets = &mut found.sets;
+        let mut counts = HashMap::new();
         let ours = SetMessage { attributes: vec![SetAttribute::Table(TABLE.to_owned())] };
         self.ask("sets", protocol(family), NLM_F_DUMP, NfTablesMessage::GetSet(ours), |kind, _, message| {
             if kind == message::NEW_SET {
-                let (table, name, set) = parse::set(message)?;
+                let (table, name, set, count) = parse::set(message)?;
                 if table == TABLE {
+                    counts.extend(SetName::parse(&name).zip(count));
                     sets.insert(name, set);
                 }
             }
             Ok(())
-        })
+        })?;
+        Ok(counts)
     }
 
-    fn read_elements(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+    /// Reads the elements of all sets of ours.
+    ///
+    /// A hash table that is being enlarged or made smaller, which the kernel does some milliseconds after a transaction,
+    /// shows some elements twice in a dump and others not at all, and does not say so. The count tells (6.16 and later), and
+    /// another dump brings the others; without the count, the last dump of the set has to bring nothing new.
+    fn read_elements(
+        &mut self,
+        family: Family,
+        counts: &HashMap<SetName, usize>,
+        found: &mut Found,
+    ) -> Result<(), Unanswered> {
         let mut reader = Reader::default();
+        reader.elements.reserve(counts.values().sum());
         for set in SetName::ALL.into_iter().filter(|set| !set.is_dynamic()) {
             let Some(description) = found.sets.get_mut(set.as_str()) else { continue };
-            let list = SetElementMessage {
-                attributes: vec![
-                    SetElementList::Table(TABLE.to_owned()),
-                    SetElementList::Set(set.as_str().to_owned()),
-                ],
-            };
-            let question = format!("elements of {set}");
-            let message = NfTablesMessage::GetSetElement(list);
             let readable = is_readable(description);
-            self.ask(&question, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
-                if kind == message::NEW_SET_ELEMENT && readable {
-                    reader.read(set, message)?;
+            let mut whole = false;
+            for _ in 0..DUMPS {
+                self.read_set(family, set, readable, &mut reader)?;
+                // What was not there in an earlier dump of the set.
+                let fresh = reader.finish(set);
+                description.count += fresh.count;
+                description.foreign_elements |= fresh.foreign || !readable;
+                whole = match counts.get(&set) {
+                    // Intervals are kept in trees, which are not enlarged, and counted by their ends.
+                    _ if set.is_interval() || !readable => true,
+                    Some(count) => *count == description.count,
+                    None => fresh.count == 0,
+                };
+                if whole {
+                    break;
                 }
-                Ok(())
-            })?;
-            let finished = reader.finish(set);
-            (description.count, description.foreign_elements) = (finished.count, finished.foreign || !readable);
+            }
+            if !whole {
+                return Err(Unanswered::Incomplete);
+            }
         }
         found.elements = reader.elements;
         Ok(())
+    }
+
+    fn read_set(
+        &mut self,
+        family: Family,
+        set: SetName,
+        readable: bool,
+        reader: &mut Reader,
+    ) -> Result<(), Unanswered> {
+        let list = SetElementMessage {
+            attributes: vec![
+                SetElementList::Table(TABLE.to_owned()),
+                SetElementList::Set(set.as_str().to_owned()),
+            ],
+        };
+        let question = format!("elements of {set}");
+        let message = NfTablesMessage::GetSetElement(list);
+        self.ask(&question, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+            if kind == message::NEW_SET_ELEMENT && readable {
+                reader.read(set, message)?;
+            }
+            Ok(())
+        })
     }
 }
 
@@ -294,6 +363,8 @@ fn is_readable(set: &FoundSet) -> bool {
 enum Unanswered {
     /// What was read changed meanwhile.
     Disturbed,
+    /// A set has more elements than were read.
+    Incomplete,
     /// The kernel refused.
     Refused(Errno, KernelError),
     Error(KernelError),
@@ -315,7 +386,9 @@ impl Unanswered {
 
     fn into_error(self, question: &str) -> KernelError {
         match self {
-            Self::Disturbed => KernelError::Question { question: question.to_owned(), errno: Errno::EINTR },
+            Self::Disturbed | Self::Incomplete => {
+                KernelError::Question { question: question.to_owned(), errno: Errno::EINTR }
+            }
             Self::Refused(_, error) | Self::Error(error) => error,
         }
     }
@@ -353,7 +426,9 @@ impl Tables for Netlink {
     fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         for attempt in 0..READS {
             match self.read_once(family) {
-                Err(Unanswered::Disturbed) => std::thread::sleep(Duration::from_millis(u64::from(attempt))),
+                Err(Unanswered::Disturbed | Unanswered::Incomplete) => {
+                    std::thread::sleep(Duration::from_millis(u64::from(attempt)));
+                }
                 other => return other.map_err(|error| error.into_error("our table")),
             }
         }
@@ -379,13 +454,14 @@ impl Tables for Netlink {
         for _ in 0..READS {
             let mut tables = Vec::new();
             let all = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
-            let asked = self.ask(QUESTION, NetfilterProtoFamily::Unspec, NLM_F_DUMP, all, |kind, number, message| {
-                let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
-                if let (message::NEW_TABLE, Some(family)) = (kind, family) {
-                    tables.push((family, parse::table(message)?.0));
-                }
-                Ok(())
-            });
+            let asked =
+                self.ask(QUESTION, NetfilterProtoFamily::Unspec, NLM_F_DUMP, all, |kind, number, message| {
+                    let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
+                    if let (message::NEW_TABLE, Some(family)) = (kind, family) {
+                        tables.push((family, parse::table(message)?.0));
+                    }
+                    Ok(())
+                });
             match asked {
                 Ok(()) => return Ok(tables),
                 Err(Unanswered::Disturbed) => {}
@@ -401,7 +477,9 @@ impl Tables for Netlink {
         self.sequence = self.sequence.wrapping_add(batch.messages());
         self.send(batch.as_slice())?;
         self.outcome(family, &[], &batch).map_err(|error| match error {
-            KernelError::Transaction { errno, .. } => KernelError::Table { family, name: name.to_owned(), errno },
+            KernelError::Transaction { errno, .. } => {
+                KernelError::Table { family, name: name.to_owned(), errno }
+            }
             other => other,
         })
     }

@@ -87,9 +87,10 @@ pub(super) fn rule(message: &[u8]) -> Result<(String, String, Vec<Expression>), 
     Ok((table.ok_or("a rule without a table")?, chain.ok_or("a rule without a chain")?, expressions))
 }
 
-/// The table and the name of a set, and how it is made.
-pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet), String> {
-    let (mut table, mut name, mut set) = (None, None, FoundSet::default());
+/// The table and the name of a set, how it is made, and how many elements it has, if the kernel says so ([`FoundSet::count`]
+/// is of those that are read).
+pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet, Option<usize>), String> {
+    let (mut table, mut name, mut set, mut count) = (None, None, FoundSet::default(), None);
     for attribute in SetMessage::parse(message).map_err(|error| error.to_string())?.attributes {
         match attribute {
             SetAttribute::Table(found) => table = Some(found),
@@ -100,6 +101,7 @@ pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet), String> 
             SetAttribute::DataType(found) => set.data_type = found,
             SetAttribute::DataLen(found) => set.data_len = found,
             SetAttribute::Timeout(found) => set.timeout = found,
+            SetAttribute::Count(found) => count = Some(found as usize),
             SetAttribute::Description(found) => describe(&found, &mut set)?,
             _ => {}
         }
@@ -108,7 +110,7 @@ pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet), String> 
         // The kernel tells the size of its own structure.
         set.data_len = 0;
     }
-    Ok((table.ok_or("a set without a table")?, name.ok_or("a set without a name")?, set))
+    Ok((table.ok_or("a set without a table")?, name.ok_or("a set without a name")?, set, count))
 }
 
 fn describe(description: &[SetDescription], set: &mut FoundSet) -> Result<(), String> {

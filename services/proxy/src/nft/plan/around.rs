@@ -16,12 +16,16 @@ impl Plan {
     /// that are there for all.
     #[must_use]
     pub fn elements_around(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Vec<Element> {
-        let mut frontends = vec![Frontend::Address { ip, protocol, port }, Frontend::NodePort { protocol, port }];
+        let mut frontends =
+            vec![Frontend::Address { ip, protocol, port }, Frontend::NodePort { protocol, port }];
         let mut addresses = vec![ip];
         let mut elements = fact_elements(self.family, &self.facts);
         let mut numbers = HashSet::new();
-        for claim in frontends.clone().iter().filter_map(|frontend| self.frontends.get(frontend)?.all().first()) {
-            let Some(served) = self.port(claim).filter(|port| port.number.is_none_or(|number| numbers.insert(number)))
+        for claim in
+            frontends.clone().iter().filter_map(|frontend| self.frontends.get(frontend)?.all().first())
+        {
+            let Some(served) =
+                self.port(claim).filter(|port| port.number.is_none_or(|number| numbers.insert(number)))
             else {
                 continue;
             };
@@ -31,7 +35,10 @@ impl Plan {
             for endpoint in endpoints {
                 let Endpoint { ip, port } = endpoint;
                 addresses.push(ip);
-                frontends.extend([Frontend::Address { ip, protocol, port }, Frontend::NodePort { protocol, port }]);
+                frontends.extend([
+                    Frontend::Address { ip, protocol, port },
+                    Frontend::NodePort { protocol, port },
+                ]);
                 elements.extend(
                     self.hairpin.contains_key(&(protocol, endpoint)).then(|| hairpin(protocol, endpoint)),
                 );

@@ -6,11 +6,16 @@
 //! Why it holds. A number that is in use has, at any moment, a chain for every choice, and a slot for every index that the
 //! chain may choose:
 //! 1. What packets do not come to yet is added from its end: endpoints and slots, then choices, then policies. No choice in
-//!    use counts so far as to reach what is added; a policy is added when the choice behind it is there.
+//!    use counts so far as to reach what is added.
 //! 2. What is in use is switched over: first slots (of an index that stays) and affinity endpoints, then choices, whose
 //!    new count finds all slots; then frontends lead to numbers that are whole. A frontend that moves from one map to another
-//!    is in both for a moment, never in none. A filter is there before its frontend, and goes after it.
+//!    is in both for a moment, never in none. A filter is there before its frontend, and goes after it. Where only the
+//!    external policy of a number changes, "Cluster" comes before frontends move and "Local", which may lead to nothing, after:
+//!    a frontend that comes or goes in the same state meets neither.
 //! 3. What packets do not come to any more is deleted from its beginning: policies, choices, slots and endpoints.
+//!
+//! Where one state changes both a policy and a set, or who has a frontend and its endpoints, the frontend may for a moment
+//! be under the policy, or with the owner, of before and have the endpoints of now: always some that serve.
 //!
 //! What cannot be done so: source ranges of a load-balancer address that are cut in another way (10.0.0.0/24 becomes
 //! 10.0.0.0/25): the kernel refuses intervals that overlap, so the old ones go before the new ones come. These operations are
@@ -26,10 +31,10 @@ use crate::nft::element::{Element, Key, Op, SetName};
 /// in their order.
 #[must_use]
 pub fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
-    let unfiltered: HashSet<Key> = ops.iter().filter_map(unfiltered).collect();
+    let ranking = Ranking::new(&ops);
     let mut ranks: [Vec<Op>; RANKS] = std::array::from_fn(|_| Vec::new());
     for op in ops {
-        if let Some(rank) = ranks.get_mut(rank(&op, &unfiltered)) {
+        if let Some(rank) = ranks.get_mut(ranking.rank(&op)) {
             rank.push(op);
         }
     }
@@ -44,21 +49,30 @@ pub fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
     let mut phases: [Vec<Op>; 3] = Default::default();
     for (number, rank) in ranks.into_iter().enumerate() {
         let [first, second, third] = &mut phases;
-        match number {
-            ..SWITCH => first.extend(rank),
-            SWITCH..CLEAR => second.extend(rank),
-            _ => third.extend(rank),
-        }
+        let phase = match number {
+            ..SLOTS => first,
+            SLOTS..CLEAR => second,
+            _ => third,
+        };
+        if phase.is_empty() { *phase = rank } else { phase.extend(rank) }
     }
     phases
 }
 
-/// The first rank of the second phase.
-const SWITCH: usize = 3;
-/// Source ranges that are cut anew, and ServiceCIDRs.
-const RANGES: usize = SWITCH + 2;
-/// The first rank of the third phase.
-const CLEAR: usize = SWITCH + 8;
+// The ranks. Below these: what is added and not in use, by depth.
+const SLOTS: usize = 3;
+const CHOICES: usize = SLOTS + 1;
+const POLICIES_THAT_GO: usize = SLOTS + 2;
+/// Source ranges of what stays filtered, and ServiceCIDRs.
+const RANGES: usize = SLOTS + 3;
+const FILTERS_THAT_COME: usize = SLOTS + 4;
+const FRONTENDS: usize = SLOTS + 5;
+const FRONTENDS_THAT_GO: usize = SLOTS + 6;
+const POLICIES_THAT_COME: usize = SLOTS + 7;
+const FILTERS_THAT_GO: usize = SLOTS + 8;
+const RANGES_THAT_GO: usize = SLOTS + 9;
+/// From here: what is deleted and not in use, by depth.
+const CLEAR: usize = SLOTS + 10;
 const RANKS: usize = CLEAR + 3;
 
 /// How far a set that is no entry is from where packets come in: 2, 1 and 0.
@@ -70,29 +84,55 @@ const fn depth(set: SetName) -> usize {
     }
 }
 
-fn rank(op: &Op, unfiltered: &HashSet<Key>) -> usize {
-    let (Op::Add(Element { set, .. })
-    | Op::Delete(Element { set, .. })
-    | Op::Replace(Element { set, .. }, _)) = op;
-    let interval_goes = |element| filtered(element).is_some_and(|filtered| unfiltered.contains(&filtered));
-    match op {
-        Op::Add(_) if !set.is_entry() => depth(*set),
-        Op::Delete(_) if !set.is_entry() => CLEAR + 2 - depth(*set),
-        Op::Replace(..) if !set.is_entry() => SWITCH + usize::from(depth(*set) != 0),
-        Op::Delete(element) if set.is_interval() && interval_goes(element) => SWITCH + 7,
-        _ if set.is_interval() => RANGES,
-        Op::Add(_) if *set == SetName::Filtered => SWITCH + 3,
-        Op::Delete(_) if *set == SetName::Filtered => SWITCH + 6,
-        Op::Add(_) | Op::Replace(..) => SWITCH + 4,
-        Op::Delete(_) => SWITCH + 5,
-    }
+/// What the rank of an operation depends on, besides itself.
+struct Ranking {
+    /// The frontends whose filter is deleted.
+    unfiltered: HashSet<Key>,
+    /// The numbers of which only the external policy comes or goes: there is traffic before and after.
+    switched: HashSet<Key>,
 }
 
-/// The frontend whose filter is deleted.
-fn unfiltered(op: &Op) -> Option<Key> {
-    match op {
-        Op::Delete(element) if element.set == SetName::Filtered => Some(element.key),
-        _ => None,
+impl Ranking {
+    fn new(ops: &[Op]) -> Self {
+        let (mut unfiltered, mut switched) = (HashSet::new(), HashSet::new());
+        for op in ops {
+            match op {
+                Op::Delete(element) if element.set == SetName::Filtered => _ = unfiltered.insert(element.key),
+                Op::Add(element) | Op::Delete(element) if element.set == SetName::ExternalPolicy => {
+                    switched.insert(element.key);
+                }
+                _ => {}
+            }
+        }
+        for op in ops {
+            if let Op::Add(element) | Op::Delete(element) = op
+                && element.set == SetName::ExternalChoice
+            {
+                switched.remove(&element.key);
+            }
+        }
+        Self { unfiltered, switched }
+    }
+
+    fn rank(&self, op: &Op) -> usize {
+        let (Op::Add(element) | Op::Delete(element) | Op::Replace(element, _)) = op;
+        let set = element.set;
+        let switched = set == SetName::ExternalPolicy && self.switched.contains(&element.key);
+        let range_goes = || filtered(element).is_some_and(|frontend| self.unfiltered.contains(&frontend));
+        match op {
+            Op::Add(_) if switched => POLICIES_THAT_COME,
+            Op::Delete(_) if switched => POLICIES_THAT_GO,
+            Op::Add(_) if !set.is_entry() => depth(set),
+            Op::Delete(_) if !set.is_entry() => CLEAR + 2 - depth(set),
+            Op::Replace(..) if depth(set) != 0 => CHOICES,
+            Op::Replace(..) if !set.is_entry() => SLOTS,
+            Op::Delete(_) if set.is_interval() && range_goes() => RANGES_THAT_GO,
+            _ if set.is_interval() => RANGES,
+            Op::Add(_) if set == SetName::Filtered => FILTERS_THAT_COME,
+            Op::Delete(_) if set == SetName::Filtered => FILTERS_THAT_GO,
+            Op::Delete(_) => FRONTENDS_THAT_GO,
+            Op::Add(_) | Op::Replace(..) => FRONTENDS,
+        }
     }
 }
 

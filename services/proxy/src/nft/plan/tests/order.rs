@@ -1,1 +1,100 @@
+//! The order of operations, by example; that it serves is a property of its own.
 
+use super::*;
+
+fn element(set: SetName, key: Key) -> Element {
+    let value = match set {
+        SetName::InternalChoice | SetName::ExternalChoice | SetName::ExternalPolicy | SetName::Refused => {
+            Value::Verdict(Verdict::Drop)
+        }
+        SetName::Slots | SetName::ExternalPorts => Value::Data(Key::new().index(1)),
+        _ => Value::None,
+    };
+    Element { set, key, key_end: set.is_interval().then_some(key), value }
+}
+
+fn sets(ops: &[Op]) -> Vec<SetName> {
+    let set = |op: &Op| match op {
+        Op::Add(element) | Op::Delete(element) | Op::Replace(element, _) => element.set,
+    };
+    ops.iter().map(set).collect()
+}
+
+#[test]
+fn what_is_used_comes_before_what_uses_it_and_goes_after_it() {
+    let key = Key::new().index(7);
+    let all = [
+        SetName::ExternalPorts,
+        SetName::ExternalPolicy,
+        SetName::ExternalChoice,
+        SetName::Slots,
+        SetName::Refused,
+    ];
+    let [first, second, third] = in_order(all.map(|set| Op::Add(element(set, key))).to_vec());
+    let order = [SetName::Slots, SetName::Refused, SetName::ExternalChoice, SetName::ExternalPolicy];
+    assert_eq!((sets(&first), sets(&second)), (order.to_vec(), vec![SetName::ExternalPorts]));
+    assert_eq!(third, []);
+
+    let [first, second, third] = in_order(all.map(|set| Op::Delete(element(set, key))).to_vec());
+    let order = [SetName::ExternalPolicy, SetName::ExternalChoice, SetName::Slots, SetName::Refused];
+    assert_eq!((sets(&second), sets(&third)), (vec![SetName::ExternalPorts], order.to_vec()));
+    assert_eq!(first, []);
+
+    let [first, second, third] =
+        in_order(all.map(|set| Op::Replace(element(set, key), element(set, key))).to_vec());
+    let order = [
+        SetName::Slots,
+        SetName::Refused,
+        SetName::ExternalPolicy,
+        SetName::ExternalChoice,
+        SetName::ExternalPorts,
+    ];
+    assert_eq!(sets(&second), order);
+    assert_eq!((first, third), (vec![], vec![]));
+}
+
+#[test]
+fn a_filter_comes_before_its_frontend_and_goes_after_it() {
+    let frontend = Key::new().ip(ip("203.0.113.9")).protocol(Protocol::Tcp).port(80);
+    let range = frontend.ip(ip("192.0.2.0"));
+    let all =
+        [(SetName::ExternalPorts, frontend), (SetName::Filtered, frontend), (SetName::SourceRanges, range)];
+    let [_, second, _] = in_order(all.map(|(set, key)| Op::Add(element(set, key))).to_vec());
+    assert_eq!(sets(&second), [SetName::SourceRanges, SetName::Filtered, SetName::ExternalPorts]);
+    let [_, second, _] = in_order(all.map(|(set, key)| Op::Delete(element(set, key))).to_vec());
+    assert_eq!(sets(&second), [SetName::ExternalPorts, SetName::Filtered, SetName::SourceRanges]);
+}
+
+#[test]
+fn ranges_that_are_cut_anew_are_next_to_each_other_deletes_first() {
+    let of = |last: u8, source: u8| {
+        let frontend = Key::new().ip(IpAddr::from([203, 0, 113, last])).protocol(Protocol::Tcp).port(80);
+        element(SetName::SourceRanges, frontend.ip(IpAddr::from([192, 0, 2, source])))
+    };
+    let ops = vec![
+        Op::Add(of(1, 1)),
+        Op::Delete(of(2, 2)),
+        Op::Replace(of(2, 3), of(2, 3)),
+        Op::Add(of(2, 1)),
+        Op::Delete(of(1, 2)),
+    ];
+    let [first, second, third] = in_order(ops);
+    let order = [
+        Op::Delete(of(1, 2)),
+        Op::Add(of(1, 1)),
+        Op::Delete(of(2, 2)),
+        Op::Replace(of(2, 3), of(2, 3)),
+        Op::Add(of(2, 1)),
+    ];
+    assert_eq!((first, second, third), (vec![], order.to_vec(), vec![]));
+}
+
+#[test]
+fn a_policy_alone_is_switched_on_the_safe_side_of_frontends() {
+    let key = Key::new().index(7);
+    let frontend = Op::Add(element(SetName::ExternalPorts, key));
+    let [_, second, _] = in_order(vec![Op::Add(element(SetName::ExternalPolicy, key)), frontend]);
+    assert_eq!(sets(&second), [SetName::ExternalPorts, SetName::ExternalPolicy]);
+    let [_, second, _] = in_order(vec![frontend, Op::Delete(element(SetName::ExternalPolicy, key))]);
+    assert_eq!(sets(&second), [SetName::ExternalPolicy, SetName::ExternalPorts]);
+}
