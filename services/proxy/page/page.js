@@ -101,7 +101,7 @@ function pairsOf(family) {
   return [
     ["Programmed", [plural(family.services, "Service"), plural(family.service_ports, "service port"), plural(family.endpoints, "endpoint"), plural(family.chains, "chain")].join(SEPARATE)],
     ["Last sync", lastOne],
-    ["Syncs", [number(family.syncs), `${number(family.full_syncs)} of them full`, plural(family.failures, "failure"), `mended ${plural(family.mended, "time")}`].join(SEPARATE)],
+    ["Syncs", [number(family.syncs), `${number(family.full_syncs)} full`, plural(family.failures, "failure"), `mended ${plural(family.mended, "time")}`].join(SEPARATE)],
     ["Waiting", family.pending_since_unix_ms ? `changes, for ${since(family.pending_since_unix_ms)}` : ""],
   ].filter(([, value]) => value);
 }
@@ -177,7 +177,7 @@ function render() {
   attribute(byId("main"), "aria-busy", String(!state));
   if (!state) return;
   text(byId("backend"), state.backend);
-  text(byId("version"), state.version);
+  text(byId("version"), `version ${state.version}`);
   text(byId("uptime"), state.started_unix_ms ? `up ${since(state.started_unix_ms)}` : "");
   text(byId("instance"), state.pid ? `pid ${state.pid}` : "");
   document.title = wrong.length ? `(${wrong.length}) Keelson proxy` : "Keelson proxy";

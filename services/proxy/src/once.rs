@@ -174,6 +174,10 @@ impl Tables for NoTables {
         Ok(Vec::new())
     }
 
+    fn has_chain(&mut self, _: Family, _: &str, _: &str) -> Result<bool, KernelError> {
+        Ok(false)
+    }
+
     fn delete_table(&mut self, _: Family, _: &str) -> Result<(), KernelError> {
         Err(KernelError::NotPermitted)
     }

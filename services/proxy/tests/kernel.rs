@@ -1,6 +1,7 @@
 //! The netlink side of the nftables backend against the real kernel, as root, in network namespaces of the tests' own.
 //!
 //! A namespace belongs to the thread of its test, so it goes with it, whatever happens.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -17,7 +18,10 @@ use keelson_proxy::{
         ruleset::{Base, Detector, NodePortMatch, rules},
     },
 };
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    errno::Errno,
+    sched::{CloneFlags, unshare},
+};
 
 /// Runs a test in a network namespace of its own.
 fn in_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
@@ -313,7 +317,7 @@ fn a_refused_change_leaves_nothing_and_is_named() {
         changes.push(Change::MakeChain(Chain::LoadBalance { choice: Choice::Cluster, count: 9 }));
         let error = netlink.commit(family, &changes).expect_err("refused");
         let KernelError::Refused { index, ref change, errno, .. } = error else { panic!("{error:?}") };
-        assert_eq!((index, errno), (1500, nix::errno::Errno::EEXIST), "{error}");
+        assert_eq!((index, errno), (1500, Errno::EEXIST), "{error}");
         assert!(change.contains("slots"), "{error}");
         assert_eq!(error.kind(), Kind::Resync);
         // The kernel has nothing of it.
@@ -331,13 +335,13 @@ fn a_refused_change_leaves_nothing_and_is_named() {
             value: Value::None,
         };
         for (change, errno) in [
-            (missing, nix::errno::Errno::ENOENT),
-            (in_use, nix::errno::Errno::EBUSY),
-            (Change::DeleteSet(SetName::Slots), nix::errno::Errno::EBUSY),
-            (Change::MakeSet(SetName::Slots), nix::errno::Errno::EEXIST),
-            (Change::MakeChain(Chain::Services), nix::errno::Errno::EEXIST),
-            (Change::DeleteChainNamed("nobody".to_owned()), nix::errno::Errno::ENOENT),
-            (Change::Element(Op::Add(overlap)), nix::errno::Errno::EEXIST),
+            (missing, Errno::ENOENT),
+            (in_use, Errno::EBUSY),
+            (Change::DeleteSet(SetName::Slots), Errno::EBUSY),
+            (Change::MakeSet(SetName::Slots), Errno::EEXIST),
+            (Change::MakeChain(Chain::Services), Errno::EEXIST),
+            (Change::DeleteChainNamed("nobody".to_owned()), Errno::ENOENT),
+            (Change::Element(Op::Add(overlap)), Errno::EEXIST),
         ] {
             let error = netlink.commit(family, std::slice::from_ref(&change)).expect_err("refused");
             let KernelError::Refused { errno: said, .. } = error else { panic!("{change:?}: {error:?}") };
@@ -444,16 +448,8 @@ fn foreign_tables_are_seen_and_left_alone() {
         }
         let mut tables = netlink.tables().expect("tables");
         tables.sort_unstable();
-        let named = |family, name: &str| (family, name.to_owned());
-        assert_eq!(
-            tables,
-            [
-                named(Family::V4, "keelson"),
-                named(Family::V4, "kube-proxy"),
-                named(Family::V6, "keelson"),
-                named(Family::V6, "kube-proxy")
-            ]
-        );
+        let names: Vec<String> = tables.iter().map(|(family, name)| format!("{family} {name}")).collect();
+        assert_eq!(names, ["IPv4 keelson", "IPv4 kube-proxy", "IPv6 keelson", "IPv6 kube-proxy"]);
         for family in Family::ALL {
             netlink.commit(family, &[Change::DeleteTable]).expect("deleted");
         }

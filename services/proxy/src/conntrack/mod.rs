@@ -71,7 +71,7 @@ pub struct Cleaned {
     pub interrupted: bool,
 }
 
-/// Deletes the stale flows of a family. Blocks for as long as the kernel takes: some 0.1 s for 100,000 flows.
+/// Deletes the stale flows of a family. Blocks: the time is in proportion to the UDP flows that there are.
 ///
 /// # Errors
 /// The kernel does not list its flows. A flow that cannot be deleted is no error here: see [`Cleaned`].

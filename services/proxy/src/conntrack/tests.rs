@@ -402,27 +402,3 @@ fn only_udp_service_ports_have_flows_to_look_after() {
     let expected = UdpFrontend { addresses, port: 53, node_port: 30_053, serving };
     assert_eq!(UdpFrontend::of(&port(Protocol::Udp)), Some(expected));
 }
-
-#[test]
-fn tmp_measure() {
-    Node::run("measure", Family::V4, |node| {
-        node.nat();
-        let start = std::time::Instant::now();
-        for port in 0..1000u16 {
-            let socket = UdpSocket::bind((node.client, 10_000 + port)).unwrap();
-            for n in 0..100u8 {
-                socket.send_to(b"?", (IpAddr::from([10, 96, 3, n]), 53)).unwrap();
-            }
-        }
-        println!("made in {:?}", start.elapsed());
-        let start = std::time::Instant::now();
-        let frontends: UdpFrontends = (0..100u8).map(|n| UdpFrontend { addresses: vec![IpAddr::from([10, 96, 3, n])], port: 53, node_port: 0, serving: vec![node.first] }).collect();
-        let mut conntrack = Conntrack::open().unwrap();
-        let mut seen = 0;
-        let stale = conntrack.dump(Family::V4, |flow| { seen += 1; frontends.is_stale(flow) && flow.original.source_port < 10_100 }).unwrap();
-        println!("listed {seen} in {:?}, {} stale", start.elapsed(), stale.flows.len());
-        let start = std::time::Instant::now();
-        let cleaned = clean(Family::V4, &frontends).unwrap();
-        println!("cleaned {} in {:?}", cleaned.deleted, start.elapsed());
-    });
-}

@@ -80,6 +80,10 @@ impl Tables for Flaky {
         self.kernel.tables()
     }
 
+    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
+        self.kernel.has_chain(family, table, chain)
+    }
+
     fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
         self.kernel.delete_table(family, name)
     }
@@ -436,6 +440,12 @@ fn tables_of_others_are_never_touched() {
         let found = strangers(stage.programmer.tables()).unwrap();
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].1.contains("kube-proxy"), "{found:?}");
+        nft(&["add", "table", "ip6", "nat"]);
+        nft(&["add", "chain", "ip6", "nat", "KUBE-SERVICES"]);
+        let found = strangers(stage.programmer.tables()).unwrap();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[1].0 == Family::V6 && found[1].1.contains("KUBE-SERVICES"), "{found:?}");
+        nft(&["delete", "table", "ip6", "nat"]);
         stage.set(1, 0, 3);
         stage.whole();
         assert_eq!(theirs(), before);

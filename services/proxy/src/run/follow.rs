@@ -190,7 +190,9 @@ impl Handlers for Consumer {
     async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
         self.shared.link(Link::Following);
         let now = Instant::now();
-        self.shared.metrics.changes_heard(std::mem::take(&mut self.services), 0);
+        // The agent says what a Service has become, not whether the Service or a slice of it changed: it counts as both.
+        let changes = std::mem::take(&mut self.services);
+        self.shared.metrics.changes_heard(changes, changes);
         let mut programmer = self.shared.programmer();
         programmer.whole(now);
         let synced = programmer.sync(now);

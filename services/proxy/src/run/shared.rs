@@ -205,6 +205,9 @@ impl Shared {
         }
         let news = !synced.is_empty() || position.is_some();
         // A family that failed catches up later: the state is in effect when both have it.
+        if !failing {
+            self.metrics.nothing_pending();
+        }
         if !failing && standing.heard != standing.position {
             standing.position = standing.heard.clone();
             standing.service_ports = counts.iter().map(|counts| counts.service_ports as u64).sum();
@@ -233,8 +236,9 @@ impl Shared {
             if !before.contains(&(*family, what.clone())) {
                 tracing::warn!(
                     %family,
-                    "{what} is on this node: our rules come first and win for every Service we know, and what is left of it may \
-                     still answer for others; `keelson proxy cleanup --kube-proxy` removes it (table {TABLE} is ours)"
+                    "{what} is on this node: our rules (table {TABLE}) come first and win for every Service that we know; what is left \
+                     of it may still answer for others, until `keelson proxy cleanup --kube-proxy` (or `kube-proxy --cleanup` for \
+                     iptables and ipvs) removes it"
                 );
                 self.say(format!("{what} is on this node ({family}); our rules come before it"));
             }

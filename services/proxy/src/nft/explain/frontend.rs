@@ -24,12 +24,17 @@ pub(super) fn describe(place: &Place<'_>, target: Target) -> (String, String) {
             Kind::LoadBalancerIp | Kind::NodePort => "a load-balancer IP",
         };
         let name = found.port.name().to_string();
-        return (format!("{target} is {what} of {name}{}", facts(&found)), name);
+        return (format!("{target} is {what} of {name}{}{}", facts(&found), rivals(place, &found)), name);
     }
     if let Some(found) = place.plan.lookup(Frontend::NodePort { protocol, port }) {
         let name = found.port.name().to_string();
         match no_answer(place, address) {
-            None => return (format!("{target} is the node port of {name}{}", facts(&found)), name),
+            None => {
+                return (
+                    format!("{target} is the node port of {name}{}{}", facts(&found), rivals(place, &found)),
+                    name,
+                );
+            }
             Some(why) if place.is_local(address) => {
                 return (format!("{name} has the node port {port}/{protocol}, but {why}"), String::new());
             }
@@ -109,6 +114,18 @@ fn facts(found: &Found<'_>) -> String {
         text.push_str(&format!(": {why}"));
     }
     text
+}
+
+/// Who else claims it.
+fn rivals(place: &Place<'_>, found: &Found<'_>) -> String {
+    let conflict = place.plan.conflicts().into_iter().find(|conflict| conflict.frontend == found.frontend);
+    let others: Vec<String> =
+        conflict.map_or_else(Vec::new, |conflict| conflict.others.iter().map(ToString::to_string).collect());
+    match others.as_slice() {
+        [] => String::new(),
+        [one] => format!("; {one} claims it too"),
+        some => format!("; {} claim it too", some.join(", ")),
+    }
 }
 
 /// Why a frontend leads nowhere; none: it leads to endpoints.

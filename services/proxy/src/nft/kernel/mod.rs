@@ -42,7 +42,10 @@ pub const SHORT: usize = 16_384;
 
 /// One step of a transaction.
 #[derive(Debug, Clone, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "nearly all changes are of elements, and boxes of them would be slower")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all changes are of elements, and boxes of them would be slower"
+)]
 pub enum Change {
     /// Our table is there afterwards, whether or not it was.
     MakeTable,
@@ -102,6 +105,12 @@ pub trait Tables: Send {
     /// # Errors
     /// The kernel does not say.
     fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError>;
+
+    /// Whether a table, whosever it is, has a chain of this name.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError>;
 
     /// Deletes a table, whosever it is.
     ///

@@ -13,7 +13,7 @@ use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_netfilter::{
     NetfilterProtoFamily,
     nftables::{
-        ChainMessage, GenMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute, SetElementList,
+        ChainAttribute, ChainMessage, GenMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute, SetElementList,
         SetElementMessage, SetMessage, TableAttribute, TableMessage,
     },
 };
@@ -469,6 +469,17 @@ impl Tables for Netlink {
             }
         }
         Err(Unanswered::Disturbed.into_error(QUESTION))
+    }
+
+    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
+        const QUESTION: &str = "whether there is a chain";
+        let attributes = vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
+        let message = NfTablesMessage::GetChain(ChainMessage { attributes });
+        match self.ask(QUESTION, protocol(family), 0, message, |_, _, _| Ok(())) {
+            Ok(()) => Ok(true),
+            Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(false),
+            Err(error) => Err(error.into_error(QUESTION)),
+        }
     }
 
     fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {

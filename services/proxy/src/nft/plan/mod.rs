@@ -185,15 +185,45 @@ impl Plan {
     }
 
     /// Every element that there shall be, each once, computed from the Services. Not those that the kernel writes.
+    /// In the order in which an empty table may be filled with them: what packets enter by comes last, a filter before the
+    /// frontend that it is for.
     pub fn elements(&self) -> impl Iterator<Item = Element> + '_ {
+        self.all_in_order()
+    }
+
+    /// What makes the table out of an empty one, in the order of [`in_order`], without holding it all in memory.
+    pub fn ops_from_nothing(&self) -> impl Iterator<Item = Op> + '_ {
+        self.all_in_order().map(Op::Add)
+    }
+
+    /// In the order in which they are added to an empty table.
+    fn all_in_order(&self) -> impl Iterator<Item = Element> + '_ {
         let family = self.family;
-        let own = self.services.values().flatten().flat_map(move |port| port.elements(family));
-        let hairpin = self.hairpin.keys().map(move |(protocol, endpoint)| hairpin(*protocol, *endpoint));
-        let frontends = (self.frontends.keys())
-            .filter_map(|frontend| self.meaning(frontend))
-            .flat_map(move |meaning| meaning.elements(family, &self.facts));
-        let cluster_ips = self.cluster_ips.keys().map(|ip| cluster_ip(*ip));
-        own.chain(hairpin).chain(fact_elements(family, &self.facts)).chain(frontends).chain(cluster_ips)
+        let ports = || self.services.values().flatten();
+        let frontends = |wanted: fn(SetName) -> bool| {
+            (self.frontends.keys())
+                .filter_map(|frontend| self.meaning(frontend))
+                .flat_map(move |meaning| meaning.elements(family, &self.facts))
+                .filter(move |element| wanted(element.set))
+        };
+        let choices = |policies: bool| {
+            let all = ports().flat_map(move |port| port.choice_elements(family));
+            all.filter(move |element| (element.set == SetName::ExternalPolicy) == policies)
+        };
+        let hairpin = self.hairpin.keys().map(|(protocol, endpoint)| hairpin(*protocol, *endpoint));
+        ports()
+            .flat_map(move |port| port.slot_elements(family))
+            .chain(hairpin)
+            .chain(frontends(|set| !set.is_entry()))
+            .chain(choices(false))
+            .chain(choices(true))
+            .chain(fact_elements(family, &self.facts))
+            .chain(frontends(|set| set == SetName::SourceRanges))
+            .chain(frontends(|set| set == SetName::Filtered))
+            .chain(frontends(|set| {
+                set.is_entry() && !matches!(set, SetName::SourceRanges | SetName::Filtered)
+            }))
+            .chain(self.cluster_ips.keys().map(|ip| cluster_ip(*ip)))
     }
 
     /// The chains that choose among a count of endpoints and are in use, without their companions.

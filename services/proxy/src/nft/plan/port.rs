@@ -193,11 +193,36 @@ impl Port {
 
     /// Its own elements.
     pub(super) fn elements(&self, family: Family) -> Vec<Element> {
-        let mut elements = Vec::with_capacity(self.cluster.len() + self.local.len() + 4);
-        change(family, None, Some(self), &mut |set, key, _, after: Option<Content>| {
-            elements.extend(after.map(|(key_end, value)| Element { set, key, key_end, value }));
-        });
+        let mut elements = self.slot_elements(family);
+        elements.extend(self.choice_elements(family));
         elements
+    }
+
+    /// Its slots and affinity endpoints.
+    pub(super) fn slot_elements(&self, family: Family) -> Vec<Element> {
+        let mut elements = Vec::with_capacity(self.cluster.len() + self.local.len());
+        if let Some(number) = self.number {
+            change_all_slots(family, number, None, Some(self), &mut collect(&mut elements));
+        }
+        elements
+    }
+
+    /// The verdicts that lead to its slots.
+    pub(super) fn choice_elements(&self, family: Family) -> Vec<Element> {
+        let mut elements = Vec::new();
+        if let Some(number) = self.number {
+            change_choices(family, number, None, Some(self), &mut collect(&mut elements));
+        }
+        elements
+    }
+}
+
+/// Takes what is added.
+fn collect(
+    elements: &mut Vec<Element>,
+) -> impl FnMut(SetName, Key, Option<Content>, Option<Content>) + use<'_> {
+    |set, key, _, after| {
+        elements.extend(after.map(|(key_end, value)| Element { set, key, key_end, value }));
     }
 }
 
@@ -242,6 +267,8 @@ pub(super) fn change_ledger(
     change(family, before, after, &mut |set, key, before, after| ledger.change(set, key, before, after));
 }
 
+type ChainOf = fn(&Port) -> Option<Chain>;
+
 type Sink<'a> = dyn FnMut(SetName, Key, Option<Content>, Option<Content>) + 'a;
 
 /// Tells of every own element of either, also of those that stay.
@@ -269,8 +296,19 @@ fn change_numbered(
     after: Option<&Port>,
     sink: &mut Sink<'_>,
 ) {
+    change_choices(family, number, before, after, sink);
+    change_all_slots(family, number, before, after, sink);
+}
+
+fn change_choices(
+    family: Family,
+    number: Number,
+    before: Option<&Port>,
+    after: Option<&Port>,
+    sink: &mut Sink<'_>,
+) {
     let key = Key::new().number(family, number);
-    let choices: [(SetName, fn(&Port) -> Option<Chain>); 4] = [
+    let choices: [(SetName, ChainOf); 4] = [
         (SetName::InternalChoice, Port::internal_chain),
         (SetName::ExternalChoice, Port::external_chain),
         (SetName::ExternalPolicy, Port::policy),
@@ -282,6 +320,15 @@ fn change_numbered(
         };
         sink(set, key, content(before), content(after));
     }
+}
+
+fn change_all_slots(
+    family: Family,
+    number: Number,
+    before: Option<&Port>,
+    after: Option<&Port>,
+    sink: &mut Sink<'_>,
+) {
     let empty = Slots::default();
     let (old, new) =
         (before.map_or(&empty, |port| &port.cluster), after.map_or(&empty, |port| &port.cluster));

@@ -118,6 +118,8 @@ fn case_38_hairpin() {
     assert_eq!(short(&explanation.ways[0]), "forwarded L9 R1 -M");
     let last = explanation.ways[0].steps.last().unwrap();
     assert!(last.contains("10.244.0.9:8080 would answer to itself, so it is masqueraded"), "{last}");
+    let outside = two.explain(W, "outside").ways.swap_remove(0).steps.join("\n");
+    assert!(!outside.contains("hairpin"), "{outside}");
     let last = two.explain(V, "pod").ways[0].steps.last().unwrap().clone();
     assert!(last.contains("where the sender itself is what was chosen of 10.244.0.9:8080"), "{last}");
 }
@@ -287,7 +289,12 @@ fn two_services_of_one_frontend() {
     other.name.service = ServiceName::new("default", "a");
     let world = World::new(vec![web(&["R1"]), other]);
     world.check(&[(V, "pod", "forwarded R7 -M"), (NP, "outside", "forwarded R7 +M")]);
-    assert_eq!(world.explain(V, "pod").service_port, "default/a:http");
+    let explanation = world.explain(V, "pod");
+    assert_eq!(explanation.service_port, "default/a:http");
+    assert!(
+        explanation.frontend.ends_with("of default/a:http; default/web:http claims it too"),
+        "{explanation:?}"
+    );
 }
 
 #[test]

@@ -220,7 +220,7 @@ fn case_57_a_restart_differs_by_the_delta() {
     let mut changed = ports[9].clone();
     changed.cluster.push(endpoint(99));
     again.set(&changed.name.service.clone(), vec![changed]);
-    assert_eq!(again.difference(table.0.clone()).len(), 3);
+    assert_eq!(again.difference(table.0).len(), 3);
 }
 
 #[test]
