@@ -362,7 +362,7 @@ struct Watched {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(600) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
     /// At any moment between two states, whatever is served in both is served by endpoints of one of them; what is filtered
     /// away in both is never let through.
