@@ -65,11 +65,11 @@ const CHOICES: usize = SLOTS + 1;
 const POLICIES_THAT_GO: usize = SLOTS + 2;
 /// Source ranges of what stays filtered, and ServiceCIDRs.
 const RANGES: usize = SLOTS + 3;
-const FILTERS_THAT_COME: usize = SLOTS + 8;
+const FILTERS_THAT_COME: usize = SLOTS + 4;
 const FRONTENDS: usize = SLOTS + 5;
 const FRONTENDS_THAT_GO: usize = SLOTS + 6;
 const POLICIES_THAT_COME: usize = SLOTS + 7;
-const FILTERS_THAT_GO: usize = SLOTS + 4;
+const FILTERS_THAT_GO: usize = SLOTS + 8;
 const RANGES_THAT_GO: usize = SLOTS + 9;
 /// From here: what is deleted and not in use, by depth.
 const CLEAR: usize = SLOTS + 10;
