@@ -34,18 +34,23 @@ function showLost() {
 
 // ---- what is wrong ----
 
+const because = (reason) => (reason ? `: ${reason}` : "");
+
 function wrongWith(state) {
   const wrong = [];
-  if (state.link !== "following") wrong.push(`The agent at ${state.target} is not followed (${state.link})${state.link_reason ? `: ${state.link_reason}` : ""}.`);
-  if (state.stale) wrong.push(`What the agent knows is stale${state.stale_reason ? `: ${state.stale_reason}` : ""}.`);
+  if (state.link !== "following") {
+    wrong.push(`The agent at ${state.target} is not followed (${state.link})${because(state.link_reason)}.`);
+  }
+  if (state.stale) wrong.push(`What the agent knows is stale${because(state.stale_reason)}.`);
   for (const family of state.families) {
-    if (family.state !== "synced") wrong.push(`${family.family} is ${family.state}${family.reason ? `: ${family.reason}` : ""}.`);
+    if (family.state !== "synced") wrong.push(`${family.family} is ${family.state}${because(family.reason)}.`);
     else if (family.pending_since_unix_ms && now() - family.pending_since_unix_ms > LATE_MS) {
       wrong.push(`${family.family}: changes wait for the kernel for ${since(family.pending_since_unix_ms)}.`);
     }
   }
   for (const check of state.health_checks) {
-    if (check.reason) wrong.push(`The health check of ${check.namespace}/${check.name} does not listen on port ${check.port}: ${check.reason}.`);
+    const name = `${check.namespace}/${check.name}`;
+    if (check.reason) wrong.push(`The health check of ${name} does not listen on port ${check.port}: ${check.reason}.`);
   }
   if (!state.healthy) wrong.push("/healthz and /livez say that the proxy is not healthy.");
   return wrong;
@@ -61,11 +66,14 @@ function showFacts(state) {
   const linked = { following: "good", connecting: "busy", failing: "bad" };
   fact("link", state.link || "unknown", linked[state.link], state.link_reason, state.target);
   const freshness = state.stale ? ["stale", state.stale_reason] : [];
-  fact("rev", state.rev ? number(state.rev) : "none yet", state.stale ? "busy" : "", ...freshness, state.instance_id && `instance ${state.instance_id}`);
+  const instance = state.instance_id && `instance ${state.instance_id}`;
+  fact("rev", state.rev ? number(state.rev) : "none yet", state.stale ? "busy" : "", ...freshness, instance);
   // A Service may be in both families, so the larger number is the number of Services.
   const services = Math.max(0, ...state.families.map((family) => family.services));
-  fact("services", number(services), "", plural(sum(state.families, "service_ports"), "service port"), plural(sum(state.families, "endpoints"), "endpoint"));
-  const newest = state.families.reduce((best, family) => (family.last_sync_unix_ms > (best?.last_sync_unix_ms ?? 0) ? family : best), null);
+  const ports = plural(sum(state.families, "service_ports"), "service port");
+  fact("services", number(services), "", ports, plural(sum(state.families, "endpoints"), "endpoint"));
+  const later = (best, family) => (family.last_sync_unix_ms > (best?.last_sync_unix_ms ?? 0) ? family : best);
+  const newest = state.families.reduce(later, null);
   const pending = state.families.map((family) => family.pending_since_unix_ms).filter(Boolean);
   fact(
     "sync",
@@ -82,7 +90,8 @@ function showFacts(state) {
 
 function createFamily(family) {
   const item = make("li", "family");
-  const details = make("details", "", make("summary", "", slot("span", "elements-title")), slot("ul", "elements", "elements"));
+  const title = make("summary", "", slot("span", "elements-title"));
+  const details = make("details", "", title, slot("ul", "elements", "elements"));
   item.append(
     make("h3", "", family.family),
     make("span", "badges", slot("span", "state", "badge")),
@@ -95,13 +104,28 @@ function createFamily(family) {
 }
 
 function pairsOf(family) {
-  const lastOne = family.last_sync_unix_ms
-    ? `${ago(family.last_sync_unix_ms)}, took ${micros(family.last_sync_us)}, ${number(family.last_added)} added, ${number(family.last_deleted)} deleted`
-    : "none yet";
+  const programmed = [
+    plural(family.services, "Service"),
+    plural(family.service_ports, "service port"),
+    plural(family.endpoints, "endpoint"),
+    plural(family.chains, "chain"),
+  ];
+  const lastOne = [
+    ago(family.last_sync_unix_ms),
+    `took ${micros(family.last_sync_us)}`,
+    `${number(family.last_added)} added`,
+    `${number(family.last_deleted)} deleted`,
+  ];
+  const syncs = [
+    number(family.syncs),
+    `${number(family.full_syncs)} full`,
+    plural(family.failures, "failure"),
+    `mended ${plural(family.mended, "time")}`,
+  ];
   return [
-    ["Programmed", [plural(family.services, "Service"), plural(family.service_ports, "service port"), plural(family.endpoints, "endpoint"), plural(family.chains, "chain")].join(SEPARATE)],
-    ["Last sync", lastOne],
-    ["Syncs", [number(family.syncs), `${number(family.full_syncs)} full`, plural(family.failures, "failure"), `mended ${plural(family.mended, "time")}`].join(SEPARATE)],
+    ["Programmed", programmed.join(SEPARATE)],
+    ["Last sync", family.last_sync_unix_ms ? lastOne.join(SEPARATE) : "none yet"],
+    ["Syncs", syncs.join(SEPARATE)],
     ["Waiting", family.pending_since_unix_ms ? `changes, for ${since(family.pending_since_unix_ms)}` : ""],
   ].filter(([, value]) => value);
 }
@@ -111,21 +135,29 @@ function updateFamily(item, family) {
   text(badge, family.state);
   badge.dataset.tone = { synced: "good", failing: "bad" }[family.state] ?? "busy";
   show(partOf(item, "reason"), family.reason);
-  sync(partOf(item, "pairs"), pairsOf(family).flatMap(([name, value]) => [[name, "dt", name], [`${name} value`, "dd", value]]), ([key]) => key, ([, tag]) => make(tag), (element, [, , value]) => text(element, value));
+  const pairs = pairsOf(family).flatMap(([name, value]) => [
+    { key: name, tag: "dt", value: name },
+    { key: `${name} value`, tag: "dd", value },
+  ]);
+  sync(partOf(item, "pairs"), pairs, (pair) => pair.key, (pair) => make(pair.tag), (element, pair) => text(element, pair.value));
   const notes = [...family.strangers, ...family.conflicts];
   sync(partOf(item, "notes"), notes, (note) => note, () => make("li"), text);
   partOf(item, "notes").hidden = !notes.length;
   const elements = Object.entries(family.elements);
   const all = elements.reduce((count, [, more]) => count + more, 0);
   text(partOf(item, "elements-title"), `${plural(all, "element")} in ${plural(elements.length, "set")} and maps`);
-  sync(partOf(item, "elements"), elements, ([name]) => name, ([name]) => make("li", "", make("span", "", name), slot("span", "count", "number")), (line, [, count]) => text(partOf(line, "count"), number(count)));
+  const create = ([name]) => make("li", "", make("span", "", name), slot("span", "count", "number"));
+  const update = (line, [, count]) => text(partOf(line, "count"), number(count));
+  sync(partOf(item, "elements"), elements, ([name]) => name, create, update);
 }
 
 // ---- health checks and events ----
 
 function createCheck() {
   const item = make("li", "waiting");
-  item.append(slot("span", "port", "position"), make("div", "what", slot("span", "name", "image"), slot("div", "meta", "small meta"), slot("div", "error", "error")), slot("span", "count", "badge"));
+  const lines = [slot("div", "meta", "small meta"), slot("div", "error", "error")];
+  const what = make("div", "what", slot("span", "name", "image"), ...lines);
+  item.append(slot("span", "port", "position"), what, slot("span", "count", "badge"));
   return item;
 }
 
@@ -184,7 +216,8 @@ function render() {
   showFacts(state);
   sync(byId("families"), state.families, (family) => family.family, createFamily, updateFamily);
   empty("families", state.families.length);
-  sync(byId("checks"), state.health_checks, (check) => `${check.namespace}/${check.name} ${check.port}`, createCheck, updateCheck);
+  const keyOf = (check) => `${check.namespace}/${check.name} ${check.port}`;
+  sync(byId("checks"), state.health_checks, keyOf, createCheck, updateCheck);
   empty("checks", state.health_checks.length);
   sync(byId("events"), keyed(state.events), (event) => event.key, createEvent, updateEvent);
   byId("events").hidden = !state.events.length;

@@ -13,7 +13,7 @@ use crate::{
     nft::{
         element::Op,
         kernel::{Change, Found, Generation, KernelError, TABLE, Tables},
-        ruleset::{self, element_text},
+        ruleset::element_text,
         strangers::KUBE_PROXY_TABLE,
     },
     options::Options,
@@ -68,12 +68,7 @@ impl Offline {
     /// # Errors
     /// `out` refuses.
     pub fn print(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        for side in self.0.sides() {
-            let plan = side.programme.plan();
-            let counted = plan.chains().into_iter().flat_map(|chain| std::iter::once(chain).chain(chain.companions()));
-            ruleset::print(out, side.programme.base(), counted, plan.elements())?;
-        }
-        Ok(())
+        self.0.sides().iter().try_for_each(|side| side.programme.print(out))
     }
 
     /// What a proxy would change, a line each.

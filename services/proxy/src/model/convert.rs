@@ -18,9 +18,10 @@ use super::{Endpoint, Family, PortName, Protocol, ServicePort};
 pub fn service_ports(service: &ServiceEndpoints, family: Family) -> Vec<ServicePort> {
     let Some(ips) = &service.i_ps else { return Vec::new() };
     let Some(&cluster_ip) = addresses(ips.cluster_i_ps.as_ref(), family).first() else { return Vec::new() };
-    let external_ips = distinct(addresses(ips.external_i_ps.as_ref(), family), &[&[cluster_ip]]);
-    let load_balancer_ips =
-        distinct(addresses(ips.load_balancer_i_ps.as_ref(), family), &[&[cluster_ip], &external_ips]);
+    let load_balancer_ips = distinct(addresses(ips.load_balancer_i_ps.as_ref(), family), &[&[cluster_ip]]);
+    // An address that is both is filtered by source ranges, as in kube-proxy.
+    let external_ips =
+        distinct(addresses(ips.external_i_ps.as_ref(), family), &[&[cluster_ip], &load_balancer_ips]);
     let source_ranges = source_ranges(service.source_ranges.as_ref(), family);
     let name = ServiceName::new(&service.namespace, &service.name);
 

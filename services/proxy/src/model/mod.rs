@@ -172,9 +172,9 @@ pub struct ServicePort {
     pub port: u16,
     /// V.
     pub cluster_ip: IpAddr,
-    /// X, without those that are V; no two are equal.
+    /// X, without those that are V or W; no two are equal.
     pub external_ips: Vec<IpAddr>,
-    /// W, without those that are V or X; no two are equal.
+    /// W, without those that are V; no two are equal.
     pub load_balancer_ips: Vec<IpAddr>,
     /// NP; 0: none.
     pub node_port: u16,

@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem,
+    fmt, mem,
     time::{Duration, Instant},
 };
 
@@ -18,7 +18,7 @@ use super::{
     element::{Op, SetName},
     kernel::{Change, Found, Generation, Kind, KernelError, Tables},
     plan::{Existing, Plan, in_order},
-    ruleset::{Base, rules},
+    ruleset::{Base, print, rules},
 };
 use crate::model::Family;
 
@@ -139,6 +139,15 @@ impl Programme {
     #[must_use]
     pub fn chains(&self) -> usize {
         Chain::FIXED.len() + self.made.len()
+    }
+
+    /// The whole table as it shall be, as text for `nft -f`.
+    ///
+    /// # Errors
+    /// `out` refuses.
+    pub fn print(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        let chains = Chain::FIXED.into_iter().chain(with_companions(&self.plan.chains()));
+        print(out, &self.base, chains, self.plan.elements())
     }
 
     /// The next sync reads the table and compares.

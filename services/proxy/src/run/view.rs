@@ -23,7 +23,6 @@ use crate::{
         element::SetName,
         explain::{Place, explain},
         kernel::Kind,
-        ruleset,
     },
     programmer::{Programmer, Side},
 };
@@ -233,19 +232,9 @@ fn printed(programmer: &Programmer) -> Vec<String> {
     let mut pieces = Pieces(vec![String::new()]);
     for side in programmer.sides() {
         // Strings refuse nothing.
-        let _ = print(&mut pieces, side);
+        let _ = side.programme.print(&mut pieces);
     }
     pieces.0
-}
-
-/// The table of one family as `nft -f` text.
-///
-/// # Errors
-/// `out` refuses.
-fn print(out: &mut impl fmt::Write, side: &Side) -> fmt::Result {
-    let plan = side.programme.plan();
-    let chains = plan.chains().into_iter().flat_map(|chain| std::iter::once(chain).chain(chain.companions()));
-    ruleset::print(out, side.programme.base(), chains, plan.elements())
 }
 
 struct Pieces(Vec<String>);

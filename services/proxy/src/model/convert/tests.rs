@@ -125,14 +125,14 @@ fn case_12_what_is_no_address_is_left_out_alone() {
 }
 
 #[test]
-fn no_address_is_two_kinds_of_frontend() {
+fn no_address_is_two_kinds_of_frontend_and_one_with_ranges_is_filtered() {
     let mut double = service(tcp(&[(80, 0)]), vec![]);
     let ips = double.i_ps.as_mut().unwrap();
-    ips.external_i_ps = set(&["10.96.0.1", "198.51.100.1", "198.51.100.1"], &[]);
+    ips.external_i_ps = set(&["10.96.0.1", "198.51.100.1", "198.51.100.1", "192.0.2.1"], &[]);
     ips.load_balancer_i_ps = set(&["198.51.100.1", "10.96.0.1", "203.0.113.1", "203.0.113.1"], &[]);
     let ports = service_ports(&double, Family::V4);
-    assert_eq!(ports[0].external_ips, [ip("198.51.100.1")]);
-    assert_eq!(ports[0].load_balancer_ips, [ip("203.0.113.1")]);
+    assert_eq!(ports[0].external_ips, [ip("192.0.2.1")]);
+    assert_eq!(ports[0].load_balancer_ips, [ip("198.51.100.1"), ip("203.0.113.1")]);
 }
 
 #[test]

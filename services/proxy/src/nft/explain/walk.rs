@@ -165,7 +165,10 @@ impl<'a> Walk<'a> {
         let chain = Chain::NatPostrouting;
         if marked && !masqueraded.is_empty() {
             let mark = self.place.base.mark;
-            steps.push(format!("{chain}: the mark {mark:#x} is set, so it is masqueraded: the endpoint sees an address of the node"));
+            steps.push(format!(
+                "{chain}: the mark {mark:#x} is set, so it is masqueraded: the endpoint sees an address of \
+                 the node"
+            ));
         } else if !masqueraded.is_empty() {
             let to = words::endpoints(masqueraded);
             steps.push(format!(
@@ -174,7 +177,10 @@ impl<'a> Walk<'a> {
         }
         if marked && !plain.is_empty() {
             let at = words::endpoints(plain);
-            steps.push(format!("{at} is at an address of this node: delivered here, with the sender's address in spite of the mark"));
+            steps.push(format!(
+                "{at} is at an address of this node: delivered here, with the sender's address in spite of \
+                 the mark"
+            ));
         }
         let hairpin: Vec<Endpoint> =
             plain.iter().copied().filter(|endpoint| self.may_be_hairpin(*endpoint)).collect();

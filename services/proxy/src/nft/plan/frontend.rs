@@ -54,10 +54,10 @@ impl fmt::Display for Frontend {
 pub enum Kind {
     /// V.
     ClusterIp,
-    /// X.
-    ExternalIp,
     /// W.
     LoadBalancerIp,
+    /// X.
+    ExternalIp,
     /// NP.
     NodePort,
 }
@@ -73,14 +73,15 @@ pub enum Target {
     Reject,
 }
 
-/// Who claims a frontend. Ordered by service, then service port, which is the order of `PortName`s as the ports of
-/// a Service are kept in that order.
+/// Who claims a frontend. Ordered by kind, then by service and service port, which is the order of `PortName`s as the ports of
+/// a Service are kept in that order. Anybody who may write a Service can put any address into its `externalIPs`: so cluster IPs
+/// come first, which the API server gives out, then load-balancer addresses, which a controller does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
+    pub(super) kind: Kind,
     pub(super) service: ServiceName,
     /// The place of the service port in its Service.
     pub(super) port: u32,
-    pub(super) kind: Kind,
 }
 
 /// Everybody who claims a frontend, ordered: the first one has it.

@@ -212,7 +212,8 @@ impl Found<'_> {
 pub struct Conflict {
     /// Which.
     pub frontend: Frontend,
-    /// Who has it: of those that claim it, the one whose name is smallest.
+    /// Who has it: who has the address as its cluster IP, else as a load-balancer address, else as an external one; of several,
+    /// the one whose name is smallest.
     pub owner: PortName,
     /// Who does not, ordered.
     pub others: Vec<PortName>,

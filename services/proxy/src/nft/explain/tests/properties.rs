@@ -96,7 +96,12 @@ impl Setup {
         let is_pod = self.detector && net("10.244.0.0/16").contains(&from);
         let mut claims: Vec<&ServicePort> =
             self.ports.iter().filter(|it| it.name.protocol == protocol).collect();
-        claims.sort_by(|a, b| (&a.name).cmp(&b.name));
+        // A cluster IP is nobody else's, and what a controller gave comes before what somebody wrote.
+        let rank = |it: &ServicePort| {
+            let kinds = [it.cluster_ip == address, it.load_balancer_ips.contains(&address)];
+            kinds.into_iter().position(|is| is).unwrap_or(kinds.len())
+        };
+        claims.sort_by(|a, b| (rank(a), &a.name).cmp(&(rank(b), &b.name)));
         let at = |it: &ServicePort| {
             it.port == port
                 && (it.cluster_ip == address

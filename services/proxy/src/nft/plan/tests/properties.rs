@@ -141,10 +141,15 @@ impl Told {
     fn expect(&self, from: (Source, IpAddr), to: To) -> Outcome {
         let ports = self.ports();
         let answers = |port: &&&ServicePort| port.name.protocol == to.protocol && port.port == to.port;
-        let of_address = ports.iter().filter(answers).find_map(|port| {
-            let load_balancer = port.load_balancer_ips.contains(&to.ip);
-            let external = port.external_ips.contains(&to.ip) || load_balancer;
-            (port.cluster_ip == to.ip || external).then_some((port, external, load_balancer))
+        // A cluster IP is nobody else's, and what a controller gave comes before what somebody wrote.
+        let claims: [fn(&ServicePort, IpAddr) -> bool; 3] = [
+            |port, ip| port.cluster_ip == ip,
+            |port, ip| port.load_balancer_ips.contains(&ip),
+            |port, ip| port.external_ips.contains(&ip),
+        ];
+        let of_address = claims.iter().enumerate().find_map(|(kind, claims)| {
+            let port = ports.iter().filter(answers).find(|port| claims(port, to.ip))?;
+            Some((port, kind != 0, kind == 1))
         });
         if let Some((port, external, load_balancer)) = of_address {
             if load_balancer && !self.admits(port, from.1, to.ip) {
