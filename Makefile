@@ -8,10 +8,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET = $(shell scripts/target-dir.sh)
 
-.PHONY: help run cluster test bench fmt lint docs deny fuzz clean
+.PHONY: help run cluster test conformance-kube-proxy bench bench-proxy fmt lint docs deny fuzz clean
 
 help: ## list the commands
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
 
 run: ## pull images through the agent into a containerd of its own, until Ctrl-C
 	@scripts/install-packages.sh run
@@ -30,11 +30,22 @@ test: ## every test, those on real components included
 	$(CARGO) build --workspace --bins --tests --examples
 	@CARGO="$(CARGO)" scripts/test.sh
 
-bench: ## the figures of docs/performance.md, beside direct containerd and a stock kubelet in the same run
+conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson
+	@scripts/install-packages.sh test
+	@tests/peers/build.sh kubernetes
+	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test -p keelson-tests --test proxy
+
+bench: ## the figures of docs/performance.md, beside direct containerd, a stock kubelet and kube-proxy in the same run
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
 	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-bench
 	@exec $(TARGET)/release/keelson-bench
+
+bench-proxy: ## of these what is about a proxy's rules, beside kube-proxy (ARGS="--sizes 1000x10 --parts cold,change")
+	@scripts/install-packages.sh bench
+	@tests/peers/build.sh
+	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-bench
+	@exec $(TARGET)/release/keelson-bench proxy $(ARGS)
 
 fmt: ## format Rust and Go
 	$(CARGO) fmt --all

@@ -73,6 +73,10 @@ const FIELDS_AS_JSON: &[(&str, &str)] = &[
     ("Setting.value", r#"#[serde(serialize_with = "crate::json::embedded")]"#),
 ];
 
+/// The same of endpoints.proto: JSON has no numbers of this size.
+const ENDPOINTS_FIELDS_AS_JSON: &[(&str, &str)] =
+    &[("Backend.instance_id", r#"#[serde(serialize_with = "crate::json::as_text")]"#)];
+
 fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Builder {
     for (package, messages) in [
         ("keelson.debug.v1", AS_JSON),
@@ -86,6 +90,9 @@ fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Buil
     }
     for (field, attribute) in FIELDS_AS_JSON {
         builder = builder.field_attribute(format!(".keelson.debug.v1.{field}"), *attribute);
+    }
+    for (field, attribute) in ENDPOINTS_FIELDS_AS_JSON {
+        builder = builder.field_attribute(format!(".keelson.endpoints.v1.{field}"), *attribute);
     }
     builder = builder.type_attribute(
         ".keelson.kubernetes",

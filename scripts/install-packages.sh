@@ -24,11 +24,14 @@ cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 "$faketime:libfaketime
 # A client of the Endpoints API of another make. The suites run Debian's own Python.
 python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py:python3-grpcio
     protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc)
+# What kube-proxy runs, and what looks at its rules.
+rules=(nft:nftables conntrack:conntrack)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
-    nft:nftables conntrack:conntrack)
+    "${rules[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
-bench | cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
+cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
+bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}") ;;
 test) wanted=("${suites[@]}") ;;
 ci) wanted=("${suites[@]}" shellcheck:shellcheck git:git) ;;
 *) fail "usage: $0 run|cluster|test|bench|ci" ;;

@@ -411,7 +411,7 @@ settings! {
         /// for off; port 0 takes a free one.
         metrics_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 10249))), Any, restart;
         /// The socket of the proxy's debug API, which `keelson proxy explain` and `keelson proxy state` use.
-        listen: SocketSpec = SocketSpec::built_in("/run/keelson/proxy.sock"), Any, restart;
+        listen: SocketSpec = SocketSpec::built_in("/run/keelson-proxy/proxy.sock"), Any, restart;
         /// Permissions of that socket.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
         /// The address of the proxy's page and its JSON; empty for off. A loopback address unless

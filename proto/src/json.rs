@@ -23,6 +23,11 @@ pub(crate) fn pull_state<S: Serializer>(state: &i32, to: S) -> Result<S::Ok, S::
     }
 }
 
+/// A number that JSON readers would round.
+pub(crate) fn as_text<S: Serializer>(number: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(number)
+}
+
 /// JSON within a string, as JSON; `null` for an empty string, and the string itself if it is no JSON.
 pub(crate) fn embedded<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
     if text.is_empty() {

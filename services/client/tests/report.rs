@@ -105,7 +105,7 @@ async fn who_follows_is_not_disturbed_by_reports() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options.clone());
-    let (state, ()) = within(async {
+    let (state, ()) = within(Box::pin(async {
         tokio::join!(client.next(), async {
             let next = server.expect("Next", 0, 0).await;
             for code in [0, 3, 12] {
@@ -115,7 +115,7 @@ async fn who_follows_is_not_disturbed_by_reports() {
             }
             next.state(9, 3, &[("a", 1)]).await;
         })
-    })
+    }))
     .await;
     assert_eq!(state.unwrap().position().rev, 3);
 }

@@ -27,7 +27,9 @@ pub mod serving {
     pub use crate::{
         follow::{Due, Follower},
         grpc::serve_services,
-        http::{Document, Failure, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe, serve_router},
+        http::{
+            Document, Failure, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe, serve_router,
+        },
         view::within_time,
     };
 }

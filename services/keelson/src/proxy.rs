@@ -180,7 +180,9 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
     let http = match proxy.http {
         Some(address) => Some(
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address} (proxy.http)"))?,
+            TcpListener::bind(address)
+                .await
+                .with_context(|| format!("cannot listen at {address} (proxy.http)"))?,
         ),
         None => None,
     };
@@ -205,10 +207,15 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
 fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+    let mut hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                // Who takes it for the agent shall not end it.
+                _ = hangup.recv() => tracing::warn!("SIGHUP changes nothing: the settings of a proxy are read when it starts"),
+            }
         }
         stop.cancel();
     });
@@ -216,9 +223,9 @@ fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
 }
 
 fn target(settings: &Settings) -> anyhow::Result<Target> {
-    let spec = settings
-        .proxy_target()
-        .context("nothing says where the agent serves the Endpoints API: set proxy.target, or endpoints.listen")?;
+    let spec = settings.proxy_target().context(
+        "nothing says where the agent serves the Endpoints API: set proxy.target, or endpoints.listen",
+    )?;
     Ok(spec.to_string().parse()?)
 }
 
@@ -249,13 +256,14 @@ fn in_words(settings: &Settings) -> Vec<String> {
     let proxy = &settings.proxy;
     let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
     let detect = match proxy.detect_local_mode {
-        DetectLocalMode::ClusterCidr => format!(
-            "ClusterCIDR {}",
-            list(proxy.cluster_cidr.iter().map(ToString::to_string).collect())
-        ),
+        DetectLocalMode::ClusterCidr => {
+            format!("ClusterCIDR {}", list(proxy.cluster_cidr.iter().map(ToString::to_string).collect()))
+        }
         DetectLocalMode::NodeCidr => "NodeCIDR".to_owned(),
         DetectLocalMode::BridgeInterface => format!("BridgeInterface {}", proxy.bridge_interface),
-        DetectLocalMode::InterfaceNamePrefix => format!("InterfaceNamePrefix {}", proxy.interface_name_prefix),
+        DetectLocalMode::InterfaceNamePrefix => {
+            format!("InterfaceNamePrefix {}", proxy.interface_name_prefix)
+        }
     };
     let nodeports = match &proxy.nodeport_addresses {
         NodePortAddresses::Primary => "primary".to_owned(),
@@ -269,7 +277,10 @@ fn in_words(settings: &Settings) -> Vec<String> {
         format!("sync-period: {:?}", proxy.sync_period),
     ];
     if !proxy.bind_address.is_empty() {
-        words.push(format!("bind-address: {}", list(proxy.bind_address.iter().map(ToString::to_string).collect())));
+        words.push(format!(
+            "bind-address: {}",
+            list(proxy.bind_address.iter().map(ToString::to_string).collect())
+        ));
     }
     words
 }

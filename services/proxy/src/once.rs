@@ -48,7 +48,8 @@ impl Offline {
     /// # Errors
     /// See [`OnceError`].
     pub fn new(tables: Option<Box<dyn Tables>>, options: Options, state: &State) -> Result<Self, OnceError> {
-        let mut programmer = Programmer::without_rehearsal(tables.unwrap_or_else(|| Box::new(NoTables)), options)?;
+        let mut programmer =
+            Programmer::without_rehearsal(tables.unwrap_or_else(|| Box::new(NoTables)), options)?;
         let now = Instant::now();
         for raw in state.services() {
             let service = raw.decode()?;
@@ -82,9 +83,18 @@ impl Offline {
                 lines.push(format!("add table {}", table(family)));
             }
             if difference.rebuild {
-                lines.push(format!("delete table {} and make it anew: it cannot be mended in parts", table(family)));
+                lines.push(format!(
+                    "delete table {} and make it anew: it cannot be mended in parts",
+                    table(family)
+                ));
             }
-            lines.extend(difference.first.iter().chain(&difference.last).filter_map(|change| structure(family, change)));
+            lines.extend(
+                difference
+                    .first
+                    .iter()
+                    .chain(&difference.last)
+                    .filter_map(|change| structure(family, change)),
+            );
             lines.extend(difference.ops.iter().flat_map(|op| element(family, op)));
         }
         Ok(lines)
@@ -114,7 +124,9 @@ fn structure(family: Family, change: &Change) -> Option<String> {
 }
 
 fn element(family: Family, op: &Op) -> Vec<String> {
-    let line = |verb: &str, element| format!("{verb} element {} {} {{ {} }}", table(family), set(op), element_text(family, element));
+    let line = |verb: &str, element| {
+        format!("{verb} element {} {} {{ {} }}", table(family), set(op), element_text(family, element))
+    };
     match op {
         Op::Add(added) => vec![line("add", added)],
         Op::Delete(deleted) => vec![line("delete", deleted)],
@@ -134,7 +146,8 @@ const fn set(op: &Op) -> crate::nft::element::SetName {
 /// The kernel refuses.
 pub fn cleanup(tables: &mut dyn Tables, kube_proxy: bool) -> Result<Vec<String>, KernelError> {
     let mut removed = Vec::new();
-    let names: HashSet<&str> = [Some(TABLE), kube_proxy.then_some(KUBE_PROXY_TABLE)].into_iter().flatten().collect();
+    let names: HashSet<&str> =
+        [Some(TABLE), kube_proxy.then_some(KUBE_PROXY_TABLE)].into_iter().flatten().collect();
     for (family, name) in tables.tables()? {
         if names.contains(name.as_str()) {
             tables.delete_table(family, &name)?;

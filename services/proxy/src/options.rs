@@ -66,10 +66,11 @@ impl Options {
     #[must_use]
     pub fn of_family(&self, node: &NodeInfo, local: &[IpAddr], family: Family) -> Option<(Base, NodeFacts)> {
         let node_ips = self.node_ips(node, family);
-        let (node_ports, addresses) = match node_port_addresses(&self.node_port_addresses, &node_ips, local, family) {
-            Match::AllLocal => (NodePortMatch::AllLocal, Vec::new()),
-            Match::Addresses(addresses) => (NodePortMatch::Addresses, addresses),
-        };
+        let (node_ports, addresses) =
+            match node_port_addresses(&self.node_port_addresses, &node_ips, local, family) {
+                Match::AllLocal => (NodePortMatch::AllLocal, Vec::new()),
+                Match::Addresses(addresses) => (NodePortMatch::Addresses, addresses),
+            };
         let base = Base {
             family,
             masquerade_all: self.masquerade_all,

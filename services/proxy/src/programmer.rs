@@ -16,9 +16,9 @@ use crate::{
     model::{Family, ServicePort},
     nft::{
         chain::Chain,
+        element::SetName,
         kernel::{Change, KernelError, TABLE, Tables},
         programme::{Difference, Outcome, Programme},
-        element::SetName,
         ruleset::{Base, NodePortMatch, rules},
     },
     options::Options,
@@ -127,7 +127,13 @@ impl Programmer {
     pub fn without_rehearsal(mut tables: Box<dyn Tables>, options: Options) -> Result<Self, KernelError> {
         let mut side = |family| {
             let programme = Programme::open(placeholder(family, &options), tables.as_mut())?;
-            Ok::<_, KernelError>(Side { programme, pending: None, failure: None, tally: Tally::default(), read: None })
+            Ok::<_, KernelError>(Side {
+                programme,
+                pending: None,
+                failure: None,
+                tally: Tally::default(),
+                read: None,
+            })
         };
         let sides = [side(Family::V4)?, side(Family::V6)?];
         Ok(Self {
@@ -258,7 +264,11 @@ impl Programmer {
     /// anything, and clears chains away that are no longer needed.
     pub fn tick(&mut self, now: Instant) -> Vec<Synced> {
         let mut all = self.sync(now);
-        if !self.whole || self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK.min(self.options.sync_period)) {
+        if !self.whole
+            || self.looked.is_some_and(|looked| {
+                now.saturating_duration_since(looked) < LOOK.min(self.options.sync_period)
+            })
+        {
             return all;
         }
         self.looked = Some(now);
@@ -299,7 +309,9 @@ impl Programmer {
                 false
             }
         };
-        let recently = side.read.is_some_and(|read| now.saturating_duration_since(read) < READ.min(self.options.sync_period));
+        let recently = side
+            .read
+            .is_some_and(|read| now.saturating_duration_since(read) < READ.min(self.options.sync_period));
         if !disturbed || recently {
             return None;
         }
@@ -337,7 +349,8 @@ impl Programmer {
             Err(error) => {
                 side.tally.failures += 1;
                 let times = side.failure.as_ref().map_or(0, |failure| failure.times) + 1;
-                let pause = FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16)).min(self.options.sync_period);
+                let pause =
+                    FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16)).min(self.options.sync_period);
                 tracing::error!(%family, %error, times, "the table could not be brought up to date; next try in {pause:?}");
                 side.failure = Some(Failure { error: error.clone(), times, next: now + pause });
                 side.pending.get_or_insert(now);

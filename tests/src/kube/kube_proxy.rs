@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 
 /// What a test may want to be different.
@@ -19,8 +20,8 @@ use std::process::ExitStatus;
 pub struct KubeProxyOptions {
     /// The name of its Node, which must exist and have addresses.
     pub node: String,
-    /// Another address of the API server than its own: `https://127.0.0.1:PORT`.
-    pub api: Option<String>,
+    /// A kubeconfig instead of one by a certificate of `system:kube-proxy`.
+    pub kubeconfig: Option<PathBuf>,
     /// What goes over the harness's `KubeProxyConfiguration`, as a JSON merge patch.
     pub config: Value,
 }
@@ -28,7 +29,7 @@ pub struct KubeProxyOptions {
 impl KubeProxyOptions {
     /// Mode nftables, pods known by [`CLUSTER_CIDRS`](crate::net::plan::CLUSTER_CIDRS), all else as it comes.
     pub fn new(node: &str) -> Self {
-        Self { node: node.to_owned(), api: None, config: json!({}) }
+        Self { node: node.to_owned(), kubeconfig: None, config: json!({}) }
     }
 
     /// With this over its configuration.
@@ -58,16 +59,21 @@ impl KubeProxy {
         options: &KubeProxyOptions,
     ) -> Result<Self> {
         let folder = free_folder(scratch, "kube-proxy")?;
-        let server = options.api.clone().unwrap_or_else(|| cluster.api.endpoint().to_owned());
-        // The role of node proxiers is bound to this user by the API server itself.
-        let user = "system:kube-proxy";
-        let identity =
-            Identity::certificate(folder.clone(), &server, &cluster.pki, user, "keelson-tests").await?;
+        let kubeconfig = match &options.kubeconfig {
+            Some(file) => file.clone(),
+            None => {
+                // The role of node proxiers is bound to this user by the API server itself.
+                let (user, group) = ("system:kube-proxy", "keelson-tests");
+                let server = cluster.api.endpoint();
+                let made = Identity::certificate(folder.clone(), server, &cluster.pki, user, group).await?;
+                made.kubeconfig()
+            }
+        };
         let mut config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "nftables",
-            "clientConnection": {"kubeconfig": identity.kubeconfig()},
+            "clientConnection": {"kubeconfig": kubeconfig},
             "hostnameOverride": options.node,
             "clusterCIDR": crate::net::plan::CLUSTER_CIDRS.join(","),
             "metricsBindAddress": METRICS.to_string(),

@@ -29,13 +29,15 @@ pub async fn http_get_from(namespace: &Namespace, at: SocketAddr, path: &str) ->
         // The connection does its work while the answer is waited for.
         tokio::pin!(connection);
         tokio::pin!(exchange);
-        loop {
-            tokio::select! {
-                answer = &mut exchange => return answer,
-                ended = &mut connection => ended?,
+        tokio::select! {
+            answer = &mut exchange => answer,
+            ended = &mut connection => {
+                ended?;
+                exchange.await
             }
-            return exchange.await;
         }
     });
-    got.await.context("no answer in time")?.with_context(|| format!("GET {path} at {at} in {}", namespace.name()))
+    got.await
+        .context("no answer in time")?
+        .with_context(|| format!("GET {path} at {at} in {}", namespace.name()))
 }

@@ -182,7 +182,8 @@ pub(super) fn as_datagrams(socket: Socket) -> Result<tokio::net::UdpSocket> {
 }
 
 fn ip(args: &[&str]) -> Result<()> {
-    let output = Command::new(peers::system("ip", "iproute2")?).args(args).output().context("cannot run ip")?;
+    let output =
+        Command::new(peers::system("ip", "iproute2")?).args(args).output().context("cannot run ip")?;
     if !output.status.success() {
         bail!("ip {args:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     }

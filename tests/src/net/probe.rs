@@ -182,7 +182,14 @@ impl Flow {
                 let rejected = rejections.has_soon(transport, port, to).await;
                 Ok(if rejected { Outcome::Rejected } else { Outcome::Reset })
             }
-            Ok(Err(error)) => Err(error).with_context(|| format!("asking {to} over {}", self.transport.name())),
+            // The node's own rules keep the packet from leaving, whether they tell why or not.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let rejected = rejections.has_soon(transport, port, to).await;
+                Ok(if rejected { Outcome::Rejected } else { Outcome::Dropped })
+            }
+            Ok(Err(error)) => {
+                Err(error).with_context(|| format!("asking {to} over {}", self.transport.name()))
+            }
             Err(_) if rejections.has(transport, port, to) => Ok(Outcome::Rejected),
             Err(_) => Ok(Outcome::Dropped),
         }
@@ -232,7 +239,9 @@ impl Flow {
 async fn sctp_exchange(socket: &SctpSocket, port: u16, to: SocketAddr) -> io::Result<String> {
     let tag = 0x4b00_0000 | u32::from(port);
     let chunk = Chunk::Init { tag };
-    socket.send(&Packet { source: port, destination: to.port(), verification_tag: 0, chunk }, to.ip()).await?;
+    socket
+        .send(&Packet { source: port, destination: to.port(), verification_tag: 0, chunk }, to.ip())
+        .await?;
     loop {
         // A raw socket sees the packets of all.
         let (packet, source) = socket.receive().await?;
@@ -251,7 +260,10 @@ fn refused(error: &io::Error) -> bool {
 }
 
 fn parse(text: &str) -> Result<Outcome> {
-    let parsed = text.trim_end().split_once(' ').and_then(|(by, source)| Some((by.parse().ok()?, source.parse().ok()?)));
+    let parsed = text
+        .trim_end()
+        .split_once(' ')
+        .and_then(|(by, source)| Some((by.parse().ok()?, source.parse().ok()?)));
     let Some((by, source)) = parsed else { bail!("a strange answer: {text:?}") };
     Ok(Outcome::Answered { by, source })
 }

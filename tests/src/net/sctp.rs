@@ -71,9 +71,9 @@ impl Packet {
         let u16_at = |at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
         let u32_at = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let tag = u32_at(HEADER + 4)?;
-        let chunk = match bytes.get(HEADER)? {
-            &INIT => Chunk::Init { tag },
-            &INIT_ACK => {
+        let chunk = match *bytes.get(HEADER)? {
+            INIT => Chunk::Init { tag },
+            INIT_ACK => {
                 let at = HEADER + FIXED;
                 let text = bytes.get(at + 4..at + usize::from(u16_at(at + 2)?))?;
                 Chunk::InitAck { tag, text: String::from_utf8(text.to_vec()).ok()? }

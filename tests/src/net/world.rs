@@ -4,7 +4,7 @@
 //! ```text
 //!   pod, local(1..=3)      veth each, a /32 and a /128 each: nobody reaches another but through the node
 //!        | bridge cni0 10.244.1.1
-//!   node (forwards)        N 192.168.10.1, N2 192.168.10.101
+//!   node (forwards)        N 192.168.10.1, which serves as an endpoint too, N2 192.168.10.101
 //!        | eth0
 //!   bridge in `wire` ------ other (192.168.10.2, remote(1..=5)), C, B, each of which knows all routes by N only
 //!   `wire` itself is the gateway 192.168.10.254: the node's default route. It has every address of Services and load
@@ -123,6 +123,7 @@ impl World {
         let mut servers = vec![
             Servers::endpoints(&other.namespace, &(1..=REMOTES).map(remote).collect::<Vec<_>>(), &SERVED)?,
             Servers::everywhere(&wire.namespace, &UNTOUCHED)?,
+            Servers::endpoints(&node.namespace, &[NODE], &SERVED)?,
         ];
         let pod = make_pod(&node.namespace, "pod", POD)?;
         let mut locals = Vec::new();
@@ -176,7 +177,7 @@ impl World {
 }
 
 /// The kernel of a node: it forwards, checks where packets come from, and tells as often as it must that they were
-/// rejected (six in a row to one peer, and then one a second, where nobody says otherwise).
+/// rejected (six in a row to one peer and then one a second, fifty in a row to all, where nobody says otherwise).
 fn set_up_node(node: &Namespace) -> Result<()> {
     node.sysctl(&[
         ("ipv4/ip_forward", "1"),
@@ -185,6 +186,9 @@ fn set_up_node(node: &Namespace) -> Result<()> {
         ("ipv4/conf/default/send_redirects", "0"),
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
+        // There is a limit for all peers together, too, for the types in these masks: none, and one that nobody sends.
+        ("ipv4/icmp_ratemask", "0"),
+        ("ipv6/icmp/ratemask", "255"),
         ("ipv4/conf/all/rp_filter", "1"),
         ("ipv4/conf/default/rp_filter", "1"),
     ])?;
@@ -231,12 +235,14 @@ fn addresses(address: Dual, lengths: [&str; 2], device: &str) -> String {
     format!("addr add {}/{v4} dev {device}\naddr add {}/{v6} dev {device} nodad\n", address.v4, address.v6)
 }
 
-/// A pod on the bridge. Its address is alone in its network, so that an answer to another pod goes through the node.
+/// A pod on the bridge, which may send a frame back to where it came from, as the bridge plugin of CNI sets it up for
+/// kernels whose bridges pass packets to netfilter: a pod that gets itself. Its address is alone in its network, so that an answer to another pod goes through the node.
 fn make_pod(node: &Namespace, role: &str, address: Dual) -> Result<Arc<Place>> {
     let place = Place::new(role)?;
     let name = place.namespace.name();
     node.ip(&format!(
-        "link add veth-{role} type veth peer name eth0 netns {name}\nlink set veth-{role} master cni0 up"
+        "link add veth-{role} type veth peer name eth0 netns {name}\nlink set veth-{role} master cni0 up\n\
+         link set veth-{role} type bridge_slave hairpin on"
     ))?;
     let own = addresses(address, ["32", "128"], "eth0");
     place.namespace.ip(&format!(

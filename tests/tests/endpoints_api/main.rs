@@ -5,6 +5,7 @@
 // What a test tells is shown when it fails: figures and logs.
 #![allow(clippy::print_stderr)]
 
+mod backends;
 mod bad;
 mod commands;
 mod crowd;

@@ -269,3 +269,84 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
     }
     Ok(())
 }
+
+/// Every value of a key that may be there several times.
+fn values<'a>(unit: &'a [(String, String, String)], key: &str) -> Vec<&'a str> {
+    unit.iter().filter(|(_, have, _)| have == key).map(|(_, _, value)| value.as_str()).collect()
+}
+
+#[test]
+fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults() -> Result<()> {
+    let defaults = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/keelson.toml"))?;
+    let (agent, proxy) = (unit("keelson.service")?, unit("keelson-proxy.service")?);
+    ensure!(value(&proxy, "ExecStart")? == "/usr/bin/keelson proxy --backend nft");
+    ensure!(value(&proxy, "Restart")? == "always" && value(&proxy, "Type")? == "notify");
+    ensure!(value(&proxy, "After")?.contains("keelson.service"));
+    for key in ["Requires", "BindsTo", "Requisite", "ExecStopPost", "ExecStop"] {
+        ensure!(
+            values(&proxy, key).is_empty(),
+            "it goes on without the agent, and its rules without it: {key}"
+        );
+    }
+    // A user of its own with one capability, and with what it needs to be let in.
+    ensure!(value(&proxy, "DynamicUser")? == "yes" && value(&proxy, "User")? != "root");
+    for key in ["CapabilityBoundingSet", "AmbientCapabilities"] {
+        ensure!(values(&proxy, key) == ["CAP_NET_ADMIN"], "{key}");
+    }
+    let group = value(&proxy, "SupplementaryGroups")?;
+    let let_in = unit("keelson-endpoints-group.conf")?;
+    let socket = value(&let_in, "ExecStartPost")?
+        .strip_prefix(&format!("-+/usr/bin/chgrp {group} "))
+        .context("the group of the agent's socket is another")?;
+    ensure!(defaults.contains(&format!("#listen = [\"unix://{socket}\"]")), "{socket} is not the default");
+    let folder = value(&proxy, "RuntimeDirectory")?;
+    ensure!(
+        defaults.contains(&format!("#listen = \"unix:///run/{folder}/proxy.sock\"")),
+        "{folder} is not the default"
+    );
+    // What keeps the agent in keeps the proxy in.
+    let hardening = |key: &str| {
+        ["Protect", "Private", "Restrict", "SystemCall"].iter().any(|begin| key.starts_with(begin))
+            || ["LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "RemoveIPC", "UMask"]
+                .contains(&key)
+    };
+    for (_, key, _) in agent.iter().filter(|(section, key, _)| section == "Service" && hardening(key)) {
+        let (theirs, ours) = (values(&agent, key), values(&proxy, key));
+        ensure!(theirs == ours, "{key} is {theirs:?} for the agent and {ours:?} for the proxy");
+    }
+    Ok(())
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.dir("units")?;
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let services = ["keelson.service", "keelson-proxy.service"];
+    for name in services.into_iter().chain(["keelson-cri.socket", "keelson-debug.socket"]) {
+        // The program need not be installed where this is tested.
+        let text = fs::read_to_string(packaging.join(name))?.replace("/usr/bin/keelson", "/bin/true");
+        fs::write(folder.join(name), text)?;
+    }
+    let drop_in = folder.join("keelson.service.d");
+    fs::create_dir(&drop_in)?;
+    fs::copy(packaging.join("keelson-endpoints-group.conf"), drop_in.join("10-endpoints-group.conf"))?;
+    for name in services {
+        let mut verify = Command::new("systemd-analyze");
+        verify
+            .args(["verify", "--man=no"])
+            .arg(folder.join(name))
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", folder.display()));
+        let output = match verify.output() {
+            Ok(output) => output,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                eprintln!("there is no systemd-analyze here: the units are checked by the other tests only");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success() && !said.contains("keelson"), "{name}: {said}");
+    }
+    Ok(())
+}

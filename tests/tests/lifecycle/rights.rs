@@ -16,7 +16,9 @@ use keelson_tests::kube::{Cluster, Identity, NODE_LEASES, refused};
 use keelson_tests::scratch::Scratch;
 use keelson_tests::util::{PATIENCE, eventually, until};
 use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{
+    ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, ValidationDirective,
+};
 use serde_json::{Value, json};
 
 /// What Services are made of, which no heartbeat needs.
@@ -424,4 +426,56 @@ fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_n
         let theirs = ListParams::default().fields("spec.nodeName=other");
         refused(pods.list(&theirs).await, 403)
     })
+}
+
+/// What is shipped to run the proxy in the cluster.
+const PROXY: &str = include_str!("../../../packaging/kubernetes/proxy.yaml");
+
+#[test]
+fn the_manifest_of_the_proxy_is_taken_whole_and_asks_for_one_capability() -> Result<()> {
+    let documents = documents(PROXY)?;
+    run(async { is_taken_whole(&shared().await?.cluster, &documents).await })?;
+    asks_for_little(&documents)
+}
+
+/// Nothing of it is unknown to the API server; nothing of it is kept.
+async fn is_taken_whole(cluster: &Cluster, documents: &[Value]) -> Result<()> {
+    for document in documents {
+        let object: DynamicObject = serde_json::from_value(document.clone())?;
+        let types = object.types.clone().context("it has a kind")?;
+        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
+        let api: Api<DynamicObject> = Api::namespaced_with(cluster.admin.client(), "kube-system", &resource);
+        let name = object.metadata.name.clone().context("it has a name")?;
+        let mut params = PatchParams { dry_run: true, ..PatchParams::apply("keelson-tests") };
+        params.field_validation = Some(ValidationDirective::Strict);
+        let taken = api.patch(&name, &params, &Patch::Apply(&object)).await;
+        taken.with_context(|| format!("{} {name}", types.kind))?;
+    }
+    Ok(())
+}
+
+/// One capability, no account, and its sockets where the settings have them.
+fn asks_for_little(documents: &[Value]) -> Result<()> {
+    let set = documents.iter().find(|document| document["kind"] == "DaemonSet").context("no DaemonSet")?;
+    let pod = &set["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let security = &container["securityContext"];
+    ensure!(security["capabilities"] == json!({"drop": ["ALL"], "add": ["NET_ADMIN"]}), "{security}");
+    ensure!(security["allowPrivilegeEscalation"] == false && security["readOnlyRootFilesystem"] == true);
+    ensure!(pod["automountServiceAccountToken"] == false && pod["hostNetwork"] == true, "{pod}");
+    let settings =
+        documents.iter().find(|document| document["kind"] == "ConfigMap").context("no ConfigMap")?;
+    let settings = settings["data"]["keelson.toml"].as_str().context("no settings")?;
+    let settings: toml::Value = toml::from_str(settings)?;
+    ensure!(settings["proxy"]["cluster_cidr"].as_array().is_some_and(|all| !all.is_empty()), "{settings}");
+    let defaults = include_str!("../../../config/keelson.toml");
+    let mounts = container["volumeMounts"].as_array().context("no mounts")?;
+    let path = |name: &str| {
+        mounts.iter().find(|mount| mount["name"] == name).and_then(|mount| mount["mountPath"].as_str())
+    };
+    for (name, socket) in [("agent", "[\"unix://{}/endpoints.sock\"]"), ("own", "\"unix://{}/proxy.sock\"")] {
+        let socket = socket.replace("{}", path(name).with_context(|| format!("no mount {name}"))?);
+        ensure!(defaults.contains(&format!("#listen = {socket}")), "{socket} is not the default");
+    }
+    Ok(())
 }

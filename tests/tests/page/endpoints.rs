@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
+use keelson_client::{Backend, Reported, Reporter};
 use keelson_tests::{agent::Settings, containerd::Kind, node::Node};
 
 use crate::{
@@ -135,5 +136,102 @@ async fn the_page_says_how_to_turn_endpoints_on() -> Result<()> {
         browser.eval("document.getElementById('endpoints').hidden").await? == true,
         "nothing else is shown"
     );
+    Ok(())
+}
+
+/// Whether a row of backends has this text in this part.
+fn row(name: &str, part: &str, text: &str) -> String {
+    let selector = format!("[data-backend='{name}'] [data-part='{part}']");
+    format!("(document.querySelector({selector:?})?.innerText ?? '').includes({text:?})")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let folder = node.scratch.dir("manifests")?;
+    write(&folder, "shop.yaml", &manifests(1))?;
+    let agent = node.agent(&files(&folder)).await?;
+    let desk = opened(&node, DESK, &agent.url()).await?;
+    desk.until("document.getElementById('endpoints-state').innerText === 'current'").await?;
+    ensure!(desk.eval("document.getElementById('backends-part').hidden").await? == true, "there are none");
+
+    let state = agent.json("/debug/endpoints?max=0").await?;
+    let instance_id: u64 = state["instance_id"].as_str().unwrap_or_default().parse()?;
+    let mut reporter = Reporter::new(agent.endpoints_target().parse()?);
+    let nft = Backend {
+        name: "nft".into(),
+        pid: std::process::id(),
+        version: "9.9.9".into(),
+        debug: "unix:///run/keelson-proxy/proxy.sock".into(),
+        http: "http://127.0.0.1:9441/".into(),
+        instance_id,
+        rev: state["rev"].as_u64().unwrap_or_default(),
+        state: "synced".into(),
+        last_sync_unix_ms: state["published_unix_ms"].as_i64().unwrap_or_default(),
+        service_ports: 3,
+        ..Backend::default()
+    };
+    let markup = "no set <img src=x onerror=window.pwned=1>";
+    let ill = Backend {
+        name: "ill".into(),
+        pid: 1,
+        state: "failing".into(),
+        reason: markup.into(),
+        instance_id: 0,
+        rev: 0,
+        http: String::new(),
+        ..nft.clone()
+    };
+    for backend in [&nft, &ill] {
+        ensure!(reporter.report(backend.clone()).await? == Reported::Taken);
+    }
+    desk.until(&shows("backends-title", "2 backends, 1 failing or silent")).await?;
+    desk.until(&row("nft", "health", "synced")).await?;
+    desk.until(&row("nft", "who", "9.9.9 · 3 service ports")).await?;
+    desk.until(&row("nft", "rev", &format!("at {}", nft.rev))).await?;
+    desk.until(&row("nft", "sync", " ago")).await?;
+    desk.until(&row("nft", "debug", "unix:///run/keelson-proxy/proxy.sock")).await?;
+    let link = "document.querySelector(\"[data-backend='nft'] a\").href === 'http://127.0.0.1:9441/'";
+    ensure!(desk.eval(link).await? == true, "the link leads elsewhere");
+    desk.until(&row("ill", "why", markup)).await?;
+    desk.until(&row("ill", "rev", "none yet")).await?;
+    let red = |name: &str| {
+        let colour = |of: &str| format!("getComputedStyle({of}).color");
+        let health = format!("document.querySelector(\"[data-backend='{name}'] [data-part='health']\")");
+        format!("{} === {}", colour(&health), colour("document.querySelector('#backends-title.error')"))
+    };
+    ensure!(desk.eval(&red("ill")).await? == true, "the one that fails is not red");
+    ensure!(desk.eval(&red("nft")).await? == false, "the one that is well is red");
+    let no_link = "document.querySelector(\"[data-backend='ill'] a\").hidden";
+    ensure!(desk.eval(no_link).await? == true, "there is a link to nowhere");
+    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");
+    keep(&desk, "endpoints-backends").await?;
+
+    let phone = opened(&node, PHONE, &agent.url()).await?;
+    phone.until(&row("nft", "health", "synced")).await?;
+    let fits = "document.documentElement.scrollWidth <= window.innerWidth";
+    ensure!(phone.eval(fits).await? == true, "the page is wider than the window");
+    phone.eval("document.getElementById('backends-part').scrollIntoView() ?? true").await?;
+    keep(&phone, "endpoints-backends-phone").await?;
+
+    // One goes on reporting, from the other nothing more is heard: after half a minute that is told.
+    let reports = tokio::spawn(async move {
+        while reporter
+            .report(Backend { state: "synced".into(), reason: String::new(), ..ill.clone() })
+            .await
+            .is_ok()
+        {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+    });
+    desk.until(&row("nft", "health", "silent for ")).await?;
+    desk.until(&row("nft", "why", "synced before")).await?;
+    desk.until(&row("ill", "health", "synced")).await?;
+    ensure!(desk.eval(&red("nft")).await? == true, "the silent one is not red");
+    reports.abort();
+    for browser in [&desk, &phone] {
+        let complaints = browser.complaints().await?;
+        ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
+    }
     Ok(())
 }

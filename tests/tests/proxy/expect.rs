@@ -144,8 +144,12 @@ impl Want {
                 let seen = if *masqueraded { node_as_seen_by(who.ip()) } else { asker.ip(family) };
                 source == seen && by.iter().any(|(at, port)| at.at(family, *port) == who)
             }
-            (Self::Untouched, Outcome::Answered { by, source }) => by == to && source == asker.ip(Family::of(by.ip())),
-            (Self::Reject, Outcome::Rejected) | (Self::Drop, Outcome::Dropped) | (Self::Reset, Outcome::Reset) => true,
+            (Self::Untouched, Outcome::Answered { by, source }) => {
+                by == to && source == asker.ip(Family::of(by.ip()))
+            }
+            (Self::Reject, Outcome::Rejected)
+            | (Self::Drop, Outcome::Dropped)
+            | (Self::Reset, Outcome::Reset) => true,
             _ => false,
         }
     }
@@ -154,7 +158,10 @@ impl Want {
         let odd = tally.0.keys().find(|outcome| !self.allows(**outcome, asker, to));
         ensure!(odd.is_none(), "{tally}; wanted was {self:?}");
         if let Self::Answers { by, .. } = self {
-            ensure!(tally.by_endpoint().len() == by.len(), "not everybody answered: {tally}; wanted was {self:?}");
+            ensure!(
+                tally.by_endpoint().len() == by.len(),
+                "not everybody answered: {tally}; wanted was {self:?}"
+            );
         }
         Ok(())
     }
@@ -183,11 +190,12 @@ impl Case {
 
     /// Checks a table of who asks, whom, and what must come of it, all of it now.
     pub(crate) async fn all(&self, table: impl IntoIterator<Item = (Asker, Target, Want)>) -> Result<()> {
-        let checks = table.into_iter().map(|(asker, target, want)| async move {
-            self.see(&asker, target, &want).await
-        });
+        let checks = table
+            .into_iter()
+            .map(|(asker, target, want)| async move { self.see(&asker, target, &want).await });
         let checks: Vec<_> = checks.collect();
-        let done: Result<Vec<()>> = futures_util::stream::iter(checks).buffer_unordered(BESIDE).try_collect().await;
+        let done: Result<Vec<()>> =
+            futures_util::stream::iter(checks).buffer_unordered(BESIDE).try_collect().await;
         done.map(drop).with_context(|| self.explain())
     }
 
@@ -225,7 +233,7 @@ impl Case {
     }
 
     /// Pod, host and C, each with the same expectation.
-    pub(crate) fn from_everywhere(&self, target: Target, want: &Want) -> Vec<(Asker, Target, Want)> {
+    pub(crate) fn everybody(&self, target: Target, want: &Want) -> Vec<(Asker, Target, Want)> {
         let world = self.world();
         [world.pod(), world.host(), world.client()].map(|asker| (asker, target, want.clone())).into()
     }

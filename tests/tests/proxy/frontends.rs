@@ -2,12 +2,14 @@
 
 use crate::expect::{Want, kept, masked};
 use crate::objects::{PORT, at_8080, elsewhere, on_node, port};
-use crate::rig::{Case, Setup, run};
-use anyhow::Result;
+use crate::rig::{Case, Setup, run, shared};
+use anyhow::{Result, ensure};
 use keelson_tests::endpoints::Kind;
+use keelson_tests::kube::{ApiFault, ApiMatch};
 use keelson_tests::net::plan::NODE;
 use keelson_tests::net::{Family, Transport};
 use serde_json::json;
+use std::time::Duration;
 
 #[test]
 fn case_01_headless_external_name_and_no_cluster_ip_are_no_frontends() -> Result<()> {
@@ -215,12 +217,55 @@ fn case_16_a_slice_may_come_before_its_service() -> Result<()> {
     })
 }
 
+/// A proxy starts that cannot list one kind for a while, and makes nothing of the other.
+async fn nothing_without(number: u8, held: &str) -> Result<()> {
+    // Its objects are there before the proxy is.
+    let before = Case::new(number, Setup::Plain).await?;
+    before.make("svc", 1, &json!({})).await?;
+    let r1 = [elsewhere(1)];
+    before.slices("svc", &r1).await?;
+    before.synced().await?;
+    drop(before);
+    let proxy = shared().await?.cluster.proxy().await?;
+    let rule = proxy.rule(ApiMatch::path(held), ApiFault::Hold);
+    let case = Case::starting(number, &proxy).await?;
+    case.soon(&format!("{held} is asked for"), || async {
+        ensure!(proxy.hits(rule) > 0, "it is not");
+        Ok(())
+    })
+    .await?;
+    // Whatever a proxy does that does not wait, it does in this time.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (pod, c) = (case.world().pod(), case.world().client());
+    case.all([
+        (pod.clone(), case.v(1), Want::Untouched),
+        (c.clone(), case.w(1), Want::Untouched),
+        (c.clone(), case.np(1), Want::Reset),
+    ])
+    .await?;
+    proxy.remove(rule);
+    case.wait_for(case.v(1)).await?;
+    case.all([(pod, case.v(1), kept(&r1)), (c.clone(), case.w(1), masked(&r1)), (c, case.np(1), masked(&r1))])
+        .await
+}
+
+#[test]
+fn case_16_services_alone_are_not_enough() -> Result<()> {
+    run(nothing_without(116, "/endpointslices"))
+}
+
+#[test]
+fn case_16_slices_alone_are_not_enough() -> Result<()> {
+    run(nothing_without(117, "/api/v1/services"))
+}
+
 #[test]
 fn case_17_other_ports_and_addresses_of_nobody() -> Result<()> {
     run(async {
         let case = Case::new(17, Setup::Plain).await?;
         case.make("one", 1, &json!({})).await?;
-        case.make("two", 2, &json!({"type": "ClusterIP", "ports": [port("http", 81, Transport::Tcp)]})).await?;
+        case.make("two", 2, &json!({"type": "ClusterIP", "ports": [port("http", 81, Transport::Tcp)]}))
+            .await?;
         case.slices("one", &[elsewhere(1)]).await?;
         case.slices("two", &[elsewhere(2)]).await?;
         case.synced().await?;

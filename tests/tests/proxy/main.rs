@@ -3,13 +3,22 @@
 //! whether a connection that found nobody was rejected or dropped.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy` runs
-//! the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`), where the few differences are
-//! named (`subject::Difference`).
+//! the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`). Both have to do the same: where a
+//! test asks which one it has before it, it is about how rules are written, and `docs/kube-proxy-differences.md` says why.
 
+// What a test tells is shown when it fails.
+#![allow(clippy::print_stderr)]
+
+mod affinity;
+mod choice;
+mod conntrack;
 mod expect;
 mod frontends;
+mod health;
+mod held;
 mod node_ports;
 mod objects;
+mod operations;
 mod policies;
 mod ranges;
 mod rig;

@@ -76,6 +76,11 @@ impl Ep {
         self
     }
 
+    /// With another address.
+    pub(crate) fn moved_to(self, at: Dual) -> Self {
+        Self { at, ..self }
+    }
+
     /// Without a node.
     pub(crate) fn nowhere(mut self) -> Self {
         self.node = None;
@@ -133,7 +138,7 @@ impl Case {
         self.external(1, n)
     }
 
-    /// NP of the port `http`; a case has those of 0 to 9.
+    /// NP of the port `http`; a case has those of 0 to 9, where 10 - n is the health check port of the Service n.
     pub(crate) fn node_port(&self, n: u8) -> u16 {
         30_000 + u16::from(self.number()) * 10 + u16::from(n)
     }
@@ -153,6 +158,12 @@ impl Case {
         if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
             whole.extend(spec.clone());
             whole.retain(|_, value| !value.is_null());
+            // What the API server would allocate may be another case's.
+            if whole["type"] == "LoadBalancer"
+                && whole.get("externalTrafficPolicy").is_some_and(|policy| policy == "Local")
+            {
+                whole.entry("healthCheckNodePort").or_insert_with(|| json!(self.node_port(10 - n)));
+            }
             if whole["type"] == "ClusterIP" && !spec.contains_key("ports") {
                 whole.insert("ports".to_owned(), json!([port("http", PORT, Transport::Tcp)]));
             }

@@ -1,10 +1,12 @@
 //! Traffic policies and masquerading: cases 31 to 39.
 
 use crate::expect::{Want, kept, masked};
-use crate::objects::{elsewhere, on_node};
+use crate::objects::{PORT, elsewhere, on_node, port};
 use crate::rig::{Case, Setup, run};
 use anyhow::Result;
 use keelson_tests::endpoints::Kind;
+use keelson_tests::net::Transport;
+use keelson_tests::net::plan::NODE;
 use serde_json::json;
 
 #[test]
@@ -15,7 +17,8 @@ fn case_31_internal_policy_local_is_for_cluster_ips_alone() -> Result<()> {
         let both = [l1.clone(), r1];
         case.make("svc", 1, &json!({"internalTrafficPolicy": "Local"})).await?;
         case.slices("svc", &both).await?;
-        let inside = case.service("inside", 2, &json!({"type": "ClusterIP", "externalTrafficPolicy": "Local"}));
+        let inside =
+            case.service("inside", 2, &json!({"type": "ClusterIP", "externalTrafficPolicy": "Local"}));
         case.refused(Kind::Service, &inside).await?;
         case.put_unchecked(Kind::Service, &inside).await?;
         case.slices("inside", &both).await?;
@@ -42,13 +45,13 @@ fn case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_r
         case.make("svc", 1, &json!({"internalTrafficPolicy": "Local"})).await?;
         case.slices("svc", &r1).await?;
         case.synced().await?;
-        let mut table = case.from_everywhere(case.v(1), &Want::Drop);
-        table.extend(case.from_everywhere(case.w(1), &masked(&r1)));
+        let mut table = case.everybody(case.v(1), &Want::Drop);
+        table.extend(case.everybody(case.w(1), &masked(&r1)));
         case.all(table).await?;
         case.slices("svc", &[]).await?;
         case.synced().await?;
-        let mut table = case.from_everywhere(case.v(1), &Want::Reject);
-        table.extend(case.from_everywhere(case.w(1), &Want::Reject));
+        let mut table = case.everybody(case.v(1), &Want::Reject);
+        table.extend(case.everybody(case.w(1), &Want::Reject));
         case.all(table).await
     })
 }
@@ -149,6 +152,24 @@ fn case_36_masquerade_all_is_of_pods_too() -> Result<()> {
 }
 
 #[test]
+fn case_36_masquerade_all_is_of_cluster_ips_alone() -> Result<()> {
+    run(async {
+        let case = Case::new(141, Setup::MasqueradeAll).await?;
+        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+        let both = [on_node(&case, 1), elsewhere(1)];
+        case.slices("svc", &both).await?;
+        case.synced().await?;
+        case.all([
+            (case.world().pod(), case.v(1), masked(&both)),
+            (case.world().pod(), case.w(1), kept(&both)),
+            (case.world().client(), case.w(1), kept(&both[..1])),
+            (case.world().host(), case.w(1), masked(&both)),
+        ])
+        .await
+    })
+}
+
+#[test]
 fn case_36_pods_by_the_cidrs_of_the_node() -> Result<()> {
     run(masquerade_of_v(138, Setup::NodeCidr, [false, true, true]))
 }
@@ -173,7 +194,7 @@ fn case_37_external_policy_cluster_is_masqueraded_for_all() -> Result<()> {
         case.slices("svc", &both).await?;
         case.synced().await?;
         let targets = [case.w(1), case.np(1), case.x(1)];
-        case.all(targets.into_iter().flat_map(|target| case.from_everywhere(target, &masked(&both)))).await
+        case.all(targets.into_iter().flat_map(|target| case.everybody(target, &masked(&both)))).await
     })
 }
 
@@ -205,9 +226,39 @@ fn case_39_nobody_at_all_is_rejected_at_every_frontend() -> Result<()> {
     run(async {
         let case = Case::new(39, Setup::Plain).await?;
         let x = case.x_address(1);
-        case.make("svc", 1, &json!({"externalIPs": [x.v4, x.v6]})).await?;
+        let ports = Transport::ALL.map(|transport| {
+            let mut port = port(&transport.name().to_lowercase(), PORT, transport);
+            port["nodePort"] = json!(case.node_port(1));
+            port
+        });
+        case.make("svc", 1, &json!({"externalIPs": [x.v4, x.v6], "ports": ports})).await?;
         case.synced().await?;
-        let frontends = [case.v(1), case.w(1), case.x(1), case.np(1)];
-        case.all(frontends.into_iter().flat_map(|target| case.from_everywhere(target, &Want::Reject))).await
+        let mut table = Vec::new();
+        for frontend in [case.v(1), case.w(1), case.x(1), case.np(1)] {
+            for transport in Transport::ALL {
+                table.extend(case.everybody(frontend.over(transport), &Want::Reject));
+            }
+        }
+        case.all(table).await
+    })
+}
+
+#[test]
+fn case_37_an_endpoint_on_the_network_of_the_node_needs_no_masquerading() -> Result<()> {
+    run(async {
+        let case = Case::new(142, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let node = on_node(&case, 1).moved_to(NODE);
+        case.slices("svc", std::slice::from_ref(&node)).await?;
+        case.synced().await?;
+        // What is delivered to the node itself never comes to where sources are translated.
+        let (pod, c) = (case.world().pod(), case.world().client());
+        case.all([
+            (pod.clone(), case.v(1), kept([&node])),
+            (pod, case.w(1), kept([&node])),
+            (c.clone(), case.w(1), kept([&node])),
+            (c, case.np(1), kept([&node])),
+        ])
+        .await
     })
 }

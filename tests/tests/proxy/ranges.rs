@@ -13,8 +13,11 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
     run(async {
         let case = Case::new(40, Setup::Plain).await?;
         // With a space, as the API allows it.
-        let ranges: Vec<String> =
-            CLIENT_NETWORKS.iter().map(|range| format!(" {range}")).chain(NODE_NETWORKS.map(str::to_owned)).collect();
+        let ranges: Vec<String> = CLIENT_NETWORKS
+            .iter()
+            .map(|range| format!(" {range}"))
+            .chain(NODE_NETWORKS.map(str::to_owned))
+            .collect();
         let x = case.x_address(1);
         let spec = json!({"loadBalancerSourceRanges": ranges, "externalIPs": [x.v4, x.v6]});
         case.make("svc", 1, &spec).await?;

@@ -7,16 +7,17 @@
 use crate::subject::{Running, Subject};
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::endpoints::{Kind, Writer};
-use keelson_tests::kube::{ApiOptions, Cluster};
+use keelson_tests::kube::{ApiOptions, ApiProxy, Cluster};
 use keelson_tests::net::plan::{NODE, NODE_CIDRS};
-use keelson_tests::net::{Forward, World, remove_at_the_end};
+use keelson_tests::net::{Forward, World, http_get_from, remove_at_the_end};
 use keelson_tests::scratch::Scratch;
 use keelson_tests::util::PATIENCE;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The rights of companions, as they are shipped.
 const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
@@ -49,16 +50,19 @@ pub(crate) enum Setup {
     NodePortsV4,
     /// Node ports on all addresses.
     NodePortsAll,
-    /// Like `Plain`, on a node whose Node object a test changes. One test at a time.
+    /// Like `Plain`, on a node whose Node object a test changes. One test at a time, by [`Case::alone`].
     OwnNode,
-    /// Like `Plain`, for tests that kill the proxy or change its table. One test at a time.
+    /// With a short sync period, for tests that kill the proxy or take its table. One test at a time, by [`Case::alone`].
     Rough,
 }
 
 impl Setup {
     /// The name of the node.
     pub(crate) fn node(self) -> &'static str {
-        if self == Self::OwnNode { "n2" } else { "n1" }
+        match self {
+            Self::OwnNode => "n2",
+            _ => "n1",
+        }
     }
 
     async fn bench(self) -> Result<Arc<Bench>> {
@@ -98,20 +102,25 @@ pub(crate) struct Bench {
     pub(crate) setup: Setup,
     pub(crate) world: World,
     pub(crate) running: Running,
-    /// Held by a test that nobody else may be beside.
-    pub(crate) alone: Arc<tokio::sync::Mutex<()>>,
     _api: Forward,
 }
 
 impl Bench {
     async fn start(setup: Setup) -> Result<Self> {
         let shared = shared().await?;
+        Self::start_via(shared, setup, None).await
+    }
+
+    async fn start_via(shared: &Shared, setup: Setup, via: Option<&ApiProxy>) -> Result<Self> {
         let world = World::new()?;
-        let address = shared.cluster.api.address();
-        let api = Forward::start(world.node(), address.parse()?, address)?;
+        let address = match via {
+            Some(via) => via.endpoint().trim_start_matches("https://").to_owned(),
+            None => shared.cluster.api.address().to_owned(),
+        };
+        let api = Forward::start(world.node(), address.parse()?, &address)?;
         make_node(shared, setup.node()).await?;
-        let running = Running::start(shared, setup, &world).await?;
-        Ok(Self { setup, world, running, alone: Arc::default(), _api: api })
+        let running = Running::start(shared, setup, &world, via).await?;
+        Ok(Self { setup, world, running, _api: api })
     }
 }
 
@@ -141,14 +150,62 @@ pub(crate) struct Case {
     pub(crate) bench: Arc<Bench>,
     number: u8,
     sentinels: Mutex<u8>,
+    _turn: Turn,
 }
+
+/// All proxies see what every case does: one that looks at that must have nobody beside it.
+enum Turn {
+    Beside { _guard: RwLockReadGuard<'static, ()> },
+    Alone { _guard: RwLockWriteGuard<'static, ()> },
+}
+
+static TURN: RwLock<()> = RwLock::const_new(());
 
 impl Case {
     /// A case by a number that no other call has: below 100 the number of section 8, and more where a case needs several.
     pub(crate) async fn new(number: u8, setup: Setup) -> Result<Self> {
+        Self::with(number, setup, Turn::Beside { _guard: TURN.read().await }).await
+    }
+
+    /// The same, with no other case beside it.
+    pub(crate) async fn alone(number: u8, setup: Setup) -> Result<Self> {
+        Self::with(number, setup, Turn::Alone { _guard: TURN.write().await }).await
+    }
+
+    async fn with(number: u8, setup: Setup, turn: Turn) -> Result<Self> {
         let writer = Writer::new(&shared().await?.cluster.admin, &format!("case-{number}")).await?;
         let bench = setup.bench().await?;
-        Ok(Self { writer, bench, number, sentinels: Mutex::new(0) })
+        Ok(Self { writer, bench, number, sentinels: Mutex::new(0), _turn: turn })
+    }
+
+    /// A case with a world and a proxy of its own, which reaches the API server by `via`.
+    pub(crate) async fn starting(number: u8, via: &ApiProxy) -> Result<Self> {
+        let shared = shared().await?;
+        let writer = Writer::new(&shared.cluster.admin, &format!("case-{number}")).await?;
+        let bench = Arc::new(Bench::start_via(shared, Setup::Plain, Some(via)).await?);
+        let turn = Turn::Beside { _guard: TURN.read().await };
+        Ok(Self { writer, bench, number, sentinels: Mutex::new(0), _turn: turn })
+    }
+
+    /// What the proxy's metrics say now.
+    pub(crate) async fn metrics(&self) -> Result<String> {
+        let at = SocketAddr::from(([127, 0, 0, 1], 10249));
+        Ok(http_get_from(self.world().node(), at, "/metrics").await?.success()?.text())
+    }
+
+    /// A metric by its name and whole label set in any order; one that is not there is 0, as kube-proxy leaves out what it
+    /// never counted.
+    pub(crate) async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
+        let text = self.metrics().await?;
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
+            let (own, set) = series.split_once('{').unwrap_or((series, ""));
+            let has = |(key, value): &(&str, &str)| set.contains(&format!("{key}=\"{value}\""));
+            if own == name && labels.iter().all(has) {
+                return value.parse().with_context(|| format!("{line:?} is no metric"));
+            }
+        }
+        Ok(0.0)
     }
 
     pub(crate) fn number(&self) -> u8 {
@@ -168,6 +225,11 @@ impl Case {
     /// The name of the node.
     pub(crate) fn node(&self) -> &'static str {
         self.bench.setup.node()
+    }
+
+    /// Makes the node, which is not there.
+    pub(crate) async fn make_node(&self) -> Result<()> {
+        make_node(shared().await?, self.node()).await
     }
 
     /// The number of the next sentinel.
@@ -203,7 +265,8 @@ impl Case {
         while !log.is_char_boundary(from) {
             from += 1;
         }
-        let dump = std::env::var_os("KEELSON_PROXY_DUMP").map(|_| self.world().node().nft(&["list", "ruleset"]));
+        let dump =
+            std::env::var_os("KEELSON_PROXY_DUMP").map(|_| self.world().node().nft(&["list", "ruleset"]));
         let dump = dump.and_then(Result::ok).unwrap_or_default();
         format!("the proxy's log ends:\n{}\n{dump}", &log[from..])
     }

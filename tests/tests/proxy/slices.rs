@@ -115,7 +115,7 @@ fn case_11_a_port_of_another_protocol_is_another_port() -> Result<()> {
         let udp = [port("http", 8080, Transport::Udp)];
         case.slices_of("svc", "a", &udp, &[elsewhere(1)]).await?;
         case.synced().await?;
-        case.all(case.from_everywhere(case.v(1), &Want::Reject)).await
+        case.all(case.everybody(case.v(1), &Want::Reject)).await
     })
 }
 
@@ -227,6 +227,6 @@ fn case_22_where_nobody_serves_everything_is_rejected() -> Result<()> {
         case.slices("svc", &[on_node(&case, 1).unready(), elsewhere(1).gone()]).await?;
         case.synced().await?;
         let targets = [case.v(1), case.w(1), case.np(1)];
-        case.all(targets.into_iter().flat_map(|target| case.from_everywhere(target, &Want::Reject))).await
+        case.all(targets.into_iter().flat_map(|target| case.everybody(target, &Want::Reject))).await
     })
 }

@@ -1,10 +1,10 @@
 //! Owns: the proxy under test, whichever it is. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), a setup, a world.
-//! Out: it runs there. Where the two differ for good reason, tests name the [`Difference`].
+//! Out: it runs there.
 
 use crate::rig::{Setup, Shared};
 use anyhow::{Result, bail};
 use keelson_tests::agent::{Agent, Settings};
-use keelson_tests::kube::{Identity, KubeProxy, KubeProxyOptions};
+use keelson_tests::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
 use keelson_tests::net::plan::NODE_NETWORKS;
 use keelson_tests::net::{KeelsonProxy, KeelsonProxyOptions, World};
 use keelson_tests::scratch::Scratch;
@@ -13,8 +13,19 @@ use tokio::sync::Mutex;
 
 /// Whose account the agent has.
 const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
+/// kube-proxy's rights for its service account, where it does not come as `system:kube-proxy`.
+const NODE_PROXIER: &str = "\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kube-proxy-by-token}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:node-proxier}
+subjects: [{kind: ServiceAccount, name: kube-proxy, namespace: kube-system}]
+";
+
 /// The CIDRs of all addresses.
 const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
+/// The sync period of proxies that have something to retry: a family is unhealthy after two of them.
+pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
 
 /// Which proxy is under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,16 +45,14 @@ impl Subject {
         }
     }
 
-    /// Whether this one behaves in the way that the difference tells of kube-proxy.
-    pub(crate) fn has(self, _difference: Difference) -> bool {
-        self == Self::KubeProxy
+    /// The name of its tables.
+    pub(crate) fn table(self) -> &'static str {
+        match self {
+            Self::Keelson => "keelson",
+            Self::KubeProxy => "kube-proxy",
+        }
     }
 }
-
-/// What kube-proxy 1.36.3 does otherwise than the table of conformance says; `docs/kube-proxy-differences.md` has a
-/// section for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Difference {}
 
 /// A proxy that runs.
 pub(crate) enum Running {
@@ -59,28 +68,45 @@ pub(crate) enum Running {
 }
 
 impl Running {
-    pub(crate) async fn start(shared: &Shared, setup: Setup, world: &World) -> Result<Self> {
+    /// Starts it; `via` is another way to the API server than its own address, and knows tokens only.
+    pub(crate) async fn start(
+        shared: &Shared,
+        setup: Setup,
+        world: &World,
+        via: Option<&ApiProxy>,
+    ) -> Result<Self> {
         if let Ok(name) = std::env::var("KEELSON_PROXY_SUBJECT")
             && !["keelson", "kube-proxy"].contains(&&*name)
         {
             bail!("KEELSON_PROXY_SUBJECT is {name:?}: it can be keelson or kube-proxy");
         }
         match Subject::get() {
-            Subject::Keelson => Self::keelson(shared, setup, world).await,
+            Subject::Keelson => Self::keelson(shared, setup, world, via).await,
             Subject::KubeProxy => {
-                let options = KubeProxyOptions::new(setup.node()).with(kube_proxy_config(setup));
-                let started = KubeProxy::start(&shared.scratch, &shared.cluster, world.node(), &options).await?;
+                let mut options = KubeProxyOptions::new(setup.node()).with(kube_proxy_config(setup));
+                if let Some(via) = via {
+                    shared.cluster.admin.apply(NODE_PROXIER).await?;
+                    let mut by_token =
+                        shared.cluster.service_account(&shared.scratch, "kube-system", "kube-proxy").await?;
+                    options.kubeconfig = Some(by_token.kubeconfig_via(&via.endpoint())?);
+                }
+                let started =
+                    KubeProxy::start(&shared.scratch, &shared.cluster, world.node(), &options).await?;
                 Ok(Self::KubeProxy(Box::new(Mutex::new(started))))
             }
         }
     }
 
-    async fn keelson(shared: &Shared, setup: Setup, world: &World) -> Result<Self> {
+    async fn keelson(shared: &Shared, setup: Setup, world: &World, via: Option<&ApiProxy>) -> Result<Self> {
         let scratch: &Scratch = &shared.scratch;
-        let identity = shared.cluster.service_account(scratch, ACCOUNT.0, ACCOUNT.1).await?;
+        let mut identity = shared.cluster.service_account(scratch, ACCOUNT.0, ACCOUNT.1).await?;
+        let kubeconfig = match via {
+            Some(via) => identity.kubeconfig_via(&via.endpoint())?,
+            None => identity.kubeconfig(),
+        };
         let settings = Settings::new()
             .set("agent.node_name", setup.node())
-            .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
+            .set("kube.kubeconfig", kubeconfig.display().to_string());
         // No runtime is needed for endpoints.
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
         let mut agent = Agent::new(scratch, &runtime, &settings)?;
@@ -97,8 +123,12 @@ impl Running {
     /// Its log so far; empty while a test holds it.
     pub(crate) fn log(&self) -> Result<String> {
         match self {
-            Self::Keelson { proxy, .. } => proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log()),
-            Self::KubeProxy(proxy) => proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log()),
+            Self::Keelson { proxy, .. } => {
+                proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log())
+            }
+            Self::KubeProxy(proxy) => {
+                proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log())
+            }
         }
     }
 
@@ -121,7 +151,8 @@ impl Running {
 
 fn kube_proxy_config(setup: Setup) -> Value {
     match setup {
-        Setup::Plain | Setup::OwnNode | Setup::Rough => json!({}),
+        Setup::Plain | Setup::OwnNode => json!({}),
+        Setup::Rough => json!({"nftables": {"syncPeriod": ROUGH_SYNC_PERIOD}}),
         Setup::NoDetector => json!({"clusterCIDR": ""}),
         Setup::NodeCidr => json!({"clusterCIDR": "", "detectLocalMode": "NodeCIDR"}),
         Setup::Bridge => json!({
@@ -146,7 +177,8 @@ fn keelson_options(setup: Setup, options: KeelsonProxyOptions) -> KeelsonProxyOp
         options.clone().set("proxy.nodeport_addresses", networks)
     };
     match setup {
-        Setup::Plain | Setup::OwnNode | Setup::Rough => options,
+        Setup::Plain | Setup::OwnNode => options,
+        Setup::Rough => options.set("proxy.sync_period", ROUGH_SYNC_PERIOD),
         Setup::NoDetector => no_cidrs(options),
         Setup::NodeCidr => mode("NodeCIDR"),
         Setup::Bridge => mode("BridgeInterface").set("proxy.bridge_interface", "cni0"),

@@ -33,7 +33,8 @@ fn case_23_endpoints_for_the_zone_of_the_node() -> Result<()> {
 }
 
 #[test]
-fn case_24_one_that_is_ready_without_a_hint_turns_hints_off_and_one_that_is_not_ready_does_not() -> Result<()> {
+fn case_24_one_that_is_ready_without_a_hint_turns_hints_off_and_one_that_is_not_ready_does_not() -> Result<()>
+{
     run(async {
         let case = Case::new(24, Setup::Plain).await?;
         let ready = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2)];
@@ -47,8 +48,11 @@ fn case_25_nobody_for_the_zone_is_everybody() -> Result<()> {
     run(async {
         let case = Case::new(25, Setup::Plain).await?;
         let nobody = [on_node(&case, 1).zones(&["b"]), elsewhere(1).zones(&["c"])];
-        let only_unready =
-            [on_node(&case, 1).zones(&["b"]), elsewhere(1).zones(&["c"]), elsewhere(2).zones(&["a"]).unready()];
+        let only_unready = [
+            on_node(&case, 1).zones(&["b"]),
+            elsewhere(1).zones(&["c"]),
+            elsewhere(2).zones(&["a"]).unready(),
+        ];
         hinted(&case, &[(&nobody, &[0, 1]), (&only_unready, &[0, 1])]).await
     })
 }
@@ -56,9 +60,7 @@ fn case_25_nobody_for_the_zone_is_everybody() -> Result<()> {
 #[test]
 fn case_25_30_the_zone_of_the_node_changes_and_goes() -> Result<()> {
     run(async {
-        let case = Case::new(125, Setup::OwnNode).await?;
-        let alone = case.bench.alone.clone();
-        let _alone = alone.lock().await;
+        let case = Case::alone(125, Setup::OwnNode).await?;
         let each = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2).zones(&["b"])];
         hinted(&case, &[(&each, &[0])]).await?;
         let zone = |zone| json!({"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}});
@@ -90,10 +92,8 @@ fn case_26_hints_for_nodes_come_before_those_for_zones() -> Result<()> {
 fn case_27_hints_for_other_nodes_or_not_for_all_leave_it_to_zones() -> Result<()> {
     run(async {
         let case = Case::new(27, Setup::Plain).await?;
-        let others = [
-            on_node(&case, 1).zones(&["b"]).nodes(&["third"]),
-            elsewhere(1).zones(&["a"]).nodes(&["other"]),
-        ];
+        let others =
+            [on_node(&case, 1).zones(&["b"]).nodes(&["third"]), elsewhere(1).zones(&["a"]).nodes(&["other"])];
         let incomplete = [
             on_node(&case, 1).zones(&["b"]).nodes(&[case.node()]),
             elsewhere(1).zones(&["a"]),

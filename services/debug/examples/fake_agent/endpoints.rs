@@ -59,6 +59,7 @@ impl Endpoints {
             watchers: watchers(rev, self.began),
             list: list.zip(0..).map(|(name, number)| summary(name, number, rev)).collect(),
             durable: !down,
+            backends: vec![backend(rev, down, now_ms())],
         }
     }
 
@@ -87,6 +88,25 @@ fn summary((namespace, name): (String, String), number: u32, rev: u64) -> pb::Se
         local_ready: u32::from(odd),
         selected: if number % 11 == 5 { 0 } else { 4 },
         rev: if number < 3 { rev } else { 17 },
+    }
+}
+
+fn backend(rev: u64, down: bool, now: i64) -> pb::Backend {
+    pb::Backend {
+        name: "nft".into(),
+        pid: 2_104,
+        version: "0.1.0".into(),
+        debug: "unix:///run/keelson-proxy/proxy.sock".into(),
+        http: "http://127.0.0.1:9441/".into(),
+        instance_id: 17_293_822_569_102_704_640,
+        rev: if down { rev - 3 } else { rev },
+        state: if down { "failing" } else { "synced" }.into(),
+        reason: if down { "IPv4: the kernel has no room for another element".into() } else { String::new() },
+        last_sync_unix_ms: now - if down { 96_000 } else { 2_000 },
+        service_ports: 20_000,
+        seen_unix_ms: now - now % 10_000,
+        silent: false,
+        behind: if down { 3 } else { 0 },
     }
 }
 

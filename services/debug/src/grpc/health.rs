@@ -21,7 +21,11 @@ where
 }
 
 /// Reports whenever something may have changed, for ever.
-pub(super) async fn follow<R, F>(reporter: &HealthReporter, services: &[&'static str], ready: &R) -> Infallible
+pub(super) async fn follow<R, F>(
+    reporter: &HealthReporter,
+    services: &[&'static str],
+    ready: &R,
+) -> Infallible
 where
     R: Fn() -> F,
     F: Future<Output = bool>,

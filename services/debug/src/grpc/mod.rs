@@ -48,6 +48,7 @@ pub async fn serve_grpc<V: AgentView>(
             .add_service(NodeServer::new(node::NodeService::new(view.clone())))
             .add_service(InspectionServer::new(inspection::InspectionService::new(view.clone())))
     };
-    let ready = || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
+    let ready =
+        || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
     serve_services(listener, &SERVICES, ready, routes, shutdown).await
 }

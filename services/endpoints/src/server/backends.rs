@@ -115,8 +115,8 @@ impl Known {
         ended: impl Fn(u32) -> bool,
     ) -> Result<(), TooMany> {
         // One that was started again takes the place of the one that ended.
-        self.all
-            .retain(|_, kept| !kept.forgotten(now) && !(kept.said.name == said.name && kept.gone(&ended)));
+        let replaced = |kept: &Kept| kept.said.name == said.name && kept.gone(&ended);
+        self.all.retain(|_, kept| !kept.forgotten(now) && !replaced(kept));
         let key = (said.name.clone(), said.pid);
         if self.all.len() >= MOST && !self.all.contains_key(&key) {
             let silent = self.all.iter().filter(|(_, kept)| kept.silent(now) || kept.gone(&ended));

@@ -28,7 +28,8 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     for change in &changes.live {
         tracing::info!(key = change.key, old = %change.old, new = %change.new, "setting changed");
     }
-    for change in &changes.needs_restart {
+    // Those of the proxy are no matter of the agent.
+    for change in changes.needs_restart.iter().filter(|change| !change.key.starts_with("proxy.")) {
         tracing::warn!(key = change.key, old = %change.old, new = %change.new, "setting changes at the next start only");
     }
     if settings.agent.log != before.agent.log {

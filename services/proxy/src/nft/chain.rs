@@ -196,7 +196,18 @@ mod tests {
 
     #[test]
     fn other_names_are_somebody_elses() {
-        for name in ["", "lb-", "lb-01", "lb-1-2", "lb-x", "affinity-1", "affinity-1-2-3", "local-", "local-services", "lb"] {
+        for name in [
+            "",
+            "lb-",
+            "lb-01",
+            "lb-1-2",
+            "lb-x",
+            "affinity-1",
+            "affinity-1-2-3",
+            "local-",
+            "local-services",
+            "lb",
+        ] {
             assert_eq!(Chain::parse(name), None, "{name}");
         }
     }

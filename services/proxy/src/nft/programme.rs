@@ -16,7 +16,7 @@ use std::{
 use super::{
     chain::Chain,
     element::{Op, SetName},
-    kernel::{Change, Found, Generation, Kind, KernelError, Tables},
+    kernel::{Change, Found, Generation, KernelError, Kind, Tables},
     plan::{Existing, Plan, in_order},
     ruleset::{Base, print, rules},
 };
@@ -200,7 +200,8 @@ impl Programme {
         let rested = |since: &Option<Instant>| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= CHAIN_REST)
         };
-        let old: Vec<Chain> = self.made.iter().filter(|(_, since)| rested(since)).map(|(&chain, _)| chain).collect();
+        let old: Vec<Chain> =
+            self.made.iter().filter(|(_, since)| rested(since)).map(|(&chain, _)| chain).collect();
         if self.known != Known::AsPlanned || old.is_empty() {
             return Ok(Outcome::default());
         }
@@ -229,7 +230,8 @@ impl Programme {
     fn follow(&mut self, tables: &mut dyn Tables, now: Instant) -> Result<Outcome, KernelError> {
         let ops = self.plan.take_ops();
         let wanted = with_companions(&self.plan.chains());
-        let fresh: Vec<Chain> = wanted.iter().filter(|chain| !self.made.contains_key(chain)).copied().collect();
+        let fresh: Vec<Chain> =
+            wanted.iter().filter(|chain| !self.made.contains_key(chain)).copied().collect();
         let mut outcome = Outcome { structure: fresh.len(), ..Outcome::default() };
         if !ops.is_empty() || !fresh.is_empty() {
             let mut changes = Vec::new();
@@ -278,7 +280,8 @@ impl Programme {
             let mut elements = plan.elements().filter(|element| element.set.is_entry() == entry).peekable();
             while elements.peek().is_some() {
                 let before = changes.len();
-                changes.extend(elements.by_ref().take(chunk).map(|element| Change::Element(Op::Add(element))));
+                changes
+                    .extend(elements.by_ref().take(chunk).map(|element| Change::Element(Op::Add(element))));
                 outcome.added += changes.len() - before;
                 if total > ONE_TRANSACTION {
                     commit(base.family, tables, &changes)?;
@@ -297,7 +300,12 @@ impl Programme {
     }
 
     /// Where there is a table.
-    fn mend(&mut self, tables: &mut dyn Tables, difference: Difference, outcome: &mut Outcome) -> Result<(), KernelError> {
+    fn mend(
+        &mut self,
+        tables: &mut dyn Tables,
+        difference: Difference,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
         if difference.rebuild {
             self.rebuild(tables, &difference, outcome)?;
         } else {
@@ -312,7 +320,12 @@ impl Programme {
 
     /// All of it anew in one transaction, because what is there cannot be made right piece by piece: connections go on, what
     /// clients were bound to by affinity is lost.
-    fn rebuild(&mut self, tables: &mut dyn Tables, difference: &Difference, outcome: &mut Outcome) -> Result<(), KernelError> {
+    fn rebuild(
+        &mut self,
+        tables: &mut dyn Tables,
+        difference: &Difference,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
         tracing::warn!(family = %self.family(), "the table cannot be mended in parts, so it is made anew; affinities are lost");
         let mut changes = vec![Change::DeleteTable];
         changes.extend(self.structure());
@@ -352,9 +365,8 @@ impl Programme {
             .filter(|&set| !found.set_is(family, set))
             .partition(|set| !found.has_set(*set));
         let counted = with_companions(&self.plan.chains());
-        let hooked_wrongly = Chain::FIXED
-            .into_iter()
-            .any(|chain| found.has_chain(chain) && !found.hook_is(chain));
+        let hooked_wrongly =
+            Chain::FIXED.into_iter().any(|chain| found.has_chain(chain) && !found.hook_is(chain));
         if !wrong.is_empty() || hooked_wrongly {
             return Difference {
                 rebuild: true,
@@ -377,7 +389,10 @@ impl Programme {
         }
         self.make_chains(&fresh, &mut first);
         first.extend(rewritten);
-        let left: Vec<Chain> = found.chains().filter(|chain| !Chain::FIXED.contains(chain) && !counted.contains(chain)).collect();
+        let left: Vec<Chain> = found
+            .chains()
+            .filter(|chain| !Chain::FIXED.contains(chain) && !counted.contains(chain))
+            .collect();
         let mut last = Vec::new();
         last.extend(found.unknown_chains().map(|name| Change::DeleteChainNamed(name.to_owned())));
         last.extend(found.unknown_sets().map(|name| Change::DeleteSetNamed(name.to_owned())));
@@ -415,7 +430,12 @@ impl Programme {
         if changes.is_empty() { Ok(()) } else { self.commit(tables, &changes, outcome) }
     }
 
-    fn commit(&mut self, tables: &mut dyn Tables, changes: &[Change], outcome: &mut Outcome) -> Result<(), KernelError> {
+    fn commit(
+        &mut self,
+        tables: &mut dyn Tables,
+        changes: &[Change],
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
         commit(self.family(), tables, changes)?;
         self.count(1);
         outcome.transactions += 1;
@@ -511,7 +531,10 @@ fn count(ops: &[Op], outcome: &mut Outcome) {
 }
 
 fn from_parts(
-    ((set, key), (key_end, value)): ((SetName, super::element::Key), (Option<super::element::Key>, super::element::Value)),
+    ((set, key), (key_end, value)): (
+        (SetName, super::element::Key),
+        (Option<super::element::Key>, super::element::Value),
+    ),
 ) -> super::element::Element {
     super::element::Element { set, key, key_end, value }
 }

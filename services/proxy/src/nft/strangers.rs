@@ -19,12 +19,16 @@ const KUBE_PROXY_CHAIN: (&str, &str) = ("nat", "KUBE-SERVICES");
 pub fn strangers(tables: &mut dyn Tables) -> Result<Vec<(Family, String)>, KernelError> {
     let all = tables.tables()?;
     let theirs = all.into_iter().filter(|(_, name)| name == KUBE_PROXY_TABLE);
-    let mut found: Vec<_> =
-        theirs.map(|(family, name)| (family, format!("the table {name} of a kube-proxy (mode nftables)"))).collect();
+    let mut found: Vec<_> = theirs
+        .map(|(family, name)| (family, format!("the table {name} of a kube-proxy (mode nftables)")))
+        .collect();
     let (table, chain) = KUBE_PROXY_CHAIN;
     for family in Family::ALL {
         if tables.has_chain(family, table, chain)? {
-            found.push((family, format!("the chain {chain} of a kube-proxy (mode iptables or ipvs) in table {table}")));
+            found.push((
+                family,
+                format!("the chain {chain} of a kube-proxy (mode iptables or ipvs) in table {table}"),
+            ));
         }
     }
     Ok(found)

@@ -126,7 +126,11 @@ fn ports(number: u16, from: u16, count: u16) -> [Vec<ServicePort>; 2] {
         internal_local: false,
         external_local: false,
         affinity_seconds: if number.is_multiple_of(7) { 60 } else { 0 },
-        source_ranges: if number.is_multiple_of(5) { vec!["203.0.113.0/25".parse::<IpNet>().unwrap()] } else { Vec::new() },
+        source_ranges: if number.is_multiple_of(5) {
+            vec!["203.0.113.0/25".parse::<IpNet>().unwrap()]
+        } else {
+            Vec::new()
+        },
         has_any: count > 0,
         cluster: (0..count).map(endpoint).collect(),
         local: Vec::new(),
@@ -235,7 +239,11 @@ fn case_56_no_change_is_no_operation_and_one_endpoint_is_a_few() {
         assert_eq!((one.transactions, one.added, one.deleted, one.structure), (1, 2, 3, 1), "{one:?}");
         stage.set(12, 1, 10);
         let other = stage.sync();
-        assert_eq!((other.transactions, other.added, other.deleted, other.structure), (1, 1, 1, 0), "{other:?}");
+        assert_eq!(
+            (other.transactions, other.added, other.deleted, other.structure),
+            (1, 1, 1, 0),
+            "{other:?}"
+        );
         stage.assert_exact();
     });
 }
@@ -296,7 +304,10 @@ fn case_57_a_restart_changes_only_what_has_changed() {
         again.set(3, 1, 3);
         again.set(14, 2, 2);
         let outcomes: Vec<Outcome> = again.whole().into_iter().map(|synced| synced.result.unwrap()).collect();
-        assert!(outcomes.iter().all(|outcome| outcome.full && outcome.is_nothing() && !outcome.mended), "{outcomes:?}");
+        assert!(
+            outcomes.iter().all(|outcome| outcome.full && outcome.is_nothing() && !outcome.mended),
+            "{outcomes:?}"
+        );
         assert_eq!(nft(&["list", "ruleset"]), before);
 
         let mut third = Stage::open();
@@ -356,7 +367,10 @@ fn what_is_not_as_we_think_is_compared_at_once() {
         let mut stage = Stage::open();
         (0..20).for_each(|number| stage.set(number, 0, 5));
         stage.whole();
-        for (step, fault) in [Fault::Refused(Errno::EEXIST), Fault::Refused(Errno::ENOENT), Fault::Lost].into_iter().enumerate() {
+        for (step, fault) in [Fault::Refused(Errno::EEXIST), Fault::Refused(Errno::ENOENT), Fault::Lost]
+            .into_iter()
+            .enumerate()
+        {
             stage.script.next(&[fault]);
             stage.set(1, 100 * (1 + step as u16), 5);
             let outcome = stage.sync();
@@ -386,7 +400,8 @@ fn case_59_a_failure_is_tried_again_as_a_full_sync() {
         let second = stage.later(FIRST_PAUSE);
         assert!(second.iter().any(|synced| synced.result.is_err()));
         let third = stage.later(FIRST_PAUSE * 2);
-        let outcome = third.iter().find(|synced| synced.family == Family::V4).unwrap().result.as_ref().unwrap();
+        let outcome =
+            third.iter().find(|synced| synced.family == Family::V4).unwrap().result.as_ref().unwrap();
         assert!(outcome.full, "{outcome:?}");
         let side = stage.programmer.side(Family::V4);
         assert!(side.failure.is_none() && side.pending.is_none() && side.tally.failures == 2);
@@ -415,7 +430,10 @@ fn what_somebody_else_changed_is_mended_within_thirty_seconds() {
             let mut mended = 0;
             for _ in 0..3 {
                 let synced = stage.later(LOOK);
-                mended += synced.iter().filter(|synced| synced.result.as_ref().is_ok_and(|outcome| outcome.mended)).count();
+                mended += synced
+                    .iter()
+                    .filter(|synced| synced.result.as_ref().is_ok_and(|outcome| outcome.mended))
+                    .count();
             }
             assert!(mended > 0, "{command:?}");
             stage.assert_exact();
@@ -424,7 +442,10 @@ fn what_somebody_else_changed_is_mended_within_thirty_seconds() {
         stage.set(1, 50, 3);
         stage.sync();
         let quiet = stage.later(LOOK);
-        assert!(quiet.iter().all(|synced| !matches!(&synced.result, Ok(outcome) if outcome.full)), "{quiet:?}");
+        assert!(
+            quiet.iter().all(|synced| !matches!(&synced.result, Ok(outcome) if outcome.full)),
+            "{quiet:?}"
+        );
     });
 }
 
@@ -479,7 +500,10 @@ fn settings_that_change_rules_change_rules_alone() {
         // From now on at all addresses: the rules are others, and one address goes from its set.
         stage.programmer.node(NodeInfo { i_ps: None, ..node() }, stage.now);
         let outcome = stage.sync();
-        assert!(outcome.full && outcome.added == 0 && outcome.deleted == 1 && outcome.structure > 0, "{outcome:?}");
+        assert!(
+            outcome.full && outcome.added == 0 && outcome.deleted == 1 && outcome.structure > 0,
+            "{outcome:?}"
+        );
         assert_eq!(outcome.transactions, 1, "{outcome:?}");
         stage.assert_exact();
     });

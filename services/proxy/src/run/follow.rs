@@ -10,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use keelson_client::{BoxError, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints, ServiceName, Target};
+use keelson_client::{
+    BoxError, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints, ServiceName, Target,
+};
 use keelson_proto::localnetv1::Protocol as WireProtocol;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -153,7 +155,8 @@ impl Consumer {
     fn change(&mut self, name: &ServiceName, service: Option<&ServiceEndpoints>) {
         self.queue();
         self.services += 1;
-        let ports = Family::ALL.map(|family| service.map_or_else(Vec::new, |service| service_ports(service, family)));
+        let ports =
+            Family::ALL.map(|family| service.map_or_else(Vec::new, |service| service_ports(service, family)));
         let mut programmer = self.shared.programmer();
         for ((family, no_local), ports) in Family::ALL.into_iter().zip(&mut self.no_local).zip(&ports) {
             for port in programmer.side(family).programme.plan().service_ports_of(name) {
@@ -214,7 +217,9 @@ fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Optio
                 shared.metrics.synced(*family, kind, *took);
                 shared.metrics.mended(*family, usize::from(outcome.mended));
                 for _ in 0..outcome.transactions {
-                    shared.metrics.transaction(*family, (outcome.added + outcome.deleted) / outcome.transactions);
+                    shared
+                        .metrics
+                        .transaction(*family, (outcome.added + outcome.deleted) / outcome.transactions);
                 }
                 shared.health.synced(*family);
                 if let Some(triggered) = position.and_then(|position| position.triggered_unix_ms)
@@ -247,11 +252,17 @@ fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Optio
 fn udp_frontends(shared: &Shared, family: Family) -> UdpFrontends {
     let programmer = shared.programmer();
     let plan = programmer.side(family).programme.plan();
-    let udp = plan.service_ports().filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
+    let udp =
+        plan.service_ports().filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
     udp.map(|port| {
         let mut addresses = vec![port.cluster_ip()];
         addresses.extend(port.external_ips().iter().chain(port.load_balancer_ips()));
-        UdpFrontend { addresses, port: port.port(), node_port: port.node_port(), serving: port.serving().to_vec() }
+        UdpFrontend {
+            addresses,
+            port: port.port(),
+            node_port: port.node_port(),
+            serving: port.serving().to_vec(),
+        }
     })
     .collect()
 }

@@ -64,7 +64,11 @@ async fn backend(shared: &Arc<Shared>, debug: &str, http: Option<SocketAddr>) ->
         rev: standing.position.rev,
         state: state.to_owned(),
         reason,
-        last_sync_unix_ms: Family::ALL.map(|family| standing.synced_unix_ms[family as usize]).into_iter().max().unwrap_or(0),
+        last_sync_unix_ms: Family::ALL
+            .map(|family| standing.synced_unix_ms[family as usize])
+            .into_iter()
+            .max()
+            .unwrap_or(0),
         service_ports: standing.service_ports,
         ..Backend::default()
     }

@@ -60,20 +60,27 @@ impl ProxyView for View {
         let synced = standing.synced_unix_ms;
         let families = self
             .ask(move |programmer| {
-                Family::ALL.map(|family| family_state(programmer.side(family), synced[family as usize], &strangers)).to_vec()
+                Family::ALL
+                    .map(|family| family_state(programmer.side(family), synced[family as usize], &strangers))
+                    .to_vec()
             })
             .await?;
         Ok(state(&self.shared, &standing, families))
     }
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
-        self.ask(move |programmer| {
+        let told = self.ask(move |programmer| {
             let family = if question.target.address.is_ipv4() { Family::V4 } else { Family::V6 };
             let programme = &programmer.side(family).programme;
             let (base, plan) = (programme.base(), programme.plan());
-            explain(&Place { base, plan, local: programmer.local_addresses() }, &question)
+            let place = Place { base, plan, local: programmer.local_addresses() };
+            programme.has_synced().then(|| explain(&place, &question))
+        });
+        told.await?.ok_or_else(|| {
+            ViewError::Unavailable(
+                "no state of the agent is in effect yet, so there are no rules to explain".to_owned(),
+            )
         })
-        .await
     }
 
     async fn print(&self) -> Result<Chunks, ViewError> {
@@ -89,7 +96,10 @@ impl ProxyView for View {
         // What only a restart can mend: a capability that was taken away, a thread that is stuck (then nothing answers).
         let fatal = self.ask(|programmer| {
             let failures = programmer.sides().iter().filter_map(|side| side.failure.as_ref());
-            failures.filter(|failure| failure.error.kind() == Kind::Fatal).map(|failure| failure.error.to_string()).next()
+            failures
+                .filter(|failure| failure.error.kind() == Kind::Fatal)
+                .map(|failure| failure.error.to_string())
+                .next()
         });
         let reason = fatal.await.unwrap_or_else(|error| Some(error.to_string()));
         vec![check("kernel", reason)]
@@ -97,7 +107,9 @@ impl ProxyView for View {
 
     async fn readyz(&self) -> Vec<Check> {
         let (state, reason) = standing_of(&self.shared).await;
-        let rules = (state != "synced").then(|| if reason.is_empty() { "no state of the agent is in effect yet".to_owned() } else { reason });
+        let rules = (state != "synced").then(|| {
+            if reason.is_empty() { "no state of the agent is in effect yet".to_owned() } else { reason }
+        });
         let standing = self.shared.standing().clone();
         let link = match standing.link {
             Link::Following => None,
@@ -129,7 +141,12 @@ impl ProxyView for View {
 
 /// What is looked at, and why it is not well, if it is not.
 fn check(name: &str, reason: Option<String>) -> Check {
-    Check { name: name.to_owned(), ok: reason.is_none(), message: reason.unwrap_or_default(), since_unix_ms: 0 }
+    Check {
+        name: name.to_owned(),
+        ok: reason.is_none(),
+        message: reason.unwrap_or_default(),
+        since_unix_ms: 0,
+    }
 }
 
 fn state(shared: &Shared, standing: &Standing, families: Vec<pb::FamilyState>) -> pb::State {
@@ -190,8 +207,10 @@ fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]
         (None, true) => ("synced", String::new()),
         (None, false) => ("waiting", String::new()),
     };
-    let used = SetName::ALL.into_iter().map(|set| (set, counts.elements(set))).filter(|(_, number)| *number > 0);
-    let since = |at: Instant| unix_ms().saturating_sub(i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX));
+    let used =
+        SetName::ALL.into_iter().map(|set| (set, counts.elements(set))).filter(|(_, number)| *number > 0);
+    let since =
+        |at: Instant| unix_ms().saturating_sub(i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX));
     let mut conflicts: Vec<String> = programme.plan().conflicts().iter().map(conflict).collect();
     if counts.without_affinity > 0 {
         conflicts.push(format!(
@@ -216,7 +235,10 @@ fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]
         last_sync_us: u64::try_from(side.tally.took.as_micros()).unwrap_or(u64::MAX),
         last_added: side.tally.last.added as u64,
         last_deleted: side.tally.last.deleted as u64,
-        pending_since_unix_ms: side.pending.filter(|_| programme.has_synced() || side.failure.is_some()).map_or(0, since),
+        pending_since_unix_ms: side
+            .pending
+            .filter(|_| programme.has_synced() || side.failure.is_some())
+            .map_or(0, since),
         strangers: strangers.iter().filter(|(of, _)| *of == family).map(|(_, what)| what.clone()).collect(),
         conflicts,
     }
@@ -224,7 +246,12 @@ fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]
 
 fn conflict(conflict: &crate::nft::plan::Conflict) -> String {
     let others: Vec<String> = conflict.others.iter().map(ToString::to_string).collect();
-    format!("{} is claimed by {} and by {}; the first has it", conflict.frontend, conflict.owner, others.join(", "))
+    format!(
+        "{} is claimed by {} and by {}; the first has it",
+        conflict.frontend,
+        conflict.owner,
+        others.join(", ")
+    )
 }
 
 /// The whole ruleset of one moment, in pieces.

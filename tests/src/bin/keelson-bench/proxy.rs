@@ -16,7 +16,7 @@ mod stage;
 mod subject;
 mod usage;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use keelson_tests::containerd::{self, Containerd};
 use keelson_tests::scratch::Scratch;
 
@@ -37,7 +37,8 @@ pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
 async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     let scratch = Scratch::new()?;
     // The agent has everything on that it has on a node.
-    let containerd = Containerd::start(&scratch, containerd::Kind::V2, &containerd::Options::default()).await?;
+    let containerd =
+        Containerd::start(&scratch, containerd::Kind::V2, &containerd::Options::default()).await?;
     for size in &options.sizes {
         at_size(*size, &containerd.endpoint(), options, report)
             .await
@@ -95,6 +96,6 @@ async fn one(stage: &Stage, subject: &mut Subject, options: &Options, report: &m
         churn::churn(stage, subject, options, report).await?;
     }
     subject.stop(true).await?;
-    ensure!(subject.is_whole(stage).is_ok(), "the rules of {} went when it ended", subject.kind.name());
+    subject.is_whole(stage).context("rules went when it ended")?;
     Ok(true)
 }

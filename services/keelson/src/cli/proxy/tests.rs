@@ -1,9 +1,14 @@
-//! Command lines, and what is shown.
+//! Command lines, what is shown, and exit codes.
+
+use std::process::ExitCode;
 
 use clap::Parser;
 use keelson_proto::{endpoints, proxy as pb};
+use keelson_proxy::inspect::{Check, Chunks, ProxyView, Question, Sender, ViewError, serve_grpc};
+use tokio::{net::UnixListener, sync::watch};
 
 use super::{ProxyLook, explanation, state};
+use crate::settings::SettingsArgs;
 
 #[derive(Debug, Parser)]
 struct Line {
@@ -242,4 +247,94 @@ From x: DROPPED
    2. internal: b
 ";
     assert_eq!(explanation::describe(&explained), expected);
+}
+
+/// A proxy that answers what it was told to.
+#[derive(Debug, Clone)]
+struct Fake {
+    state: pb::State,
+    pieces: Vec<Result<String, ViewError>>,
+    bump: watch::Sender<u64>,
+}
+
+impl ProxyView for Fake {
+    async fn state(&self) -> Result<pb::State, ViewError> {
+        Ok(self.state.clone())
+    }
+
+    async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
+        match question.from {
+            Sender::Node => Err(ViewError::Unavailable("nothing is known yet".into())),
+            _ => Ok(pb::Explanation { frontend: question.target.to_string(), ..Default::default() }),
+        }
+    }
+
+    async fn print(&self) -> Result<Chunks, ViewError> {
+        Ok(Box::pin(futures_util::stream::iter(self.pieces.clone())))
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.bump.subscribe()
+    }
+
+    async fn livez(&self) -> Vec<Check> {
+        Vec::new()
+    }
+
+    async fn readyz(&self) -> Vec<Check> {
+        Vec::new()
+    }
+
+    async fn metrics(&self) -> String {
+        String::new()
+    }
+}
+
+/// What the command comes to against this proxy.
+async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("proxy.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let server = tokio::spawn(serve_grpc(listener, fake.clone(), std::future::pending()));
+    let named = format!("unix://{}", socket.display());
+    let look = parsed(&[words, &["--socket", &named]].concat()).unwrap();
+    let settings =
+        SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
+    let outcome = super::run_proxy_look(look, &settings).await;
+    server.abort();
+    outcome.map(|code| format!("{code:?}")).map_err(|error| format!("{error:#}"))
+}
+
+#[tokio::test]
+async fn exit_codes_of_commands_that_reach_a_proxy() {
+    let (success, failure) = (format!("{:?}", ExitCode::SUCCESS), format!("{:?}", ExitCode::FAILURE));
+    let pieces = vec![Ok("table ip keelson {\n".into()), Ok("}\n".into())];
+    let good = Fake { state: well(), pieces, bump: watch::Sender::new(0) };
+    for words in [&["state"][..], &["state", "-o", "json"], &["explain", "10.96.0.10:80"], &["print"]] {
+        assert_eq!(run(&good, words).await, Ok(success.clone()), "{words:?}");
+    }
+    let bad = Fake { state: pb::State { link: "failing".into(), ..well() }, ..good.clone() };
+    for words in [&["state"][..], &["state", "-o", "json"]] {
+        assert_eq!(run(&bad, words).await, Ok(failure.clone()), "{words:?}");
+    }
+    let crossed = run(&good, &["explain", "10.96.0.10:80", "--from", "fd00::1"]).await;
+    assert_eq!(crossed, Ok(format!("{:?}", ExitCode::from(2))));
+    let unknown = run(&good, &["explain", "10.96.0.10:80", "--from", "node"]).await;
+    assert_eq!(unknown, Err("the proxy cannot say now: nothing is known yet".into()));
+    let cut = vec![Ok("table ip keel".into()), Err(ViewError::Unavailable("gone".into()))];
+    let cut = run(&Fake { pieces: cut, ..good }, &["print"]).await;
+    assert_eq!(cut, Err("the ruleset was cut off: the proxy cannot say now: gone".into()));
+}
+
+#[tokio::test]
+async fn without_a_socket_the_settings_say_where() {
+    let settings =
+        SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
+    let outcome = super::run_proxy_look(parsed(&["state"]).unwrap(), &settings).await.unwrap();
+    assert_eq!(format!("{outcome:?}"), format!("{:?}", ExitCode::from(2)), "wrong settings are wrong usage");
+    let folder = tempfile::tempdir().unwrap();
+    let sets = vec![format!("proxy.listen=unix://{}/none.sock", folder.path().display())];
+    let settings = SettingsArgs { config: None, sets, feature_gates: Vec::new() };
+    let error = super::run_proxy_look(parsed(&["print"]).unwrap(), &settings).await.unwrap_err();
+    assert!(error.to_string().contains("/none.sock: there is no such socket"), "{error:#}");
 }

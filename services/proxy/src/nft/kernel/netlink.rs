@@ -13,8 +13,8 @@ use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_netfilter::{
     NetfilterProtoFamily,
     nftables::{
-        ChainAttribute, ChainMessage, GenMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute, SetElementList,
-        SetElementMessage, SetMessage, TableAttribute, TableMessage,
+        ChainAttribute, ChainMessage, GenMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute,
+        SetElementList, SetElementMessage, SetMessage, TableAttribute, TableMessage,
     },
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
@@ -473,7 +473,8 @@ impl Tables for Netlink {
 
     fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
         const QUESTION: &str = "whether there is a chain";
-        let attributes = vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
+        let attributes =
+            vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
         let message = NfTablesMessage::GetChain(ChainMessage { attributes });
         match self.ask(QUESTION, protocol(family), 0, message, |_, _, _| Ok(())) {
             Ok(()) => Ok(true),

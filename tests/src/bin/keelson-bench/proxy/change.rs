@@ -1,6 +1,6 @@
 //! From a change at the API server to the rules.
 //!
-//! Owns: the measurement, [`EVENTS`](watch) of a plain watch beside it. In: who has everything in the kernel; changes one by
+//! Owns: the measurement, and a plain watch of the API server beside it. In: who has everything in the kernel; changes one by
 //! one, each after a rest. Out: a row.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Change, Report, Resident};
 use super::stage::Stage;
-use super::subject::{PATIENCE, Subject};
+use super::subject::{PATIENCE, PROGRAM, Subject};
 use super::usage::Children;
 
 /// So many there are at least, however long they take.
@@ -46,13 +46,14 @@ pub(super) async fn change(
     report: &mut Report,
 ) -> Result<()> {
     let generations = Generations::watch(subject.namespace())?;
-    let programs = Children::watch(subject.pid()?);
+    let programs = Children::watch(subject.pid()?, PROGRAM);
     let seen = Seen::default();
     let watch = watch(stage, seen.clone()).await?;
     let mut random = SmallRng::seed_from_u64(2);
     let (mut written, begun) = (Vec::new(), Instant::now());
     let before = total(&subject.usage()?);
-    while written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing) {
+    while written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing)
+    {
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
         let (service, number) = (random.random_range(0..stage.size.services), stage.new_port()?);
@@ -108,8 +109,7 @@ fn after(later: Instant, earlier: Instant) -> f64 {
 /// A watch as anybody would have one: JSON, by the client library of Kubernetes. What it has heard of is noted with the
 /// time.
 async fn watch(stage: &Stage, seen: Seen) -> Result<JoinHandle<Result<()>>> {
-    let api: kube::Api<EndpointSlice> =
-        kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
+    let api: kube::Api<EndpointSlice> = kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
     let listed = api.list(&ListParams::default().limit(1)).await.context("cannot list")?;
     let mut version = listed.metadata.resource_version.context("a list has a version")?;
     Ok(tokio::spawn(async move {

@@ -15,7 +15,7 @@ use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Churn, Report, Resident};
 use super::stage::{SOON, Stage, touch};
-use super::subject::{PATIENCE, Subject};
+use super::subject::{PATIENCE, PROGRAM, Subject};
 use super::usage::Children;
 
 /// Changes a second.
@@ -32,7 +32,7 @@ pub(super) async fn churn(
     report: &mut Report,
 ) -> Result<()> {
     let generations = Generations::watch(subject.namespace())?;
-    let programs = Children::watch(subject.pid()?);
+    let programs = Children::watch(subject.pid()?, PROGRAM);
     ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
     let (usage, before) = (subject.usage()?, subject.memory()?);
     let begun = Instant::now();

@@ -11,7 +11,7 @@ use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Cold, Report, Resident};
 use super::stage::Stage;
-use super::subject::{Kind, Subject};
+use super::subject::{Kind, PROGRAM, Subject};
 use super::usage::{Children, Usage};
 
 /// There is another round only if all so far together took less, in seconds.
@@ -72,7 +72,7 @@ async fn one(
     let before = total(&subject.usage()?);
     let begun = Instant::now();
     subject.start().await?;
-    let programs = Children::watch(subject.pid()?);
+    let programs = Children::watch(subject.pid()?, PROGRAM);
     let last = subject.synced(stage, &generations, begun, options.patience).await?;
     row.took.push(last.map(|last| last.duration_since(begun)));
     let Some(last) = last else { return Ok(false) };

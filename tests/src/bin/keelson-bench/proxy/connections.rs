@@ -53,26 +53,30 @@ pub(super) async fn connections(
     report: &mut Report,
 ) -> Result<()> {
     let plain = World::new()?;
-    let mut paths = vec![path("to an endpoint, no rules at all", &plain, stage.load_endpoints())?];
+    let mut routes = vec![route("to an endpoint, no rules at all", &plain, stage.load_endpoints())?];
     for subject in subjects {
         subject.is_whole(stage)?;
         let name = format!("{}, to a cluster IP, rules of {}", stage.size, subject.kind.name());
-        paths.push(path(&name, &subject.world, stage.loaded())?);
+        routes.push(route(&name, &subject.world, stage.loaded())?);
     }
     // Threads of clients and waiting for them are nothing for the runtime's own.
     let measured = tokio::task::block_in_place(|| {
         for _ in 0..options.turns {
-            for path in &mut paths {
-                path.round()?;
+            for route in &mut routes {
+                route.round()?;
             }
+            // Another one is the first.
+            routes.rotate_left(1);
         }
+        let turned = options.turns % routes.len();
+        routes.rotate_right(turned);
         anyhow::Ok(())
     });
-    report.ways.extend(paths.into_iter().map(|path| path.way));
+    report.ways.extend(routes.into_iter().map(|route| route.way));
     measured
 }
 
-fn path<'a>(name: &str, world: &'a World, targets: Vec<SocketAddr>) -> Result<Route<'a>> {
+fn route<'a>(name: &str, world: &'a World, targets: Vec<SocketAddr>) -> Result<Route<'a>> {
     let mut servers = Vec::new();
     for number in 1..=plan::LOCALS {
         let at = SocketAddr::new(plan::local(number).v4.into(), LOAD_PORT);
@@ -112,7 +116,8 @@ impl Route<'_> {
         let begin = Instant::now() + Duration::from_millis(50);
         let threads: Vec<_> = (0..clients)
             .map(|number| {
-                let targets: Vec<_> = self.targets.iter().copied().cycle().skip(number).take(self.targets.len()).collect();
+                let targets: Vec<_> =
+                    self.targets.iter().copied().cycle().skip(number).take(self.targets.len()).collect();
                 inside(self.world.pod().namespace(), move || client(protocol, &targets, begin))
             })
             .collect();

@@ -147,7 +147,10 @@ impl Nft {
                             return Ok(end);
                         }
                     }
-                    NetlinkPayload::Done(_) => return Ok(end),
+                    NetlinkPayload::Done(done) if done.code == 0 => return Ok(end),
+                    NetlinkPayload::Done(done) => {
+                        return Ok(End::Failed(Errno::from_raw(done.code.wrapping_neg())));
+                    }
                     NetlinkPayload::Error(error) => {
                         return Ok(End::Failed(Errno::from_raw(error.raw_code().wrapping_neg())));
                     }

@@ -109,7 +109,9 @@ impl Options {
         let seconds = || Ok::<_, anyhow::Error>(Duration::from_secs(number(value)?));
         match flag {
             "--sizes" => self.sizes = value.split(',').map(size).collect::<Result<_>>()?,
-            "--parts" => self.parts = value.split(',').map(|name| one_of(&Part::ALL, name)).collect::<Result<_>>()?,
+            "--parts" => {
+                self.parts = value.split(',').map(|name| one_of(&Part::ALL, name)).collect::<Result<_>>()?
+            }
             "--subjects" => {
                 let named = Kind::ALL.map(|kind| (kind.name(), kind));
                 self.subjects = value.split(',').map(|name| one_of(&named, name)).collect::<Result<_>>()?;
@@ -165,12 +167,14 @@ mod tests {
     fn flags_say_what_is_measured() {
         assert_eq!(of("").unwrap(), Some(Options::default()));
         assert_eq!(of("calls pulls").unwrap(), None);
-        let options = of("calls proxy --sizes 10x2,3x4 --parts=cold,churn --subjects kube-proxy --churn 5").unwrap();
+        let options =
+            of("calls proxy --sizes 10x2,3x4 --parts=cold,churn --subjects kube-proxy --churn 5").unwrap();
         let options = options.unwrap();
         assert_eq!(options.sizes, [Size { services: 10, each: 2 }, Size { services: 3, each: 4 }]);
         assert_eq!(options.parts, [Part::Cold, Part::Churn]);
         assert_eq!((options.subjects, options.churn), (vec![Kind::KubeProxy], Duration::from_secs(5)));
-        for wrong in ["--sizes 10", "--sizes 0x1", "--parts all", "--rounds many", "--colour red", "--rounds"] {
+        for wrong in ["--sizes 10", "--sizes 0x1", "--parts all", "--rounds many", "--colour red", "--rounds"]
+        {
             assert!(of(&format!("proxy {wrong}")).is_err(), "{wrong}");
         }
     }
@@ -181,6 +185,8 @@ mod tests {
         let main: Vec<_> = options.sizes.iter().filter(|size| options.is_main(**size)).collect();
         assert_eq!(main, [&Size { services: 10_000, each: 10 }]);
         let options = of("proxy --sizes 5x5,6x6").unwrap().unwrap();
-        assert!(options.is_main(Size { services: 5, each: 5 }) && !options.is_main(Size { services: 6, each: 6 }));
+        assert!(
+            options.is_main(Size { services: 5, each: 5 }) && !options.is_main(Size { services: 6, each: 6 })
+        );
     }
 }

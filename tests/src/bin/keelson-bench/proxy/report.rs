@@ -63,7 +63,7 @@ pub(super) struct Resident {
     pub(super) kind: Kind,
     pub(super) when: &'static str,
     pub(super) memory: Vec<Memory>,
-    /// The most that a program it ran had, in MB.
+    /// The most that an `nft` it ran had, in MB.
     pub(super) children: f64,
 }
 
@@ -114,7 +114,8 @@ impl Report {
             };
             let peer = self.cold.iter().find(|peer| peer.kind == Kind::KubeProxy && peer.size == row.size);
             let ratio = peer.filter(|_| row.kind == Kind::Keelson).and_then(|peer| {
-                let ratio = peer.median().unwrap_or(peer.patience).as_secs_f64() / row.median()?.as_secs_f64();
+                let ratio =
+                    peer.median().unwrap_or(peer.patience).as_secs_f64() / row.median()?.as_secs_f64();
                 let at_least = if peer.median().is_none() { "> " } else { "" };
                 Some(format!("{at_least}{ratio:.0}"))
             });
@@ -166,7 +167,7 @@ impl Report {
             return;
         }
         println!(
-            "\n| very many changes | changes a second, for | transactions | the last one in effect after | processor time | of it agent | proxy, user | proxy, system | programs it ran | VmRSS before | after | most |"
+            "\n| very many changes | changes a second, for | transactions | the last one in effect after | processor time | of it agent | proxy, user | proxy, system | `nft` | VmRSS before | after | most |"
         );
         println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
         for row in &self.churn {
@@ -196,7 +197,7 @@ impl Report {
         if self.memory.is_empty() {
             return;
         }
-        println!("\n| memory | VmRSS | most so far (VmHWM) | most of a program it ran | target (VmRSS) |");
+        println!("\n| memory | VmRSS | most so far (VmHWM) | most of an `nft` it ran | target (VmRSS) |");
         println!("|---|---|---|---|---|");
         for row in &self.memory {
             let main = (row.size, row.kind) == (Size { services: 10_000, each: 10 }, Kind::Keelson);

@@ -68,7 +68,15 @@ impl Stage {
         let answering = AtomicU16::new(ANSWERING[0]);
         let next = AtomicU16::new(FIRST);
         Ok(Self {
-            size, scratch, cluster, companion, writer, loaded: Vec::new(), asked: None, answering, next,
+            size,
+            scratch,
+            cluster,
+            companion,
+            writer,
+            loaded: Vec::new(),
+            asked: None,
+            answering,
+            next,
         })
     }
 

@@ -63,6 +63,9 @@ impl Kind {
     }
 }
 
+/// What kube-proxy runs to change rules.
+pub(super) const PROGRAM: &str = "nft";
+
 /// Where kube-proxy tells its own figures, inside its namespace.
 const METRICS: &str = "127.0.0.1:10249";
 const OWN_FIGURE: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds";
@@ -120,9 +123,8 @@ impl Subject {
         let namespace = self.world.node();
         match &mut self.programs {
             Programs::Keelson { agent, proxy } => {
-                let starting = async {
-                    if agent.pid().is_none() { agent.start_live().await } else { Ok(()) }
-                };
+                let starting =
+                    async { if agent.pid().is_none() { agent.start_live().await } else { Ok(()) } };
                 tokio::try_join!(starting, proxy.start_again(namespace)).map(drop)
             }
             Programs::KubeProxy { proxy, .. } => proxy.start_again(namespace).await,
@@ -162,7 +164,7 @@ impl Subject {
                 // What it has started would finish its work, and change the rules later.
                 let programs = children(pid);
                 proxy.terminate().await?;
-                for program in programs.into_iter().filter(|pid| is_program(*pid, "nft")) {
+                for program in programs.into_iter().filter(|pid| is_program(*pid, PROGRAM)) {
                     let pid = Pid::from_raw(program.try_into().context("a pid is positive")?);
                     // An error here means that it ended at this very moment.
                     let _ = kill(pid, Signal::SIGKILL);

@@ -5,12 +5,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
+use keelson_tests::process::is_program;
 use nix::unistd::{SysconfVar, sysconf};
 
 /// Between two looks at programs that come and go.
@@ -28,7 +29,8 @@ pub(super) struct Usage {
 
 impl Usage {
     pub(super) fn of(pid: u32) -> Result<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the processor time of a process")?;
+        let stat =
+            fs::read_to_string(format!("/proc/{pid}/stat")).context("the processor time of a process")?;
         let Some(per_second) = sysconf(SysconfVar::CLK_TCK).context("the clock's ticks")? else {
             bail!("this system does not say how long a tick is");
         };
@@ -57,7 +59,7 @@ fn times(stat: &str) -> Result<[u64; 4]> {
     let (_, fields) = stat.rsplit_once(')').context("no name in /proc/PID/stat")?;
     let fields: Vec<u64> =
         fields.split_ascii_whitespace().skip(11).map_while(|field| field.parse().ok()).take(4).collect();
-    fields.try_into().map_err(|_| anyhow::anyhow!("/proc/PID/stat is cut off"))
+    fields.try_into().map_err(|_| anyhow!("/proc/PID/stat is cut off"))
 }
 
 /// Resident memory, in MB.
@@ -85,7 +87,7 @@ fn megabytes(status: &str, name: &str) -> Option<f64> {
     Some(kilobytes / 1024.0)
 }
 
-/// A thread that looks for the largest child of a process. It ends on drop.
+/// A thread that looks for the largest run of a program by a process. It ends on drop.
 #[derive(Debug)]
 pub(super) struct Children {
     most: Arc<AtomicU64>,
@@ -94,12 +96,13 @@ pub(super) struct Children {
 }
 
 impl Children {
-    pub(super) fn watch(pid: u32) -> Self {
+    /// A child that is not that program yet shares the memory of its parent, and is left out.
+    pub(super) fn watch(pid: u32, program: &'static str) -> Self {
         let (most, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (noted, stopped) = (most.clone(), stop.clone());
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                for child in children(pid) {
+                for child in children(pid).into_iter().filter(|child| is_program(*child, program)) {
                     // One that has ended meanwhile was seen before.
                     let kilobytes = Memory::of(child).map_or(0.0, |memory| memory.most * 1024.0);
                     noted.fetch_max(kilobytes as u64, Ordering::Relaxed);

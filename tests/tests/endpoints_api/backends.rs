@@ -1,0 +1,111 @@
+//! Backends that tell the agent how they fare, and what people see of it.
+
+use crate::rig::{Stage, plain, says, soon};
+use anyhow::{Result, ensure};
+use keelson_client::{Backend, Reported, Reporter};
+
+/// What a backend says that has put this state into effect.
+fn synced(instance_id: u64, rev: u64) -> Backend {
+    Backend {
+        name: "nft".into(),
+        pid: std::process::id(),
+        version: "9.9.9".into(),
+        debug: "unix:///run/elsewhere/proxy.sock".into(),
+        http: "http://127.0.0.1:9/".into(),
+        instance_id,
+        rev,
+        state: "synced".into(),
+        last_sync_unix_ms: 1_700_000_000_000,
+        service_ports: 1,
+        ..Backend::default()
+    }
+}
+
+async fn reported(reporter: &mut Reporter, backend: Backend) -> Result<()> {
+    ensure!(reporter.report(backend).await? == Reported::Taken, "the agent knows no reports");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<()> {
+    let stage = Stage::started().await?;
+    let instance_id = stage.at_rev(1).await?;
+    ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "nobody has reported");
+    let mut reporter = Reporter::new(stage.target().parse()?);
+    reported(&mut reporter, synced(instance_id, 1)).await?;
+    let told = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let who = format!("nft (pid {}, 9.9.9), synced, revision 1, last sync ", std::process::id());
+    says(
+        &told.out,
+        &[&format!("\nBackend:  {who}"), "1 service port; unix:///run/elsewhere/proxy.sock, http://"],
+    )?;
+    ensure!(told.out.starts_with("State:    current\n"), "nothing is wrong: {}", told.out);
+
+    // It falls behind, and says that it fails; a second one comes by the other listener.
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
+    stage.at_rev(2).await?;
+    let failing =
+        Backend { state: "failing".into(), reason: "no such\nset".into(), ..synced(instance_id, 1) };
+    reported(&mut reporter, failing).await?;
+    let second = Backend { name: "other".into(), pid: 1, ..synced(instance_id + 1, 7) };
+    ensure!(keelson_client::report(&stage.tcp.parse()?, second).await? == Reported::Taken);
+    let state = stage.state().await?;
+    let [nft, other] = state["backends"].as_array().map_or(&[][..], Vec::as_slice) else {
+        anyhow::bail!("{}", state["backends"])
+    };
+    ensure!(nft["behind"] == 1 && nft["state"] == "failing" && nft["reason"] == "no such set", "{nft}");
+    ensure!(nft["silent"] == false && nft["seen_unix_ms"].as_i64() > Some(1_700_000_000_000), "{nft}");
+    ensure!(other["behind"] == 2 && other["rev"] == 7, "revisions of another instance do not count: {other}");
+    let told = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let wrong = format!("backend nft (pid {}) is failing: no such set\n\nState: ", std::process::id());
+    ensure!(told.out.starts_with(&wrong), "{}", told.out);
+    says(&told.out, &["failing: no such set, revision 1, 1 behind", "revision 7 of another instance"])?;
+    let page = stage.agent.json("/debug/endpoints?max=0").await?;
+    ensure!(page["backends"][0]["reason"] == "no such set", "{page}");
+    let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
+    says(
+        &metrics,
+        &[
+            "keelson_endpoints_backends{name=\"nft\",state=\"failing\"} 1\n",
+            "keelson_endpoints_backends{name=\"nft\",state=\"synced\"} 0\n",
+            "keelson_endpoints_backends{name=\"other\",state=\"synced\"} 1\n",
+            "keelson_endpoints_backends_behind{name=\"nft\"} 1\n",
+            "keelson_endpoints_backends_behind{name=\"other\"} 2\n",
+        ],
+    )?;
+
+    // What is no report is refused in words, and changes nothing.
+    let odd = Backend { state: "splendid".into(), ..synced(instance_id, 2) };
+    let refused =
+        reporter.report(odd).await.map_or_else(|error| error.to_string(), |taken| format!("{taken:?}"));
+    says(&refused, &["\"splendid\" is no state; it is one of waiting, synced, failing"])?;
+    ensure!(stage.state().await?["backends"][0]["state"] == "failing");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_agent_hears_of_its_backends_again() -> Result<()> {
+    let mut stage = Stage::started().await?;
+    let instance_id = stage.at_rev(1).await?;
+    let mut reporter = Reporter::new(stage.target().parse()?);
+    reported(&mut reporter, synced(instance_id, 1)).await?;
+    ensure!(stage.agent.terminate().await?.success());
+    let away = reporter.report(synced(instance_id, 1)).await;
+    ensure!(away.is_err(), "nobody is there, and yet: {away:?}");
+    // Reports need no changes to be served.
+    stage.set("feature_gates.EndpointDeltas", false)?;
+    stage.agent.start_live().await?;
+    stage.at_rev(1).await?;
+    ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "it remembers none");
+    soon("the backend reports again", || async {
+        // A new one each time, as one that is dropped half way would be.
+        let mut reporter = Reporter::new(stage.target().parse()?);
+        reported(&mut reporter, synced(instance_id, 1)).await
+    })
+    .await?;
+    reported(&mut reporter, synced(instance_id, 1)).await?;
+    let state = stage.state().await?;
+    ensure!(state["backends"].as_array().is_some_and(|all| all.len() == 1), "{}", state["backends"]);
+    ensure!(state["backends"][0]["behind"] == 0, "{}", state["backends"]);
+    Ok(())
+}
