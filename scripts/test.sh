@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs every test of the workspace; all of it is built already. Suites that live at real intervals (a Lease is renewed
-# every ten seconds) mostly wait: they run beside the others, and their output comes when they end.
+# every ten seconds), or look on for minutes (a proxy under changes), mostly wait: they run beside the others, and their
+# output comes when they end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo=${CARGO:-cargo}
 
-waiting=(heartbeats lifecycle)
+waiting=(heartbeats lifecycle proxy_life)
 working=()
 for suite in tests/tests/*; do
     name=$(basename "$suite" .rs)

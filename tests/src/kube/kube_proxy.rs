@@ -103,17 +103,21 @@ impl KubeProxy {
             bail!("kube-proxy is running already");
         }
         let mut process = self.program.start()?;
-        eventually(PATIENCE, "kube-proxy serves", || {
+        let ended = eventually(PATIENCE, "kube-proxy serves", || {
             let ended = process.ended();
             async {
-                if let Some(status) = ended? {
-                    bail!("it ended with {status}");
+                match ended? {
+                    // Nothing more to wait for: told apart below.
+                    Some(status) => Ok(Some(status)),
+                    None => http_get_from(namespace, METRICS, "/healthz").await?.success().map(|_| None),
                 }
-                http_get_from(namespace, METRICS, "/healthz").await?.success().map(drop)
             }
         })
         .await
         .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
+        if let Some(status) = ended {
+            bail!("kube-proxy ended with {status}; its log ends:\n{}", process.log_tail());
+        }
         self.process = Some(process);
         Ok(())
     }

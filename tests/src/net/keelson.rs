@@ -113,17 +113,21 @@ impl KeelsonProxy {
             bail!("the proxy is running already");
         }
         let mut process = self.program.start()?;
-        eventually(PATIENCE, "the proxy serves", || {
+        let ended = eventually(PATIENCE, "the proxy serves", || {
             let ended = process.ended();
             async {
-                if let Some(status) = ended? {
-                    bail!("it ended with {status}");
+                match ended? {
+                    // Nothing more to wait for: told apart below.
+                    Some(status) => Ok(Some(status)),
+                    None => http_get_from(namespace, METRICS, "/metrics").await?.success().map(|_| None),
                 }
-                http_get_from(namespace, METRICS, "/metrics").await?.success().map(drop)
             }
         })
         .await
         .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
+        if let Some(status) = ended {
+            bail!("the proxy ended with {status}; its log ends:\n{}", process.log_tail());
+        }
         self.process = Some(process);
         Ok(())
     }

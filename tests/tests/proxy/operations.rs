@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
+/// `ROUGH_SYNC_PERIOD`.
+const PERIOD: Duration = Duration::from_secs(2);
 
 /// What is in the proxy's table of a family: rules with their handles, elements of sets and maps. Elements that clients
 /// make (affinity) are left out.
@@ -54,10 +56,9 @@ fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alon
         case.slices("idle", &[on_node(&case, 2), elsewhere(2)]).await?;
         case.synced().await?;
         // The first that was never there is some periods later.
-        let period = Duration::from_secs(2);
-        tokio::time::sleep(2 * period).await;
+        tokio::time::sleep(2 * PERIOD).await;
         let before = Family::BOTH.map(|family| contents(&case, family));
-        tokio::time::sleep(3 * period).await;
+        tokio::time::sleep(3 * PERIOD).await;
         for (family, before) in Family::BOTH.into_iter().zip(before) {
             let (before, after) = (before?, contents(&case, family)?);
             ensure!(before == after, "{:?}", before.symmetric_difference(&after).collect::<Vec<_>>());
@@ -194,6 +195,29 @@ fn case_59_what_the_kernel_refused_is_tried_again_and_made_whole() -> Result<()>
         let want = kept(&both);
         case.soon_all(vec![(pod.clone(), case.v(2), want.clone()), (pod, case.v(1), want)]).await?;
         case.all([(case.world().client(), case.w(1), masked(&both))]).await
+    })
+}
+
+#[test]
+fn a_table_that_somebody_removes_comes_back() -> Result<()> {
+    run(async {
+        let case = Case::alone(160, Setup::Rough).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let both = [on_node(&case, 1), elsewhere(1)];
+        case.slices("svc", &both).await?;
+        case.synced().await?;
+        let (pod, c) = (case.world().pod(), case.world().client());
+        for kind in ["ip", "ip6"] {
+            case.world().node().nft(&["delete", "table", kind, case.subject().table()])?;
+        }
+        if case.subject() == Subject::KubeProxy {
+            // It does not look while it has nothing to do, but for once an hour.
+            tokio::time::sleep(4 * PERIOD).await;
+            case.all([(pod.clone(), case.v(1), Want::Untouched)]).await?;
+            case.synced().await?;
+        }
+        case.soon_all(vec![(pod, case.v(1), kept(&both))]).await?;
+        case.all([(c.clone(), case.w(1), masked(&both)), (c, case.np(1), masked(&both))]).await
     })
 }
 

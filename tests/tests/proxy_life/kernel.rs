@@ -314,3 +314,68 @@ pub(crate) fn generation(namespace: &Namespace) -> Result<u32> {
     });
     id.context("a generation without a number")
 }
+
+mod tests {
+    //! The checks of this suite are checked: a table that is wrong is seen to be wrong.
+
+    use super::*;
+    use crate::model::{Service, meaning, pool};
+    use crate::rig::Stage;
+    use crate::traffic::Traffic;
+
+    /// Fails unless the reference finds the table wrong after this, and says so with these words; puts it back.
+    fn is_seen(node: &Namespace, wanted: &Meaning, change: &str, back: &str, words: &str) -> Result<()> {
+        for part in change.split(';') {
+            node.nft(&[part])?;
+        }
+        let found = is(node, Family::V4, wanted);
+        node.nft(&[back])?;
+        let told = format!("{:#}", found.err().with_context(|| format!("{change} is not seen"))?);
+        ensure!(told.contains(words), "{change}: {told}");
+        is(node, Family::V4, wanted)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_wrong_table_is_seen_by_the_reference_and_by_clients() -> Result<()> {
+        let pool = pool(Family::V4, 8080);
+        let mut affine = Service::new(2, Family::V4, &pool[4..6]);
+        affine.affinity = Some(60);
+        let services = [Service::new(1, Family::V4, &pool[..3]), affine];
+        let mut stage = Stage::started(&services).await?;
+        // Nobody mends it.
+        stage.proxy.kill9()?;
+        let (node, wanted) = (stage.world.node(), meaning(&services, Family::V4));
+        is(node, Family::V4, &wanted)?;
+        let element = |map: &str, element: &str| format!("element ip keelson {map} {{ {element} }}");
+        let number = Table::read(node, Family::V4)?.map("cluster-ip-ports")?;
+        let number = number.get(&format!("{} . tcp . 80", services[0].ip())).context("no number")?.clone();
+        let first = Table::read(node, Family::V4)?.map("slots")?;
+        let key = format!("{number} . 0");
+        let own = element("slots", &format!("{key} : {}", first.get(&key).context("no first place")?));
+        let wrong = element("slots", &format!("{key} : {} . 8081", pool[7].ip()));
+        let more = element("slots", &format!("{number} . 3 : {} . 8080", pool[7].ip()));
+        let v = element("cluster-ip-ports", &format!("{} . tcp . 80 : {number}", services[0].ip()));
+        let other = element("internal-choice", &format!("{number} : goto lb-3"));
+        for (change, back, words) in [
+            (format!("delete {own}"), format!("add {own}"), "slots has no"),
+            (format!("add {more}"), format!("delete {more}"), "nothing leads to"),
+            (format!("delete {v}"), format!("add {v}"), "nothing leads to"),
+            (format!("delete {other}"), format!("add {other}"), "internal-choice has no"),
+        ] {
+            is_seen(node, &wanted, &change, &back, words)?;
+        }
+        let traffic = Traffic::start(&stage.world, &services[..1])?;
+        traffic.beat().await?;
+        node.nft(&[&format!("delete {own}")])?;
+        node.nft(&[&format!("add {wrong}")])?;
+        ensure!(is(node, Family::V4, &wanted).is_err(), "another endpoint is not seen");
+        let mut failed = traffic.finish().await;
+        while failed.is_ok() {
+            // By chance nobody was sent to the wrong one.
+            failed = Traffic::start(&stage.world, &services[..1])?.finish().await;
+        }
+        let told = format!("{failed:?}");
+        ensure!(told.contains(&format!("{}:8081", pool[7].ip())), "{told}");
+        Ok(())
+    }
+}

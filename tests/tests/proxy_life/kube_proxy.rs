@@ -1,7 +1,6 @@
 //! From kube-proxy to Keelson and back, at a real API server: what a kube-proxy (mode nftables) left does no harm, and is told
 //! of.
 
-use crate::kernel;
 use crate::model::{NODE_NAME, Service, pool};
 use crate::rig::{Stage, says, soon};
 use crate::traffic::Traffic;
@@ -14,11 +13,15 @@ use keelson_tests::net::{Family, Forward, Outcome, Transport};
 use keelson_tests::util::PATIENCE;
 use serde_json::json;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// The rights of companions, as they are shipped.
 const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
 /// Whose account the agent has.
 const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
+
+/// How long a question must stay without an answer, so that it counts as dropped.
+const SILENCE: Duration = Duration::from_millis(700);
 
 async fn make_node(cluster: &Cluster) -> Result<()> {
     let writer = Writer::new(&cluster.admin, "default").await?;
@@ -146,8 +149,7 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     ensure!(!tables(&stage)?.iter().any(|table| table.contains("kube-proxy")), "{:?}", tables(&stage)?);
     answered(&stage, &services).await.context("without a kube-proxy's tables")?;
     // The addresses are the cluster's, and no Service's.
-    let gone =
-        stage.world.pod().ask(deleted.at(), Transport::Tcp, std::time::Duration::from_millis(700)).await?;
+    let gone = stage.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
     ensure!(gone == Outcome::Dropped, "{gone:?}");
     back_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
 }
@@ -188,12 +190,13 @@ async fn back_to_kube_proxy(
     .await?;
     let by = stage.world.pod().ask(former[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(by, Outcome::Answered { by, .. } if former[0].endpoints.contains(&by)), "{by:?}");
-    ensure!(stage.cleanup(&[]).await? == ["removed table ip keelson", "removed table ip6 keelson"]);
+    let mut removed = stage.cleanup(&[]).await?;
+    removed.sort();
+    ensure!(removed == ["removed table ip keelson", "removed table ip6 keelson"], "{removed:?}");
     answered(stage, services).await.context("by kube-proxy, after cleanup")?;
     kube_proxy.kill9()?;
     let mut left = tables(stage)?;
     left.retain(|table| !table.contains("kube-proxy"));
     ensure!(left == ["table ip mine"], "{left:?}");
-    ensure!(kernel::generation(stage.node())? > 0);
     Ok(())
 }

@@ -6,6 +6,9 @@
 //! endpoints by a reference of this suite's own ([`kernel`]), which shares no code with the proxy. Names with `case_N` are
 //! case N of section 8 of the reference on service proxies.
 
+// A test tells what it does on stderr.
+#![allow(clippy::print_stderr)]
+
 mod absent;
 mod churn;
 mod foreign;

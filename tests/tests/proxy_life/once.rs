@@ -1,12 +1,14 @@
 //! `--print` and `--dry-run`: what they tell is what a proxy does, and they do nothing.
 
 use crate::kernel;
-use crate::model::{Service, pool};
-use crate::rig::{Stage, says};
+use crate::model::{Service, meaning, pool};
+use crate::rig::{Stage, run_inside, says, soon};
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::net::{Family, Namespace, Transport};
+use keelson_tests::peers;
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 
 /// Some of everything but affinity of IPv6, which nft 1.0.6 cannot load.
 fn services() -> Vec<Service> {
@@ -89,7 +91,9 @@ async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
     let services = services();
     let stage = Stage::started(&services).await?;
     let programmed = normal(&stage.node().nft(&["-s", "list", "ruleset"])?)?;
-    let running = stage.proxy_command(&["print"]).await?.success()?.out;
+    let (keelson, socket) = (peers::keelson()?, format!("unix://{}", stage.proxy.socket().display()));
+    let running =
+        run_inside(stage.node(), &keelson, &["proxy", "print", "--socket", &socket]).await?.success()?.out;
     same(&loaded(&stage, "running", &running)?, &programmed).context("keelson proxy print")?;
     let printed = stage.print().await?;
     same(&loaded(&stage, "printed", &printed)?, &programmed).context("keelson proxy --print")?;
@@ -98,12 +102,12 @@ async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
     let fresh = Namespace::new("fresh")?;
     let config = stage.proxy.config().display().to_string();
     let args = ["proxy", "--config", &config, "--print"];
-    let told = crate::rig::run_inside(&fresh, &keelson_tests::peers::keelson()?, &args).await?.success()?;
+    let told = run_inside(&fresh, &keelson, &args).await?.success()?;
     let file = stage.scratch.path().join("fresh.nft");
     fs::write(&file, &told.out)?;
     fresh.nft(&["-f", &file.display().to_string()])?;
     for family in Family::BOTH {
-        kernel::is(&fresh, family, &crate::model::meaning(&services, family))?;
+        kernel::is(&fresh, family, &meaning(&services, family))?;
     }
     Ok(())
 }
@@ -136,15 +140,15 @@ async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
     let other = pool(Family::V4, 8080)[6];
     let former = std::mem::replace(&mut services[0].endpoints[3], other);
     stage.manifests.service(&services[0])?;
-    let lines = crate::rig::soon("the agent has read it", || async {
+    let lines = soon("the agent has read it", || async {
         let lines = stage.dry_run().await?;
-        ensure!(lines != ["nothing would be changed"]);
+        ensure!(lines != ["nothing would be changed"], "it has not");
         Ok(lines)
     })
     .await?;
     // TCP, UDP and SCTP each have a number of their own.
     ensure!(lines.len() == 6, "{lines:#?}");
-    let ends = |verb: &str, at: std::net::SocketAddr| {
+    let ends = |verb: &str, at: SocketAddr| {
         let end = format!(" : {} . {} }}", at.ip(), at.port());
         lines
             .iter()

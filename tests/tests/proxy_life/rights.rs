@@ -13,9 +13,10 @@ use keelson_tests::util::PATIENCE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// As they are shipped.
 const UNIT: &str = include_str!("../../../packaging/keelson-proxy.service");
@@ -224,7 +225,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     let livez = http_get_from(world.node(), SocketAddr::from(([127, 0, 0, 1], 10256)), "/livez").await?;
     ensure!(livez.status == 200, "{}", livez.text());
     // Addresses.
-    let another: std::net::IpAddr = "192.168.77.7".parse()?;
+    let another: IpAddr = "192.168.77.7".parse()?;
     world.bind_to_node(another)?;
     soon("node ports answer at an address that is new", || async {
         let to = SocketAddr::new(another, 31_000);
@@ -251,7 +252,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
         .await?;
         loop {
             // One answer may be lost at the moment of the change.
-            match flow.ask(std::time::Duration::from_secs(2)).await? {
+            match flow.ask(Duration::from_secs(2)).await? {
                 Outcome::Answered { by, .. } if service.endpoints.contains(&by) => break,
                 Outcome::Answered { .. } | Outcome::Dropped => {}
                 other => bail!("{other:?}"),
@@ -261,7 +262,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     // Mending, and what needs the rights as well.
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
     soon("the table is back", || async {
-        ensure!(family_of(&stage.state().await?, Family::V4)?["mended"].as_u64() >= Some(1));
+        ensure!(family_of(&stage.state().await?, Family::V4)?["mended"].as_u64() >= Some(1), "it is not");
         Ok(())
     })
     .await?;
@@ -309,10 +310,7 @@ async fn without_any_right_it_says_so_and_does_nothing() -> Result<()> {
         let told = poor.command(&none, &["--dry-run"]).await?;
         ensure!(told.code == Some(1), "{told:?}");
         says(&told.err, &["CAP_NET_ADMIN"])?;
-        let told = poor.command(&none, &["cleanup"]).await;
-        drop(told);
         ensure!(node.nft(&["list", "tables"])?.is_empty() && kernel::generation(node)? == generation);
-        ensure!(Path::new(&poor.folder).exists());
     }
     Ok(())
 }
