@@ -6,13 +6,16 @@ use crate::rig::{Stage, family_of, says, soon};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::net::{Family, Outcome, Transport, http_get_from};
-use keelson_tests::util::PATIENCE;
+use keelson_tests::util::{PATIENCE, until};
 use serde_json::Value;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
 
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
@@ -148,16 +151,20 @@ async fn a_stale_state_is_said_and_stays_in_effect() -> Result<()> {
     traffic.finish().await.map(drop)
 }
 
-/// Answers everybody with this.
-fn nonsense(socket: &PathBuf, text: &'static [u8]) -> Result<tokio::task::JoinHandle<()>> {
+/// Answers everybody with this, and counts them.
+fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<AtomicUsize>)> {
     let listener =
         UnixListener::bind(socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
-    Ok(tokio::spawn(async move {
+    let asked = Arc::<AtomicUsize>::default();
+    let count = asked.clone();
+    let server = tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             // Whoever asks may leave at any time.
             let _ = stream.write_all(text).await;
+            count.fetch_add(1, Ordering::Relaxed);
         }
-    }))
+    });
+    Ok((server, asked))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,11 +185,13 @@ async fn nonsense_in_the_agents_place_harms_nothing() -> Result<()> {
         b"",
     ] {
         fs::remove_file(&socket)?;
-        let server = nonsense(&socket, text)?;
-        // One attempt and its pause at least.
+        let (server, asked) = nonsense(&socket, text)?;
+        until("the proxy has heard it, and comes again", || asked.load(Ordering::Relaxed) >= 2).await?;
         told(&stage, "it has no agent", without_agent).await?;
         traffic.beat().await?;
         server.abort();
+        // Nobody listens any more when it has ended.
+        let _ = server.await;
     }
     ensure!(kernel::generation(world.node())? == generation);
     stage.agent.start_live().await?;

@@ -25,7 +25,7 @@ fn staying() -> Vec<Service> {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..5]);
         plain.transports.push(Transport::Udp);
         plain.node_port = Some(31_000 + index);
-        plain.external.push(plain.marker(1));
+        plain.external.push(plain.own_external());
         let mut affine = Service::new(12 + index, family, &pool(family, 8081));
         affine.affinity = Some(600);
         all.extend([plain, affine]);

@@ -61,7 +61,17 @@ impl Service {
         SocketAddr::new(self.ip(), PORT)
     }
 
-    /// An external address that says which version of the Service it is of: once the kernel has it, it has that version.
+    /// An external address that no other Service has.
+    pub(crate) fn own_external(&self) -> IpAddr {
+        let [high, low] = self.number.to_be_bytes();
+        match self.family {
+            Family::V4 => Ipv4Addr::new(172, 30, high, low).into(),
+            Family::V6 => Ipv6Addr::new(0xfd00, 0xee, 0, 0, 0, 2, self.number, 0).into(),
+        }
+    }
+
+    /// An external address that says which version of the Service it is of: once the kernel has it, it has that version. For
+    /// numbers below 16.
     pub(crate) fn marker(&self, version: u16) -> IpAddr {
         match self.family {
             Family::V4 => {

@@ -17,7 +17,7 @@ fn services() -> Vec<Service> {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..4]);
         plain.node_port = Some(31_000 + index);
         plain.transports = Transport::ALL.into();
-        plain.external.push(plain.marker(1));
+        plain.external.push(plain.own_external());
         all.extend([plain, Service::new(12 + index, family, &[])]);
     }
     let mut affine = Service::new(20, Family::V4, &pool(Family::V4, 8081));

@@ -3,19 +3,19 @@
 
 use crate::kernel;
 use crate::model::{NODE_NAME, Service, meaning};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::net::plan::{NODE, NODE_CIDRS, SERVICE_CIDRS};
 use keelson_tests::net::{Family, KeelsonProxy, KeelsonProxyOptions, Namespace, World};
 use keelson_tests::peers;
 use keelson_tests::scratch::Scratch;
-use keelson_tests::util::{eventually, free_port};
+use keelson_tests::util::free_port;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::process::Command;
 
 /// What something may take that takes no time but on a machine that is very busy.
@@ -262,22 +262,23 @@ pub(crate) async fn run_inside(namespace: &Namespace, program: &Path, args: &[&s
     Ok(Told { out: text(&output.stdout), err: text(&output.stderr), code: output.status.code() })
 }
 
-/// Like [`eventually`], with a pause after each look: a look is a process.
+/// Tries until it is so, with a pause after each look: a look is a process. The last error is that of a whole look.
 pub(crate) async fn soon<T, F>(what: &str, mut check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
-    eventually(LONG, what, || {
-        let checked = check();
-        async move {
-            let outcome = checked.await;
-            if outcome.is_err() {
-                tokio::time::sleep(Duration::from_millis(100)).await;
+    let until = Instant::now() + LONG;
+    loop {
+        // A look that hangs must not hang the test.
+        let looked = tokio::time::timeout(LONG, check()).await;
+        match looked.unwrap_or_else(|_| Err(anyhow!("the look itself did not come to an end"))) {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() >= until => {
+                return Err(error.context(format!("waited {LONG:?} in vain: {what}")));
             }
-            outcome
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
-    })
-    .await
+    }
 }
 
 /// Fails unless every part is in the text.

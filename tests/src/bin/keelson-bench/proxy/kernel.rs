@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_tests::net::Namespace;
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NlasIterator, Parseable as _,
+};
 use netlink_packet_netfilter::nftables::{
     GenAttribute, GenMessage, NfTablesMessage, SetElementList, SetElementMessage,
 };
-use netlink_packet_netfilter::{
-    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
-};
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProtoFamily};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
@@ -30,6 +31,10 @@ const DATAGRAM_MAX: usize = 64 * 1024;
 const TRIES: u32 = 10;
 /// The number of `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
 const INTERRUPTED: u16 = 0x10;
+/// The length of `nfgenmsg`, after which the attributes begin.
+const GENERIC: usize = 4;
+/// `NFTA_SET_ELEM_LIST_ELEMENTS`.
+const ELEMENTS: u16 = 3;
 
 /// What of the rules is counted: a set or map of an IPv4 table.
 #[derive(Clone, Copy, Debug)]
@@ -70,13 +75,13 @@ impl Nft {
     pub(super) fn generation(&mut self) -> Result<u32> {
         let mut id = None;
         let question = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
-        let end = self.ask(0, question, |message| {
-            if let NfTablesMessage::NewGen(generation) = message {
-                id = generation.attributes.iter().find_map(|attribute| match attribute {
-                    GenAttribute::Id(id) => Some(*id),
-                    _ => None,
-                });
-            }
+        let end = self.ask(0, question, |attributes| {
+            let generation = GenMessage::parse(attributes).context("a generation that is none")?;
+            id = generation.attributes.iter().find_map(|attribute| match attribute {
+                GenAttribute::Id(id) => Some(*id),
+                _ => None,
+            });
+            Ok(())
         })?;
         id.with_context(|| format!("the kernel does not tell the generation of its rules: {end:?}"))
     }
@@ -88,14 +93,15 @@ impl Nft {
             let attributes =
                 vec![SetElementList::Table(set.table.to_owned()), SetElementList::Set(set.name.to_owned())];
             let question = NfTablesMessage::GetSetElement(SetElementMessage { attributes });
-            let end = self.ask(NLM_F_DUMP, question, |message| {
-                if let NfTablesMessage::NewSetElement(list) = message {
-                    for attribute in list.attributes {
-                        if let SetElementList::Elements(elements) = attribute {
-                            count += elements.len();
-                        }
+            let end = self.ask(NLM_F_DUMP, question, |attributes| {
+                // What the elements are is of no interest: there are very many of them.
+                for attribute in NlasIterator::new(attributes) {
+                    let attribute = attribute.context("an attribute that is none")?;
+                    if attribute.kind() == ELEMENTS {
+                        count += NlasIterator::new(attribute.value()).count();
                     }
                 }
+                Ok(())
             })?;
             match end {
                 End::Whole => return Ok(count),
@@ -107,11 +113,12 @@ impl Nft {
         bail!("{} changed whenever it was counted", set.name)
     }
 
+    /// Asks, and hands on the attributes of each message of the answer.
     fn ask(
         &mut self,
         flags: u16,
         question: NfTablesMessage,
-        mut each: impl FnMut(NfTablesMessage),
+        mut each: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<End> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
@@ -128,33 +135,26 @@ impl Nft {
             self.socket.recv(&mut self.received, 0).context("nf_tables does not answer")?;
             let mut rest = self.received.as_slice();
             while !rest.is_empty() {
-                let message = NetlinkMessage::<NetfilterMessage>::deserialize(rest)
-                    .context("nf_tables answers what is no message")?;
-                let length = message.header.length as usize;
-                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-                if message.header.sequence_number != self.sequence {
+                let message =
+                    NetlinkBuffer::new_checked(rest).context("nf_tables answers what is no message")?;
+                rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
+                if message.sequence_number() != self.sequence {
                     continue;
                 }
-                if message.header.flags & INTERRUPTED != 0 {
+                if message.flags() & INTERRUPTED != 0 {
                     end = End::Disturbed;
                 }
-                match message.payload {
-                    NetlinkPayload::InnerMessage(inner) => {
-                        if let NetfilterMessageInner::NfTables(message) = inner.inner {
-                            each(message);
-                        }
-                        if flags == 0 {
-                            return Ok(end);
-                        }
+                match message.message_type() {
+                    // Both begin with a number, which for an error is less than none.
+                    NLMSG_ERROR | NLMSG_DONE => {
+                        let number = message.payload().first_chunk().context("an end without a number")?;
+                        let number = i32::from_ne_bytes(*number);
+                        return Ok(if number < 0 { End::Failed(Errno::from_raw(-number)) } else { end });
                     }
-                    NetlinkPayload::Done(done) if done.code == 0 => return Ok(end),
-                    NetlinkPayload::Done(done) => {
-                        return Ok(End::Failed(Errno::from_raw(done.code.wrapping_neg())));
-                    }
-                    NetlinkPayload::Error(error) => {
-                        return Ok(End::Failed(Errno::from_raw(error.raw_code().wrapping_neg())));
-                    }
-                    _ => {}
+                    _ => each(message.payload().get(GENERIC..).unwrap_or_default())?,
+                }
+                if flags == 0 {
+                    return Ok(end);
                 }
             }
         }
