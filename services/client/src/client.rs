@@ -99,6 +99,12 @@ impl Client {
         self.troubles.on_trouble(Box::new(callback));
     }
 
+    /// Calls this when a state has come and was taken after errors, though it may be the state from before them, of which
+    /// the consumer is told nothing.
+    pub fn on_recovery(&mut self, callback: impl FnMut() + Send + 'static) {
+        self.troubles.on_recovery(Box::new(callback));
+    }
+
     /// Where it stands: what [`Options::instance_id`] and [`Options::rev`] resume from.
     #[must_use]
     pub fn position(&self) -> &Position {

@@ -30,11 +30,13 @@ pub struct Trouble<'a> {
 }
 
 pub(crate) type Callback = Box<dyn FnMut(&Trouble<'_>) + Send>;
+pub(crate) type Recovery = Box<dyn FnMut() + Send>;
 
 /// A row of errors.
 pub(crate) struct Troubles {
     longest_pause: Duration,
     callback: Option<Callback>,
+    recovery: Option<Recovery>,
     attempts: u64,
     /// Kinds of errors that were said in this row.
     said: Vec<Discriminant<Error>>,
@@ -51,11 +53,23 @@ impl fmt::Debug for Troubles {
 
 impl Troubles {
     pub(crate) fn new(longest_pause: Duration) -> Self {
-        Self { longest_pause, callback: None, attempts: 0, said: Vec::new(), last: None, failing: false }
+        Self {
+            longest_pause,
+            callback: None,
+            recovery: None,
+            attempts: 0,
+            said: Vec::new(),
+            last: None,
+            failing: false,
+        }
     }
 
     pub(crate) fn on_trouble(&mut self, callback: Callback) {
         self.callback = Some(callback);
+    }
+
+    pub(crate) fn on_recovery(&mut self, callback: Recovery) {
+        self.recovery = Some(callback);
     }
 
     /// Notes an error, and returns how long to wait.
@@ -88,6 +102,9 @@ impl Troubles {
     pub(crate) fn well(&mut self) {
         if mem::take(&mut self.failing) {
             tracing::info!(attempts = self.attempts, "endpoints are followed again");
+            if let Some(callback) = &mut self.recovery {
+                callback();
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use keelson_cri::listen::Bound;
 use keelson_proxy::{
     addresses,
     nft::kernel::{Netlink, Tables},
-    once::{Offline, cleanup},
+    once::{Leftovers, Offline, cleanup},
     options::{DetectLocal, Options},
     run::{Doors, run as run_backend},
 };
@@ -31,7 +31,6 @@ use crate::{
 
 /// `keelson proxy`.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Examples:\n  \
     keelson proxy --backend nft                       make Services work on this node\n  \
     keelson proxy --backend nft --dry-run             say what that would change\n  \
@@ -54,7 +53,7 @@ enum ProxyCommand {
     Look(ProxyLook),
     /// Remove every rule that a proxy of Keelson made on this node. Services stop working until something makes them again.
     Cleanup {
-        /// Also remove the tables that a kube-proxy in its mode nftables left.
+        /// Remove the tables that a kube-proxy in its mode nftables left, and none of ours.
         #[arg(long)]
         kube_proxy: bool,
     },
@@ -85,6 +84,20 @@ struct RunArgs {
 }
 
 impl RunArgs {
+    /// The first flag that is there, to refuse it where it would do nothing.
+    fn given(&self) -> Option<&'static str> {
+        [
+            ("--backend", self.backend.is_some()),
+            ("--target", self.target.is_some()),
+            ("--nodeport-addresses", self.nodeport_addresses.is_some()),
+            ("--cluster-cidr", self.cluster_cidr.is_some()),
+            ("--print", self.print),
+            ("--dry-run", self.dry_run),
+        ]
+        .into_iter()
+        .find_map(|(flag, given)| given.then_some(flag))
+    }
+
     fn into_settings(self, mut settings: SettingsArgs) -> SettingsArgs {
         for (key, value) in [
             ("backend", self.backend),
@@ -104,6 +117,10 @@ impl RunArgs {
 /// It cannot start or go on; the running one cannot be asked.
 pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if let (Some(_), Some(flag)) = (&args.command, args.run.given()) {
+        cli::complain(&format!("keelson: {flag} is for running a proxy, and does nothing here"));
+        return Ok(ExitCode::from(2));
+    }
     match args.command {
         Some(ProxyCommand::Look(look)) => runtime.block_on(cli::run_proxy_look(look, &args.settings)),
         Some(ProxyCommand::Cleanup { kube_proxy }) => clean_up(kube_proxy),
@@ -127,7 +144,8 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
-    let removed = cleanup(&mut Netlink::open()?, kube_proxy)?;
+    let whose = if kube_proxy { Leftovers::KubeProxy } else { Leftovers::Keelson };
+    let removed = cleanup(&mut Netlink::open()?, whose)?;
     for table in &removed {
         cli::print(&format!("removed table {table}"))?;
     }
@@ -179,11 +197,13 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     let proxy = &settings.proxy;
     let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
     let http = match proxy.http {
-        Some(address) => Some(
-            TcpListener::bind(address)
-                .await
-                .with_context(|| format!("cannot listen at {address} (proxy.http)"))?,
-        ),
+        // Services are worth more than a page.
+        Some(address) => TcpListener::bind(address)
+            .await
+            .inspect_err(
+                |error| tracing::warn!(%address, %error, "there is no page: proxy.http cannot be had"),
+            )
+            .ok(),
         None => None,
     };
     let target = target(&settings)?;

@@ -3,7 +3,7 @@
 //! Owns: [`Offline`], a programmer that is given one state and brings nothing to the kernel. In: a whole state of the agent.
 //! Out: text, or the end of our tables.
 
-use std::{collections::HashSet, fmt, time::Instant};
+use std::{fmt, time::Instant};
 
 use keelson_client::State;
 
@@ -140,16 +140,27 @@ const fn set(op: &Op) -> crate::nft::element::SetName {
     }
 }
 
-/// Removes our tables, and with `kube_proxy` those that a kube-proxy (mode nftables) left. Says which there were.
+/// Whose tables are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leftovers {
+    /// Ours.
+    Keelson,
+    /// Those of a kube-proxy in its mode nftables; ours stay.
+    KubeProxy,
+}
+
+/// Removes tables. Says which there were.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn cleanup(tables: &mut dyn Tables, kube_proxy: bool) -> Result<Vec<String>, KernelError> {
+pub fn cleanup(tables: &mut dyn Tables, whose: Leftovers) -> Result<Vec<String>, KernelError> {
     let mut removed = Vec::new();
-    let names: HashSet<&str> =
-        [Some(TABLE), kube_proxy.then_some(KUBE_PROXY_TABLE)].into_iter().flatten().collect();
+    let wanted = match whose {
+        Leftovers::Keelson => TABLE,
+        Leftovers::KubeProxy => KUBE_PROXY_TABLE,
+    };
     for (family, name) in tables.tables()? {
-        if names.contains(name.as_str()) {
+        if name == wanted {
             tables.delete_table(family, &name)?;
             let prefix = match family {
                 Family::V4 => "ip",

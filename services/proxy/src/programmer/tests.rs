@@ -17,6 +17,7 @@ use crate::{
         kernel::{Found, Generation, Netlink},
         strangers::strangers,
     },
+    once::{Leftovers, cleanup},
     options::DetectLocal,
     testing::in_namespace,
 };
@@ -35,6 +36,8 @@ struct Script(Arc<Mutex<(VecDeque<Fault>, usize)>>);
 enum Fault {
     /// The kernel refuses, and has nothing of it.
     Refused(Errno),
+    /// The kernel has not what is needed.
+    Unsupported,
     /// The kernel has it, and nobody hears of that.
     Lost,
     /// All is well.
@@ -60,6 +63,9 @@ impl Tables for Flaky {
         };
         match fault {
             Fault::Refused(errno) => Err(KernelError::Transaction { family, changes: changes.len(), errno }),
+            Fault::Unsupported => {
+                Err(KernelError::Unsupported { feature: "numgen".to_owned(), errno: Errno::ENOENT })
+            }
             Fault::Lost => {
                 self.kernel.commit(family, changes)?;
                 Err(KernelError::Undecided { family, changes: changes.len() })
@@ -202,6 +208,20 @@ fn the_kernel_is_asked_for_everything_before_anything_stays() {
         let stage = Stage::open();
         assert_eq!(stage.script.commits(), 2, "one rehearsal for each family");
         assert_eq!(nft(&["list", "tables"]), "", "nothing of them stays");
+    });
+}
+
+#[test]
+fn a_kernel_that_lacks_something_is_told_of_and_gets_nothing() {
+    in_namespace("unsupported", || {
+        let script = Script::default();
+        // All is well in IPv4.
+        script.next(&[Fault::None, Fault::Unsupported]);
+        let tables = Flaky { kernel: Netlink::open().unwrap(), script };
+        let error = Programmer::open(Box::new(tables), options()).unwrap_err();
+        assert_eq!(error.kind(), crate::nft::kernel::Kind::Fatal);
+        assert!(error.to_string().contains("this kernel has no numgen"), "{error}");
+        assert_eq!(nft(&["list", "tables"]), "");
     });
 }
 
@@ -470,10 +490,10 @@ fn tables_of_others_are_never_touched() {
         stage.set(1, 0, 3);
         stage.whole();
         assert_eq!(theirs(), before);
-        let removed = crate::once::cleanup(stage.programmer.tables(), false).unwrap();
+        let removed = cleanup(stage.programmer.tables(), Leftovers::Keelson).unwrap();
         assert_eq!(removed, ["ip keelson", "ip6 keelson"]);
         assert_eq!(theirs(), before);
-        assert_eq!(crate::once::cleanup(stage.programmer.tables(), true).unwrap(), ["ip kube-proxy"]);
+        assert_eq!(cleanup(stage.programmer.tables(), Leftovers::KubeProxy).unwrap(), ["ip kube-proxy"]);
         assert_eq!(nft(&["list", "tables"]), "table ip mine\n");
     });
 }

@@ -69,7 +69,7 @@ fn clean_family(family: Family, frontends: &UdpFrontends, metrics: &ProxyMetrics
                 tracing::warn!(%family, %error, failed = cleaned.failed, "stale UDP flows could not be deleted");
             }
             if cleaned.deleted > 0 {
-                tracing::info!(%family, deleted = cleaned.deleted, "UDP flows to endpoints that are gone were deleted");
+                tracing::debug!(%family, deleted = cleaned.deleted, "UDP flows to endpoints that are gone were deleted");
             }
         }
         Err(error) => {

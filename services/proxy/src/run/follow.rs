@@ -83,6 +83,9 @@ async fn work(
     client.cancel_with(stop);
     let troubled = shared.clone();
     client.on_trouble(move |trouble| troubled.link(Link::Failing(trouble.error.to_string())));
+    // An agent that is back with the state from before has nothing to tell the consumer.
+    let recovered = shared.clone();
+    client.on_recovery(move || recovered.link(Link::Following));
     let mut consumer = Consumer::new(shared.clone(), cleaner.clone());
     tokio::select! {
         _ = client.run(&mut consumer) => None,

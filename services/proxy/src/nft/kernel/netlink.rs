@@ -52,6 +52,9 @@ const SEND_BUFFER: usize = 16 * 1024 * 1024;
 /// After so long without an answer there will be none: the kernel answers a dump piece by piece, each within milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
+/// `NFT_SET_INTERVAL`.
+const INTERVAL: u32 = 4;
+
 /// The table is read so often before giving up because the rules change all the time.
 const READS: u32 = 16;
 
@@ -312,7 +315,8 @@ impl Netlink {
                 description.foreign_elements |= fresh.foreign || !readable;
                 whole = match counts.get(&set) {
                     // Intervals are kept in trees, which are not enlarged, and counted by their ends.
-                    _ if set.is_interval() || !readable => true,
+                    // What is there may be otherwise than it shall be.
+                    _ if description.flags & INTERVAL != 0 || !readable => true,
                     Some(count) => *count == description.count,
                     None => fresh.count == 0,
                 };
