@@ -6,6 +6,7 @@
 
 mod agent;
 mod cli;
+mod memory;
 mod proxy;
 mod settings;
 

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     agent::{logs, panics, systemd},
     cli::{self, ProxyLook},
+    memory,
     settings::SettingsArgs,
 };
 
@@ -192,6 +193,7 @@ async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
 async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCode> {
     let ProxyBackend::Nft = settings.proxy.backend;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), backend = "nft", "keelson proxy starts");
+    memory::give_back();
     let stop = CancellationToken::new();
     end_on_signals(stop.clone())?;
     let proxy = &settings.proxy;

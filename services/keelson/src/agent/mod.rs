@@ -78,6 +78,7 @@ async fn agent(
 ) -> anyhow::Result<ExitCode> {
     let settings = loaded.settings.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "keelson starts");
+    crate::memory::give_back();
     let mut signals = Signals::new()?;
     let (mut running, sockets) = start(loaded, inherited).await?;
     systemd::ready(&settings);
