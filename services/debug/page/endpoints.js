@@ -120,7 +120,7 @@ function updateBackend(row, backend, state, clock) {
   text(why, [backend.silent ? `${backend.state} before` : "", backend.reason].filter(Boolean).join(" · "));
   why.classList.toggle("error", tone === "bad");
   const rev = partOf(row, "rev");
-  const none = backend.rev === 0 && backend.instance_id === 0;
+  const none = backend.rev === 0 && backend.instance_id === "0";
   text(rev, none ? "none yet" : backend.behind ? `${number(backend.behind)} behind` : `at ${number(backend.rev)}`);
   rev.dataset.tone = backend.behind ? "busy" : "";
   attribute(rev, "title", `revision ${backend.rev} is in effect, the newest is ${state.rev}`);

@@ -68,6 +68,10 @@ fn introduce(stage: &mut Stage, folder: &Folder) {
          What Services mean on this node comes from {run}/manifests; change a file and see:\n\n\
          \x20   {keelson} watch --target {target}\n\
          \x20   {keelson} endpoints explain default/shop --socket unix://{run}/debug.sock\n\n\
+         A proxy makes rules of it, here in a network namespace in which it harms nobody:\n\n\
+         \x20   ip netns add keelson-try\n\
+         \x20   ip netns exec keelson-try {keelson} proxy --backend nft --target {target} --set proxy.listen=unix://{run}/proxy.sock &\n\
+         \x20   {keelson} proxy explain 10.96.10.1:80 --socket unix://{run}/proxy.sock\n\n\
          Nothing is lost when the agent is killed: places in the queue, finished layers and partial ones are kept. Ctrl-C ends everything.\n",
         url = stage.agent.url(),
         command = command(stage),
