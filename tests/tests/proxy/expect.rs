@@ -201,8 +201,16 @@ impl Case {
 
     /// Waits until the table holds, for changes that no sentinel tells of, and holds it against the world once more.
     pub(crate) async fn soon_all(&self, table: Vec<(Asker, Target, Want)>) -> Result<()> {
-        self.soon("the table holds", || self.all(table.clone())).await?;
-        self.all(table).await
+        // What was there before may choose by chance, a few times, only those that are wanted now.
+        let table = &table;
+        self.soon("the table holds", || async move {
+            for _ in 0..4 {
+                self.all(table.clone()).await?;
+            }
+            Ok(())
+        })
+        .await?;
+        self.all(table.clone()).await
     }
 
     /// Waits until the proxy has made everything true that was written before: a Service and its slices that are written
