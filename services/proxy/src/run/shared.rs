@@ -18,7 +18,7 @@ use crate::{
     health::{Health, HealthChecks, ListenOn, ServiceHealthCheck},
     metrics::ProxyMetrics,
     model::Family,
-    nft::{kernel::TABLE, strangers::strangers},
+    nft::{element::SetName, kernel::TABLE, strangers::strangers},
     programmer::{Programmer, Synced},
 };
 
@@ -196,6 +196,9 @@ impl Shared {
         let counts = Family::ALL.map(|family| programmer.side(family).programme.plan().counts());
         let failing = programmer.is_failing();
         drop(programmer);
+        for (family, counts) in Family::ALL.into_iter().zip(&counts) {
+            self.metrics.elements(family, SetName::ALL.iter().map(|&set| counts.elements(set)).sum());
+        }
         let mut standing = self.standing();
         for done in synced.iter().filter(|done| done.result.is_ok()) {
             standing.synced_unix_ms[done.family as usize] = unix_ms();

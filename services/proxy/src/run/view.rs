@@ -120,17 +120,6 @@ impl ProxyView for View {
     }
 
     async fn metrics(&self) -> String {
-        let counted = self
-            .ask(|programmer| {
-                Family::ALL.map(|family| {
-                    let counts = programmer.side(family).programme.plan().counts();
-                    SetName::ALL.iter().map(|set| counts.elements(*set)).sum::<usize>()
-                })
-            })
-            .await;
-        for (family, elements) in Family::ALL.into_iter().zip(counted.unwrap_or_default()) {
-            self.shared.metrics.elements(family, elements);
-        }
         let mut text = String::new();
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
             Ok(()) => text,
