@@ -100,7 +100,13 @@ impl Node {
     }
 
     pub(super) fn send(&self, from: u16, to: IpAddr, port: u16) {
-        let socket = UdpSocket::bind((self.client, from)).unwrap();
+        // A program that another test is about to start has the sockets of this process until it is there.
+        let socket = loop {
+            match UdpSocket::bind((self.client, from)) {
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => std::thread::yield_now(),
+                bound => break bound.unwrap(),
+            }
+        };
         socket.send_to(b"?", (to, port)).unwrap();
     }
 
