@@ -88,6 +88,14 @@ pub enum StoreError {
         /// How long was waited.
         seconds: u64,
     },
+    /// The store is not open: its disk refuses or hangs, another process holds it, or it has been closed.
+    #[error("the state store {path} is not open: {reason}")]
+    NotOpen {
+        /// The store's folder.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
     /// What is on disk no longer is what was acknowledged.
     #[error("the state store {path} is damaged: {reason}; the next start moves it aside and begins anew")]
     Damaged {

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Name of the thread that calls into sled.
-const THREAD_NAME: &str = "keelson-storage";
+pub(crate) const THREAD_NAME: &str = "keelson-storage";
 /// Names of sled's own threads begin with this.
 const SLED_THREADS: &str = "sled-";
 

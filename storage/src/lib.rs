@@ -4,8 +4,10 @@
 //! [`Batch`]es of records, out goes "it is on the disk" or a typed error, and at start the records that were
 //! acknowledged before. What the records mean is the business of the actors: to this crate a value is bytes.
 //!
-//! * [`StateStore`] is what actors are given, [`SledStore`] is what the agent runs on, [`MemoryStore`] is for
+//! * [`StateStore`] is what actors are given, [`SledStore`] is the one on disk, [`MemoryStore`] is for
 //!   tests and for an agent that shall leave nothing behind. Both pass one contract suite.
+//! * [`DeferredStore`] opens a store in the background and never makes a caller wait for a disk that hangs: the
+//!   agent runs on it.
 //! * [`open`] takes the folder's lock, refuses a store of a newer schema without touching it, migrates an older
 //!   one, and moves a damaged one aside. It says which of these happened in [`Outcome`].
 //!
@@ -27,6 +29,7 @@
 //! on a thread that catches panics and turns them into errors. A process-wide panic hook that ends the process
 //! has to leave those alone: ask [`panic_is_guarded`] first.
 
+mod deferred;
 mod engine;
 mod error;
 mod generation;
@@ -40,6 +43,7 @@ mod sled_store;
 mod store;
 mod table;
 
+pub use deferred::{CALL_LIMIT, DeferredStore, Opener, StoreState};
 pub use error::{OpenError, StoreError};
 pub use guard::panic_is_guarded;
 pub use manifest::{Manifest, ManifestError};

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::deferred::text_of;
 use crate::engine::{Engine, EngineError, Totals, size_of_tree};
 use crate::error::StoreError;
 use crate::generation;
@@ -107,7 +108,7 @@ impl SledStore {
     fn note<R>(&self, result: Result<R, StoreError>) -> Result<R, StoreError> {
         if let Err(error) = &result {
             let mut facts = self.facts();
-            let text = with_sources(error);
+            let text = text_of(error);
             tracing::error!(error = text, "the state store failed");
             facts.last_error = Some(text);
             facts.errors += 1;
@@ -318,18 +319,6 @@ impl Drop for SledStore {
             std::mem::forget(self.lock.take());
         }
     }
-}
-
-/// The error and what it stems from, in one line.
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
+use crate::deferred::StoreState;
 use crate::error::StoreError;
 use crate::table::{Batch, Table, printable_key};
 
@@ -30,6 +32,12 @@ pub trait StateStore: Send + Sync + 'static {
 
     /// What an operator wants to know. Never waits for the disk's writes.
     fn stats(&self) -> StoreStats;
+
+    /// Whether records are durable now, and each change of that. A store that is open from the start and cannot
+    /// tell is [`StoreState::Open`] for good.
+    fn subscribe(&self) -> watch::Receiver<StoreState> {
+        watch::channel(StoreState::Open).1
+    }
 }
 
 /// What a store tells about itself.

@@ -1,0 +1,205 @@
+//! Owns the thread of a [`super::DeferredStore`]: the opened store and the time of the next attempt to open it.
+//! In come jobs, one at a time; out go their results and the changes of state.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::{Opener, Shared, StoreState, text_of};
+use crate::error::{OpenError, StoreError};
+use crate::guard::THREAD_NAME;
+use crate::store::StateStore;
+use crate::table::{Batch, Table};
+
+/// Pause after the first failed attempt; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause while another process holds the folder: it is usually about to end.
+const LONGEST_PAUSE_IN_USE: Duration = Duration::from_secs(1);
+/// Longest pause after any other failure.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// How often a disk that hangs is asked whether it answers. The question itself waits for it.
+const CHECK_HUNG_EVERY: Duration = Duration::from_secs(1);
+/// How often a store that fails is tried, in case nobody else writes.
+const CHECK_FAILING_EVERY: Duration = Duration::from_secs(5);
+/// A record that does not exist; deleting it is a write like any other.
+const CHECK_KEY: &[u8] = b"write_check";
+
+/// Work on the store, if it is open. `None`: it was not done.
+pub(super) type Work = Box<dyn FnOnce(Option<&dyn StateStore>) -> Option<Result<(), Failure>> + Send>;
+
+/// Why a call failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The disk refused; another call may succeed.
+    Refused(String),
+    /// The disk does not answer; another call would wait as well.
+    Hung(String),
+}
+
+impl Failure {
+    pub(super) fn of(error: &StoreError) -> Self {
+        let text = text_of(error);
+        if matches!(error, StoreError::TimedOut { .. }) { Self::Hung(text) } else { Self::Refused(text) }
+    }
+}
+
+pub(super) enum Job {
+    Run(Work),
+    /// Look at the state again.
+    Wake,
+    Close(SyncSender<()>),
+}
+
+pub(super) struct StoreThread {
+    shared: Arc<Shared>,
+    queue: Receiver<Job>,
+    opener: Opener,
+    store: Option<Arc<dyn StateStore>>,
+    /// Why the last call failed, if it did.
+    failed: Option<Failure>,
+    /// Pause after the next failed attempt to open.
+    pause: Duration,
+}
+
+impl StoreThread {
+    pub(super) fn spawn(shared: Arc<Shared>, queue: Receiver<Job>, opener: Opener) -> io::Result<()> {
+        let this = Self { shared, queue, opener, store: None, failed: None, pause: FIRST_PAUSE };
+        // By this name a panic is known to be guarded.
+        thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || this.run()).map(drop)
+    }
+
+    fn run(mut self) {
+        let mut next_try = Instant::now();
+        loop {
+            if self.store.is_none() && Instant::now() >= next_try {
+                next_try = Instant::now() + self.try_open();
+            }
+            let job = match self.wait_for_job(next_try) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Timeout) if self.store.is_some() => Job::Run(check()),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return self.close(),
+            };
+            match job {
+                Job::Run(work) => self.perform(work),
+                Job::Wake => self.show(),
+                Job::Close(done) => {
+                    self.close();
+                    // The caller may have given up waiting.
+                    let _ = done.send(());
+                    return;
+                }
+            }
+        }
+    }
+
+    fn wait_for_job(&self, next_try: Instant) -> Result<Job, RecvTimeoutError> {
+        match (&self.store, &self.failed) {
+            (Some(_), None) => self.queue.recv().map_err(RecvTimeoutError::from),
+            (Some(_), Some(Failure::Refused(_))) => self.queue.recv_timeout(CHECK_FAILING_EVERY),
+            (Some(_), Some(Failure::Hung(_))) => self.queue.recv_timeout(CHECK_HUNG_EVERY),
+            (None, _) => self.queue.recv_timeout(next_try.saturating_duration_since(Instant::now())),
+        }
+    }
+
+    /// One attempt to open the store. Returns the pause before the next one.
+    fn try_open(&mut self) -> Duration {
+        self.shared.change(|state| match state {
+            StoreState::Unavailable { reason, since, .. } => {
+                Some(StoreState::Unavailable { reason: reason.clone(), since: *since, next_try: None })
+            }
+            _ => None,
+        });
+        let opener = &mut self.opener;
+        let (reason, longest) = match catch_unwind(AssertUnwindSafe(opener)) {
+            Ok(Ok(store)) => {
+                *self.shared.stats() = store.stats();
+                self.store = Some(store);
+                self.pause = FIRST_PAUSE;
+                self.show();
+                return Duration::ZERO;
+            }
+            Ok(Err(error @ OpenError::InUse { .. })) => (text_of(&error), LONGEST_PAUSE_IN_USE),
+            Ok(Err(error)) => (text_of(&error), LONGEST_PAUSE),
+            Err(_) => ("opening it panicked; the log says where".to_owned(), LONGEST_PAUSE),
+        };
+        let pause = self.pause.min(longest);
+        self.pause = pause.saturating_mul(2).min(longest);
+        let now = SystemTime::now();
+        let mut is_new = false;
+        self.shared.change(|state| {
+            is_new = state.reason() != Some(&reason);
+            let since = state.since().unwrap_or(now);
+            Some(StoreState::Unavailable { reason: reason.clone(), since, next_try: Some(now + pause) })
+        });
+        if is_new {
+            tracing::error!(reason, "cannot open the state store; retrying in the background");
+        }
+        pause
+    }
+
+    fn perform(&mut self, work: Work) {
+        let Some(store) = self.store.clone() else {
+            work(None);
+            return;
+        };
+        match catch_unwind(AssertUnwindSafe(|| work(Some(&*store)))) {
+            Ok(Some(result)) => self.failed = result.err(),
+            Ok(None) => {}
+            Err(_) => self.failed = Some(Failure::Refused("a call panicked; the log says where".to_owned())),
+        }
+        if !matches!(self.failed, Some(Failure::Hung(_))) {
+            *self.shared.stats() = store.stats();
+        }
+        self.show();
+    }
+
+    /// Shows whether the store does what it is asked.
+    fn show(&self) {
+        if self.store.is_none() {
+            return;
+        }
+        let now = SystemTime::now();
+        let changed = self.shared.change(|state| {
+            let since = state.since().unwrap_or(now);
+            Some(match self.failed.clone() {
+                None => StoreState::Open,
+                Some(Failure::Refused(reason)) => StoreState::Failing { reason, since },
+                Some(Failure::Hung(reason)) if state.is_open() => {
+                    StoreState::Unavailable { reason, since, next_try: None }
+                }
+                // It is known already, maybe in other words.
+                Some(Failure::Hung(_)) => state.clone(),
+            })
+        });
+        let path = self.shared.path.display();
+        match &self.failed {
+            None if changed => tracing::info!(%path, "state store open"),
+            Some(Failure::Refused(reason)) if changed => {
+                tracing::error!(%path, reason, "state store failing")
+            }
+            Some(Failure::Hung(reason)) if changed => {
+                tracing::error!(%path, reason, "state store unavailable")
+            }
+            _ => {}
+        }
+    }
+
+    fn close(&mut self) {
+        // Closing may block and, with sled, panic.
+        let store = self.store.take();
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(store)));
+    }
+}
+
+/// A write that changes nothing.
+fn check() -> Work {
+    Box::new(|store| {
+        let mut batch = Batch::new();
+        batch.delete(Table::Meta, CHECK_KEY);
+        Some(store?.apply(&batch).map_err(|error| Failure::of(&error)))
+    })
+}
