@@ -152,13 +152,13 @@ impl PullCoordinator {
             // The pipeline keeps these.
             Effect::Persist(_) => {}
             Effect::CheckPresent { pull, call } => self.runtime.deliver(CheckPresent { pull, call }),
-            Effect::Start { pull, attempt, call, lease, option } => {
+            Effect::Start { pull, attempt, call, lease, option, present } => {
                 let waited = self.core.waited(pull, self.clock.now());
                 if attempt == 1 {
                     self.metrics.wait.observe(waited.as_secs_f64());
                 }
                 let request = RuntimePull { call, lease, option };
-                self.runtime.deliver(Pull { pull, attempt, request, waited });
+                self.runtime.deliver(Pull { pull, attempt, request, waited, present });
             }
             Effect::Cancel { pull, attempt } => self.runtime.deliver(CancelPull { pull, attempt }),
             Effect::Reply { caller, answer } => {

@@ -46,8 +46,8 @@ impl Pipeline {
                 self.next.push(write);
                 None
             }
-            // Answers and notes promise nothing that has to be on disk.
-            Effect::Reply { .. } | Effect::Note(_) => Some(effect),
+            // Answers, questions and notes promise nothing that has to be on disk.
+            Effect::Reply { .. } | Effect::CheckPresent { .. } | Effect::Note(_) => Some(effect),
             effect if !self.next.is_empty() => {
                 self.after.push(effect);
                 None

@@ -30,7 +30,8 @@ use super::{
     core::{Core, Effect, Event, Health},
     report::ImageCache,
     types::{
-        Capabilities, PROBE_BACKOFF, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo, RuntimePull,
+        Capabilities, PROBE_BACKOFF, Phase, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo,
+        RuntimePull,
     },
 };
 use crate::{
@@ -47,6 +48,8 @@ const PRESENCE_CHECKS: usize = 16;
 /// A pull is not looked at before it is this old: most small images are done by then, and nobody
 /// has had the time to look.
 const PROGRESS_AFTER: Duration = Duration::from_millis(1500);
+/// How often the progress of a pull beside the limit is read until it downloads.
+const PRESENT_READING: Duration = Duration::from_millis(50);
 /// The size of a pulled image, for the kubelet's metric, is asked for so long after the pull: a burst
 /// of pulls must not compete with questions about those that are done.
 const SIZE_AFTER: Duration = Duration::from_secs(2);
@@ -62,6 +65,8 @@ verbs! {
         request: RuntimePull,
         /// How long its first caller has waited already, for the kubelet's metric.
         waited: Duration,
+        /// Its image is present, so it is not counted: tell at once when it turns out to be a download.
+        present: bool,
     }
     /// Stop an attempt; nothing comes back.
     CancelPull => () {
@@ -341,6 +346,14 @@ impl RuntimeClient {
         self.read_progress(ctx);
     }
 
+    /// How to notice that a pull downloads; none before a runtime without readings.
+    fn download(&self, pull: PullId, lease: Option<String>) -> Option<DownloadWatch> {
+        let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
+        let (runtime, coordinator) = (self.runtime.clone(), self.coordinator.clone());
+        let watch = |lease| Some(DownloadWatch { runtime, coordinator: coordinator?, pull, lease });
+        lease.filter(|_| content).and_then(watch)
+    }
+
     fn forget(&mut self, pull: PullId, attempt: u32) {
         if let Some(running) = self.running.remove(&(pull, attempt)) {
             running.wanted.set(false);
@@ -369,6 +382,32 @@ impl Supervised for RuntimeClient {
         // Each task's guard tells the coordinator that its pull is lost.
         for (_, running) in self.running.drain() {
             running.task.abort();
+        }
+    }
+}
+
+/// Notices that the pull of a present image is a download: its tag has moved.
+struct DownloadWatch {
+    runtime: Arc<dyn Runtime>,
+    coordinator: Mailbox<PullCoordinator>,
+    pull: PullId,
+    lease: String,
+}
+
+impl DownloadWatch {
+    /// Reads the progress every [`PRESENT_READING`] until something is being downloaded, and tells that. Never ends: it
+    /// is dropped with the pull. An image that is present is pulled within a few of these readings.
+    async fn notice(self) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep(PRESENT_READING).await;
+            let Ok(read) = self.runtime.progress(vec![self.lease.clone()]).await else { continue };
+            let Some((_, progress)) = read.into_iter().find(|(lease, _)| *lease == self.lease) else {
+                continue;
+            };
+            if progress.phase == Phase::Downloading {
+                self.coordinator.deliver(PullProgress { pull: self.pull, progress });
+                std::future::pending::<()>().await;
+            }
         }
     }
 }
@@ -410,7 +449,7 @@ impl Handler<Pull> for RuntimeClient {
 
     fn handle(&mut self, message: Pull, ctx: &mut Context<Self>) {
         let _handling = self.recorder().handling::<Pull>();
-        let Pull { pull, attempt, request, waited } = message;
+        let Pull { pull, attempt, request, waited, present } = message;
         let lease = request.lease.clone();
         let call = request.call.clone();
         let runtime = self.runtime.clone();
@@ -422,11 +461,18 @@ impl Handler<Pull> for RuntimeClient {
         let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
         let since = Instant::now();
         let turns = self.presence.clone();
+        let download = self.download(pull, lease.clone()).filter(|_| present);
         let task = actix::spawn(async move {
             if let Some(dropping) = dropping {
                 dropping.await;
             }
-            let (reply, lost) = runtime.pull(request).await;
+            let (reply, lost) = match download {
+                Some(download) => tokio::select! {
+                    ended = runtime.pull(request) => ended,
+                    never = download.notice() => match never {},
+                },
+                None => runtime.pull(request).await,
+            };
             let failed = reply.result.is_err();
             metrics.operation("pull_image", since.elapsed(), failed);
             let reply = Arc::new(reply);

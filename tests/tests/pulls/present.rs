@@ -7,8 +7,14 @@ use keelson_tests::containerd::Kind;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::{ImageSpec, LARGE, LayerSpec, TINY};
 use keelson_tests::on_both_runtimes;
+use keelson_tests::proxy::{Fault, Match};
 
-on_both_runtimes!(case_05_a_present_image_passes_a_full_queue, case_05_a_tag_that_moved_is_counted);
+on_both_runtimes!(
+    case_05_a_present_image_passes_a_full_queue,
+    case_05_a_tag_that_moved_is_counted,
+    i13_a_present_image_is_not_counted_on_an_idle_node,
+    i13_a_tag_that_moved_is_noticed_within_a_progress_interval
+);
 
 async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1)).await?;
@@ -61,6 +67,48 @@ async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
     ensure!(!moved.is_finished(), "it ended without a slot");
     rig.node.proxy.remove(hold);
     assert_eq!(first.await??, stalled.config.0);
+    assert_eq!(moved.await??, after.config.0);
+    assert_eq!(rig.records().full_fetches(&after.layers[0]), 1);
+    rig.idle().await
+}
+
+/// I13: no slot is in use, and the pull of a present image takes none: another image gets the only slot meanwhile.
+async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::limit(1)).await?;
+    let images = rig.node.push_many("idle", 2, TINY).await?;
+    let [there, other] = images.as_slice() else { unreachable!("two were pushed") };
+    rig.begin(there).await??;
+    rig.idle().await?;
+    let asks_registry = rig.node.proxy.rule(Match::manifests().repo(&there.repo), Fault::Hang);
+    let name = rig.node.name(there);
+    let going = rig.begin(there);
+    let seen =
+        rig.see("it runs beside the limit", |pulls| pulls.state(&name) == Some("running_present")).await?;
+    ensure!((seen.running, seen.queued) == (0, 0), "{seen:?}");
+    assert_eq!(rig.begin(other).await??, other.config.0);
+    ensure!(!going.is_finished(), "it ended without its registry");
+    rig.node.proxy.remove(asks_registry);
+    assert_eq!(going.await??, there.config.0);
+    assert_eq!(rig.records().full_fetches(&there.layers[0]), 1);
+    rig.idle().await
+}
+
+/// I13: the readings of `pulls.progress_interval` come too late to say that a tag has moved.
+async fn i13_a_tag_that_moved_is_noticed_within_a_progress_interval(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::limit(1).set("pulls.progress_interval", "1m")).await?;
+    let spec = ImageSpec::single("moving", TINY);
+    let before = spec.push(rig.node.registry.address(), None).await?;
+    assert_eq!(rig.begin(&before).await??, before.config.0);
+    let after = ImageSpec { layers: vec![LayerSpec::random(LARGE / 3, 815)], ..spec };
+    let after = after.push(rig.node.registry.address(), None).await?;
+    let hold = rig.hold(&after);
+    let name = rig.node.name(&after);
+
+    // Alone, it takes the slot that is free.
+    let moved = rig.begin(&after);
+    let seen = rig.see("it is counted", |pulls| pulls.state(&name) == Some("running")).await?;
+    ensure!((seen.running, seen.queued) == (1, 0), "{seen:?}");
+    rig.node.proxy.remove(hold);
     assert_eq!(moved.await??, after.config.0);
     assert_eq!(rig.records().full_fetches(&after.layers[0]), 1);
     rig.idle().await

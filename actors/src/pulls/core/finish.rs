@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use keelson_proto::Code;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, FinishedPull, GiveUp, Health, Lane, Note, Outcome, Presence, PullId,
+    Answer, CallerId, Core, Effect, End, FinishedPull, GiveUp, Health, Lane, Note, Outcome, PullId,
     RUNTIME_FULL_PAUSE, Refusal, Stage, Timer,
 };
 use crate::{
@@ -133,7 +133,7 @@ impl Core {
             let others: Vec<PullId> =
                 self.by_image.get(&image).into_iter().flatten().take(ASK_AT_ONCE).copied().collect();
             for other in others {
-                self.ask_presence(other, fx);
+                self.ask_presence(other, now, fx);
             }
         }
     }
@@ -306,11 +306,11 @@ impl Core {
         for id in callers {
             self.renew_patience(id, now);
         }
-        self.schedule(now, fx);
         let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
         for id in queued {
-            self.ask_presence(id, fx);
+            self.ask_presence(id, now, fx);
         }
+        self.schedule(now, fx);
     }
 
     pub(super) fn runtime_down(&mut self, reason: String, now: Now, fx: &mut Vec<Effect>) {
@@ -322,13 +322,7 @@ impl Core {
             }));
         }
         self.health = Health::Down(reason);
-        // Answers about presence will not come any more.
-        for pull in self.pulls.values_mut() {
-            if let Stage::Queued { presence } = &mut pull.stage {
-                *presence = Presence::Unasked;
-            }
-        }
-        self.present.clear();
+        self.forget_presence(fx);
     }
 
     fn name_of(&self, id: PullId) -> String {

@@ -480,6 +480,7 @@ fn ten_thousand_wait_and_are_served_in_order() {
     };
     for n in 1..=10_000 {
         note(request(&mut bench, n));
+        note(bench.core.handle(Event::Presence { pull: PullId(n), present: Some(false) }, bench.now));
     }
     assert_eq!(bench.core.list(10, bench.now).queued, 9_997);
     for n in 1..=10_000 {

@@ -11,6 +11,7 @@
 
 mod finish;
 mod gone;
+mod presence;
 mod reentry;
 mod requests;
 mod restore;
@@ -26,6 +27,8 @@ mod gone_tests;
 mod life_tests;
 #[cfg(test)]
 mod limit_tests;
+#[cfg(test)]
+mod presence_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -72,6 +75,8 @@ enum Lane {
 enum Presence {
     Unasked,
     Asked,
+    /// Asked, and not answered in time.
+    Late,
     Present,
     Absent,
 }
@@ -117,6 +122,10 @@ struct Pull {
     resumed: bool,
     /// Nobody wants it any more: it is cancelled then.
     cancel_at: Option<Duration>,
+    /// Until when the answer about its presence is awaited.
+    presence_until: Option<Duration>,
+    /// The journal has its record.
+    journaled: bool,
     /// When it is looked at whether it stalls.
     stall_at: Option<Duration>,
     /// Until when it may run beside the limit.
@@ -155,6 +164,7 @@ impl Pull {
         [
             of_stage,
             self.cancel_at.map(|at| (at, Timer::Grace(self.id))),
+            self.presence_until.map(|at| (at, Timer::Presence(self.id))),
             self.stall_at.map(|at| (at, Timer::Stall(self.id))),
             self.lane_until.map(|at| (at, Timer::PresentLane(self.id))),
         ]
@@ -191,6 +201,7 @@ enum Timer {
     Held(PullId),
     Lost(PullId),
     Pause(PullId),
+    Presence(PullId),
     Stall(PullId),
     PresentLane(PullId),
     LeaseExpiry(String),
@@ -290,7 +301,7 @@ impl Core {
         match event {
             Event::Request { caller, call, patience } => self.request(caller, call, patience, now, &mut fx),
             Event::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
-            Event::Presence { pull, present } => self.presence(pull, present),
+            Event::Presence { pull, present } => self.presence(pull, present, now, &mut fx),
             Event::Finished { pull, attempt, outcome } => {
                 self.attempt_ended(pull, attempt, outcome, now, &mut fx)
             }
@@ -339,6 +350,7 @@ impl Core {
                 Timer::Held(pull) => self.held_over(pull, now, fx),
                 Timer::Lost(pull) => self.lost_over(pull, now, fx),
                 Timer::Pause(pull) => self.pause_over(pull, now, fx),
+                Timer::Presence(pull) => self.presence_late(pull, now, fx),
                 Timer::Stall(pull) => self.stall_due(pull, now, fx),
                 Timer::PresentLane(pull) => self.present_lane_over(pull, now, fx),
                 Timer::LeaseExpiry(lease) => self.lease_expired(lease, fx),
@@ -389,6 +401,10 @@ impl Core {
         for caller in waiting {
             self.refuse(caller, Refusal::Stopping, fx);
         }
+        let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
+        for id in queued {
+            self.journal_if_queued(id, fx);
+        }
         let waiting = self.queue.len() + self.held.len();
         let text = format!("stopping: {} pulls go on, {waiting} keep their place", self.slots.len());
         fx.push(Effect::Note(Note { warn: false, text }));
@@ -424,6 +440,7 @@ impl Core {
             self.timers.remove(&timer);
         }
         (pull.cancel_at, pull.stall_at, pull.lane_until) = (None, None, None);
+        pull.presence_until = None;
     }
 
     /// Whether any live pull needs this lease.

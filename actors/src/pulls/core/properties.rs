@@ -103,8 +103,11 @@ struct Run {
 }
 
 impl Run {
-    fn new(policy: Policy) -> Self {
-        Self { bench: Bench::up(policy.clone()), policy, left: BTreeSet::new() }
+    fn new(policy: Policy, absent: bool) -> Self {
+        let mut bench = Bench::new(policy.clone());
+        bench.absent = absent;
+        bench.event(Event::RuntimeUp(CONTAINERD));
+        Self { bench, policy, left: BTreeSet::new() }
     }
 
     /// The n-th pull of those there are, whatever it does.
@@ -162,9 +165,12 @@ impl Run {
     }
 
     fn kill(&mut self) {
-        let before: BTreeSet<PullId> = self.bench.core.pulls.keys().copied().collect();
+        let before: BTreeSet<PullId> =
+            self.bench.core.pulls.values().filter(|pull| pull.journaled).map(|pull| pull.id).collect();
         let bench = std::mem::replace(&mut self.bench, Bench::new(self.policy.clone()));
+        let absent = bench.absent;
         self.bench = bench.kill(self.policy.clone());
+        self.bench.absent = absent;
         let after: BTreeSet<PullId> = self.bench.core.pulls.keys().copied().collect();
         assert_eq!(before, after, "none lost, none made");
         self.left.clear();
@@ -254,8 +260,10 @@ impl Run {
 
 proptest! {
     #[test]
-    fn any_history(policy in 0..policies().len(), steps in vec(step(), 1..80)) {
-        let mut run = Run::new(policies().swap_remove(policy));
+    fn any_history(
+        policy in 0..policies().len(), absent in any::<bool>(), steps in vec(step(), 1..80),
+    ) {
+        let mut run = Run::new(policies().swap_remove(policy), absent);
         for step in steps {
             run.step(step);
         }
@@ -265,9 +273,10 @@ proptest! {
 
     #[test]
     fn any_history_and_then_a_drain(
-        policy in 0..policies().len(), steps in vec(step(), 1..40), more in vec(step(), 1..20),
+        policy in 0..policies().len(), absent in any::<bool>(), steps in vec(step(), 1..40),
+        more in vec(step(), 1..20),
     ) {
-        let mut run = Run::new(policies().swap_remove(policy));
+        let mut run = Run::new(policies().swap_remove(policy), absent);
         for step in steps {
             run.step(step);
         }

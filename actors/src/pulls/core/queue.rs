@@ -18,6 +18,8 @@ pub(super) struct Class {
     pub(super) registry: Arc<str>,
     /// The pull option.
     pub(super) cap: Option<u32>,
+    /// The image is present: no counted slot is for it.
+    pub(super) present: bool,
 }
 
 /// A place: the order it was given, then the id where two share one.
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     fn class(registry: &str, cap: Option<u32>) -> Class {
-        Class { registry: registry.into(), cap }
+        Class { registry: registry.into(), cap, present: false }
     }
 
     #[test]

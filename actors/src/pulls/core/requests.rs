@@ -45,21 +45,22 @@ impl Core {
             None => (self.create(call, now), true),
         };
         self.add_caller(caller, pull, pod, option, patience, now);
-        self.schedule(now, fx);
-        if self.pulls.get(&pull).is_some_and(Pull::has_not_begun)
-            && let Some(refusal) = self.refusal_for_gone(caller)
-        {
-            return self.refuse_and_leave(caller, refusal, now, fx);
-        }
         if news {
-            self.settle(pull, fx);
+            self.ask_presence(pull, now, fx);
+        }
+        self.schedule(now, fx);
+        // A pull that only waits for the answer about its presence is not worth a write.
+        let undecided = self.awaits_presence(pull) && self.has_room(pull);
+        let worth_a_write = |pull: &Pull| pull.is_queued() && (pull.journaled || !undecided);
+        if news && self.pulls.get(&pull).is_some_and(worth_a_write) {
+            self.persist(pull, fx);
         }
     }
 
-    /// A caller whose pod is gone does not join a pull that waits: it might take up a place that others have.
+    /// A caller whose pod is gone begins no pull, and joins none that waits: it might take up a place that others have.
     fn refusal_to_join(&self, joinable: Option<PullId>, call: &PullCall) -> Option<Refusal> {
         let pod = self.gone.pod(&call.pod.as_ref()?.uid)?;
-        let waits = self.pulls.get(&joinable?).is_some_and(Pull::has_not_begun);
+        let waits = joinable.and_then(|id| self.pulls.get(&id)).is_none_or(Pull::has_not_begun);
         waits.then(|| Refusal::PodGone { pod: pod.to_owned(), image: call.image.to_string() })
     }
 
@@ -117,6 +118,8 @@ impl Core {
             lease: None,
             resumed: false,
             cancel_at: None,
+            presence_until: None,
+            journaled: false,
             stall_at: None,
             lane_until: None,
             progress: None,
@@ -175,44 +178,6 @@ impl Core {
             pull.callers.insert(id);
             *pull.options.entry(option).or_default() += 1;
         });
-    }
-
-    /// A pull that could not start: write it down, and see whether its image is there already.
-    fn settle(&mut self, id: PullId, fx: &mut Vec<Effect>) {
-        if self.pulls.get(&id).is_some_and(Pull::is_queued) {
-            self.persist(id, fx);
-            self.ask_presence(id, fx);
-        }
-    }
-
-    pub(super) fn ask_presence(&mut self, id: PullId, fx: &mut Vec<Effect>) {
-        if !self.policy.fast_lane || !matches!(self.health, Health::Up(_)) {
-            return;
-        }
-        let Some(pull) = self.pulls.get_mut(&id) else { return };
-        if let Stage::Queued { presence } = &mut pull.stage
-            && matches!(presence, Presence::Unasked | Presence::Absent)
-        {
-            *presence = Presence::Asked;
-            fx.push(Effect::CheckPresent { pull: id, call: pull.call.clone() });
-        }
-    }
-
-    pub(super) fn presence(&mut self, id: PullId, present: Option<bool>) {
-        let Some(pull) = self.pulls.get_mut(&id) else { return };
-        let place = pull.place();
-        if let Stage::Queued { presence } = &mut pull.stage
-            && *presence == Presence::Asked
-        {
-            *presence = match present {
-                Some(true) => Presence::Present,
-                Some(false) => Presence::Absent,
-                None => Presence::Unasked,
-            };
-            if *presence == Presence::Present {
-                self.present.insert(place);
-            }
-        }
     }
 
     pub(super) fn caller_left(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
@@ -380,8 +345,9 @@ impl Core {
         }
     }
 
-    pub(super) fn persist(&self, id: PullId, fx: &mut Vec<Effect>) {
-        if let Some(pull) = self.pulls.get(&id) {
+    pub(super) fn persist(&mut self, id: PullId, fx: &mut Vec<Effect>) {
+        if let Some(pull) = self.pulls.get_mut(&id) {
+            pull.journaled = true;
             fx.push(Effect::Persist(Write::PutPull(pull.record())));
         }
     }

@@ -111,6 +111,8 @@ impl Core {
             with_credentials: record.with_credentials,
             resumed: true,
             cancel_at: None,
+            presence_until: None,
+            journaled: true,
             stall_at: None,
             lane_until: None,
             progress: None,

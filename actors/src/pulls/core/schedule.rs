@@ -30,6 +30,9 @@ impl Core {
         while (limit == 0 || self.counted < limit)
             && let Some((_, id)) = self.queue.next(|class| self.slot_free(class))
         {
+            if self.awaits_presence(id) {
+                break;
+            }
             self.start(id, Lane::Counted, now, fx);
         }
         while self.present_running < self.policy.present_slots
@@ -39,21 +42,29 @@ impl Core {
         }
     }
 
-    fn slot_free(&self, class: &Class) -> bool {
+    pub(super) fn slot_free(&self, class: &Class) -> bool {
         let limit = self.own_limit();
         let of_registry = || self.by_registry.get(&class.registry).copied().unwrap_or(0);
-        (limit == 0 || self.counted < limit)
+        !class.present
+            && (limit == 0 || self.counted < limit)
             && class.cap.is_none_or(|cap| self.counted < cap)
             && (self.policy.per_registry == 0 || of_registry() < self.policy.per_registry)
     }
 
     /// Puts a pull into the queue at its own place, in the class that the policy gives it.
     pub(super) fn enqueue(&mut self, id: PullId) {
-        let Some(pull) = self.pulls.get(&id) else { return };
+        if let (Some(pull), Some(class)) = (self.pulls.get(&id), self.class_of(id)) {
+            self.queue.insert(pull.place(), class);
+        }
+    }
+
+    /// The limits that apply to a pull.
+    pub(super) fn class_of(&self, id: PullId) -> Option<Class> {
+        let pull = self.pulls.get(&id)?;
         let registry =
             if self.policy.per_registry > 0 { pull.call.name.registry().clone() } else { Arc::from("") };
-        let class = Class { registry, cap: pull.cap() };
-        self.queue.insert(pull.place(), class);
+        let present = matches!(pull.stage, Stage::Queued { presence: Presence::Present });
+        Some(Class { registry, cap: pull.cap(), present })
     }
 
     fn start(&mut self, id: PullId, lane: Lane, now: Now, fx: &mut Vec<Effect>) {
@@ -61,6 +72,9 @@ impl Core {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         self.queue.remove(pull.place());
         self.present.remove(&pull.place());
+        if let Some(at) = pull.presence_until.take() {
+            self.timers.remove(&(at, Timer::Presence(id)));
+        }
         pull.stage = Stage::Running;
         pull.lane = Some(lane);
         pull.lease = lease;
@@ -91,13 +105,14 @@ impl Core {
         pull.attempts += 1;
         pull.progressed = now.mono;
         let (attempt, call, lease) = (pull.attempts, pull.call.clone(), pull.lease.clone());
-        if pull.lane == Some(Lane::Present) {
+        let present = pull.lane == Some(Lane::Present);
+        if present {
             let until = now.mono + PRESENT_LANE_MAX;
             pull.lane_until = Some(until);
             self.timers.insert((until, Timer::PresentLane(id)));
         }
         self.persist(id, fx);
-        fx.push(Effect::Start { pull: id, attempt, call, lease, option });
+        fx.push(Effect::Start { pull: id, attempt, call, lease, option, present });
         self.watch_stall(id, now);
     }
 
@@ -195,7 +210,7 @@ impl Core {
         if let Some(at) = pull.lane_until.take() {
             self.timers.remove(&(at, Timer::PresentLane(id)));
         }
-        let class = Class { registry: pull.call.name.registry().clone(), cap: pull.cap() };
+        let class = Class { registry: pull.call.name.registry().clone(), cap: pull.cap(), present: false };
         let (abandoned, attempt, name) =
             (pull.cancel_at.is_some(), pull.attempts, pull.call.name.full().clone());
         if self.slot_free(&class) {

@@ -140,6 +140,8 @@ pub(super) struct Bench {
     pub(super) checks: Vec<PullId>,
     pub(super) dropped: Vec<String>,
     pub(super) salt: CredentialsSalt,
+    /// The runtime says of each pull that only waits for this answer that its image is absent.
+    pub(super) absent: bool,
     next_caller: u64,
 }
 
@@ -165,6 +167,7 @@ impl Bench {
             checks: Vec::new(),
             dropped: Vec::new(),
             salt: CredentialsSalt::random(),
+            absent: true,
             next_caller: 1,
         }
     }
@@ -184,6 +187,15 @@ impl Bench {
     pub(super) fn event(&mut self, event: Event) {
         let effects = self.core.handle(event, self.now);
         self.take(effects);
+        while let Some(pull) = self.core.undecided().filter(|_| self.absent) {
+            if let Some(asked) = self.checks.iter().rposition(|asked| *asked == pull) {
+                self.checks.remove(asked);
+            }
+            let before = std::mem::take(&mut self.last);
+            let effects = self.core.handle(Event::Presence { pull, present: Some(false) }, self.now);
+            self.take(effects);
+            self.last.splice(0..0, before);
+        }
     }
 
     fn take(&mut self, effects: Vec<Effect>) {
@@ -342,6 +354,7 @@ impl Core {
         assert_eq!(by_registry, self.counted, "slots by registry");
         assert!(self.by_registry.values().all(|count| *count > 0), "no registry without a slot is kept");
         for pull in self.pulls.values() {
+            assert!(pull.journaled || self.awaits_presence(pull.id), "no record of {pull:?}");
             let holds = matches!(pull.stage, Stage::Running | Stage::Lost { .. } | Stage::Pausing { .. });
             assert_eq!(pull.lane.is_some(), holds, "{:?} {:?}", pull.stage, pull.lane);
             assert_eq!(pull.options.values().sum::<usize>(), pull.callers.len(), "options of callers");
@@ -384,6 +397,7 @@ impl Core {
                 | T::Held(id)
                 | T::Lost(id)
                 | T::Pause(id)
+                | T::Presence(id)
                 | T::Stall(id)
                 | T::PresentLane(id) => self
                     .pulls
@@ -400,6 +414,12 @@ impl Core {
         for (lease, (at, _)) in &self.kept {
             assert!(self.timers.contains(&(*at, T::LeaseExpiry(lease.clone()))), "expiry of {lease}");
         }
+    }
+
+    /// The pull for which a slot is free, and which waits for the answer about its presence.
+    fn undecided(&self) -> Option<PullId> {
+        let (_, id) = self.queue.next(|class| self.slot_free(class))?;
+        (self.has_room(id) && self.awaits_presence(id)).then_some(id)
     }
 
     /// The journal that the core would write anew.

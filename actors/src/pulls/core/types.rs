@@ -189,6 +189,8 @@ pub enum Effect {
         lease: Option<String>,
         /// The pull option to pass on.
         option: Option<u32>,
+        /// It runs beside the limit: a download has to be noticed at once.
+        present: bool,
     },
     /// Stop a running attempt.
     Cancel {

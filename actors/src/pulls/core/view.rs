@@ -174,7 +174,8 @@ impl Core {
     /// The journal as it should be, whole.
     #[must_use]
     pub fn truth(&self, now: Now) -> Vec<Write> {
-        let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
+        let pulls =
+            self.pulls.values().filter(|pull| pull.journaled).map(|pull| Write::PutPull(pull.record()));
         let leases = self.kept.iter().map(|(lease, (at, image))| {
             let expires_unix_ms = now.unix_ms_at(*at);
             Write::PutLease(KeptLease { lease: lease.clone(), image: image.to_string(), expires_unix_ms })
@@ -274,7 +275,7 @@ pub enum RuntimeFlow {
 fn state(pull: &Pull) -> pb::PullState {
     use pb::PullState as S;
     match (&pull.stage, pull.lane) {
-        (Stage::Queued { presence: super::Presence::Asked }, _) => S::Checking,
+        (Stage::Queued { presence: super::Presence::Asked | super::Presence::Late }, _) => S::Checking,
         (Stage::Queued { .. }, _) => S::Queued,
         (Stage::Running, _) if pull.cancel_at.is_some() => S::Abandoned,
         (Stage::Running, Some(Lane::Present)) => S::RunningPresent,
