@@ -73,9 +73,35 @@ struct Notes {
     status: Status,
     summary: String,
     started_unix_ms: i64,
+    failure: Option<Failure>,
     last_error: Option<(i64, String)>,
     traffic: BTreeMap<&'static str, Traffic>,
     events: VecDeque<(i64, String)>,
+}
+
+/// Why a job does not run, since when, and when it is tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// A sentence without a full stop.
+    pub reason: String,
+    /// When it began to fail.
+    pub since_unix_ms: i64,
+    /// The next try.
+    pub next_try_unix_ms: i64,
+}
+
+impl Failure {
+    /// The reason, how long the job fails, and how long until the next try.
+    #[must_use]
+    pub fn text(&self, now_unix_ms: i64) -> String {
+        let Self { reason, since_unix_ms, next_try_unix_ms } = self;
+        let seconds = |millis: i64| millis.max(0) / 1000;
+        let since = seconds(now_unix_ms - since_unix_ms);
+        match seconds(next_try_unix_ms - now_unix_ms) {
+            0 => format!("{reason}; failing for {since} s, next try in less than 1 s"),
+            next => format!("{reason}; failing for {since} s, next try in {next} s"),
+        }
+    }
 }
 
 /// What an actor is doing, for people.
@@ -88,6 +114,8 @@ pub enum Status {
     Running,
     /// It stopped and waits for its back-off.
     Restarting,
+    /// It keeps failing; it is retried with back-off for as long as the process lives.
+    Failing,
     /// It ended.
     Stopped,
     /// It was not started: what it needs is not configured.
@@ -102,6 +130,7 @@ impl Status {
             Self::Starting => "starting",
             Self::Running => "running",
             Self::Restarting => "restarting",
+            Self::Failing => "failing",
             Self::Stopped => "stopped",
             Self::Off => "off",
         }
@@ -150,7 +179,7 @@ impl Recorder {
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
-        // A panic ends the process; until it has, the notes are still worth reading.
+        // A panic leaves no note half written that matters.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,9 +188,40 @@ impl Recorder {
         let mut notes = self.notes();
         notes.status = status;
         notes.summary = summary.into();
+        notes.failure = None;
         if status == Status::Running && notes.started_unix_ms == 0 {
             notes.started_unix_ms = unix_ms();
         }
+    }
+
+    /// Writes down that it does not run, why, and in how long it is tried again. `status` is
+    /// [`Status::Restarting`] or [`Status::Failing`].
+    pub fn failed(&self, status: Status, reason: impl Into<String>, next_try: Duration) {
+        let (mut notes, now) = (self.notes(), unix_ms());
+        let since_unix_ms = notes.failure.as_ref().map_or(now, |failure| failure.since_unix_ms);
+        let next_try_unix_ms = now.saturating_add(i64::try_from(next_try.as_millis()).unwrap_or(i64::MAX));
+        notes.status = status;
+        notes.failure = Some(Failure { reason: reason.into(), since_unix_ms, next_try_unix_ms });
+    }
+
+    /// Why it does not run; `None` while it runs, starts, or is off.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        let notes = self.notes();
+        match notes.status {
+            Status::Restarting | Status::Failing => notes.failure.clone(),
+            Status::Stopped => {
+                let reason = notes.summary.clone();
+                Some(Failure { reason, since_unix_ms: 0, next_try_unix_ms: i64::MAX })
+            }
+            Status::Starting | Status::Running | Status::Off => None,
+        }
+    }
+
+    /// What it does now.
+    #[must_use]
+    pub fn current_status(&self) -> Status {
+        self.notes().status
     }
 
     /// Adds an event; the oldest of more than 50 goes.
@@ -226,7 +286,10 @@ impl Recorder {
         pb::Actor {
             name: self.name.into(),
             status: notes.status.name().into(),
-            summary: notes.summary.clone(),
+            summary: match &notes.failure {
+                Some(failure) => failure.text(unix_ms()),
+                None => notes.summary.clone(),
+            },
             mailbox_depth: self.depth(),
             mailbox_capacity: self.capacity as u64,
             restarts: self.restarts(),

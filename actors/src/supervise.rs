@@ -1,35 +1,60 @@
 //! Supervision: how actors start, stop and start again.
 //!
 //! Owns: [`Supervision`], each actor's account of its own restarts, [`start`], [`Restart`], and the
-//! panic hook, [`end_on_panic`].
-//! In: an actor that stops. Out: a restart after a back-off, with state reloaded from storage; or,
-//! when an actor panics or keeps failing, the end of the process, so that systemd starts it again.
+//! panic hooks, [`record_panics`] and [`end_on_panic`].
+//! In: an actor that stops or panics. Out: a restart after a back-off, with state reloaded from storage, for as long
+//! as the process lives. Other actors, their threads and their calls go on.
 //!
-//! actix restarts a stopped actor with the same value and mailbox, and does not restart one that
-//! panicked. So an actor's `restarting` drops what it held, its `started` reloads, and between them
-//! the context waits; and a panic anywhere ends the process.
+//! A restart keeps the value, the mailbox and every address of the actor: its `restarting` drops what it held, its
+//! `started` reloads, and between them the context waits. The message whose handler panicked is lost, those behind it
+//! are handled after the restart.
 
-use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    cell::RefCell,
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{self, Poll},
+    time::Duration,
+};
 
 use actix::{
     Actor, ActorFutureExt as _, Addr, ArbiterHandle, AsyncContext as _, Context, Message, Supervised,
-    Supervisor, fut::wrap_future,
+    dev::{ContextFut, channel::channel},
+    fut::wrap_future,
 };
 use tokio::time::Instant;
 
-use crate::inspect::{Recorder, Status, Verb};
+use crate::inspect::{Mailbox, Recorder, Status, Verb};
 
 /// The first pause before a restart.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// More restarts than this within [`WINDOW`] end the process.
-const MOST_RESTARTS: usize = 8;
-/// See [`MOST_RESTARTS`]; a quiet window also resets the pause.
+/// An actor with more restarts than this within [`WINDOW`] is `failing`.
+const FAILING_RESTARTS: usize = 8;
+/// See [`FAILING_RESTARTS`]; a quiet window also resets the pause.
 const WINDOW: Duration = Duration::from_secs(300);
+/// Capacity of a mailbox until the actor has started; [`Mailbox`] bounds it afterwards.
+const FIRST_CAPACITY: usize = 16;
 
-/// Ends the process with a reason; the binary's is to log and abort, a test's to take notes.
+/// Ends the process with a reason.
 pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Panics of this process that [`record_panics`] has seen.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Place and text of the last panic on this thread that nobody has asked for yet.
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
 
 /// Stops an actor with this error, so that its supervisor starts it again from storage. Every actor
 /// takes it; it is what an actor does to itself when it cannot go on, made available to others.
@@ -47,24 +72,84 @@ impl Verb for Restart {
     const NAME: &'static str = "Restart";
 }
 
-/// Ends the process, through `fatal`, when any thread panics: actix does not restart an actor that
-/// panicked, and an agent that lost one would look alive and do nothing. Panics that the store catches
-/// are left alone. To be called once, before the actors start; the hook that was there runs first.
+/// A [`Restart`] for this reason makes the handler panic. Tests of what follows need it; release builds do not have it.
+#[cfg(any(test, debug_assertions))]
+pub const PANIC: &str = "panic";
+
+/// Implements `Handler<Restart>` for an actor with `recorder()`.
+macro_rules! handles_restart {
+    ($actor:ty) => {
+        impl actix::Handler<$crate::supervise::Restart> for $actor {
+            type Result = ();
+
+            fn handle(&mut self, message: $crate::supervise::Restart, ctx: &mut actix::Context<Self>) {
+                let _handling = self.recorder().handling::<$crate::supervise::Restart>();
+                #[cfg(any(test, debug_assertions))]
+                assert!(message.reason != $crate::supervise::PANIC, "a test wants a panic");
+                let actor = self.recorder().name();
+                tracing::error!(actor, reason = message.reason, "the actor stops and restarts");
+                self.recorder().error(message.reason);
+                actix::ActorContext::stop(ctx);
+            }
+        }
+    };
+}
+pub(crate) use handles_restart;
+
+/// Logs and counts every panic; whoever runs the job that panicked decides what follows. Panics that the store catches
+/// are left alone. Call it once, before the actors start; the previous hook runs first.
+pub fn record_panics() {
+    hook(|_, text| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        let thread = std::thread::current();
+        tracing::error!(thread = thread.name(), panic = text, "panic");
+        LAST_PANIC.with(|last| *last.borrow_mut() = Some(text.to_owned()));
+    });
+}
+
+/// Number of panics since [`record_panics`].
+#[must_use]
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// Ends the process, through `fatal`, when any thread panics. Panics that the store catches are left alone. Call it once;
+/// the previous hook runs first.
 pub fn end_on_panic(fatal: Fatal) {
+    hook(move |_, text| {
+        let thread = std::thread::current();
+        fatal(&format!("panic in thread {}: {text}", thread.name().unwrap_or("without a name")));
+    });
+}
+
+fn hook(then: impl Fn(&PanicHookInfo<'_>, &str) + Send + Sync + 'static) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         before(info);
         if keelson_storage::panic_is_guarded() {
             return;
         }
-        let thread = std::thread::current();
-        let thread = thread.name().unwrap_or("without a name");
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
-        let payload = info.payload();
-        let text = payload.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
-        fatal(&format!("panic in thread {thread}{place}: {text}"));
+        then(info, &format!("panicked{place}: {}", payload_text(info.payload())));
     }));
+}
+
+fn payload_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}
+
+/// What a caught panic on this thread said, with its place if [`record_panics`] is installed.
+#[must_use]
+pub fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let recorded = LAST_PANIC.with(|last| last.borrow_mut().take());
+    recorded.unwrap_or_else(|| format!("panicked: {}", payload_text(payload)))
+}
+
+/// Pause before try number `tries`, from 1: it doubles from 100 ms to 30 s.
+#[must_use]
+pub fn backoff(tries: usize) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
 }
 
 /// An error with its causes, for texts that stand alone.
@@ -81,7 +166,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 /// One actor's restarts.
 pub struct Supervision {
     recorder: Arc<Recorder>,
-    fatal: Fatal,
     restarts: VecDeque<Instant>,
 }
 
@@ -94,8 +178,8 @@ impl fmt::Debug for Supervision {
 impl Supervision {
     /// For the actor that `recorder` belongs to.
     #[must_use]
-    pub fn new(recorder: Arc<Recorder>, fatal: Fatal) -> Self {
-        Self { recorder, fatal, restarts: VecDeque::new() }
+    pub fn new(recorder: Arc<Recorder>) -> Self {
+        Self { recorder, restarts: VecDeque::new() }
     }
 
     /// The actor's note-book.
@@ -104,7 +188,7 @@ impl Supervision {
         &self.recorder
     }
 
-    /// To be called from `Supervised::restarting`: counts, and ends the process when it is too much.
+    /// To be called from `Supervised::restarting`: counts.
     pub fn restarting(&mut self) {
         let now = Instant::now();
         self.recorder.restarted();
@@ -113,15 +197,6 @@ impl Supervision {
             self.restarts.pop_front();
         }
         tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "actor restarts");
-        if self.restarts.len() > MOST_RESTARTS {
-            let seconds = WINDOW.as_secs();
-            let error = self.recorder.overview().last_error;
-            (self.fatal)(&format!(
-                "actor {} restarted {} times within {seconds} s; its last error: {error}",
-                self.recorder.name(),
-                self.restarts.len()
-            ));
-        }
     }
 
     /// The pause before the actor may work again: none at the first start, then doubling.
@@ -129,7 +204,7 @@ impl Supervision {
     pub fn pause(&self) -> Duration {
         match self.restarts.len() {
             0 => Duration::ZERO,
-            n => FIRST_PAUSE.saturating_mul(1 << (n - 1).min(16)).min(LONGEST_PAUSE),
+            tries => backoff(tries),
         }
     }
 
@@ -145,7 +220,11 @@ impl Supervision {
         let pause = self.pause();
         let recorder = self.recorder.clone();
         if !pause.is_zero() {
-            recorder.status(Status::Restarting, format!("waits {pause:?} before it starts again"));
+            let status = match self.restarts.len() > FAILING_RESTARTS {
+                true => Status::Failing,
+                false => Status::Restarting,
+            };
+            recorder.failed(status, recorder.overview().last_error, pause);
         }
         let wait = async move {
             if !pause.is_zero() {
@@ -160,13 +239,79 @@ impl Supervision {
 }
 
 /// Starts an actor under supervision, on this thread or on an arbiter's.
-pub fn start<A, F>(on: Option<&ArbiterHandle>, make: F) -> Addr<A>
+pub fn start<A, F>(on: Option<&ArbiterHandle>, recorder: Arc<Recorder>, make: F) -> Mailbox<A>
 where
     A: Actor<Context = Context<A>> + Supervised,
     F: FnOnce(&mut Context<A>) -> A + Send + 'static,
 {
+    let (sender, receiver) = channel(FIRST_CAPACITY);
+    let notes = recorder.clone();
+    let run = move || {
+        let mut context = Context::with_receiver(receiver);
+        let actor = make(&mut context);
+        actix::spawn(Supervisor { actor: Some(context.into_future(actor)), recorder: notes });
+    };
     match on {
-        Some(arbiter) => Supervisor::start_in_arbiter(arbiter, make),
-        None => Supervisor::start(make),
+        // An arbiter that has ended drops the receiver, and the mailbox is closed.
+        Some(arbiter) => drop(arbiter.spawn_fn(run)),
+        None => run(),
+    }
+    Mailbox::new(Addr::new(sender), recorder)
+}
+
+/// As actix's own, which does not outlive a panic.
+struct Supervisor<A: Actor<Context = Context<A>>> {
+    /// None once it is given up.
+    actor: Option<ContextFut<A, Context<A>>>,
+    recorder: Arc<Recorder>,
+}
+
+impl<A> Supervisor<A>
+where
+    A: Actor<Context = Context<A>> + Supervised,
+{
+    /// Restarts an actor that has stopped or panicked; gives it up when nobody has its address any more, or when the
+    /// restart panics too.
+    fn restart(&mut self) {
+        let Some(actor) = &mut self.actor else { return };
+        // What the actor held may be broken, which is why `restarting` keeps next to nothing of it.
+        let restarted =
+            catch_unwind(AssertUnwindSafe(|| actor.restart())).map_err(|payload| panic_text(&*payload));
+        if restarted == Ok(true) {
+            return;
+        }
+        let given_up = self.actor.take();
+        // The context runs what is left when it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
+        if let Err(text) = restarted {
+            let text = format!("cannot be restarted, it is disabled: {text}");
+            tracing::error!(actor = self.recorder.name(), "{text}");
+            self.recorder.error(text.clone());
+            self.recorder.status(Status::Stopped, text);
+        }
+    }
+}
+
+impl<A> Future for Supervisor<A>
+where
+    A: Actor<Context = Context<A>> + Supervised,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        while let Some(actor) = &mut this.actor {
+            match catch_unwind(AssertUnwindSafe(|| Pin::new(actor).poll(cx))) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(())) => {}
+                Err(payload) => {
+                    let text = panic_text(&*payload);
+                    tracing::error!(actor = this.recorder.name(), "{text}");
+                    this.recorder.error(text);
+                }
+            }
+            this.restart();
+        }
+        Poll::Ready(())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    inspect::MailboxError,
+    inspect::{MailboxError, Status},
     pulls::{CallerLeft, Configure, LimitView, SetLimit},
 };
 use fakes::Does;
@@ -80,22 +80,56 @@ fn a_restart_reloads_the_queue_and_tells_the_callers() {
         assert!(world.store.records().is_empty());
         assert_eq!((world.runtime.script().most_running, world.pulls.recorder().restarts()), (1, 1));
         assert_eq!(world.metrics.resumed.get(), 3);
-        assert!(world.ends().is_empty());
     });
 }
 
+/// I9: repeated failure is shown and retried, it does not end the process.
 #[test]
-fn too_many_restarts_end_the_process() {
+fn too_many_restarts_are_failing_and_retried() {
     run(async {
         let world = World::start(limit(1));
+        let status = || world.pulls.recorder().current_status();
+        pass(1_000).await;
         for restart in 1..=9 {
-            assert!(world.ends().is_empty(), "restart {restart} is one too many already");
             world.restart_pulls();
-            pass(29_000).await;
+            settle().await;
+            let expected = if restart <= 8 { Status::Restarting } else { Status::Failing };
+            assert_eq!(status(), expected, "restart {restart}");
+            if restart <= 8 {
+                pass(29_000).await;
+            }
         }
-        let ends = world.ends();
-        assert_eq!(ends.len(), 1);
-        assert!(ends[0].contains("PullCoordinator") && ends[0].contains("a test wants it"), "{ends:?}");
+        let failure = world.pulls.recorder().failure().expect("it fails");
+        assert!(failure.reason.contains("a test wants it"), "{failure:?}");
+        assert!(failure.next_try_unix_ms > failure.since_unix_ms, "{failure:?}");
+        assert!(succeeded(world.ask("r/a")).await, "retried, and the request has waited");
+        assert_eq!((status(), world.pulls.recorder().failure()), (Status::Running, None));
+    });
+}
+
+/// I9: a panic in a handler costs its callers a refusal, which their front retries, and nothing else.
+#[test]
+fn a_panic_restarts_the_coordinator_from_the_journal() {
+    run(async {
+        let world = World::start(limit(1));
+        world.runtime.does("r/a", [Does::Hang]);
+        let callers = [world.ask("r/a"), world.ask("r/b")];
+        pass(100).await;
+        world.pulls.deliver(Restart { reason: PANIC.into() });
+        let behind = world.ask("r/c");
+        for answered in callers {
+            assert_eq!(refused(answered).await, Refusal::Restarting);
+        }
+        let again = [world.ask("r/a"), world.ask("r/b")];
+        assert!(succeeded(behind).await, "a message behind the panic is handled after it");
+        for answered in again {
+            assert!(succeeded(answered).await);
+        }
+        let overview = world.pulls.recorder().overview();
+        assert_eq!((overview.restarts, world.metrics.resumed.get()), (1, 2));
+        assert!(overview.last_error.contains("a test wants a panic"), "{}", overview.last_error);
+        assert_eq!(world.runtime.script().most_running, 1, "the limit holds across the panic");
+        assert_eq!(world.client.recorder().restarts(), 0, "no other actor notices");
     });
 }
 
@@ -107,7 +141,7 @@ fn restarts_with_quiet_between_them_do_not_add_up() {
             world.restart_pulls();
             pass(301_000).await;
         }
-        assert_eq!((world.pulls.recorder().restarts(), world.ends()), (20, vec![]));
+        assert_eq!(world.pulls.recorder().restarts(), 20);
         assert!(succeeded(world.ask("r/a")).await);
     });
 }

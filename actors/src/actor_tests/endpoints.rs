@@ -23,7 +23,6 @@ struct Publisher {
     view: watch::Receiver<EndpointsView>,
     changes: watch::Receiver<u64>,
     metrics: EndpointMetrics,
-    ends: Arc<Mutex<Vec<String>>>,
 }
 
 impl Publisher {
@@ -38,11 +37,6 @@ impl Publisher {
         let (changes, changed) = watch::channel(0);
         let metrics = EndpointMetrics::default();
         let recorder = Recorder::new("EndpointPublisher", capacity);
-        let ends = Arc::new(Mutex::new(Vec::new()));
-        let fatal: Fatal = {
-            let ends = ends.clone();
-            Arc::new(move |reason| ends.lock().expect("unharmed").push(reason.to_owned()))
-        };
         let parts = EndpointPublisherParts {
             store,
             clock: Clock::start(),
@@ -53,17 +47,9 @@ impl Publisher {
             endpoints_view,
             changes,
             recorder: recorder.clone(),
-            fatal,
         };
-        let addr = supervise::start(None, |_| EndpointPublisher::new(parts));
-        Self {
-            mailbox: Mailbox::new(addr, recorder),
-            feed: EndpointsFeed { published: shown, history },
-            view,
-            changes: changed,
-            metrics,
-            ends,
-        }
+        let mailbox = supervise::start(None, recorder, |_| EndpointPublisher::new(parts));
+        Self { mailbox, feed: EndpointsFeed { published: shown, history }, view, changes: changed, metrics }
     }
 
     fn shown(&self) -> Option<Arc<Published>> {
@@ -246,13 +232,20 @@ fn a_full_disk_costs_the_identity_and_nothing_else() {
 
 #[test]
 fn a_restart_of_the_actor_asks_sources_for_everything_and_shows_the_same() {
+    // I9: a panic is a restart like any other.
+    for reason in ["a test wants it", PANIC] {
+        restarts_and_shows_the_same(reason);
+    }
+}
+
+fn restarts_and_shows_the_same(reason: &str) {
     run(async {
         let publisher = Publisher::start(Arc::new(MemoryStore::new()));
         let services = many(3);
         publisher.tell_all(&services, &[]).await;
         publisher.reaches(1).await;
         let (id, shows) = (publisher.id(), *publisher.changes.borrow());
-        publisher.restart();
+        publisher.mailbox.deliver(Restart { reason: reason.into() });
         // What is said while it is away waits for it.
         assert_eq!(publisher.put(&named("new")).await, Answer::ListAgain);
         assert_eq!((publisher.id(), publisher.stale()), (id, true));
@@ -264,7 +257,6 @@ fn a_restart_of_the_actor_asks_sources_for_everything_and_shows_the_same() {
         assert_eq!(publisher.id(), id);
         assert_eq!(publisher.mailbox.recorder().restarts(), 1);
         assert!(*publisher.changes.borrow() > shows);
-        assert!(publisher.ends.lock().expect("unharmed").is_empty());
     });
 }
 

@@ -33,7 +33,7 @@ use crate::{
         PullCoordinatorParts, Refusal, RequestPull, core::Policy,
     },
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
-    supervise::{self, Fatal, Restart},
+    supervise::{self, PANIC, Restart},
 };
 use fakes::{FakeRuntime, FakeStore};
 
@@ -79,7 +79,6 @@ struct World {
     metrics: Metrics,
     health: watch::Receiver<Health>,
     changes: watch::Receiver<u64>,
-    ends: Arc<Mutex<Vec<String>>>,
     salt: CredentialsSalt,
     next: std::cell::Cell<u64>,
 }
@@ -100,11 +99,6 @@ impl World {
 
     fn with(policy: Policy, runtime: Arc<FakeRuntime>, store: Arc<FakeStore>, capacity: usize) -> Self {
         let metrics = Metrics::default();
-        let ends = Arc::new(Mutex::new(Vec::new()));
-        let fatal: Fatal = {
-            let ends = ends.clone();
-            Arc::new(move |reason| ends.lock().expect("unharmed").push(reason.to_owned()))
-        };
         let clock = Clock::start();
         let (health, healths) = watch::channel(Health::Unknown);
         let (changes, changed) = watch::channel(0);
@@ -116,9 +110,8 @@ impl World {
             progress_interval: watch::channel(Duration::from_millis(500)).1,
             health,
             recorder: recorder.clone(),
-            fatal: fatal.clone(),
         };
-        let client = Mailbox::new(supervise::start(None, |_| RuntimeClient::new(parts)), recorder);
+        let client = supervise::start(None, recorder, |_| RuntimeClient::new(parts));
         let recorder = Recorder::new("PullCoordinator", capacity);
         let parts = PullCoordinatorParts {
             policy,
@@ -129,9 +122,8 @@ impl World {
             metrics: metrics.clone(),
             changes,
             recorder: recorder.clone(),
-            fatal,
         };
-        let pulls = Mailbox::new(supervise::start(None, |_| PullCoordinator::new(parts)), recorder);
+        let pulls = supervise::start(None, recorder, |_| PullCoordinator::new(parts));
         Self {
             runtime,
             store,
@@ -140,7 +132,6 @@ impl World {
             metrics,
             health: healths,
             changes: changed,
-            ends,
             salt: CredentialsSalt::random(),
             next: std::cell::Cell::new(1),
         }
@@ -185,10 +176,6 @@ impl World {
 
     fn restart_pulls(&self) {
         self.pulls.deliver(Restart { reason: "a test wants it".into() });
-    }
-
-    fn ends(&self) -> Vec<String> {
-        self.ends.lock().expect("unharmed").clone()
     }
 }
 

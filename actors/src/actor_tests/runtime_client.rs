@@ -132,19 +132,26 @@ fn a_restart_makes_running_calls_lost_and_they_are_asked_again() {
         assert!(detail.last_error.contains("a test wants it"));
         assert_eq!(world.pulls.recorder().restarts(), 0, "the coordinator does not notice");
         assert!(succeeded(world.ask("r/b")).await, "progress and probes run again");
-        assert!(world.ends().is_empty());
     });
 }
 
 #[test]
-fn too_many_restarts_end_the_process() {
+fn a_panic_makes_running_calls_lost_and_they_are_asked_again() {
+    // I9: neither the coordinator nor a caller notices.
     run(async {
         let world = World::start(limit(1));
-        for _ in 0..9 {
-            world.client.deliver(Restart { reason: "a test wants it".into() });
+        world.runtime.does("r/a", [Does::Hang]);
+        let answered = world.ask("r/a");
+        pass(100).await;
+        world.client.deliver(Restart { reason: PANIC.into() });
+        assert!(succeeded(answered).await);
+        assert_eq!((world.runtime.logged("cancelled r/a"), world.runtime.logged("pull r/a")), (1, 2));
+        assert_eq!((world.client.recorder().restarts(), world.pulls.recorder().restarts()), (1, 0));
+        for _ in 0..12 {
+            world.client.deliver(Restart { reason: PANIC.into() });
             pass(29_000).await;
         }
-        assert!(world.ends()[0].contains("RuntimeClient"), "{:?}", world.ends());
+        assert!(succeeded(world.ask("r/b")).await, "however often it panics");
     });
 }
 

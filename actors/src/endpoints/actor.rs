@@ -30,7 +30,7 @@ use crate::{
     clock::Clock,
     inspect::{Recorder, Status},
     status::EndpointsView,
-    supervise::{Fatal, Restart, Supervision, chain},
+    supervise::{self, Supervision, chain},
 };
 
 /// What the EndpointPublisher needs.
@@ -53,8 +53,6 @@ pub struct EndpointPublisherParts {
     pub changes: watch::Sender<u64>,
     /// The note-book.
     pub recorder: Arc<Recorder>,
-    /// What to do when it keeps failing.
-    pub fatal: Fatal,
 }
 
 /// The actor.
@@ -99,7 +97,7 @@ impl EndpointPublisher {
             history: parts.history,
             endpoints_view: parts.endpoints_view,
             changes: parts.changes,
-            supervision: Supervision::new(parts.recorder, parts.fatal),
+            supervision: Supervision::new(parts.recorder),
             timer: None,
         }
     }
@@ -415,13 +413,4 @@ impl Handler<ExplainService> for EndpointPublisher {
     }
 }
 
-impl Handler<Restart> for EndpointPublisher {
-    type Result = ();
-
-    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Restart>();
-        tracing::error!(actor = "EndpointPublisher", reason = message.reason, "stops, and starts again");
-        self.recorder().error(message.reason);
-        actix::ActorContext::stop(ctx);
-    }
-}
+supervise::handles_restart!(EndpointPublisher);

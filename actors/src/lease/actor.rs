@@ -23,7 +23,7 @@ use crate::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi},
     inspect::{Mailbox, Recorder, Status, verbs},
-    supervise::{Fatal, Restart, Supervision, chain},
+    supervise::{self, Supervision, chain},
 };
 
 /// How long after a failed write of the record the next try comes.
@@ -64,8 +64,6 @@ pub struct LeaseRenewerParts {
     pub changes: watch::Sender<u64>,
     /// The note-book.
     pub recorder: Arc<Recorder>,
-    /// What to do when it keeps failing.
-    pub fatal: Fatal,
 }
 
 /// The actor.
@@ -108,7 +106,7 @@ impl LeaseRenewer {
             metrics: parts.metrics,
             health: parts.health,
             changes: parts.changes,
-            supervision: Supervision::new(parts.recorder, parts.fatal),
+            supervision: Supervision::new(parts.recorder),
             timer: None,
             unwritten: None,
             writing: false,
@@ -351,13 +349,4 @@ impl Handler<LeaseState> for LeaseRenewer {
     }
 }
 
-impl Handler<Restart> for LeaseRenewer {
-    type Result = ();
-
-    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Restart>();
-        tracing::error!(actor = "LeaseRenewer", reason = message.reason, "stops, and starts again");
-        self.recorder().error(message.reason);
-        actix::ActorContext::stop(ctx);
-    }
-}
+supervise::handles_restart!(LeaseRenewer);

@@ -33,7 +33,7 @@ use crate::{
         CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress,
         ReapLeases, RuntimeChanged, RuntimeClient, RuntimePull, Subscribe,
     },
-    supervise::{Fatal, Restart, Supervision, chain},
+    supervise::{self, Supervision, chain},
 };
 
 /// How long after a failed write the whole journal is written again.
@@ -59,8 +59,6 @@ pub struct PullCoordinatorParts {
     pub changes: watch::Sender<u64>,
     /// The note-book.
     pub recorder: Arc<Recorder>,
-    /// What to do when it keeps failing.
-    pub fatal: Fatal,
 }
 
 /// The actor.
@@ -115,7 +113,7 @@ impl PullCoordinator {
             runtime: parts.runtime,
             metrics: parts.metrics,
             changes: parts.changes,
-            supervision: Supervision::new(parts.recorder, parts.fatal),
+            supervision: Supervision::new(parts.recorder),
             timer: None,
             draining: None,
             newest_finished: 0,
@@ -212,7 +210,6 @@ impl PullCoordinator {
             });
             ctx.spawn(wrap_future::<_, Self>(write).map(|result, actor, ctx| match result {
                 Ok(result) => actor.written(result, ctx),
-                // Only a panic of the store ends here, and the hook has ended the process by then.
                 Err(error) => actor.fail(&error.to_string(), ctx),
             }));
         }
@@ -555,14 +552,7 @@ impl Handler<Inspected> for PullCoordinator {
     }
 }
 
-impl Handler<Restart> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Restart>();
-        self.fail(&message.reason, ctx);
-    }
-}
+supervise::handles_restart!(PullCoordinator);
 
 impl Handler<Tick> for PullCoordinator {
     type Result = ();

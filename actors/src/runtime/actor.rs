@@ -39,7 +39,7 @@ use crate::{
     inspect::{Mailbox, Recorder, verbs},
     metrics::Metrics,
     pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
-    supervise::{Fatal, Restart, Supervision},
+    supervise::{self, Supervision},
 };
 
 /// Presence checks that run at once; the others wait their turn, so that a burst of ten thousand
@@ -152,8 +152,6 @@ pub struct RuntimeClientParts {
     pub health: watch::Sender<Health>,
     /// The note-book.
     pub recorder: Arc<Recorder>,
-    /// What to do when it keeps failing.
-    pub fatal: Fatal,
 }
 
 /// The actor.
@@ -199,7 +197,7 @@ impl RuntimeClient {
             metrics: parts.metrics,
             interval: parts.progress_interval,
             health: parts.health,
-            supervision: Supervision::new(parts.recorder, parts.fatal),
+            supervision: Supervision::new(parts.recorder),
             coordinator: None,
             running: HashMap::new(),
             dropping: HashMap::new(),
@@ -590,16 +588,7 @@ impl Handler<Probe> for RuntimeClient {
     }
 }
 
-impl Handler<Restart> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Restart>();
-        tracing::error!(actor = "RuntimeClient", reason = message.reason, "stops, and starts again");
-        self.recorder().error(message.reason);
-        actix::ActorContext::stop(ctx);
-    }
-}
+supervise::handles_restart!(RuntimeClient);
 
 impl Handler<Subscribe> for RuntimeClient {
     type Result = ();

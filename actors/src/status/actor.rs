@@ -37,7 +37,7 @@ use crate::{
     host::{Host, HostAsk, HostReadings},
     inspect::{Recorder, Status},
     runtime::core::Health,
-    supervise::{Fatal, Restart, Supervision, chain},
+    supervise::{self, Supervision, chain},
 };
 
 /// The wall clock, in milliseconds since the Unix epoch: [`crate::clock::unix_ms`] outside tests.
@@ -86,8 +86,6 @@ pub struct StatusReporterParts {
     pub changes: watch::Sender<u64>,
     /// The note-book.
     pub recorder: Arc<Recorder>,
-    /// What to do when it keeps failing.
-    pub fatal: Fatal,
 }
 
 /// The actor.
@@ -142,7 +140,7 @@ impl StatusReporter {
             metrics: parts.metrics,
             health: parts.health,
             changes: parts.changes,
-            supervision: Supervision::new(parts.recorder, parts.fatal),
+            supervision: Supervision::new(parts.recorder),
             timer: None,
             unsaved: Unsaved::default(),
             waiting: Vec::new(),
@@ -301,7 +299,6 @@ impl StatusReporter {
             match written {
                 Ok((Ok(()), _)) => actor.save_next(ctx),
                 Ok((Err(error), unsaved)) => actor.not_saved(&chain(&error), unsaved, ctx),
-                // Only a panic of the store ends here, and the hook has ended the process by then.
                 Err(error) => actor.not_saved(&error.to_string(), Unsaved::default(), ctx),
             }
         }));
@@ -535,11 +532,4 @@ impl Handler<CountNow> for StatusReporter {
     }
 }
 
-impl Handler<Restart> for StatusReporter {
-    type Result = ();
-
-    fn handle(&mut self, message: Restart, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Restart>();
-        self.fail(&message.reason, ctx);
-    }
-}
+supervise::handles_restart!(StatusReporter);

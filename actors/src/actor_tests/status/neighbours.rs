@@ -27,7 +27,7 @@ use crate::{
         RuntimeSource, SetCondition, StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts,
         StatusState, apply_patch,
     },
-    supervise::{self, Fatal},
+    supervise,
 };
 
 thread_local! {
@@ -258,7 +258,6 @@ pub(super) struct World {
     pub(super) health: watch::Receiver<ChoreHealth>,
     pub(super) changes: watch::Receiver<u64>,
     pub(super) reporter: Mailbox<StatusReporter>,
-    pub(super) ends: Arc<Mutex<Vec<String>>>,
     pub(super) role: Role,
 }
 
@@ -280,11 +279,6 @@ impl World {
         source: Arc<FakeSource>,
         store: Arc<FakeStore>,
     ) -> Self {
-        let ends = Arc::new(Mutex::new(Vec::new()));
-        let fatal: Fatal = {
-            let ends = ends.clone();
-            Arc::new(move |reason| ends.lock().expect("unharmed").push(reason.to_owned()))
-        };
         let up = Health::Up { info: RuntimeInfo::default(), since_unix_ms: 0 };
         let (runtime, runtime_health) = watch::channel(up);
         let (endpoints, endpoints_seen) = watch::channel(EndpointsView::Off);
@@ -307,11 +301,10 @@ impl World {
             health,
             changes,
             recorder: recorder.clone(),
-            fatal,
         };
-        let reporter = Mailbox::new(supervise::start(None, |_| StatusReporter::new(parts)), recorder);
+        let reporter = supervise::start(None, recorder, |_| StatusReporter::new(parts));
         let (health, changes) = (healths, changed);
-        Self { api, host, source, store, metrics, runtime, endpoints, health, changes, reporter, ends, role }
+        Self { api, host, source, store, metrics, runtime, endpoints, health, changes, reporter, role }
     }
 
     /// Another process with the same server, machine and disk.

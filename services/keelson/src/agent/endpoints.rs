@@ -22,7 +22,7 @@ use keelson_actors::{
     },
     inspect::{Mailbox, Recorder},
     status::EndpointsView,
-    supervise::{self, Fatal},
+    supervise,
 };
 use keelson_config::{EndpointsSource, Gate, ListenSpec, Settings};
 use keelson_cri::listen::{Bound, SocketFile};
@@ -58,7 +58,6 @@ pub(super) struct EndpointsParts {
     pub(super) lease: Option<watch::Receiver<ChoreHealth>>,
     pub(super) view: watch::Sender<EndpointsView>,
     pub(super) changes: watch::Sender<u64>,
-    pub(super) fatal: Fatal,
     pub(super) listeners: Vec<Listener>,
 }
 
@@ -194,16 +193,12 @@ fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, Endpoi
         endpoints_view: parts.view,
         changes: parts.changes,
         recorder: recorder.clone(),
-        fatal: parts.fatal,
     };
     let arbiter = actix::Arbiter::new();
-    let publisher = Mailbox::new(
-        supervise::start(Some(&arbiter.handle()), move |ctx| {
-            ctx.set_mailbox_capacity(MAILBOX);
-            EndpointPublisher::new(publisher_parts)
-        }),
-        recorder,
-    );
+    let publisher = supervise::start(Some(&arbiter.handle()), recorder, move |ctx| {
+        ctx.set_mailbox_capacity(MAILBOX);
+        EndpointPublisher::new(publisher_parts)
+    });
     let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
     let node_name = parts.settings.agent.node_name.clone();
     let place = match source {

@@ -22,7 +22,7 @@ use keelson_actors::{
         self, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
         StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
     },
-    supervise::{self, Fatal},
+    supervise,
 };
 use keelson_config::{Gate, Settings};
 use keelson_debug::Check;
@@ -51,7 +51,6 @@ pub(super) struct HeartbeatsParts {
     pub(super) runtime: Mailbox<RuntimeClient>,
     pub(super) runtime_health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
-    pub(super) fatal: Fatal,
     pub(super) cluster: Option<Cluster>,
     /// How the service endpoints fare.
     pub(super) endpoints: watch::Receiver<EndpointsView>,
@@ -207,13 +206,9 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         health: lease_health,
         changes: parts.changes.clone(),
         recorder: recorder.clone(),
-        fatal: parts.fatal.clone(),
     };
     let arbiter = actix::Arbiter::new();
-    let lease = Mailbox::new(
-        supervise::start(Some(&arbiter.handle()), move |_| LeaseRenewer::new(lease_parts)),
-        recorder,
-    );
+    let lease = supervise::start(Some(&arbiter.handle()), recorder, move |_| LeaseRenewer::new(lease_parts));
 
     let (status_health, status_seen) = watch::channel(ChoreHealth::Starting);
     let recorder = Recorder::new(STATUS_ACTOR, MAILBOX);
@@ -233,13 +228,10 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         health: status_health,
         changes: parts.changes,
         recorder: recorder.clone(),
-        fatal: parts.fatal,
     };
     let arbiter = actix::Arbiter::new();
-    let status = Mailbox::new(
-        supervise::start(Some(&arbiter.handle()), move |_| StatusReporter::new(status_parts)),
-        recorder,
-    );
+    let status =
+        supervise::start(Some(&arbiter.handle()), recorder, move |_| StatusReporter::new(status_parts));
 
     let (node_health, node_watch) = watch::channel(ChoreHealth::Starting);
     let (node, node_seen) = node_channel();

@@ -49,7 +49,6 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
         Err(code) => return Ok(code),
     };
     let filter = logs::start(&loaded.settings.agent)?;
-    panics::end_the_process();
     raise_descriptors();
     // Before any thread exists: what systemd passes is in the environment.
     let inherited = systemd::inherited_sockets();
@@ -57,7 +56,7 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
         #[allow(clippy::expect_used)] // Without a runtime there is nothing to report an error with.
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a tokio runtime")
     });
-    system.block_on(agent(args.clone(), loaded, filter, inherited))
+    panics::run(|| system.block_on(agent(args.clone(), loaded, filter, inherited)))
 }
 
 /// A client costs two descriptors, and the usual soft limit of 1,024 is for programs that use select.

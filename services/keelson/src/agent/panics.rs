@@ -1,28 +1,39 @@
-//! How the agent ends itself.
+//! How the agent and the proxy treat panics.
 //!
-//! Owns: the exit code of an agent that cannot go on. In: a panic on any thread, or an actor that keeps
-//! failing. Out: the reason in the log and on standard error, and exit code 70 (sysexits: an internal
-//! error), so that systemd starts the agent again from its durable state.
+//! Owns: the exit code of a process that cannot go on. In: a panic on any thread. Out: for the proxy, the reason in the
+//! log and on standard error, and exit code 70 (sysexits: an internal error), so that it is started again; for the agent,
+//! a log line and a count: the job that panicked is restarted, and only the main thread ends the process.
 
-use std::{process, sync::Arc};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process,
+    sync::Arc,
+};
 
-use keelson_actors::supervise::{self, Fatal};
+use keelson_actors::supervise;
 
 use crate::cli;
 
 /// See the module.
 pub(super) const EXIT: i32 = 70;
 
-/// To be called before any actor starts.
+/// For the proxy: call it before any thread starts.
 pub(crate) fn end_the_process() {
-    supervise::end_on_panic(fatal());
+    supervise::end_on_panic(Arc::new(|reason| end(reason)));
+}
+
+/// For the agent: runs `main`, with every panic recorded, and ends the process if `main` itself panics.
+pub(super) fn run<T>(main: impl FnOnce() -> T) -> T {
+    supervise::record_panics();
+    match catch_unwind(AssertUnwindSafe(main)) {
+        Ok(ended) => ended,
+        Err(payload) => end(&supervise::panic_text(&*payload)),
+    }
 }
 
 /// Says why, and ends.
-pub(super) fn fatal() -> Fatal {
-    Arc::new(|reason| {
-        tracing::error!(reason, "the agent ends, to be started again");
-        cli::complain(&format!("keelson: the agent ends, to be started again: {reason}"));
-        process::exit(EXIT);
-    })
+fn end(reason: &str) -> ! {
+    tracing::error!(reason, "the process ends, to be started again");
+    cli::complain(&format!("keelson: the process ends, to be started again: {reason}"));
+    process::exit(EXIT);
 }

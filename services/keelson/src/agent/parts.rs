@@ -28,7 +28,6 @@ use super::{
     front::FrontThread,
     handles::Handle,
     heartbeats::{self, HeartbeatsParts},
-    panics,
     view::{View, ViewParts},
 };
 
@@ -103,7 +102,6 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
     let settings = loaded.settings.clone();
     let store = open(&settings)?;
     let instance = instance_id(&*store)?;
-    let fatal = panics::fatal();
     let clock = Clock::start();
     let metrics = Metrics::default();
     let (health, health_seen) = watch::channel(Health::Unknown);
@@ -113,7 +111,7 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
 
     let recorder = Recorder::new("RuntimeClient", RUNTIME_MAILBOX);
     let make = {
-        let (recorder, metrics, fatal) = (recorder.clone(), metrics.clone(), fatal.clone());
+        let (recorder, metrics) = (recorder.clone(), metrics.clone());
         let (endpoint, owner) = (endpoint.clone(), instance.clone());
         move |ctx: &mut actix::Context<RuntimeClient>| {
             ctx.set_mailbox_capacity(RUNTIME_MAILBOX);
@@ -126,12 +124,11 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
                 progress_interval: interval,
                 health,
                 recorder,
-                fatal,
             })
         }
     };
     let arbiter = actix::Arbiter::new();
-    let runtime = Mailbox::new(supervise::start(Some(&arbiter.handle()), make), recorder);
+    let runtime = supervise::start(Some(&arbiter.handle()), recorder, make);
 
     let recorder = Recorder::new("PullCoordinator", PULLS_MAILBOX);
     let parts = PullCoordinatorParts {
@@ -143,14 +140,12 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
         metrics: metrics.clone(),
         changes: changes.clone(),
         recorder: recorder.clone(),
-        fatal: fatal.clone(),
     };
     let arbiter = actix::Arbiter::new();
-    let pulls = supervise::start(Some(&arbiter.handle()), move |ctx| {
+    let pulls = supervise::start(Some(&arbiter.handle()), recorder, move |ctx| {
         ctx.set_mailbox_capacity(PULLS_MAILBOX);
         PullCoordinator::new(parts)
     });
-    let pulls = Mailbox::new(pulls, recorder);
 
     let cluster = Cluster::of(&settings);
     let (endpoints_view, endpoints_seen) = watch::channel(endpoints::first_view(&settings));
@@ -164,7 +159,6 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
         runtime: runtime.clone(),
         runtime_health: health_seen.clone(),
         changes: changes.clone(),
-        fatal: fatal.clone(),
     })?;
     let (endpoints, publisher, endpoints_thread) = endpoints::start(EndpointsParts {
         settings: settings.clone(),
@@ -175,7 +169,6 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
         lease: heartbeats.lease_health(),
         view: endpoints_view,
         changes: changes.clone(),
-        fatal,
         listeners: listeners.endpoints,
     })?;
     let actors = vec![

@@ -17,7 +17,7 @@ use keelson_actors::clock::{Clock, unix_ms};
 use keelson_actors::cluster::{
     ApiError, ChoreHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
 };
-use keelson_actors::inspect::Recorder;
+use keelson_actors::inspect::{Mailbox, Recorder};
 use keelson_actors::lease::{LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts};
 use keelson_actors::supervise;
 use keelson_kube::{ApiServer, ApiServerParts, ClusterSource};
@@ -245,7 +245,8 @@ async fn live(way: Way, nodes: usize, connections: &[ApiServer], beats: &Arc<Bea
 }
 
 /// A node by its Lease: the agent's actor.
-fn renewer(api: Measured) -> actix::Addr<LeaseRenewer> {
+fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
+    let recorder = Recorder::new("LeaseRenewer", 4);
     let name = objects::name(api.node);
     let parts = LeaseRenewerParts {
         api: Arc::new(api),
@@ -262,10 +263,9 @@ fn renewer(api: Measured) -> actix::Addr<LeaseRenewer> {
         metrics: LeaseMetrics::default(),
         health: watch::Sender::new(ChoreHealth::Starting),
         changes: watch::Sender::new(0),
-        recorder: Recorder::new("LeaseRenewer", 4),
-        fatal: Arc::new(|reason| eprintln!("a node gave up: {reason}")),
+        recorder: recorder.clone(),
     };
-    supervise::start(None, |_| LeaseRenewer::new(parts))
+    supervise::start(None, recorder, |_| LeaseRenewer::new(parts))
 }
 
 /// A node by its status, as before there were Leases: a write of it every interval, counted from the end of the last.
