@@ -207,9 +207,12 @@ settings! {
         node_name: String = String::new(), TextRule::NodeName, restart;
         /// The folder of the durable state. One agent a folder.
         state_dir: PathBuf = "/var/lib/keelson".into(), Any, restart;
-        /// How long SIGTERM waits for running pulls before the agent ends; 0s does not wait. Keep it under the
-        /// unit's `TimeoutStopSec`.
+        /// How long calls and pulls that run may go on after SIGTERM. With an agent that replaces this one, pulls go
+        /// on without this limit. 0s does not wait. Keep it under the unit's `TimeoutStopSec`.
         drain_timeout: Duration = secs(20), within(secs(0), mins(10)), restart;
+        /// How long SIGTERM waits for an agent that replaces this one, and takes its calls and queue over, before the
+        /// agent ends as without one; only while a CRI client is connected. 0s does not wait.
+        handover_timeout: Duration = secs(5), within(secs(0), mins(10)), restart;
         /// What is logged: a level, or directives by target such as `info,keelson_cri=debug`.
         log: String = "info".into(), TextRule::LogFilter, live;
         /// How log lines are written: `text` for people, `json` for collectors.

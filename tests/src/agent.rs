@@ -114,6 +114,8 @@ impl Agent {
         let at = self.folder.display();
         let own = Settings::new()
             .set("agent.node_name", "node")
+            // Nobody comes: suites about restarts set it.
+            .set("agent.handover_timeout", "0s")
             .set("agent.state_dir", format!("{at}/state"))
             .set("cri.listen", format!("unix://{at}/cri.sock"))
             .set("cri.runtime_endpoint", self.runtime_endpoint.as_str())

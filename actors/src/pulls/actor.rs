@@ -5,6 +5,7 @@
 //! writes. When the store fails it goes on in memory and says so: pods must start even on a full
 //! disk (decision 0003).
 
+mod handover;
 mod node;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
@@ -14,10 +15,11 @@ use actix::{
     fut::wrap_future,
 };
 use keelson_storage::{StateStore, StoreError};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     core::{Answer, CallerId, Core, Counts, Effect, End, Event, Policy, Refusal},
+    handover::{HandedEnd, HandedState},
     journal::{JournalIo, Pipeline, Restored},
     messages::{
         AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, RequestPull,
@@ -82,6 +84,12 @@ pub struct PullCoordinator {
     supervision: Supervision,
     timer: Option<(Duration, SpawnHandle)>,
     draining: Option<oneshot::Sender<()>>,
+    /// What a predecessor handed over, until it is taken over.
+    taken_over: Option<HandedState>,
+    /// Who is told of pulls that were handed over and go on here.
+    successor: Option<mpsc::UnboundedSender<HandedEnd>>,
+    /// Told when the last journal write before a hand-over is done.
+    flushed: Option<oneshot::Sender<()>>,
     newest_finished: u64,
     /// A write of the records of ended pulls is planned.
     flush_planned: bool,
@@ -116,6 +124,9 @@ impl PullCoordinator {
             supervision: Supervision::new(parts.recorder),
             timer: None,
             draining: None,
+            taken_over: None,
+            successor: None,
+            flushed: None,
             newest_finished: 0,
             flush_planned: false,
             shown: None,
@@ -133,7 +144,11 @@ impl PullCoordinator {
     }
 
     fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
+        let handed_over = self.core.is_handed_over();
         for effect in effects {
+            if handed_over && effect.is_the_successors() {
+                continue;
+            }
             if let Some(effect) = self.pipeline.admit(effect) {
                 self.act(effect);
             }
@@ -166,6 +181,12 @@ impl PullCoordinator {
                 if let Some(to) = self.answers.remove(&caller) {
                     // A caller that has just left does not read it.
                     let _ = to.send(answer);
+                }
+            }
+            Effect::TellSuccessor(end) => {
+                if let Some(successor) = &self.successor {
+                    // One that is gone will ask the runtime.
+                    let _ = successor.send(end);
                 }
             }
             Effect::DropLease(lease) => self.runtime.deliver(DropLease { lease }),
@@ -230,7 +251,17 @@ impl PullCoordinator {
             self.act(effect);
         }
         self.write(ctx);
+        self.finish_flush();
         self.finish_drain(ctx);
+    }
+
+    /// After a hand-over: tells when the journal is left alone.
+    fn finish_flush(&mut self) {
+        if self.pipeline.is_idle()
+            && let Some(flushed) = self.flushed.take()
+        {
+            let _ = flushed.send(());
+        }
     }
 
     fn write_failed(&mut self, error: &StoreError, ctx: &mut Context<Self>) {
@@ -248,7 +279,7 @@ impl PullCoordinator {
     }
 
     fn rewrite_now(&mut self, ctx: &mut Context<Self>) {
-        if self.behind {
+        if self.behind && !self.core.is_handed_over() {
             self.rewrite = true;
             // Any write that does not wait will do: it becomes a rewrite of everything.
             self.perform(vec![Effect::Persist(Write::DeleteLease(String::new()))], ctx);
@@ -309,7 +340,7 @@ impl PullCoordinator {
         if self.draining.is_none() || !self.core.is_idle() || !self.pipeline.is_idle() {
             return;
         }
-        if self.behind && !self.rewrote_last {
+        if self.behind && !self.rewrote_last && !self.core.is_handed_over() {
             self.rewrote_last = true;
             self.rewrite_now(ctx);
         } else if let Some(done) = self.draining.take() {
@@ -320,6 +351,9 @@ impl PullCoordinator {
 
     /// Reads the journal, off this thread and before any message is handled.
     fn reload(&mut self, ctx: &mut Context<Self>) {
+        if let Some(state) = self.taken_over.take() {
+            return self.take_over(state, ctx);
+        }
         let journal = self.journal.clone();
         let ended = self.pipeline.take_ended();
         let load = tokio::task::spawn_blocking(move || {

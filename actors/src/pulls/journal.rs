@@ -47,7 +47,10 @@ impl Pipeline {
                 None
             }
             // Answers, questions and notes promise nothing that has to be on disk.
-            Effect::Reply { .. } | Effect::CheckPresent { .. } | Effect::Note(_) => Some(effect),
+            Effect::Reply { .. }
+            | Effect::TellSuccessor(_)
+            | Effect::CheckPresent { .. }
+            | Effect::Note(_) => Some(effect),
             effect if !self.next.is_empty() => {
                 self.after.push(effect);
                 None

@@ -6,13 +6,25 @@
 use std::{sync::Arc, time::Duration};
 
 use keelson_proto::debug as pb;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    core::{Answer, CallerId, FlowView, Policy},
+    core::{Answer, CallerId, FlowView, Policy, PullId},
+    handover::{HandedEnd, HandedOutcome, HandedState},
     request::PullCall,
 };
 use crate::inspect::verbs;
+
+/// What the coordinator of an ending agent hands over.
+#[derive(Debug)]
+pub struct HandedOver {
+    /// For the successor.
+    pub state: HandedState,
+    /// Told when the journal writes that were under way are done; nothing is written after them.
+    pub written: oneshot::Receiver<()>,
+    /// Told when no pull goes on here any more.
+    pub ended: oneshot::Receiver<()>,
+}
 
 /// Where a caller's answer goes. Dropped without an answer: the coordinator is gone.
 pub type AnswerTo = oneshot::Sender<Answer>;
@@ -68,6 +80,22 @@ verbs! {
         /// Told once.
         done: oneshot::Sender<()>,
     }
+    /// Gives everything to a successor; see [`HandedOver`].
+    HandOver => () {
+        /// Told at once.
+        state: oneshot::Sender<HandedOver>,
+        /// Told of every pull that goes on here, when it ends.
+        ends: mpsc::UnboundedSender<HandedEnd>,
+    }
+    /// A pull that goes on in the predecessor ended there.
+    PredecessorEnded => () {
+        /// Which.
+        pull: PullId,
+        /// How.
+        how: HandedOutcome,
+    }
+    /// The predecessor cannot be heard any more.
+    PredecessorGone => () {}
     /// Running pulls, queue and history.
     ListPulls => pb::PullList {
         /// At most so many queued ones.

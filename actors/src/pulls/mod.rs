@@ -16,6 +16,7 @@
 
 mod actor;
 pub mod core;
+mod handover;
 mod image;
 mod journal;
 mod messages;
@@ -24,10 +25,11 @@ mod request;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
 pub use core::{Answer, CallerId, FinishedPull, FlowView, PullId, Refusal, RuntimeFlow};
+pub use handover::{HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull};
 pub use image::{ImageName, ImageNameError, MAX_NAME, MAX_TAG};
 pub use messages::{
-    AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, PodForgotten, PodGone,
-    PullsFlow, RequestPull, SetLimit,
+    AnswerTo, CallerLeft, Configure, CountNow, Drain, HandOver, HandedOver, Inspected, LimitView, ListPulls,
+    PodForgotten, PodGone, PredecessorEnded, PredecessorGone, PullsFlow, RequestPull, SetLimit,
 };
 pub use record::{KeptLease, PullRecord, RecordState};
 pub use request::{CredentialsId, CredentialsSalt, HANDLER_ANNOTATION, Pod, PullCall, PullKey, RequestError};

@@ -35,7 +35,8 @@ pub enum RequestError {
 }
 
 /// Tells credentials apart without keeping them: a hash salted per process, never written anywhere.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// It travels to an agent that takes over, and nowhere else.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CredentialsId([u8; 32]);
 
 impl fmt::Debug for CredentialsId {
@@ -44,8 +45,8 @@ impl fmt::Debug for CredentialsId {
     }
 }
 
-/// The salt of [`CredentialsId`]s, made once a process and held in memory only.
-#[derive(Clone)]
+/// The salt of [`CredentialsId`]s, held in memory only. An agent that takes over gets its predecessor's.
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
 pub struct CredentialsSalt([u8; 32]);
 
 impl fmt::Debug for CredentialsSalt {

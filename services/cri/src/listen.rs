@@ -10,7 +10,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokio::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use tokio::{
+    net::{UnixListener, UnixStream},
+    time::Instant,
+};
+
+/// Between two tries to listen.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +106,40 @@ impl Bound {
         Ok(Self { listener, file: Some(file) })
     }
 
+    /// As [`Bound::bind`], but waits for up to `patience` while another process listens there: one that was killed
+    /// does so until the kernel has taken it down.
+    ///
+    /// # Errors
+    /// As of [`Bound::bind`].
+    pub async fn bind_within(path: &Path, mode: u32, patience: Duration) -> Result<Self, ListenError> {
+        let since = Instant::now();
+        let mut is_logged = false;
+        loop {
+            match Self::bind(path, mode).await {
+                Err(ListenError::InUse(_)) if since.elapsed() < patience => {
+                    if !std::mem::replace(&mut is_logged, true) {
+                        let socket = path.display();
+                        tracing::info!(%socket, ?patience, "waiting for another process to stop listening");
+                    }
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    /// A listener that the agent before this one bound at `path`: its file is this process's now.
+    ///
+    /// # Errors
+    /// The system refuses to make it non-blocking.
+    pub fn adopted(listener: std::os::unix::net::UnixListener, path: &Path) -> io::Result<Self> {
+        let bound = Self::inherited(listener)?;
+        let file = fs::symlink_metadata(path)
+            .ok()
+            .map(|meta| OwnFile { path: path.to_owned(), inode: (meta.dev(), meta.ino()) });
+        Ok(Self { file, ..bound })
+    }
+
     /// A listener that somebody else made (socket activation): its file is left alone.
     ///
     /// # Errors
@@ -116,7 +158,14 @@ impl Bound {
 
 /// Removes a listener's file when dropped, if it is still its own.
 #[derive(Debug)]
-pub struct SocketFile(#[allow(dead_code)] Option<OwnFile>);
+pub struct SocketFile(Option<OwnFile>);
+
+impl SocketFile {
+    /// Leaves the file alone: it belongs to another process now.
+    pub fn disown(self) {
+        std::mem::forget(self.0);
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -154,6 +203,35 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).expect("reads"), "precious");
         let below = path.join("cri.sock");
         assert!(matches!(Bound::bind(&below, 0o600).await, Err(ListenError::Io { .. })));
+    }
+
+    /// I5: a process that was killed listens until the kernel has taken it down.
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_another_process_gives_up_in_time_is_waited_for() {
+        let folder = folder();
+        let path = folder.path().join("cri.sock");
+        let first = Bound::bind(&path, 0o600).await.expect("binds");
+        let waits = Bound::bind_within(&path, 0o600, Duration::from_secs(5));
+        let (second, ()) = tokio::join!(waits, async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            drop(first);
+        });
+        let _second = second.expect("binds as soon as it can");
+        let refused = Bound::bind_within(&path, 0o600, Duration::from_secs(5)).await;
+        assert!(matches!(refused, Err(ListenError::InUse(_))));
+    }
+
+    #[tokio::test]
+    async fn an_adopted_socket_is_removed_by_its_new_owner_only() {
+        let folder = folder();
+        let path = folder.path().join("cri.sock");
+        let (listener, file) = Bound::bind(&path, 0o600).await.expect("binds").into_parts();
+        let listener = listener.into_std().expect("a listener");
+        file.disown();
+        let adopted = Bound::adopted(listener, &path).expect("adopts");
+        UnixStream::connect(&path).await.expect("it still listens");
+        drop(adopted);
+        assert!(!path.exists(), "removed on drop");
     }
 
     #[tokio::test]

@@ -8,12 +8,15 @@ use std::{sync::Arc, time::Duration};
 use keelson_proto::Code;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, FinishedPull, GiveUp, Health, Lane, Note, Outcome, PullId,
+    Answer, CallerId, Core, Effect, End, FinishedPull, GiveUp, Health, Lane, Note, Outcome, Pull, PullId,
     RUNTIME_FULL_PAUSE, Refusal, Stage, Timer,
 };
 use crate::{
     clock::Now,
-    pulls::record::{KeptLease, Write},
+    pulls::{
+        handover::HandedOutcome,
+        record::{KeptLease, Write},
+    },
     runtime::{Capabilities, PullReply},
 };
 
@@ -31,21 +34,25 @@ impl Core {
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
-        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        let Some(pull) = self.pulls.get(&id) else { return };
         if pull.attempts != attempt || !matches!(pull.stage, Stage::Running) {
             return;
         }
         match outcome {
+            Outcome::Lost(_) if self.is_handed_over() => self.give_away(id, fx),
             Outcome::Lost(reply) if pull.losses < self.policy.runtime_retries && !pull.callers_gone() => {
-                pull.losses += 1;
                 self.disarm_pull(id);
                 let until = now.mono + self.policy.hold;
                 if let Some(pull) = self.pulls.get_mut(&id) {
+                    pull.losses += 1;
                     pull.stage = Stage::Lost { reply, until };
                     self.arm(until, Timer::Lost(id));
                 }
                 let text = format!("{} lost its runtime; it goes on when that is back", self.name_of(id));
                 fx.push(Effect::Note(Note { warn: true, text }));
+            }
+            Outcome::Answered(reply) if self.is_runtime_full(&reply) && self.is_handed_over() => {
+                self.give_away(id, fx)
             }
             Outcome::Answered(reply) if self.is_runtime_full(&reply) => {
                 self.runtime_full(id, &reply, now, fx)
@@ -108,7 +115,8 @@ impl Core {
     }
 
     /// Answers every caller with the runtime's words and forgets the pull.
-    fn conclude(&mut self, id: PullId, reply: &Arc<PullReply>, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn conclude(&mut self, id: PullId, reply: &Arc<PullReply>, now: Now, fx: &mut Vec<Effect>) {
+        self.tell_end(id, HandedOutcome::Answered(reply.as_ref().into()), fx);
         let Some(pull) = self.pulls.get(&id) else { return };
         let end = match &reply.result {
             Ok(_) => End::Succeeded,
@@ -140,22 +148,9 @@ impl Core {
 
     /// Forgets a pull: slot, indexes, journal; and settles what becomes of its lease.
     pub(super) fn end(&mut self, id: PullId, end: End, now: Now, fx: &mut Vec<Effect>) {
-        self.release_slot(id);
-        self.disarm_pull(id);
-        let Some(pull) = self.pulls.remove(&id) else { return };
-        self.queue.remove(pull.place());
-        self.present.remove(&pull.place());
-        self.held.remove(&pull.place());
+        self.tell_end(id, HandedOutcome::Cancelled, fx);
+        let Some(pull) = self.take_out(id) else { return };
         let key = &pull.call.key;
-        if let Some(ids) = self.by_image.get_mut(&key.image) {
-            ids.retain(|other| *other != id);
-            if ids.is_empty() {
-                self.by_image.remove(&key.image);
-            }
-        }
-        if self.by_key.get(key) == Some(&id) {
-            self.by_key.remove(key);
-        }
         fx.push(Effect::Persist(Write::DeletePull(id.0)));
         if let Some(lease) = pull.lease.clone() {
             self.settle_lease(&key.image, lease, end == End::Succeeded, now, fx);
@@ -177,6 +172,27 @@ impl Core {
             progress: pull.progress,
             end,
         });
+    }
+
+    /// Takes a pull out of every list, and its slot from it.
+    pub(super) fn take_out(&mut self, id: PullId) -> Option<Pull> {
+        self.release_slot(id);
+        self.disarm_pull(id);
+        let pull = self.pulls.remove(&id)?;
+        self.queue.remove(pull.place());
+        self.present.remove(&pull.place());
+        self.held.remove(&pull.place());
+        let key = &pull.call.key;
+        if let Some(ids) = self.by_image.get_mut(&key.image) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.by_image.remove(&key.image);
+            }
+        }
+        if self.by_key.get(key) == Some(&id) {
+            self.by_key.remove(key);
+        }
+        Some(pull)
     }
 
     fn settle_lease(&mut self, image: &Arc<str>, lease: String, done: bool, now: Now, fx: &mut Vec<Effect>) {

@@ -11,6 +11,7 @@
 
 mod finish;
 mod gone;
+mod handover;
 mod presence;
 mod reentry;
 mod requests;
@@ -23,6 +24,8 @@ mod queue;
 
 #[cfg(test)]
 mod gone_tests;
+#[cfg(test)]
+mod handover_tests;
 #[cfg(test)]
 mod life_tests;
 #[cfg(test)]
@@ -87,6 +90,8 @@ enum Stage {
         presence: Presence,
     },
     Running,
+    /// It goes on in the agent before this one, which handed it over.
+    Predecessor,
     /// Lost with its runtime; keeps its slot, and the reply in case the runtime stays away.
     Lost {
         reply: Arc<PullReply>,
@@ -159,7 +164,7 @@ impl Pull {
             Stage::Lost { until, .. } => Some((until, Timer::Lost(self.id))),
             Stage::Pausing { until } => Some((until, Timer::Pause(self.id))),
             Stage::Held { until } => Some((until, Timer::Held(self.id))),
-            Stage::Queued { .. } | Stage::Running => None,
+            Stage::Queued { .. } | Stage::Running | Stage::Predecessor => None,
         };
         [
             of_stage,
@@ -224,6 +229,8 @@ pub struct Core {
     limit_override: Option<u32>,
     health: Health,
     draining: bool,
+    /// Set once everything is handed over to a successor: the pulls that go on here.
+    handed: Option<BTreeSet<PullId>>,
     pulls: HashMap<PullId, Pull>,
     callers: HashMap<CallerId, Caller>,
     /// Pulls that a new caller with this key joins.
@@ -269,6 +276,7 @@ impl Core {
             limit_override: None,
             health: Health::Unknown,
             draining: false,
+            handed: None,
             pulls: HashMap::new(),
             callers: HashMap::new(),
             by_key: HashMap::new(),
@@ -312,6 +320,8 @@ impl Core {
             Event::PodForgotten(uid) => self.pod_forgotten(&uid, now),
             Event::Configure(policy) => self.configure(*policy, now, &mut fx),
             Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
+            Event::PredecessorEnded { pull, how } => self.predecessor_ended(pull, how, now, &mut fx),
+            Event::PredecessorGone => self.predecessor_gone(now, &mut fx),
             Event::Tick => self.tick(now, &mut fx),
             Event::Drain => self.drain(&mut fx),
         }

@@ -22,14 +22,9 @@ impl Core {
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
-        let refusal = if self.draining {
-            Some(Refusal::Stopping)
-        } else if self.callers.len() >= self.policy.max_callers {
-            Some(Refusal::TooManyCallers(self.callers.len()))
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
+        let too_many = self.callers.len() >= self.policy.max_callers;
+        let too_many = || too_many.then_some(Refusal::TooManyCallers(self.callers.len()));
+        if let Some(refusal) = self.refusal_at_the_end().or_else(too_many) {
             fx.push(Effect::Reply { caller, answer: Answer::Refused(refusal) });
             return;
         }
@@ -87,6 +82,11 @@ impl Core {
         let Some(pull) = self.pulls.get_mut(&id) else { return false };
         if let Some(at) = pull.cancel_at.take() {
             self.timers.remove(&(at, Timer::Grace(id)));
+        }
+        if matches!(pull.stage, Stage::Predecessor) {
+            // With its credentials, should the pull have to start again here.
+            pull.call = call;
+            return false;
         }
         let Stage::Held { until } = pull.stage else { return false };
         pull.stage = Stage::Queued { presence: Presence::Unasked };
@@ -227,6 +227,8 @@ impl Core {
             return;
         }
         match pull.stage {
+            // The predecessor knows whether it is wanted there.
+            Stage::Predecessor => {}
             Stage::Running if !self.policy.cancel_grace.is_zero() => {
                 let at = now.mono + self.policy.cancel_grace;
                 pull.cancel_at = Some(at);
@@ -255,7 +257,7 @@ impl Core {
         let Some(caller) = self.callers.get(&id) else { return };
         let waited = now.mono.saturating_sub(caller.since);
         let doing = match self.pulls.get(&caller.pull).map(|pull| &pull.stage) {
-            Some(Stage::Running) => "running",
+            Some(Stage::Running | Stage::Predecessor) => "running",
             Some(Stage::Lost { .. }) => "waiting for the container runtime",
             Some(Stage::Pausing { .. }) => "held back by the container runtime's own limit",
             _ => "queued",
@@ -313,7 +315,7 @@ impl Core {
     pub(super) fn hold_over(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
         let Some(caller) = self.callers.get(&id) else { return };
         // The call is out: the runtime may fail its probes and yet pull.
-        if self.pulls.get(&caller.pull).is_some_and(|pull| matches!(pull.stage, Stage::Running)) {
+        if self.pulls.get(&caller.pull).is_some_and(Pull::is_asked) {
             return;
         }
         let reason = match &self.health {

@@ -76,16 +76,22 @@ impl Core {
             self.timers.remove(&(at, Timer::Presence(id)));
         }
         pull.stage = Stage::Running;
-        pull.lane = Some(lane);
         pull.lease = lease;
         pull.started.get_or_insert(now);
-        self.slots.insert(pull.place());
         if let Some(kept) = &pull.lease
             && let Some((at, _)) = self.kept.remove(kept)
         {
             self.timers.remove(&(at, Timer::LeaseExpiry(kept.clone())));
             fx.push(Effect::Persist(Write::DeleteLease(kept.clone())));
         }
+        self.take_slot(id, lane);
+        self.ask_runtime(id, now, fx);
+    }
+
+    pub(super) fn take_slot(&mut self, id: PullId, lane: Lane) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        pull.lane = Some(lane);
+        self.slots.insert(pull.place());
         match lane {
             Lane::Counted => {
                 self.counted += 1;
@@ -93,7 +99,6 @@ impl Core {
             }
             Lane::Present => self.present_running += 1,
         }
-        self.ask_runtime(id, now, fx);
     }
 
     /// Asks the runtime for a pull that holds a slot, for the first time or again.
@@ -213,7 +218,8 @@ impl Core {
         let class = Class { registry: pull.call.name.registry().clone(), cap: pull.cap(), present: false };
         let (abandoned, attempt, name) =
             (pull.cancel_at.is_some(), pull.attempts, pull.call.name.full().clone());
-        if self.slot_free(&class) {
+        // The successor knows how many slots are taken.
+        if self.slot_free(&class) && !self.is_handed_over() {
             self.release_slot(id);
             let Some(pull) = self.pulls.get_mut(&id) else { return };
             pull.lane = Some(Lane::Counted);
@@ -233,6 +239,9 @@ impl Core {
     /// Takes the slot from a pull that does not run and puts it back at its place. Its callers' time
     /// in the queue begins again: they did not spend it there.
     pub(super) fn back_to_queue(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        if self.is_handed_over() {
+            return self.give_away(id, fx);
+        }
         self.disarm_pull(id);
         self.release_slot(id);
         let Some(pull) = self.pulls.get_mut(&id) else { return };
@@ -276,6 +285,11 @@ impl Core {
 }
 
 impl Pull {
+    /// The runtime was asked, by this agent or by the one before it.
+    pub(super) fn is_asked(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Predecessor)
+    }
+
     /// Without readings nothing is known; while it unpacks no byte is expected.
     fn expects_bytes(&self) -> bool {
         self.progress.is_some_and(|progress| progress.phase != Phase::Unpacking)

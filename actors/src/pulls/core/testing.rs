@@ -18,6 +18,7 @@ use super::{
 use crate::{
     clock::Now,
     pulls::{
+        handover::HandedEnd,
         record::{KeptLease, PullRecord, Write},
         request::{CredentialsSalt, PullCall},
     },
@@ -198,7 +199,20 @@ impl Bench {
         }
     }
 
-    fn take(&mut self, effects: Vec<Effect>) {
+    /// What the successor was told in the last event.
+    pub(super) fn told(&self) -> Vec<HandedEnd> {
+        let told = |effect: &Effect| match effect {
+            Effect::TellSuccessor(end) => Some(end.clone()),
+            _ => None,
+        };
+        self.last.iter().filter_map(told).collect()
+    }
+
+    /// Performs effects as the actor does.
+    pub(super) fn take(&mut self, mut effects: Vec<Effect>) {
+        if self.core.is_handed_over() {
+            effects.retain(|effect| !effect.is_the_successors());
+        }
         for (index, effect) in effects.iter().enumerate() {
             match effect {
                 Effect::Persist(write) => self.journal.apply(write),
@@ -217,7 +231,7 @@ impl Bench {
                     assert!(before.is_none(), "{caller:?} was answered twice");
                 }
                 Effect::DropLease(lease) => self.dropped.push(lease.clone()),
-                Effect::ReapLeases(_) => {}
+                Effect::ReapLeases(_) | Effect::TellSuccessor(_) => {}
                 Effect::Note(note) => self.notes.push(note.clone()),
             }
         }
@@ -355,7 +369,10 @@ impl Core {
         assert!(self.by_registry.values().all(|count| *count > 0), "no registry without a slot is kept");
         for pull in self.pulls.values() {
             assert!(pull.journaled || self.awaits_presence(pull.id), "no record of {pull:?}");
-            let holds = matches!(pull.stage, Stage::Running | Stage::Lost { .. } | Stage::Pausing { .. });
+            let holds = matches!(
+                pull.stage,
+                Stage::Running | Stage::Predecessor | Stage::Lost { .. } | Stage::Pausing { .. }
+            );
             assert_eq!(pull.lane.is_some(), holds, "{:?} {:?}", pull.stage, pull.lane);
             assert_eq!(pull.options.values().sum::<usize>(), pull.callers.len(), "options of callers");
             let abandoned = pull.cancel_at.is_some();

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 use keelson_proto::Code;
 
 use super::super::{
+    handover::{HandedEnd, HandedOutcome},
     record::Write,
     request::{Pod, PullCall},
 };
@@ -159,6 +160,15 @@ pub enum Event {
     Configure(Box<Policy>),
     /// A person sets the limit, or (`None`) puts it back to the settings.
     SetLimit(Option<u32>),
+    /// A pull that goes on in the predecessor ended there.
+    PredecessorEnded {
+        /// Which.
+        pull: PullId,
+        /// How.
+        how: HandedOutcome,
+    },
+    /// The predecessor is gone, or cannot be heard any more.
+    PredecessorGone,
     /// A timer is due.
     Tick,
     /// The agent is stopping.
@@ -211,6 +221,8 @@ pub enum Effect {
     DropLease(String),
     /// Remove every lease of ours but these, and those in use since the process began.
     ReapLeases(Vec<String>),
+    /// Tell the successor of a pull that was handed over while it ran.
+    TellSuccessor(HandedEnd),
     /// Something worth an event in the debug view and a line in the log.
     Note(Note),
 }
@@ -299,6 +311,10 @@ pub enum Refusal {
     /// The agent is on its way out.
     #[error("keelson is stopping; the pull keeps its place for the next start, ask again")]
     Stopping,
+    /// The pulls were handed over to the agent that replaces this one. The CRI front does not show it to
+    /// callers: it asks the successor for them.
+    #[error("the image pull was handed over to the agent that replaces this one; ask again")]
+    Moved,
     /// The coordinator starts again.
     #[error("the pull coordinator is restarting; ask again, the pull goes on")]
     Restarting,
@@ -316,7 +332,7 @@ impl Refusal {
                 Code::ResourceExhausted
             }
             Self::Deadline(..) | Self::Stalled { .. } => Code::DeadlineExceeded,
-            Self::RuntimeAway { .. } | Self::Stopping | Self::Restarting => Code::Unavailable,
+            Self::RuntimeAway { .. } | Self::Stopping | Self::Moved | Self::Restarting => Code::Unavailable,
             // Not CANCELLED, which would say that the caller itself gave up. The kubelet retries neither within
             // the call, and tries its next credential with either.
             Self::PodGone { .. } => Code::Aborted,

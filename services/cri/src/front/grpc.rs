@@ -17,7 +17,7 @@ pub const PREFIX: usize = 5;
 pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+pub(super) const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Why a request's body is not one message. The text goes to the caller.
@@ -165,6 +165,17 @@ pub fn timeout(headers: &HeaderMap) -> Option<Duration> {
         "n" => Duration::from_nanos(count),
         _ => return None,
     })
+}
+
+/// A `grpc-timeout` of this length, rounded up to milliseconds; at most eight digits are allowed.
+#[must_use]
+pub fn timeout_value(left: Duration) -> HeaderValue {
+    let millis = left.as_micros().div_ceil(1000);
+    match u32::try_from(millis) {
+        Ok(millis) if millis < 100_000_000 => HeaderValue::from_str(&format!("{millis}m")),
+        _ => HeaderValue::from_str(&format!("{}S", left.as_secs().min(99_999_999))),
+    }
+    .unwrap_or(HeaderValue::from_static("99999999S"))
 }
 
 macro_rules! operations {

@@ -8,6 +8,7 @@
 //! crosses the agent without waking another thread, which is most of what it costs.
 
 mod cork;
+mod forward;
 pub mod grpc;
 mod pass;
 mod pull;
@@ -18,7 +19,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -70,6 +71,17 @@ pub struct FrontSettings {
     pub offer_pull_option: bool,
 }
 
+/// How far the front is on its way out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Connections and calls are taken.
+    Serving,
+    /// No connection is taken, and clients are told to make new ones; calls that run go on.
+    Leaving,
+    /// As [`Phase::Leaving`]; calls that pass through are cut off, pulls go on.
+    Cut,
+}
+
 /// What the front needs.
 #[derive(Clone)]
 pub struct FrontParts {
@@ -81,12 +93,20 @@ pub struct FrontParts {
     pub metrics: Metrics,
     /// Settings, live.
     pub settings: watch::Receiver<FrontSettings>,
+    /// By which the ids of credentials are made.
+    pub salt: CredentialsSalt,
+    /// This front's own socket path, where a successor answers for pulls that were handed over.
+    pub own_socket: std::path::PathBuf,
+    /// Counts open client connections.
+    pub clients: Arc<AtomicUsize>,
 }
 
 /// Shared by all connections.
 struct Front {
     parts: FrontParts,
-    salt: CredentialsSalt,
+    /// Connections to the agent that replaces this one.
+    successor: Upstream,
+    phase: watch::Receiver<Phase>,
     callers: AtomicU64,
 }
 
@@ -101,17 +121,23 @@ impl Front {
         CallerId(self.callers.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// When calls that pass through are cut off.
+    async fn cut(&self) {
+        reached(self.phase.clone(), Phase::Cut).await;
+    }
+
     fn hold(&self) -> Duration {
         self.parts.settings.borrow().hold
     }
 }
 
-/// Serves until `stop` is told, then lets calls that run end; returns when the last connection is gone.
-pub async fn serve(listener: UnixListener, parts: FrontParts, stop: watch::Receiver<bool>) {
-    let front = Arc::new(Front { parts, salt: CredentialsSalt::random(), callers: AtomicU64::new(1) });
+/// Serves until `phase` says otherwise, then lets calls that run end; returns when the last connection is gone.
+pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Receiver<Phase>) {
+    let successor = Upstream::new(parts.own_socket.clone());
+    let front = Arc::new(Front { parts, successor, phase: phase.clone(), callers: AtomicU64::new(1) });
     // Dropped by each connection at its end; the last one wakes the receiver.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
-    let stopped = stopped(stop.clone());
+    let stopped = reached(phase.clone(), Phase::Leaving);
     tokio::pin!(stopped);
     let mut said = None;
     loop {
@@ -121,10 +147,12 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, stop: watch::Recei
         };
         match accepted {
             Ok((stream, _)) => {
-                let connection = connection(stream, front.clone(), stop.clone());
-                let alive = alive.clone();
+                let connection = connection(stream, front.clone(), phase.clone());
+                let (alive, clients) = (alive.clone(), front.parts.clients.clone());
+                clients.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move {
                     connection.await;
+                    clients.fetch_sub(1, Ordering::Relaxed);
                     drop(alive);
                 });
             }
@@ -142,9 +170,9 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, stop: watch::Recei
     gone.recv().await;
 }
 
-async fn stopped(mut stop: watch::Receiver<bool>) {
+async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
     // An error means that the sender is gone, which also means stop.
-    let _ = stop.wait_for(|stop| *stop).await;
+    let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }
 
 /// The limits of a connection to a client.
@@ -167,12 +195,13 @@ fn limits() -> h2::server::Builder {
 }
 
 /// One client's connection, to its end.
-async fn connection<T>(io: T, front: Arc<Front>, stop: watch::Receiver<bool>)
+async fn connection<T>(io: T, front: Arc<Front>, phase: watch::Receiver<Phase>)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let stopped = stopped(stop);
-    tokio::pin!(stopped);
+    let stopped = reached(phase.clone(), Phase::Leaving);
+    let cut = reached(phase, Phase::Cut);
+    tokio::pin!(stopped, cut);
     let io = Corked::new(io);
     let mut handshake = limits().handshake::<_, Bytes>(io.clone());
     let handshake = poll_fn(|cx| io.drive(cx, |cx| Pin::new(&mut handshake).poll(cx)));
@@ -188,6 +217,9 @@ where
     };
     let upstream = Arc::new(Upstream::new(front.parts.runtime_socket.clone()));
     let mut draining = false;
+    // Dropped by each call at its end. None: the connection ends with its last call, whether the client answers or not.
+    let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
+    let mut alive = Some(alive);
     loop {
         let accepted = tokio::select! {
             biased;
@@ -197,10 +229,20 @@ where
                 draining = true;
                 continue;
             }
+            () = &mut cut, if alive.is_some() => {
+                alive = None;
+                continue;
+            }
+            _ = gone.recv(), if alive.is_none() => return,
         };
         match accepted {
             Some(Ok((request, respond))) => {
-                tokio::spawn(call(request, respond, front.clone(), upstream.clone()));
+                let Some(alive) = alive.clone() else { continue };
+                let call = call(request, respond, front.clone(), upstream.clone());
+                tokio::spawn(async move {
+                    call.await;
+                    drop(alive);
+                });
             }
             Some(Err(error)) => return tracing::debug!(%error, "a CRI connection broke"),
             None => return,

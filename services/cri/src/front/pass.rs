@@ -30,13 +30,15 @@ const START_UP_BODY: usize = 64 * 1024;
 const EAGER: usize = 16 * 1024;
 
 /// How a call ended, when it did not end well.
-enum Broken {
+pub(super) enum Broken {
     /// The client is gone: nothing to answer.
     Client,
     /// The runtime reset the stream.
     Reset(Reason),
     /// The runtime, or the way to it.
     Runtime(String),
+    /// The agent ends, and has waited long enough.
+    Cut,
 }
 
 pub(super) async fn handle(
@@ -47,7 +49,12 @@ pub(super) async fn handle(
 ) {
     let operation = grpc::operation(request.uri().path());
     let since = Instant::now();
-    let failed = match exchange(request, &mut respond, front, upstream).await {
+    let ended = tokio::select! {
+        biased;
+        ended = exchange(request, &mut respond, front, upstream) => ended,
+        () = front.cut() => Err(Broken::Cut),
+    };
+    let failed = match ended {
         Ok(code) => code != Some(0),
         Err(Broken::Client) => true,
         Err(Broken::Reset(reason)) => {
@@ -57,6 +64,15 @@ pub(super) async fn handle(
         Err(Broken::Runtime(text)) => {
             let trailers = grpc::status(Code::Unavailable, &text, &[]);
             let _ = respond.send_response(grpc::trailers_only(trailers), true);
+            true
+        }
+        Err(Broken::Cut) => {
+            let text = "keelson is stopping, and the call did not end within agent.drain_timeout; ask again";
+            let trailers = grpc::status(Code::Unavailable, text, &[]);
+            if respond.send_response(grpc::trailers_only(trailers), true).is_err() {
+                // A stream that has begun.
+                respond.send_reset(Reason::CANCEL);
+            }
             true
         }
     };
@@ -233,7 +249,7 @@ fn is_unavailable(response: &Response<RecvStream>) -> bool {
 }
 
 /// Passes the runtime's answer on to the client.
-async fn answer(
+pub(super) async fn answer(
     response: Response<RecvStream>,
     respond: &mut SendResponse<Bytes>,
     offer: Option<&'static str>,

@@ -15,10 +15,11 @@ use keelson_actors::{
     runtime::PullReply,
 };
 use keelson_proto::Code;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Front,
+    forward::{FORWARDED, HeldCall, forward, send_back},
     grpc::{self, FrameError, MAX_MESSAGE, PREFIX},
     pass::{Collect, collect},
 };
@@ -39,11 +40,16 @@ impl Drop for Leave {
 
 pub(super) async fn handle(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, front: &Front) {
     let patience = grpc::timeout(request.headers());
+    let deadline = patience.map(|patience| Instant::now() + patience);
     let (parts, mut body) = request.into_parts();
     let collected = tokio::select! {
         biased;
         collected = collect(&mut body, MAX_MESSAGE + PREFIX) => collected,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+    };
+    let body = match &collected {
+        Ok(body) => body.clone(),
+        Err(_) => Bytes::new(),
     };
     let call = match collected {
         Ok(body) => decode(body, &parts.headers, front),
@@ -74,6 +80,12 @@ pub(super) async fn handle(request: Request<RecvStream>, mut respond: SendRespon
     leave.caller = None;
     match answer {
         Ok(Answer::Runtime(reply)) => send_reply(&mut respond, &reply),
+        Ok(Answer::Refused(Refusal::Moved)) if parts.headers.contains_key(FORWARDED) => {
+            send_back(&mut respond)
+        }
+        Ok(Answer::Refused(Refusal::Moved)) => {
+            forward(HeldCall { headers: parts.headers, body, deadline }, &mut respond, front).await;
+        }
         Ok(Answer::Refused(refusal)) => refuse(&mut respond, refusal.code(), &refusal.to_string()),
         Err(_) => refuse(&mut respond, Refusal::Restarting.code(), &Refusal::Restarting.to_string()),
     }
@@ -81,7 +93,7 @@ pub(super) async fn handle(request: Request<RecvStream>, mut respond: SendRespon
 
 fn decode(body: Bytes, headers: &HeaderMap, front: &Front) -> Result<PullCall, (Code, String)> {
     let message = grpc::unframe(body).map_err(|error| (error.code(), error.to_string()))?;
-    let call = PullCall::decode(message, &front.salt).map_err(|error| {
+    let call = PullCall::decode(message, &front.parts.salt).map_err(|error| {
         let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
         (Code::InvalidArgument, format!("{error}{cause}"))
     })?;
@@ -94,6 +106,7 @@ fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     let own = |name: &str| {
         name.starts_with("grpc-")
             || name.starts_with("containerd-")
+            || name == FORWARDED.as_str()
             || matches!(name, "te" | "content-type" | "user-agent" | "content-length")
     };
     let copy = |(name, value): (&HeaderName, &HeaderValue)| {
@@ -102,7 +115,7 @@ fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     headers.iter().filter(|(name, _)| !own(name.as_str())).map(copy).collect()
 }
 
-fn refuse(respond: &mut SendResponse<Bytes>, code: Code, text: &str) {
+pub(super) fn refuse(respond: &mut SendResponse<Bytes>, code: Code, text: &str) {
     // A client that has gone does not read it.
     let _ = respond.send_response(grpc::trailers_only(grpc::status(code, text, &[])), true);
 }

@@ -29,6 +29,16 @@ pub(super) enum Away {
     Descriptors,
 }
 
+impl Away {
+    /// What is wrong, without naming the runtime.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Self::Runtime { reason, .. } => reason.clone(),
+            Self::Descriptors => self.to_string(),
+        }
+    }
+}
+
 /// A try that failed.
 struct Failed {
     reason: String,

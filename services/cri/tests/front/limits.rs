@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use h2::Reason;
+use keelson_cri::front::Phase;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
@@ -248,7 +249,7 @@ fn a_graceful_stop_lets_running_calls_end() {
         // In the middle of its handshake, which may take 10 s.
         let silent = UnixStream::connect(&agent.socket).await.unwrap();
         until("it is at the runtime", || !runtime.calls(ImageStatus::PATH).is_empty()).await;
-        agent.stop.send_replace(true);
+        agent.phase.send_replace(Phase::Leaving);
         tokio::time::sleep(SECOND).await;
         assert!(!client.frames.of_kind(Frame::GOAWAY).is_empty());
         assert!(UnixStream::connect(&agent.socket).await.is_err(), "nobody listens any more");

@@ -31,7 +31,7 @@ use keelson_endpoints::{
     server::{EndpointsServer, EndpointsThread, Listener, ServerMetrics, ServerSettings},
 };
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
-use keelson_storage::SledStore;
+use keelson_storage::DeferredStore;
 use tokio::{net::TcpListener, sync::watch};
 
 use super::{
@@ -49,7 +49,7 @@ const NAMES_A_REVISION: usize = 20;
 /// What the chore needs of the rest of the agent.
 pub(super) struct EndpointsParts {
     pub(super) settings: Arc<Settings>,
-    pub(super) store: Arc<SledStore>,
+    pub(super) store: Arc<DeferredStore>,
     pub(super) clock: Clock,
     pub(super) cluster: Option<Cluster>,
     /// The Node as the heartbeats watch it.
@@ -77,6 +77,7 @@ pub(super) struct On {
     listen: Vec<String>,
     view: watch::Receiver<EndpointsView>,
     place: Place,
+    arbiter: actix::ArbiterHandle,
 }
 
 /// Where Services come from.
@@ -230,7 +231,20 @@ fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, Endpoi
     let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
     let listen = parts.listeners.iter().map(|listener| listener.name().to_owned()).collect();
     let thread = server.clone().start(parts.listeners)?;
-    Ok((On { publisher, feed, metrics, server, server_metrics, listen, view, place }, thread))
+    Ok((
+        On {
+            publisher,
+            feed,
+            metrics,
+            server,
+            server_metrics,
+            listen,
+            view,
+            place,
+            arbiter: arbiter.handle(),
+        },
+        thread,
+    ))
 }
 
 /// Tells the sink of the Node: of the one that the heartbeats watch, or of one that is watched here.

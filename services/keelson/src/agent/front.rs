@@ -3,10 +3,16 @@
 //! Owns: that thread and its runtime. In: a bound listener. Out: a handle that notices the end and
 //! brings it about.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::Context as _;
-use keelson_cri::front::{self, FrontParts};
+use keelson_cri::front::{self, FrontParts, Phase};
 use tokio::{
     net::UnixListener,
     sync::{oneshot, watch},
@@ -15,7 +21,8 @@ use tokio::{
 /// A running front.
 #[derive(Debug)]
 pub(super) struct FrontThread {
-    stop: watch::Sender<bool>,
+    phases: watch::Sender<Phase>,
+    clients: Arc<AtomicUsize>,
     ended: oneshot::Receiver<()>,
 }
 
@@ -23,7 +30,8 @@ impl FrontThread {
     pub(super) fn start(listener: UnixListener, parts: FrontParts) -> anyhow::Result<Self> {
         // A listener belongs to the runtime that polls it.
         let listener = listener.into_std().context("the CRI listener")?;
-        let (stop, stopped) = watch::channel(false);
+        let (phases, phase) = watch::channel(Phase::Serving);
+        let clients = parts.clients.clone();
         let (ending, ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -34,14 +42,14 @@ impl FrontThread {
             .spawn(move || {
                 runtime.block_on(async {
                     match UnixListener::from_std(listener) {
-                        Ok(listener) => front::serve(listener, parts, stopped).await,
+                        Ok(listener) => front::serve(listener, parts, phase).await,
                         Err(error) => tracing::error!(%error, "the CRI listener"),
                     }
                 });
                 let _ = ending.send(());
             })
             .context("the thread of the CRI front")?;
-        Ok(Self { stop, ended })
+        Ok(Self { phases, clients, ended })
     }
 
     /// When the front has ended.
@@ -49,9 +57,24 @@ impl FrontThread {
         let _ = (&mut self.ended).await;
     }
 
+    /// Open client connections.
+    pub(super) fn clients(&self) -> usize {
+        self.clients.load(Ordering::Relaxed)
+    }
+
+    /// Takes no new connections; calls that run go on.
+    pub(super) fn leave(&self) {
+        self.phases.send_replace(Phase::Leaving);
+    }
+
+    /// By which calls that pass through are cut off ([`Phase::Cut`]).
+    pub(super) fn cutter(&self) -> watch::Sender<Phase> {
+        self.phases.clone()
+    }
+
     /// Takes no new calls, gives those that run `patience` to end.
     pub(super) async fn stop(mut self, patience: Duration) {
-        let _ = self.stop.send(true);
+        self.leave();
         if tokio::time::timeout(patience, &mut self.ended).await.is_err() {
             tracing::info!("calls that still run on the CRI socket are cut off");
         }

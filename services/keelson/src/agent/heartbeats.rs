@@ -28,7 +28,7 @@ use keelson_config::{Gate, Settings};
 use keelson_debug::Check;
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, Node, PodEvent, PodRef, watch_node, watch_pods};
-use keelson_storage::SledStore;
+use keelson_storage::DeferredStore;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
@@ -45,7 +45,7 @@ const MAILBOX: usize = 1024;
 /// What the chore needs of the rest of the agent.
 pub(super) struct HeartbeatsParts {
     pub(super) settings: Arc<Settings>,
-    pub(super) store: Arc<SledStore>,
+    pub(super) store: Arc<DeferredStore>,
     pub(super) clock: Clock,
     pub(super) pulls: Mailbox<PullCoordinator>,
     pub(super) runtime: Mailbox<RuntimeClient>,
@@ -75,6 +75,7 @@ pub(super) struct On {
     rest: ApiServer,
     healths: Healths,
     node: watch::Receiver<NodeSeen>,
+    arbiters: [actix::ArbiterHandle; 2],
 }
 
 /// How each part fares.
@@ -207,8 +208,9 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         changes: parts.changes.clone(),
         recorder: recorder.clone(),
     };
-    let arbiter = actix::Arbiter::new();
-    let lease = supervise::start(Some(&arbiter.handle()), recorder, move |_| LeaseRenewer::new(lease_parts));
+    let lease_arbiter = actix::Arbiter::new();
+    let lease =
+        supervise::start(Some(&lease_arbiter.handle()), recorder, move |_| LeaseRenewer::new(lease_parts));
 
     let (status_health, status_seen) = watch::channel(ChoreHealth::Starting);
     let recorder = Recorder::new(STATUS_ACTOR, MAILBOX);
@@ -259,6 +261,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         rest,
         healths,
         node: node_seen,
+        arbiters: [lease_arbiter.handle(), arbiter.handle()],
     }
 }
 
@@ -321,6 +324,15 @@ async fn follow_pods(
 }
 
 impl Heartbeats {
+    /// Ends the actors: another agent reports for the node.
+    pub(super) fn stop(&self) {
+        if let Self::On(on) = self {
+            for arbiter in &on.arbiters {
+                arbiter.stop();
+            }
+        }
+    }
+
     /// How the Lease fares; none while the chore is off.
     pub(super) fn lease_health(&self) -> Option<watch::Receiver<ChoreHealth>> {
         match self {

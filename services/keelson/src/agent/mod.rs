@@ -6,12 +6,14 @@
 //! LeaseRenewer and the StatusReporter; the CRI front has a thread with a runtime of its own, so that a call passes on one thread.
 //!
 //! Start: state, then RuntimeClient, then PullCoordinator (which reads the journal), then the heartbeats, then the
-//! sockets, then READY. Stop: no new pulls, running ones end or the drain time does, then the sockets.
+//! sockets, then READY. Before it, whatever an agent that is stopping hands over. Stop: a successor is waited for and gets
+//! everything ([`handover`]); without one, no new pulls, running ones end or the drain time does, then the sockets.
 
 mod cluster;
 mod endpoints;
 mod front;
 mod handles;
+mod handover;
 pub(crate) mod heartbeats;
 pub(crate) mod logs;
 pub(crate) mod panics;
@@ -21,19 +23,33 @@ mod rest_client;
 pub(crate) mod systemd;
 mod view;
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixListener,
+    },
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use keelson_config::{Loaded, Settings};
-use keelson_cri::listen::Bound;
+use keelson_cri::listen::{Bound, SocketFile};
 use keelson_debug::{serve_grpc, serve_http};
 use keelson_endpoints::server::EndpointsThread;
 use tokio::{
+    net::UnixStream,
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
 };
 
 use crate::settings::SettingsArgs;
+use handover::{
+    offer::Offer,
+    relay,
+    take::{Link, PATIENCE, Predecessor},
+};
 use parts::Running;
 
 /// How long replies have to reach their callers once nothing runs any more.
@@ -79,7 +95,15 @@ async fn agent(
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "keelson starts");
     crate::memory::give_back();
     let mut signals = Signals::new()?;
-    let (mut running, sockets) = start(loaded, inherited).await?;
+    let handover = handover::socket_path(settings.cri.listen.path());
+    let predecessor = handover::take::take_over(&handover)
+        .await
+        .with_context(|| format!("cannot listen on {} (cri.listen)", settings.cri.listen))?;
+    let (mut running, sockets, link) = start(loaded, inherited, predecessor).await?;
+    if let Some(link) = link {
+        actix::spawn(link.follow(running.pulls.clone()));
+    }
+    let offer = handover::offer::Offer::bind(&handover).await?;
     systemd::ready(&settings);
     tracing::info!(
         cri = %settings.cri.listen,
@@ -89,21 +113,19 @@ async fn agent(
         "keelson serves"
     );
     let watchdog = systemd::watchdog(running.view.clone());
-    loop {
+    let waits_for_successor = loop {
         tokio::select! {
             told = signals.next() => match told {
-                Told::Stop => break,
+                Told::Stop { replaced } => break replaced,
                 Told::Reload => reload::reload(&args, &mut running, &filter),
             },
             () = running.front.ended() => anyhow::bail!("the CRI front ended by itself"),
             () = ended(&mut running.endpoints) => anyhow::bail!("the server of the Endpoints API ended by itself"),
         }
-    }
+    };
     drop(watchdog);
-    stop(running, &settings, &mut signals).await;
-    drop(sockets);
-    // One left over names a process that is gone, which tells as much.
-    let _ = std::fs::remove_file(settings.agent.state_dir.join(parts::PID_FILE));
+    let patience = if waits_for_successor { settings.agent.handover_timeout } else { Duration::ZERO };
+    stop(Stopping { running, sockets, offer, patience }, &settings, &mut signals).await;
     tracing::info!("keelson ends");
     Ok(ExitCode::SUCCESS)
 }
@@ -116,32 +138,60 @@ async fn ended(server: &mut Option<EndpointsThread>) {
     }
 }
 
-/// Removes socket files at the end.
+/// Removes socket files at the end, unless they are a successor's by then.
 struct Sockets {
-    _files: Vec<keelson_cri::listen::SocketFile>,
+    /// Of listeners that can be handed over.
+    files: Vec<SocketFile>,
+    _own_files: Vec<SocketFile>,
+    /// Listeners to hand over, by name.
+    handed: Vec<(&'static str, OwnedFd)>,
 }
 
-async fn start(loaded: Loaded, mut inherited: systemd::Inherited) -> anyhow::Result<(Running, Sockets)> {
+impl Sockets {
+    /// Closes the listeners; `handed`: a successor has them.
+    fn leave(self, handed: bool) {
+        if handed {
+            self.files.into_iter().for_each(SocketFile::disown);
+        }
+    }
+}
+
+async fn start(
+    loaded: Loaded,
+    mut inherited: systemd::Inherited,
+    predecessor: Option<Predecessor>,
+) -> anyhow::Result<(Running, Sockets, Option<Link>)> {
     let settings = loaded.settings.clone();
     // Sockets before state: two agents with one socket and two states must not disturb each other,
     // and a socket that cannot be had is a mistake worth knowing before anything is touched.
-    let cri = bind(&settings.cri.listen, settings.cri.socket_mode, inherited.cri.take()).await?;
-    let debug = bind(&settings.debug.listen, settings.debug.socket_mode, inherited.debug.take()).await?;
+    let (state, mut adopted, link) = match predecessor {
+        Some(predecessor) => {
+            let adopted = systemd::Inherited { cri: predecessor.cri, debug: predecessor.debug };
+            (Some(predecessor.state), adopted, Some(predecessor.link))
+        }
+        None => Default::default(),
+    };
+    let cri = Source { inherited: inherited.cri.take(), adopted: adopted.cri.take() };
+    let cri = cri.bind(&settings.cri.listen, settings.cri.socket_mode).await?;
+    let debug = Source { inherited: inherited.debug.take(), adopted: adopted.debug.take() };
+    let debug = debug.bind(&settings.debug.listen, settings.debug.socket_mode).await?;
     let (endpoints, endpoints_files) = match endpoints::wanted(&settings) {
         true => endpoints::bind(&settings).await?,
         false => (Vec::new(), Vec::new()),
     };
     let http = match settings.debug.http {
         Some(address) => Some(
-            tokio::net::TcpListener::bind(address)
-                .await
-                .with_context(|| format!("cannot listen at {address} (debug.http)"))?,
+            bind_tcp(address).await.with_context(|| format!("cannot listen at {address} (debug.http)"))?,
         ),
         None => None,
     };
     let (cri, cri_file) = cri.into_parts();
     let (debug, debug_file) = debug.into_parts();
-    let running = parts::start(loaded, parts::Listeners { cri, endpoints })?;
+    let handed = vec![
+        (handover::CRI, cri.as_fd().try_clone_to_owned().context("the CRI listener")?),
+        (handover::DEBUG, debug.as_fd().try_clone_to_owned().context("the debug listener")?),
+    ];
+    let running = parts::start(loaded, parts::Listeners { cri, endpoints }, state)?;
     let (view, stop) = (running.view.clone(), running.stop_debug.subscribe());
     actix::spawn(async move {
         if let Err(error) = serve_grpc(debug, view, told(stop)).await {
@@ -156,21 +206,45 @@ async fn start(loaded: Loaded, mut inherited: systemd::Inherited) -> anyhow::Res
             }
         });
     }
-    let mut files = endpoints_files;
-    files.extend([cri_file, debug_file]);
-    Ok((running, Sockets { _files: files }))
+    let sockets = Sockets { files: vec![cri_file, debug_file], _own_files: endpoints_files, handed };
+    Ok((running, sockets, link))
 }
 
-async fn bind(
-    spec: &keelson_config::SocketSpec,
-    mode: keelson_config::SocketMode,
-    inherited: Option<std::os::unix::net::UnixListener>,
-) -> anyhow::Result<Bound> {
-    if let Some(listener) = inherited {
-        return Bound::inherited(listener)
-            .with_context(|| format!("cannot use the socket from systemd for {spec}"));
+/// Where a listening socket may come from, besides being made.
+struct Source {
+    /// From systemd.
+    inherited: Option<UnixListener>,
+    /// From the agent before this one.
+    adopted: Option<UnixListener>,
+}
+
+impl Source {
+    async fn bind(
+        self,
+        spec: &keelson_config::SocketSpec,
+        mode: keelson_config::SocketMode,
+    ) -> anyhow::Result<Bound> {
+        match (self.inherited, self.adopted) {
+            (Some(listener), _) => Bound::inherited(listener)
+                .with_context(|| format!("cannot use the socket from systemd for {spec}")),
+            (None, Some(listener)) => Bound::adopted(listener, spec.path())
+                .with_context(|| format!("cannot use the socket of the agent before this one for {spec}")),
+            (None, None) => Ok(Bound::bind_within(spec.path(), mode.bits(), PATIENCE).await?),
+        }
     }
-    Ok(Bound::bind(spec.path(), mode.bits()).await?)
+}
+
+/// Listens at a TCP address; one that a process which was killed has not given back yet is waited for.
+async fn bind_tcp(address: std::net::SocketAddr) -> std::io::Result<tokio::net::TcpListener> {
+    let since = tokio::time::Instant::now();
+    loop {
+        match tokio::net::TcpListener::bind(address).await {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && since.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            ended => return ended,
+        }
+    }
 }
 
 /// Ends when the watch says so, or its sender is gone.
@@ -178,11 +252,66 @@ async fn told(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Starts no more pulls, waits for those that run, then closes the doors.
-async fn stop(running: Running, settings: &Arc<Settings>, signals: &mut Signals) {
+/// What a stopping agent has.
+struct Stopping {
+    running: Running,
+    sockets: Sockets,
+    offer: Offer,
+    /// How long a successor is waited for.
+    patience: Duration,
+}
+
+/// Hands over to a successor; without one, starts no more pulls, waits for those that run, then closes the sockets.
+async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signals) {
+    let Stopping { running, sockets, mut offer, patience } = stopping;
     systemd::stopping();
-    running.view.stopping();
     let deadline = tokio::time::Instant::now() + settings.agent.drain_timeout;
+    offer.stopping();
+    let successor = match wait_for_successor(&running, &mut offer, patience, signals).await {
+        Some(successor) => Some(successor),
+        None => drain(&running, &mut offer, settings, deadline, signals).await,
+    };
+    match successor {
+        Some(stream) => match relay::run(running, sockets, offer, stream, deadline, signals).await {
+            relay::Ended::Done => {}
+            relay::Ended::Told => tracing::warn!("told to stop a second time; calls that run are cut off"),
+        },
+        None => {
+            close(running, deadline).await;
+            drop((offer, sockets));
+            // One left over names a process that is gone, which tells as much.
+            let _ = std::fs::remove_file(settings.agent.state_dir.join(parts::PID_FILE));
+        }
+    }
+}
+
+/// The agent serves as before while it waits.
+async fn wait_for_successor(
+    running: &Running,
+    offer: &mut Offer,
+    patience: Duration,
+    signals: &mut Signals,
+) -> Option<UnixStream> {
+    if patience.is_zero() || running.front.clients() == 0 {
+        return None;
+    }
+    tracing::info!(handover_timeout = ?patience, "stopping: waiting for an agent that takes over");
+    tokio::select! {
+        stream = offer.successor() => Some(stream),
+        () = tokio::time::sleep(patience) => None,
+        () = signals.stop() => None,
+    }
+}
+
+/// Starts no more pulls and waits for those that run. A successor may still come.
+async fn drain(
+    running: &Running,
+    offer: &mut Offer,
+    settings: &Settings,
+    deadline: tokio::time::Instant,
+    signals: &mut Signals,
+) -> Option<UnixStream> {
+    running.view.stopping();
     tracing::info!(drain_timeout = ?settings.agent.drain_timeout, "stopping: no new pulls");
     let (done, drained) = oneshot::channel();
     running.pulls.deliver(keelson_actors::pulls::Drain { done });
@@ -192,19 +321,29 @@ async fn stop(running: Running, settings: &Arc<Settings>, signals: &mut Signals)
             tracing::warn!("the drain time is over; pulls that still run go on at the next start");
         }
         () = signals.stop() => tracing::warn!("told to stop a second time; pulls that still run go on at the next start"),
+        stream = offer.successor() => return Some(stream),
     }
+    None
+}
+
+/// Closes the sockets. Calls that pass through may go on until `deadline`.
+async fn close(running: Running, deadline: tokio::time::Instant) {
+    let patience = deadline.saturating_duration_since(tokio::time::Instant::now()).max(LAST_WORDS);
     let endpoints = async {
         if let Some(server) = running.endpoints {
             server.stop(LAST_WORDS).await;
         }
     };
-    tokio::join!(running.front.stop(LAST_WORDS), endpoints);
+    tokio::join!(running.front.stop(patience), endpoints);
     let _ = running.stop_debug.send(true);
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
 enum Told {
-    Stop,
+    Stop {
+        /// Another agent may be about to start.
+        replaced: bool,
+    },
     Reload,
 }
 
@@ -226,8 +365,9 @@ impl Signals {
 
     async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.terminate.recv() => Told::Stop,
-            _ = self.interrupt.recv() => Told::Stop,
+            _ = self.terminate.recv() => Told::Stop { replaced: true },
+            // Somebody at a terminal.
+            _ = self.interrupt.recv() => Told::Stop { replaced: false },
             _ = self.hangup.recv() => Told::Reload,
         }
     }

@@ -9,7 +9,10 @@ use keelson_actors::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
-    pulls::{Inspected, LimitView, PullCoordinator, PullCoordinatorParts, core::Policy},
+    pulls::{
+        CredentialsSalt, HandedState, Inspected, LimitView, PullCoordinator, PullCoordinatorParts,
+        core::Policy,
+    },
     runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
     supervise,
 };
@@ -19,7 +22,7 @@ use keelson_cri::{
     runtime::ContainerRuntime,
 };
 use keelson_endpoints::server::{EndpointsThread, Listener};
-use keelson_storage::{Outcome, SledStore, StateStore, Table};
+use keelson_storage::{DeferredStore, OpenError, Opened, Outcome, StateStore, Table};
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{
@@ -27,6 +30,7 @@ use super::{
     endpoints::{self, EndpointsParts},
     front::FrontThread,
     handles::Handle,
+    handover::take::PATIENCE,
     heartbeats::{self, HeartbeatsParts},
     view::{View, ViewParts},
 };
@@ -36,6 +40,8 @@ use super::{
 const PULLS_MAILBOX: usize = 32_768;
 /// The mailbox of the RuntimeClient: each message belongs to one of the coordinator's.
 const RUNTIME_MAILBOX: usize = 32_768;
+/// Longest call of the store.
+const STORE_CALL: std::time::Duration = std::time::Duration::from_secs(5);
 /// Key of the state folder's id in table `meta`.
 const INSTANCE_KEY: &[u8] = b"instance_id";
 
@@ -53,6 +59,18 @@ pub(super) struct Running {
     pub(super) progress_interval: watch::Sender<std::time::Duration>,
     pub(super) stop_debug: watch::Sender<bool>,
     pub(super) view: View,
+    /// For a successor.
+    pub(super) salt: CredentialsSalt,
+    store: Arc<DeferredStore>,
+}
+
+impl Running {
+    /// Closes the store, so that a successor can open it.
+    pub(super) fn close_store(&self, limit: std::time::Duration) {
+        if !self.store.close(limit) {
+            tracing::warn!("the state store could not be closed in time; the successor opens it later");
+        }
+    }
 }
 
 /// What the core of pulls decides by.
@@ -98,7 +116,12 @@ pub(super) struct Listeners {
     pub(super) endpoints: Vec<Listener>,
 }
 
-pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Running> {
+/// `handed`: what the agent before this one handed over.
+pub(super) fn start(
+    loaded: Loaded,
+    listeners: Listeners,
+    mut handed: Option<HandedState>,
+) -> anyhow::Result<Running> {
     let settings = loaded.settings.clone();
     let store = open(&settings)?;
     let instance = instance_id(&*store)?;
@@ -108,6 +131,7 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
     let (changes, _) = watch::channel(0);
     let (progress_interval, interval) = watch::channel(settings.pulls.progress_interval);
     let endpoint = settings.cri.runtime_endpoint.path().to_owned();
+    let salt = handed.as_mut().and_then(|handed| handed.salt.take()).unwrap_or_else(CredentialsSalt::random);
 
     let recorder = Recorder::new("RuntimeClient", RUNTIME_MAILBOX);
     let make = {
@@ -144,7 +168,7 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
     let arbiter = actix::Arbiter::new();
     let pulls = supervise::start(Some(&arbiter.handle()), recorder, move |ctx| {
         ctx.set_mailbox_capacity(PULLS_MAILBOX);
-        PullCoordinator::new(parts)
+        PullCoordinator::new(parts).with_handed(handed)
     });
 
     let cluster = Cluster::of(&settings);
@@ -185,6 +209,9 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
         pulls: pulls.clone(),
         metrics: metrics.clone(),
         settings: live,
+        salt: salt.clone(),
+        own_socket: settings.cri.listen.path().to_owned(),
+        clients: Arc::default(),
     };
     let front = FrontThread::start(listeners.cri, front_parts)?;
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
@@ -197,7 +224,7 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
         cluster,
         health: health_seen,
         changes,
-        store,
+        store: store.clone(),
         instance,
         loaded: loaded_seen,
         metrics,
@@ -211,11 +238,26 @@ pub(super) fn start(loaded: Loaded, listeners: Listeners) -> anyhow::Result<Runn
         progress_interval,
         stop_debug,
         view,
+        salt,
+        store,
     })
 }
 
-fn open(settings: &Settings) -> anyhow::Result<Arc<SledStore>> {
-    let opened = keelson_storage::open(&settings.agent.state_dir)?;
+/// A process that was killed a moment ago may hold the lock still.
+fn open_within(state_dir: &std::path::Path, patience: std::time::Duration) -> Result<Opened, OpenError> {
+    let since = std::time::Instant::now();
+    loop {
+        match keelson_storage::open(state_dir) {
+            Err(OpenError::InUse { .. }) if since.elapsed() < patience => {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            ended => return ended,
+        }
+    }
+}
+
+fn open(settings: &Settings) -> anyhow::Result<Arc<DeferredStore>> {
+    let opened = open_within(&settings.agent.state_dir, PATIENCE)?;
     match &opened.outcome {
         Outcome::Created => tracing::info!(state_dir = %settings.agent.state_dir.display(), "new state"),
         Outcome::Opened => {}
@@ -232,7 +274,18 @@ fn open(settings: &Settings) -> anyhow::Result<Arc<SledStore>> {
     if let Err(error) = std::fs::write(&pid_file, format!("{}\n", std::process::id())) {
         tracing::warn!(%error, file = %pid_file.display(), "cannot write the process id");
     }
-    Ok(opened.store)
+    let (mut first, state_dir) =
+        (Some(opened.store as Arc<dyn StateStore>), settings.agent.state_dir.clone());
+    let opener = move || match first.take() {
+        Some(store) => Ok(store),
+        None => keelson_storage::open(&state_dir).map(|opened| opened.store as Arc<dyn StateStore>),
+    };
+    let store = DeferredStore::with_opener(&settings.agent.state_dir, STORE_CALL, Box::new(opener))
+        .context("the store's thread")?;
+    while !store.state().is_open() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    Ok(Arc::new(store))
 }
 
 /// The random id that a state folder has for its life.

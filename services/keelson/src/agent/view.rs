@@ -23,7 +23,7 @@ use keelson_actors::{
 use keelson_config::{Gate, Loaded};
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
 use keelson_proto::{debug as pb, endpoints, node};
-use keelson_storage::{SledStore, StateStore as _};
+use keelson_storage::{DeferredStore, StateStore as _};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
@@ -44,7 +44,7 @@ pub(super) struct ViewParts {
     pub(super) cluster: Option<Cluster>,
     pub(super) health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
-    pub(super) store: Arc<SledStore>,
+    pub(super) store: Arc<DeferredStore>,
     pub(super) instance: String,
     pub(super) loaded: watch::Receiver<Arc<Loaded>>,
     pub(super) metrics: Metrics,
@@ -72,6 +72,12 @@ impl View {
         }
         let inner = Inner { parts, registry, started_unix_ms: unix_ms(), stopping: AtomicBool::new(false) };
         Self(Arc::new(inner))
+    }
+
+    /// Stops every actor but those of image pulls.
+    pub(super) fn stop_chores(&self) {
+        self.0.parts.heartbeats.stop();
+        self.0.parts.endpoints.stop();
     }
 
     /// From now on not ready.

@@ -19,12 +19,12 @@ use keelson_actors::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
-    pulls::{PullCoordinator, PullCoordinatorParts, core::Policy},
+    pulls::{CredentialsSalt, PullCoordinator, PullCoordinatorParts, core::Policy},
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
-    supervise::{self, Fatal},
+    supervise,
 };
 use keelson_cri::{
-    front::{self, FrontParts, FrontSettings},
+    front::{self, FrontParts, FrontSettings, Phase},
     listen::{Bound, SocketFile},
     runtime::ContainerRuntime,
 };
@@ -88,7 +88,7 @@ impl Sockets {
 pub(crate) struct Agent {
     pub(crate) socket: PathBuf,
     pub(crate) settings: watch::Sender<FrontSettings>,
-    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) phase: watch::Sender<Phase>,
     pub(crate) serving: Option<JoinHandle<()>>,
     pub(crate) pulls: Mailbox<PullCoordinator>,
     pub(crate) health: watch::Receiver<Health>,
@@ -103,7 +103,6 @@ impl Agent {
     }
 
     pub(crate) async fn start_with(sockets: &Sockets, policy: Policy) -> Self {
-        let fatal: Fatal = Arc::new(|reason: &str| panic!("{reason}"));
         let (clock, metrics) = (Clock::start(), Metrics::default());
         let (health, health_seen) = watch::channel(Health::Unknown);
         let (_, progress_interval) = watch::channel(Duration::from_secs(1));
@@ -115,9 +114,8 @@ impl Agent {
             progress_interval,
             health,
             recorder: recorder.clone(),
-            fatal: fatal.clone(),
         };
-        let runtime = Mailbox::new(supervise::start(None, move |_| RuntimeClient::new(parts)), recorder);
+        let runtime = supervise::start(None, recorder, move |_| RuntimeClient::new(parts));
         let recorder = Recorder::new("PullCoordinator", 32_768);
         let parts = PullCoordinatorParts {
             policy,
@@ -128,21 +126,23 @@ impl Agent {
             metrics: metrics.clone(),
             changes: watch::channel(0).0,
             recorder: recorder.clone(),
-            fatal,
         };
-        let pulls = Mailbox::new(supervise::start(None, move |_| PullCoordinator::new(parts)), recorder);
+        let pulls = supervise::start(None, recorder, move |_| PullCoordinator::new(parts));
         let (settings, live) = watch::channel(FrontSettings { hold: HOLD, offer_pull_option: true });
-        let (stop, stopped) = watch::channel(false);
+        let (phase, phases) = watch::channel(Phase::Serving);
         let parts = FrontParts {
             runtime_socket: sockets.runtime(),
             pulls: pulls.clone(),
             metrics: metrics.clone(),
             settings: live,
+            salt: CredentialsSalt::random(),
+            own_socket: sockets.front(),
+            clients: Arc::default(),
         };
         let socket = sockets.front();
         let (listener, file) = Bound::bind(&socket, 0o600).await.expect("binds").into_parts();
-        let serving = Some(tokio::spawn(front::serve(listener, parts, stopped)));
-        Self { socket, settings, stop, serving, pulls, health: health_seen, metrics, _file: file }
+        let serving = Some(tokio::spawn(front::serve(listener, parts, phases)));
+        Self { socket, settings, phase, serving, pulls, health: health_seen, metrics, _file: file }
     }
 
     pub(crate) async fn client(&self) -> Client {

@@ -15,6 +15,13 @@ use super::{Endpoints, On, Place};
 use crate::agent::view::asked;
 
 impl Endpoints {
+    /// Ends the actor: another agent serves the endpoints.
+    pub(in crate::agent) fn stop(&self) {
+        if let Self::On(on) = self {
+            on.arbiter.stop();
+        }
+    }
+
     /// How the chore fares, and at most `max` Services.
     pub(in crate::agent) async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         match self {

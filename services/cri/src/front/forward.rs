@@ -1,0 +1,141 @@
+//! A `PullImage` call that the agent which replaces this one answers.
+//!
+//! Owns: a call that was handed over, until its answer. In: a client's call as it came. Out: the same call to the
+//! successor on this agent's own CRI socket path, and the successor's answer, unchanged. A successor that is
+//! replaced in turn says so ([`MOVED`]), or its connection breaks: then the call is sent again to whoever listens
+//! there by then, so that a call never passes more than one agent that ends.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::poll_fn;
+use h2::{RecvStream, server::SendResponse};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
+use keelson_actors::pulls::Refusal;
+use keelson_proto::Code;
+use tokio::time::Instant;
+
+use super::{Front, PULL_IMAGE, grpc, pass, pull::refuse};
+
+/// Metadata of a call that an ending agent forwards.
+pub(super) const FORWARDED: HeaderName = HeaderName::from_static("keelson-forwarded");
+/// Trailer of an agent that ends itself: the call is to be sent again.
+const MOVED: HeaderName = HeaderName::from_static("keelson-moved");
+
+/// How long a successor that does not answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A call that was with the successor for longer than this had reached it.
+const REACHED: Duration = Duration::from_secs(1);
+
+/// A call, ready to be sent as often as needed.
+#[derive(Debug)]
+pub(super) struct HeldCall {
+    pub(super) headers: HeaderMap,
+    /// With its gRPC prefix.
+    pub(super) body: Bytes,
+    /// The client's.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// How one try ended.
+enum Try {
+    Answered(Response<RecvStream>),
+    /// The successor is gone or was replaced.
+    Again(String),
+}
+
+/// Tells another agent that its call is to be sent again.
+pub(super) fn send_back(respond: &mut SendResponse<Bytes>) {
+    let mut trailers = grpc::status(Refusal::Moved.code(), &Refusal::Moved.to_string(), &[]);
+    trailers.insert(MOVED, HeaderValue::from_static("1"));
+    // A client that has gone does not read it.
+    let _ = respond.send_response(grpc::trailers_only(trailers), true);
+}
+
+/// Sends the call to the successor and its answer to the client.
+pub(super) async fn forward(call: HeldCall, respond: &mut SendResponse<Bytes>, front: &Front) {
+    let waiting_since = Instant::now();
+    let deadline = async {
+        match call.deadline {
+            Some(deadline) => tokio::time::sleep_until(deadline).await,
+            None => std::future::pending().await,
+        }
+    };
+    let response = tokio::select! {
+        biased;
+        response = until_answered(&call, front) => response,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        () = deadline => {
+            let refusal = Refusal::Deadline(waiting_since.elapsed(), "with the next agent");
+            return refuse(respond, refusal.code(), &refusal.to_string());
+        }
+    };
+    match response {
+        Ok(response) => {
+            // A broken answer resets the client's stream; there is nothing to add.
+            let _ = pass::answer(response, respond, None, &front.successor).await;
+        }
+        Err(reason) => refuse(respond, Code::Unavailable, &reason),
+    }
+}
+
+async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvStream>, String> {
+    let mut lost_since: Option<Instant> = None;
+    loop {
+        let begun = Instant::now();
+        let reason = match attempt(call, front).await {
+            Try::Answered(response) => return Ok(response),
+            Try::Again(reason) => reason,
+        };
+        if begun.elapsed() > REACHED {
+            lost_since = None;
+        }
+        if lost_since.get_or_insert(begun).elapsed() > PATIENCE {
+            let socket = front.successor.socket().display();
+            return Err(format!(
+                "the image pull was handed over, but no agent answers at unix://{socket}: {reason}; ask again"
+            ));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn attempt(call: &HeldCall, front: &Front) -> Try {
+    let again = |error: h2::Error| Try::Again(error.to_string());
+    let mut sender = match front.successor.get(PATIENCE).await {
+        Ok(sender) => sender,
+        Err(away) => return Try::Again(away.reason()),
+    };
+    let (response, mut body) = match sender.send_request(head(call), false) {
+        Ok(sent) => sent,
+        Err(error) => return again(error),
+    };
+    if let Err(error) = body.send_data(call.body.clone(), true) {
+        return again(error);
+    }
+    match response.await {
+        Ok(response) if response.headers().contains_key(&MOVED) => Try::Again("it was replaced".into()),
+        Ok(response) => Try::Answered(response),
+        Err(error) => again(error),
+    }
+}
+
+/// The client's head, with what is left of its deadline.
+fn head(call: &HeldCall) -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.version_mut() = Version::HTTP_2;
+    let uri = Uri::builder().scheme("http").authority("localhost").path_and_query(PULL_IMAGE);
+    *request.uri_mut() = uri.build().unwrap_or_default();
+    let headers = request.headers_mut();
+    headers.clone_from(&call.headers);
+    headers.remove(header::CONTENT_LENGTH);
+    headers.insert(FORWARDED, HeaderValue::from_static("1"));
+    if let Some(deadline) = call.deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        headers.insert(grpc::GRPC_TIMEOUT, grpc::timeout_value(left));
+    }
+    request
+}

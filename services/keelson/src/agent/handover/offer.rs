@@ -1,0 +1,117 @@
+//! The hand-over socket of a running agent.
+//!
+//! Owns: that socket. In: agents that start. Out: what this one does (it runs, it stops), and, once it stops, the
+//! connection of an agent that wants to take over.
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use keelson_cri::listen::{Bound, ListenError, SocketFile};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::mpsc,
+    task::JoinHandle,
+    time::timeout,
+};
+
+use super::{
+    take::PATIENCE,
+    wire::{self, Frame, VERSION},
+};
+
+/// For one message of a newcomer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// The socket, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    // Dropped first: whoever finds no file makes its own.
+    _file: SocketFile,
+    serving: JoinHandle<()>,
+    is_stopping: Arc<AtomicBool>,
+    successors: mpsc::Receiver<UnixStream>,
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Offer {
+    /// Listens at `path`; waits for an agent that was replaced or killed to leave it.
+    ///
+    /// # Errors
+    /// Another process listens there, or the system refuses.
+    pub(crate) async fn bind(path: &Path) -> Result<Self, ListenError> {
+        let (listener, file) = Bound::bind_within(path, 0o600, PATIENCE).await?.into_parts();
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        // One at a time: the next one finds out how the first fared.
+        let (to_main, successors) = mpsc::channel(1);
+        let serving = tokio::task::spawn_local(serve(listener, is_stopping.clone(), to_main));
+        Ok(Self { _file: file, serving, is_stopping, successors })
+    }
+
+    /// From now on whoever asks may take over.
+    pub(crate) fn stopping(&self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// The connection of the next agent that wants to take over.
+    pub(crate) async fn successor(&mut self) -> UnixStream {
+        match self.successors.recv().await {
+            Some(stream) => stream,
+            // The task does not end by itself.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+async fn serve(listener: UnixListener, is_stopping: Arc<AtomicBool>, to_main: mpsc::Sender<UnixStream>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (is_stopping, to_main) = (is_stopping.clone(), to_main.clone());
+                tokio::task::spawn_local(async move {
+                    if let Err(error) = answer(stream, &is_stopping, &to_main).await {
+                        tracing::info!(%error, "a process on the hand-over socket did not take over");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection on the hand-over socket");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+async fn answer(
+    mut stream: UnixStream,
+    is_stopping: &AtomicBool,
+    to_main: &mpsc::Sender<UnixStream>,
+) -> io::Result<()> {
+    let Frame::Hello { version, .. } = timeout(ANSWER, wire::read(&mut stream)).await?? else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let is_stopping = is_stopping.load(Ordering::Relaxed);
+    let status = Frame::Status { version: VERSION, pid: std::process::id(), is_stopping };
+    timeout(ANSWER, wire::write(&mut stream, &status)).await??;
+    // Another version waits until this agent has ended as it does without a successor.
+    if !is_stopping || version != VERSION {
+        return Ok(());
+    }
+    let Frame::Take = timeout(ANSWER, wire::read(&mut stream)).await?? else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    // Full: somebody else is taking over. Closed: somebody has.
+    let _ = to_main.try_send(stream);
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! What an agent does once it has a successor.
+//!
+//! Owns: the way from "decides" to "gone". In: the parts of a running agent and the connection of its successor. Out:
+//! the sockets and the pulls; then the ends of pulls that go on here, and the end of the process when no call is left.
+//!
+//! A successor that fails before it serves changes nothing: sockets and state stay here for the next one.
+
+use std::{io, os::fd::AsFd as _, time::Duration};
+
+use keelson_actors::pulls::{HandOver, HandedEnd, HandedOver, HandedState};
+use keelson_cri::front::Phase;
+use tokio::{
+    net::UnixStream,
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout},
+};
+
+use super::{
+    super::{Signals, Sockets, parts::Running},
+    offer::Offer,
+    wire::{self, Frame},
+};
+
+/// How long journal writes that are under way are waited for.
+const FLUSH: Duration = Duration::from_secs(2);
+/// How long the store may take to be closed.
+const CLOSE: Duration = Duration::from_secs(2);
+/// For a successor that has everything to say that it serves.
+const SERVING: Duration = Duration::from_secs(30);
+
+/// How an agent with a successor ended.
+pub(crate) enum Ended {
+    /// Nothing is left to do.
+    Done,
+    /// It was told a second time.
+    Told,
+}
+
+/// Hands over to the successor behind `stream`, or to the next one if it fails, and relays until no call is left.
+/// Calls that pass through are cut off at `deadline`.
+pub(crate) async fn run(
+    mut running: Running,
+    sockets: Sockets,
+    mut offer: Offer,
+    stream: UnixStream,
+    deadline: Instant,
+    signals: &mut Signals,
+) -> Ended {
+    let (ends_tx, mut ends) = mpsc::unbounded_channel();
+    let Some((mut state, pulls_ended)) = stop_deciding(&mut running, ends_tx).await else {
+        tracing::error!("the pull coordinator does not hand over; the successor starts from the journal");
+        return Ended::Done;
+    };
+    let mut stream = stream;
+    let successor = loop {
+        tokio::select! {
+            handed = hand_over(stream, &mut state, &sockets, &mut ends) => match handed {
+                Ok(stream) => break Some(stream),
+                Err(error) => tracing::warn!(%error, "the successor failed; waiting for another one"),
+            },
+            () = signals.stop() => return Ended::Told,
+        }
+        stream = tokio::select! {
+            next = offer.successor() => next,
+            () = tokio::time::sleep_until(deadline) => break None,
+            () = signals.stop() => return Ended::Told,
+        };
+    };
+    match &successor {
+        Some(_) => tracing::info!(
+            pulls = state.pulls.len(),
+            running = state.running(),
+            "handed over; calls that run go on here"
+        ),
+        None => tracing::error!("no successor serves; pulls go on at the next start"),
+    }
+    drop(offer);
+    sockets.leave(successor.is_some());
+    let telling = async {
+        if let Some(stream) = successor {
+            tell_ends(stream, &mut ends).await;
+        }
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        () = finish(running, pulls_ended, deadline) => Ended::Done,
+        () = telling => Ended::Done,
+        () = signals.stop() => Ended::Told,
+    }
+}
+
+/// From here on another process decides: everything but calls in flight stops.
+async fn stop_deciding(
+    running: &mut Running,
+    ends: mpsc::UnboundedSender<HandedEnd>,
+) -> Option<(HandedState, oneshot::Receiver<()>)> {
+    running.front.leave();
+    running.view.stop_chores();
+    let _ = running.stop_debug.send(true);
+    if let Some(server) = running.endpoints.take() {
+        // Its sockets are closed at once; calls that are not over by then are not waited for.
+        actix::spawn(server.stop(FLUSH));
+    }
+    let (to_us, answered) = oneshot::channel();
+    running.pulls.deliver(HandOver { state: to_us, ends });
+    let HandedOver { mut state, written, ended } = timeout(FLUSH, answered).await.ok()?.ok()?;
+    if timeout(FLUSH, written).await.is_err() {
+        tracing::warn!("the journal does not answer; the successor has the pulls without it");
+    }
+    running.close_store(CLOSE);
+    state.salt = Some(running.salt.clone());
+    Some((state, ended))
+}
+
+/// Gives state and sockets to a successor and waits until it serves.
+async fn hand_over(
+    mut stream: UnixStream,
+    state: &mut HandedState,
+    sockets: &Sockets,
+    ends: &mut mpsc::UnboundedReceiver<HandedEnd>,
+) -> io::Result<UnixStream> {
+    while let Ok(end) = ends.try_recv() {
+        state.apply(&end);
+    }
+    let names = sockets.handed.iter().map(|(name, _)| (*name).to_owned()).collect();
+    wire::write(&mut stream, &Frame::State { state: Box::new(state.clone()), sockets: names }).await?;
+    for (_, socket) in &sockets.handed {
+        wire::send_socket(&stream, socket.as_fd()).await?;
+    }
+    match timeout(SERVING, wire::read(&mut stream)).await?? {
+        Frame::Serving => Ok(stream),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Tells the successor of every end; one that is gone asks the runtime itself.
+async fn tell_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<HandedEnd>) {
+    while let Some(end) = ends.recv().await {
+        if let Err(error) = wire::write(&mut stream, &Frame::Ended(end)).await {
+            return tracing::warn!(%error, "the successor does not hear how pulls end here");
+        }
+    }
+}
+
+/// Until no call and no pull is left here.
+async fn finish(mut running: Running, pulls_ended: oneshot::Receiver<()>, deadline: Instant) {
+    let cutter = running.front.cutter();
+    let left = async {
+        // An error: the coordinator is gone, and its pulls with it.
+        let _ = pulls_ended.await;
+        running.front.ended().await;
+    };
+    tokio::pin!(left);
+    tokio::select! {
+        () = &mut left => return,
+        () = tokio::time::sleep_until(deadline) => {}
+    }
+    cutter.send_replace(Phase::Cut);
+    left.await;
+}

@@ -1,0 +1,161 @@
+//! The agent that starts: takes over from one that is stopping.
+//!
+//! Owns: the search for a predecessor, and the connection to it. In: the path of the hand-over socket. Out:
+//! [`Predecessor`] with its pulls and sockets, nothing when there is none, or an error when one runs that does not stop.
+
+use std::{
+    io,
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    path::Path,
+    time::Duration,
+};
+
+use keelson_actors::{
+    inspect::Mailbox,
+    pulls::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator, core::PullId},
+};
+use tokio::{
+    net::UnixStream,
+    time::{Instant, timeout},
+};
+
+use super::{
+    CRI, DEBUG,
+    wire::{self, Frame, VERSION},
+};
+
+/// How long a running agent may take to be stopped, or to be taken down by the kernel after `kill -9`.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// For one answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// For the state: the predecessor finishes journal writes first.
+const STATE: Duration = Duration::from_secs(15);
+
+/// What was taken over.
+#[derive(Debug)]
+pub(crate) struct Predecessor {
+    pub(crate) state: HandedState,
+    pub(crate) cri: Option<UnixListener>,
+    pub(crate) debug: Option<UnixListener>,
+    pub(crate) link: Link,
+}
+
+/// The connection to an agent that was replaced.
+#[derive(Debug)]
+pub(crate) struct Link(UnixStream);
+
+/// What a look at the socket showed.
+enum Look {
+    Nobody,
+    /// It does not answer, or not yet.
+    Unclear(String),
+    Running(u32),
+    /// It stops, and speaks another version: it ends by itself.
+    Foreign,
+    Taken(Box<Predecessor>),
+}
+
+/// Another agent runs and does not stop.
+#[derive(Debug, thiserror::Error)]
+#[error("another agent is running at this CRI socket (process {pid}); stop it or set cri.listen")]
+pub(crate) struct StillRunning {
+    pid: u32,
+}
+
+/// Takes over, if there is an agent that stops.
+///
+/// # Errors
+/// Another agent runs and does not stop.
+pub(crate) async fn take_over(path: &Path) -> Result<Option<Predecessor>, StillRunning> {
+    let mut until = Instant::now() + PATIENCE;
+    let mut is_logged = false;
+    loop {
+        let seen = look(path).await;
+        let over = Instant::now() >= until;
+        match &seen {
+            Look::Nobody => return Ok(None),
+            Look::Running(pid) if over => return Err(StillRunning { pid: *pid }),
+            Look::Unclear(reason) if over => {
+                tracing::warn!(socket = %path.display(), reason, "cannot take over from the agent before this one");
+                return Ok(None);
+            }
+            Look::Foreign => until = Instant::now() + PATIENCE,
+            Look::Running(_) | Look::Unclear(_) => {}
+            Look::Taken(_) => {}
+        }
+        if let Look::Taken(predecessor) = seen {
+            return Ok(Some(*predecessor));
+        }
+        if !std::mem::replace(&mut is_logged, true) {
+            tracing::info!(socket = %path.display(), patience = ?PATIENCE, "waiting for the agent before this one");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn look(path: &Path) -> Look {
+    let stream = match UnixStream::connect(path).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Look::Nobody;
+        }
+        Err(error) => return Look::Unclear(error.to_string()),
+    };
+    match talk(stream).await {
+        Ok(seen) => seen,
+        Err(error) => Look::Unclear(error.to_string()),
+    }
+}
+
+async fn talk(mut stream: UnixStream) -> io::Result<Look> {
+    let hello = Frame::Hello { version: VERSION, pid: std::process::id() };
+    timeout(ANSWER, wire::write(&mut stream, &hello)).await??;
+    match timeout(ANSWER, wire::read(&mut stream)).await?? {
+        Frame::Status { pid, is_stopping: false, .. } => return Ok(Look::Running(pid)),
+        Frame::Status { version, .. } if version != VERSION => return Ok(Look::Foreign),
+        Frame::Status { .. } => {}
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    }
+    timeout(ANSWER, wire::write(&mut stream, &Frame::Take)).await??;
+    let Frame::State { state, sockets } = timeout(STATE, wire::read(&mut stream)).await?? else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let (mut cri, mut debug) = (None, None);
+    for name in sockets {
+        let socket: OwnedFd = timeout(ANSWER, wire::receive_socket(&stream)).await??;
+        match name.as_str() {
+            CRI => cri = Some(socket.into()),
+            DEBUG => debug = Some(socket.into()),
+            // Of a newer agent: not needed here.
+            _ => {}
+        }
+    }
+    Ok(Look::Taken(Box::new(Predecessor { state: *state, cri, debug, link: Link(stream) })))
+}
+
+impl Link {
+    /// Tells the predecessor that connections are accepted here, then tells the coordinator how pulls end that go on
+    /// in the predecessor; returns when that is gone.
+    pub(crate) async fn follow(mut self, pulls: Mailbox<PullCoordinator>) {
+        if let Err(error) = wire::write(&mut self.0, &Frame::Serving).await {
+            tracing::warn!(%error, "the agent before this one is gone");
+        }
+        loop {
+            match wire::read(&mut self.0).await {
+                Ok(Frame::Ended(end)) => {
+                    pulls.deliver(PredecessorEnded { pull: PullId(end.pull), how: end.how });
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::UnexpectedEof {
+                        tracing::warn!(%error, "the connection to the agent before this one broke");
+                    }
+                    break;
+                }
+            }
+        }
+        pulls.deliver(PredecessorGone {});
+    }
+}
