@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use keelson_actors::pulls::{ImageName, MAX_NAME, MAX_TAG};
+use keelson_actors::pulls::{ImageName, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -22,6 +22,6 @@ fuzz_target!(|text: &str| {
         None => rest.split_once(':').expect("the full form has a tag or a digest"),
     };
     assert!(!path.is_empty() && !end.is_empty() && !path.contains([':', '@']));
-    assert!(name.registry().len() + 1 + path.len() <= MAX_NAME);
+    assert!(name.registry().len() <= MAX_REGISTRY && path.len() <= MAX_PATH);
     assert!(rest.contains('@') || end.len() <= MAX_TAG);
 });

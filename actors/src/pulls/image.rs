@@ -7,8 +7,11 @@
 
 use std::sync::Arc;
 
-/// The longest repository name the distribution specification allows, registry included, in bytes.
-pub const MAX_NAME: usize = 255;
+/// The longest repository path, without the registry, in bytes, as in the reference grammar
+/// (`RepositoryNameTotalLengthMax` of distribution/reference).
+pub const MAX_PATH: usize = 255;
+/// The longest registry, in bytes: a DNS name of 253 and a port. A longer one cannot be resolved.
+pub const MAX_REGISTRY: usize = 253 + 6;
 /// The longest tag, in bytes.
 pub const MAX_TAG: usize = 128;
 
@@ -19,8 +22,8 @@ pub enum ImageNameError {
     /// Nothing was named.
     #[error("the image name is empty; name an image such as registry.k8s.io/pause:3.10")]
     Empty,
-    /// Over [`MAX_NAME`].
-    #[error("the repository name is longer than {MAX_NAME} characters")]
+    /// Over [`MAX_PATH`].
+    #[error("the repository path is longer than {MAX_PATH} characters")]
     TooLong,
     /// A URL rather than a reference.
     #[error("an image reference has no scheme; remove everything up to and including \"://\"")]
@@ -85,7 +88,7 @@ impl ImageName {
             return Err(ImageNameError::Path);
         }
         let library = if registry == DOCKER_HUB && !path.contains('/') { "library/" } else { "" };
-        if registry.len() + 1 + library.len() + path.len() > MAX_NAME {
+        if library.len() + path.len() > MAX_PATH {
             return Err(ImageNameError::TooLong);
         }
         let end = match (digest, tag) {
@@ -150,7 +153,7 @@ fn split_registry(name: &str) -> Result<(&str, &str), ImageNameError> {
     if !named {
         return Ok((DOCKER_HUB, name));
     }
-    if !is_host(first) {
+    if first.len() > MAX_REGISTRY || !is_host(first) {
         return Err(ImageNameError::Registry);
     }
     Ok((if first == "index.docker.io" { DOCKER_HUB } else { first }, rest))
@@ -237,14 +240,21 @@ mod tests {
             ("-.io/x", E::Registry),
             ("r.io:port/x", E::Registry),
             ("[zz]/x", E::Registry),
-            (&format!("r.io/{}", "a".repeat(251)), E::TooLong),
+            (&format!("r.io/{}", "a".repeat(256)), E::TooLong),
+            (&format!("library/{}", "a".repeat(248)), E::TooLong),
+            (&"a".repeat(248), E::TooLong),
+            (&format!("{}.io/x", "a".repeat(257)), E::Registry),
             ("a b", E::Path),
             ("a\0b", E::Path),
             ("r.io/x\n", E::Path),
         ] {
             assert_eq!(ImageName::parse(given), Err(error), "{given:?}");
         }
-        assert!(ImageName::parse(&format!("r.io/{}", "a".repeat(250))).is_ok());
+        // I16: the registry does not count towards the length of the path.
+        let (registry, path) = (format!("{}.io:5000", "a".repeat(60)), "a".repeat(255));
+        let name = ImageName::parse(&format!("{registry}/{path}")).expect("the path is as long as it may be");
+        assert_eq!(&**name.registry(), registry);
+        assert!(ImageName::parse(&"a".repeat(247)).is_ok(), "library/ belongs to the path");
     }
 
     proptest::proptest! {

@@ -21,12 +21,13 @@ mod image;
 mod journal;
 mod messages;
 mod record;
+mod redact;
 mod request;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
 pub use core::{Answer, CallerId, FinishedPull, FlowView, PullId, Refusal, RuntimeFlow};
 pub use handover::{HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull};
-pub use image::{ImageName, ImageNameError, MAX_NAME, MAX_TAG};
+pub use image::{ImageName, ImageNameError, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 pub use messages::{
     AnswerTo, CallerLeft, Configure, CountNow, Drain, HandOver, HandedOver, Inspected, LimitView, ListPulls,
     PodForgotten, PodGone, PredecessorEnded, PredecessorGone, PullsFlow, RequestPull, SetLimit,

@@ -12,7 +12,10 @@ use keelson_proto::{PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
-use super::image::{ImageName, ImageNameError};
+use super::{
+    image::{ImageName, ImageNameError},
+    redact::{REDACTED, redact},
+};
 
 /// containerd's fallback for the runtime handler where the CRI field is empty.
 pub const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
@@ -216,11 +219,11 @@ impl PullCall {
         wire.freeze()
     }
 
-    /// `text` with every secret of this request replaced, for logs and the debug endpoint: a
-    /// runtime's error may quote what it was given.
+    /// `text` with every secret of this request, and what may be secret of any URL, replaced, for logs and the
+    /// debug endpoint: a runtime's error may quote what it was given, and where a registry sent it.
     #[must_use]
     pub fn scrub(&self, text: &str) -> String {
-        let mut text = text.to_owned();
+        let mut text = redact(text);
         if self.key.credentials.is_none() {
             return text;
         }
@@ -230,7 +233,7 @@ impl PullCall {
         // The longest first: one secret may be a part of another.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         for secret in secrets {
-            text = text.replace(secret, "[redacted]");
+            text = text.replace(secret, REDACTED);
         }
         text
     }
@@ -294,6 +297,12 @@ mod tests {
         let call = decode(&request(password("hunter2hunter2")), &salt).expect("valid");
         assert!(!format!("{call:?}{salt:?}").contains("hunter2"));
         assert_eq!(call.scrub("401 for robot:hunter2hunter2"), "401 for [redacted]:[redacted]");
+        // I15: an anonymous pull has no credentials, and its errors may still hold a secret.
+        let anonymous = decode(&request(None), &salt).expect("valid");
+        assert_eq!(
+            anonymous.scrub("GET https://cdn.io/b?sig=5ecret: EOF"),
+            "GET https://cdn.io/b?[redacted]: EOF"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod record;
 mod rules;
 
 pub use record::{Kind, Outcome, Records, Seen};
-pub use rules::{Fault, Match, RuleId};
+pub use rules::{Fault, Match, RuleId, SIGNATURE};
 
 use crate::images::BlobDigest;
 use crate::util::{HttpClient, http_client};
@@ -124,6 +124,7 @@ async fn serve(State(shared): State<Shared>, request: Request<Body>) -> Response
             }
         }
         Some(Fault::Status { code, retry_after }) => return refuse(ticket, code, retry_after),
+        Some(Fault::SignedRedirect) => return redirect(ticket),
         _ => {}
     }
     match forward(&shared, target, request, ruling, ticket).await {
@@ -188,6 +189,19 @@ fn refuse(ticket: Ticket, code: u16, retry_after: Option<u32>) -> Response {
     if code == StatusCode::UNAUTHORIZED.as_u16() {
         let realm = HeaderValue::from_static("Basic realm=\"keelson-tests\"");
         response.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
+    }
+    ticket.status(response.status().as_u16());
+    ticket.end(Outcome::Complete);
+    response
+}
+
+/// A pre-signed URL at a port where nobody listens.
+fn redirect(ticket: Ticket) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+    let location = format!("http://127.0.0.1:1/store/layer?X-Amz-Signature={SIGNATURE}&x=1");
+    if let Ok(location) = HeaderValue::try_from(location) {
+        response.headers_mut().insert(header::LOCATION, location);
     }
     ticket.status(response.status().as_u16());
     ticket.end(Outcome::Complete);
@@ -314,7 +328,7 @@ impl Sending {
                 self.end(Outcome::Broken);
                 Err(io::Error::from(io::ErrorKind::ConnectionReset))
             }
-            Fault::Hang | Fault::Status { .. } | Fault::IgnoreRange => Ok(None),
+            Fault::Hang | Fault::Status { .. } | Fault::IgnoreRange | Fault::SignedRedirect => Ok(None),
         }
     }
 

@@ -82,7 +82,13 @@ pub enum Fault {
     },
     /// Ignores the `Range` header: the whole content is sent.
     IgnoreRange,
+    /// Redirects to a storage server that refuses connections, by a URL that carries [`SIGNATURE`], as registries do
+    /// that keep layers in an object store.
+    SignedRedirect,
 }
+
+/// What signs the URLs of [`Fault::SignedRedirect`].
+pub const SIGNATURE: &str = "signature-5e0c91d7";
 
 impl Fault {
     /// Answers with this status.

@@ -25,4 +25,6 @@ mod rig;
 mod scripted;
 mod secrets;
 mod sharing;
+mod signed_urls;
 mod stall;
+mod v1alpha2;

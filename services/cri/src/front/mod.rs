@@ -45,6 +45,9 @@ use upstream::Upstream;
 
 /// The call that is not passed through.
 const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
+/// The same call before `v1`, which containerd 1.6 still serves: the same messages under another name. Its pulls count
+/// like all others, and go to the runtime by `v1`.
+const PULL_IMAGE_V1ALPHA2: &str = "/runtime.v1alpha2.ImageService/PullImage";
 /// Flow-control window of a stream: large enough that lists of many megabytes do not wait for it.
 const STREAM_WINDOW: u32 = 1024 * 1024;
 /// Flow-control window of a connection.
@@ -256,7 +259,7 @@ async fn call(
     front: Arc<Front>,
     upstream: Arc<Upstream>,
 ) {
-    if request.uri().path() == PULL_IMAGE {
+    if matches!(request.uri().path(), PULL_IMAGE | PULL_IMAGE_V1ALPHA2) {
         pull::handle(request, respond, &front).await;
     } else {
         pass::handle(request, respond, &front, &upstream).await;
