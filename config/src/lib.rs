@@ -29,6 +29,7 @@ pub mod shipped;
 mod show;
 mod suggest;
 mod values;
+mod warnings;
 
 pub use diff::{Change, Changes};
 pub use error::{Errors, Fault, Problem};
@@ -43,3 +44,4 @@ pub use values::{
     DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, NodePortAddresses, ProxyBackend,
     Register, Role, SocketMode, SocketSpec, WhenFull,
 };
+pub use warnings::Warning;

@@ -433,8 +433,11 @@ settings! {
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9440))), Any, restart;
         /// Allow an `http` address that other machines can reach. There is no authentication on it.
         http_allow_remote: bool = false, Any, restart;
-        /// Permissions of the debug socket.
+        /// Permissions of the debug socket. Who can connect may look at everything.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
+        /// Users who may also change something through the debug socket (the limit, conditions of the node), besides
+        /// root and the user that the agent runs as: names or ids.
+        control_users: String = String::new(), TextRule::Free("users, `name,id,...`"), restart;
     }
 }
 

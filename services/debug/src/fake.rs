@@ -20,6 +20,8 @@ pub(crate) struct Script {
     pub(crate) condition: Result<bool, ConditionError>,
     pub(crate) ready: Vec<Check>,
     pub(crate) live: Vec<Check>,
+    /// Whether users who can look may also change something.
+    pub(crate) may_change: bool,
     /// No answer ever comes.
     pub(crate) stuck: bool,
     /// `max_queued` of every question about pulls.
@@ -49,6 +51,7 @@ impl Fake {
         let script = Script {
             pulls: Ok(pulls()),
             limit: Ok(limit()),
+            may_change: true,
             heartbeats: Ok(heartbeats()),
             endpoints: Ok(endpoints()),
             explanation: Ok(explanation()),
@@ -270,6 +273,10 @@ impl AgentView for Fake {
 
     fn changes(&self) -> watch::Receiver<u64> {
         self.bump.subscribe()
+    }
+
+    fn may_change(&self, _: u32) -> bool {
+        self.script().may_change
     }
 
     async fn limit(&self) -> Result<pb::Limit, ViewError> {

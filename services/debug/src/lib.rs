@@ -11,6 +11,7 @@
 //! connections are bounded in number, header size and time, and a view that does not answer becomes a
 //! clear error after [`ANSWER_TIMEOUT`].
 
+mod access;
 mod connection;
 mod endpoints;
 mod error;

@@ -36,6 +36,10 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// watcher with old news.
     fn changes(&self) -> watch::Receiver<u64>;
 
+    /// Whether a local user may change the limit and the conditions of the node; every user who can open the socket may
+    /// look. Asked for each call that changes something.
+    fn may_change(&self, uid: u32) -> bool;
+
     /// The limit in force.
     fn limit(&self) -> impl Future<Output = Result<pb::Limit, ViewError>> + Send;
 

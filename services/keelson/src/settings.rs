@@ -100,7 +100,8 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Check file, environment and flags; exit code 2 if anything is wrong.
+    /// Check file, environment and flags, and warn of combinations that remove every limit; exit code 2 if anything
+    /// is wrong.
     Check,
     /// Print the effective settings and where each came from.
     Show {
@@ -130,10 +131,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
         ConfigCommand::Example => keelson_config::shipped::EXAMPLE.to_owned(),
         ConfigCommand::Gates => keelson_config::list_gates(),
         ConfigCommand::Check => match args.settings.load_or_complain() {
-            Ok(loaded) => match loaded.file {
-                Some(file) => format!("{}: all settings are valid", file.display()),
-                None => "no settings file; environment, flags and defaults are valid".to_owned(),
-            },
+            Ok(loaded) => checked(&loaded),
             Err(code) => return Ok(code),
         },
         ConfigCommand::Show { output } => match args.settings.load_or_complain() {
@@ -150,6 +148,17 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     };
     cli::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `keelson config check` says of valid settings: a line for each warning, then that they are valid.
+fn checked(loaded: &Loaded) -> String {
+    let mut lines: Vec<String> =
+        loaded.settings.warnings().iter().map(|warning| format!("warning: {warning}")).collect();
+    lines.push(match &loaded.file {
+        Some(file) => format!("{}: all settings are valid", file.display()),
+        None => "no settings file; environment, flags and defaults are valid".to_owned(),
+    });
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -169,5 +178,17 @@ mod tests {
         assert_eq!(lines.len(), 2, "{wrong}");
         assert!(lines[0].starts_with("flag --set node.node_ip: node.node_ip: "), "{wrong}");
         assert!(lines[1].starts_with("flag --set node.eviction_hard: node.eviction_hard: "), "{wrong}");
+    }
+
+    /// I11: `keelson config check` warns of settings without a limit, and says nothing of those with one.
+    #[test]
+    fn check_warns_of_settings_without_a_limit() {
+        let check = |set: &str| {
+            let args = SettingsArgs { config: None, sets: vec![set.to_owned()], feature_gates: Vec::new() };
+            checked(&args.check().expect("valid"))
+        };
+        let text = check("pulls.max_parallel_image_pulls=0");
+        assert!(text.starts_with("warning: pulls.max_parallel_image_pulls: no limit"), "{text}");
+        assert!(!check("pulls.max_parallel_image_pulls=3").contains("warning"));
     }
 }

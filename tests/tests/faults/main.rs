@@ -13,6 +13,7 @@ mod connection;
 mod crowd;
 mod fake;
 mod kills;
+mod looking;
 mod messages;
 mod outage;
 mod registry;

@@ -8,7 +8,7 @@ use keelson_tests::cri::Cri;
 use keelson_tests::node::Node;
 use keelson_tests::scratch::Scratch;
 use keelson_tests::util::{PATIENCE, eventually};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -253,6 +253,14 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
     let drain = seconds(drain.context("no drain_timeout")?.trim_matches('"'))?;
     ensure!(seconds(value(&service, "TimeoutStopSec")?)? > drain, "systemd must not kill what still drains");
     ensure!(value(&service, "Before")?.contains("kubelet.service"));
+    // I14: a process that the watchdog aborts leaves no credentials in a core file.
+    for name in ["keelson.service", "keelson-proxy.service"] {
+        ensure!(value(&unit(name)?, "LimitCORE")? == "0", "{name}");
+    }
+    let sysusers =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/keelson.sysusers.conf"))?;
+    let mut groups =
+        BTreeSet::from([value(&unit("keelson-proxy.service")?, "SupplementaryGroups")?.to_owned()]);
     for (name, descriptor, mode) in
         [("keelson-cri.socket", "cri", "0660"), ("keelson-debug.socket", "debug", "0660")]
     {
@@ -264,9 +272,52 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
         );
         ensure!(value(&socket, "FileDescriptorName")? == descriptor);
         ensure!(value(&socket, "SocketMode")? == mode);
+        // I12: who may look is not in the group of those who are root by the CRI.
+        let group = value(&socket, "SocketGroup")?;
+        ensure!(
+            group != "root" && sysusers.lines().any(|line| line == format!("g {group} -")),
+            "{name}: {group}"
+        );
+        ensure!(groups.insert(group.to_owned()), "{name}: {group} is the group of another socket too");
         ensure!(value(&socket, "Service")? == "keelson.service");
         ensure!(value(&service, "Sockets")?.contains(name));
     }
+    Ok(())
+}
+
+/// I11: the installation leaves the node with a limit, and every setting that it installs is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_installed_settings_limit_pulls() -> Result<()> {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let installed = packaging.join("keelson.toml");
+    let steps = fs::read_to_string(packaging.join("README.md"))?;
+    ensure!(steps.contains("packaging/keelson.toml /etc/keelson/keelson.toml"), "another file is installed");
+    let check = |settings: &Path| {
+        let run = Command::new(keelson_tests::peers::keelson()?)
+            .args(["config", "check", "--config"])
+            .arg(settings)
+            .output()?;
+        ensure!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        Ok(String::from_utf8(run.stdout)?)
+    };
+    let said = check(&installed)?;
+    ensure!(!said.contains("warning"), "{said}");
+    let defaults = check(&packaging.join("../config/keelson.toml"))?;
+    ensure!(defaults.contains("warning: pulls.max_parallel_image_pulls: no limit"), "{defaults}");
+    Ok(())
+}
+
+/// I14: whoever starts the agent, it leaves no core file.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_leaves_no_core_file() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let agent = node.agent(&Settings::new()).await?;
+    let pid = agent.pid().context("the agent runs")?;
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    let core =
+        limits.lines().find(|line| line.starts_with("Max core file size")).context("no limit of cores")?;
+    let values: Vec<&str> = core.split_whitespace().skip(4).take(2).collect();
+    ensure!(values == ["0", "0"], "{core}");
     Ok(())
 }
 

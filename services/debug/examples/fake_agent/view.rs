@@ -162,6 +162,10 @@ impl AgentView for FakeView {
         self.changes.clone()
     }
 
+    fn may_change(&self, _: u32) -> bool {
+        true
+    }
+
     async fn limit(&self) -> Result<pb::Limit, ViewError> {
         Ok(self.limit_now())
     }

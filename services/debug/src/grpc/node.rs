@@ -2,7 +2,7 @@
 //!
 //! In: requests, handed to the view as they are: what a condition may be is the reporter's to say.
 //! Out: the view's answers, or a status: INVALID_ARGUMENT (the condition), PERMISSION_DENIED (its type belongs
-//! to somebody else), RESOURCE_EXHAUSTED (there are too many), NOT_FOUND (none of that type was set),
+//! to somebody else, or the user may only look), RESOURCE_EXHAUSTED (there are too many), NOT_FOUND (none of that type was set),
 //! UNAVAILABLE (heartbeats are off, or nobody answers now).
 
 use std::future::Future;
@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     AgentView, ConditionError,
+    access::may_change,
     view::{answer, within},
 };
 
@@ -50,6 +51,7 @@ impl<V: AgentView> Node for NodeService<V> {
         &self,
         request: Request<pb::SetConditionRequest>,
     ) -> Result<Response<pb::SetConditionResponse>, Status> {
+        may_change(&self.view, &request)?;
         let changed = change(self.view.set_condition(request.into_inner())).await?;
         Ok(Response::new(pb::SetConditionResponse { changed }))
     }
@@ -58,6 +60,7 @@ impl<V: AgentView> Node for NodeService<V> {
         &self,
         request: Request<pb::ClearConditionRequest>,
     ) -> Result<Response<pb::ClearConditionResponse>, Status> {
+        may_change(&self.view, &request)?;
         change(self.view.clear_condition(&request.into_inner().r#type)).await?;
         Ok(Response::new(pb::ClearConditionResponse {}))
     }

@@ -1,7 +1,7 @@
 //! The methods of `keelson.debug.v1.Debug`.
 //!
 //! In: requests, checked here. Out: the view's answers, or a status that says what was wrong:
-//! INVALID_ARGUMENT (the request), NOT_FOUND (no such actor), RESOURCE_EXHAUSTED (busy: ask again),
+//! PERMISSION_DENIED (a change by a user who may only look), INVALID_ARGUMENT (the request), NOT_FOUND (no such actor), RESOURCE_EXHAUSTED (busy: ask again),
 //! UNAVAILABLE (that part of the agent is not there now, or the agent stops).
 
 use std::{pin::Pin, time::Duration};
@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     AgentView, ViewError,
+    access::may_change,
     follow::{Due, Follower},
     view::{answer, within},
 };
@@ -132,6 +133,7 @@ impl<V: AgentView> Debug for DebugService<V> {
     }
 
     async fn set_limit(&self, request: Request<pb::SetLimitRequest>) -> Result<Response<pb::Limit>, Status> {
+        may_change(&self.view, &request)?;
         let limit = match request.into_inner().to {
             Some(To::MaxParallelImagePulls(limit)) => Some(limit),
             Some(To::Reset(true)) => None,

@@ -35,6 +35,47 @@ fn service(fake: &Fake) -> (DebugService<Fake>, CancellationToken) {
     (DebugService::new(fake.clone(), stop.clone()), stop)
 }
 
+/// A request over a unix socket, from the user who runs the test.
+fn connected<T>(message: T) -> Request<T> {
+    let (stream, _) = UnixStream::pair().expect("a pair of sockets");
+    let mut request = Request::new(message);
+    request.extensions_mut().insert(tonic::transport::server::Connected::connect_info(&stream));
+    request
+}
+
+/// I12: who may only look changes nothing, and who does not say who it is neither; looking needs no right.
+#[tokio::test]
+async fn changes_need_more_than_looking() {
+    let fake = Fake::new();
+    let (service, _stop) = service(&fake);
+    let node = NodeService::new(fake.clone());
+    let limit = pb::SetLimitRequest { to: Some(To::MaxParallelImagePulls(5)) };
+    let clear = node_pb::ClearConditionRequest { r#type: "KernelDeadlock".into() };
+    for (may_change, peer) in [(false, true), (true, false), (true, true)] {
+        fake.script().may_change = may_change;
+        let mut statuses = Vec::new();
+        if peer {
+            statuses.push(service.set_limit(connected(limit)).await.err());
+            statuses.push(node.set_condition(connected(condition())).await.err());
+            statuses.push(node.clear_condition(connected(clear.clone())).await.err());
+        } else {
+            statuses.push(service.set_limit(Request::new(limit)).await.err());
+            statuses.push(node.set_condition(Request::new(condition())).await.err());
+            statuses.push(node.clear_condition(Request::new(clear.clone())).await.err());
+        }
+        let allowed = may_change && peer;
+        for status in statuses {
+            assert_eq!(status.map(|status| status.code()), (!allowed).then_some(Code::PermissionDenied));
+        }
+        {
+            let script = fake.script();
+            let made = [script.set.len(), script.conditions.len(), script.cleared.len()];
+            assert_eq!(made, [usize::from(allowed); 3]);
+        }
+        service.list_pulls(Request::new(pb::ListPullsRequest { max_queued: 0 })).await.expect("looking");
+    }
+}
+
 fn watch(max_queued: u32, interval_ms: u32) -> Request<pb::WatchPullsRequest> {
     Request::new(pb::WatchPullsRequest { max_queued, interval_ms })
 }
@@ -98,12 +139,12 @@ async fn conditions_are_handed_on_as_they_are() {
     let node = NodeService::new(fake.clone());
     for changed in [true, false] {
         fake.script().condition = Ok(changed);
-        let answer = node.set_condition(Request::new(condition())).await.unwrap().into_inner();
+        let answer = node.set_condition(connected(condition())).await.unwrap().into_inner();
         assert_eq!(answer.changed, changed);
     }
     assert_eq!(fake.script().conditions, [condition(), condition()]);
     let clear = node_pb::ClearConditionRequest { r#type: "KernelDeadlock".into() };
-    node.clear_condition(Request::new(clear)).await.unwrap();
+    node.clear_condition(connected(clear)).await.unwrap();
     assert_eq!(fake.script().cleared, ["KernelDeadlock"]);
 }
 
@@ -119,8 +160,8 @@ async fn refused_conditions_have_the_status_that_the_proto_file_names() {
         (ConditionError::Unavailable("e".into()), Code::Unavailable),
     ] {
         fake.script().condition = Err(error.clone());
-        let set = node.set_condition(Request::new(condition())).await.unwrap_err();
-        let clear = node.clear_condition(Request::new(node_pb::ClearConditionRequest::default()));
+        let set = node.set_condition(connected(condition())).await.unwrap_err();
+        let clear = node.clear_condition(connected(node_pb::ClearConditionRequest::default()));
         let clear = clear.await.unwrap_err();
         for status in [set, clear] {
             assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
@@ -144,8 +185,8 @@ async fn a_stuck_reporter_is_unavailable() {
     let fake = Fake::new();
     fake.script().stuck = true;
     let node = NodeService::new(fake.clone());
-    let set = node.set_condition(Request::new(condition())).await.unwrap_err();
-    let clear = node.clear_condition(Request::new(node_pb::ClearConditionRequest::default())).await;
+    let set = node.set_condition(connected(condition())).await.unwrap_err();
+    let clear = node.clear_condition(connected(node_pb::ClearConditionRequest::default())).await;
     let get = node.get_heartbeats(Request::new(node_pb::GetHeartbeatsRequest {})).await;
     for status in [set, clear.unwrap_err(), get.unwrap_err()] {
         assert_eq!(status.code(), Code::Unavailable);
@@ -157,7 +198,7 @@ async fn a_stuck_reporter_is_unavailable() {
 async fn limits_are_handed_on_and_nonsense_is_not() {
     let fake = Fake::new();
     let (service, _stop) = service(&fake);
-    let set = async |to| service.set_limit(Request::new(pb::SetLimitRequest { to })).await;
+    let set = async |to| service.set_limit(connected(pb::SetLimitRequest { to })).await;
     assert_eq!(set(Some(To::MaxParallelImagePulls(5))).await.unwrap().into_inner(), crate::fake::limit());
     set(Some(To::MaxParallelImagePulls(0))).await.unwrap();
     set(Some(To::Reset(true))).await.unwrap();

@@ -10,6 +10,8 @@
 //! everything ([`handover`]); without one, no new pulls, running ones end or the drain time does, then the sockets.
 
 mod cluster;
+mod control;
+mod dumps;
 mod endpoints;
 mod front;
 mod handles;
@@ -66,6 +68,7 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
     };
     let filter = logs::start(&loaded.settings.agent)?;
     raise_descriptors();
+    dumps::forbid();
     // Before any thread exists: what systemd passes is in the environment.
     let inherited = systemd::inherited_sockets();
     let system = actix::System::with_tokio_rt(|| {
@@ -73,6 +76,13 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a tokio runtime")
     });
     panics::run(|| system.block_on(agent(args.clone(), loaded, filter, inherited)))
+}
+
+/// Says which settings are valid and probably not meant.
+fn warn(settings: &Settings) {
+    for warning in settings.warnings() {
+        tracing::warn!(key = warning.key, "{}", warning.message);
+    }
 }
 
 /// A client costs two descriptors, and the usual soft limit of 1,024 is for programs that use select.
@@ -93,6 +103,7 @@ async fn agent(
 ) -> anyhow::Result<ExitCode> {
     let settings = loaded.settings.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "keelson starts");
+    warn(&settings);
     crate::memory::give_back();
     let mut signals = Signals::new()?;
     let handover = handover::socket_path(settings.cri.listen.path());

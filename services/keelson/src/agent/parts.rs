@@ -228,6 +228,7 @@ pub(super) fn start(
         instance,
         loaded: loaded_seen,
         metrics,
+        control_users: super::control::users(&settings.debug.control_users),
     });
     Ok(Running {
         loaded,

@@ -35,6 +35,7 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     if settings.agent.log != before.agent.log {
         filter.set(&settings.agent.log).map_err(|error| format!("{error:#}"))?;
     }
+    super::warn(&settings);
     running.pulls.deliver(keelson_actors::pulls::Configure { policy: parts::policy(&settings) });
     running.front_settings.send_replace(parts::front_settings(&settings));
     running.progress_interval.send_replace(settings.pulls.progress_interval);

@@ -5,6 +5,7 @@
 //! with what its note-book says, and delays nobody.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -48,6 +49,8 @@ pub(super) struct ViewParts {
     pub(super) instance: String,
     pub(super) loaded: watch::Receiver<Arc<Loaded>>,
     pub(super) metrics: Metrics,
+    /// Users who may change something through the debug socket.
+    pub(super) control_users: BTreeSet<u32>,
 }
 
 struct Inner {
@@ -191,6 +194,10 @@ impl AgentView for View {
 
     fn changes(&self) -> watch::Receiver<u64> {
         self.0.parts.changes.subscribe()
+    }
+
+    fn may_change(&self, uid: u32) -> bool {
+        self.0.parts.control_users.contains(&uid)
     }
 
     async fn limit(&self) -> Result<pb::Limit, ViewError> {

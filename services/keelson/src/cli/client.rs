@@ -80,7 +80,10 @@ pub(super) enum ConnectError {
         reason: &'static str,
     },
     /// Not allowed.
-    #[error("permission to open {socket} is denied; run as root, or as a member of the socket's group")]
+    #[error(
+        "permission to open {socket} is denied; run as root, or as a member of the socket's group \
+         (keelson-inspect for debug.sock)"
+    )]
     Denied {
         /// The socket.
         socket: SocketSpec,

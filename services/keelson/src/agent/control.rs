@@ -1,0 +1,45 @@
+//! Users who may change something through the debug socket.
+//!
+//! Owns: the meaning of `debug.control_users`. In: its text and the user database. Out: user ids.
+
+use std::collections::BTreeSet;
+
+use nix::unistd::{User, geteuid};
+
+/// Root, the agent's own user, and the users in `setting` (names or ids with commas between them). A user who does not
+/// exist is left out, with a warning: the agent does not stay down for a name.
+pub(super) fn users(setting: &str) -> BTreeSet<u32> {
+    let mut users = BTreeSet::from([0, geteuid().as_raw()]);
+    for name in setting.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match id_of(name) {
+            Ok(id) => {
+                users.insert(id);
+            }
+            Err(reason) => tracing::warn!(user = name, reason, "debug.control_users: user is ignored"),
+        }
+    }
+    users
+}
+
+fn id_of(name: &str) -> Result<u32, String> {
+    if let Ok(id) = name.parse() {
+        return Ok(id);
+    }
+    match User::from_name(name) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err("there is no such user".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_ids_are_users_and_unknown_names_are_left_out() {
+        let own = geteuid().as_raw();
+        assert_eq!(users(""), BTreeSet::from([0, own]));
+        assert_eq!(users(" 4711, root,,no-such-user-here "), BTreeSet::from([0, own, 4711]));
+    }
+}
