@@ -33,6 +33,24 @@ pub struct PullResult {
     pub result: &'static str,
 }
 
+/// Why a pull was passed to the runtime without a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PassReason {
+    /// `no_decision`: the coordinator did not acknowledge the request in time; `coordinator_failed`: it failed on the
+    /// request again and again; `coordinator_disabled`: it does not run any more.
+    pub reason: &'static str,
+}
+
+impl PassReason {
+    /// See [`PassReason::reason`].
+    pub const NO_DECISION: Self = Self { reason: "no_decision" };
+    /// See [`PassReason::reason`].
+    pub const COORDINATOR_FAILED: Self = Self { reason: "coordinator_failed" };
+    /// See [`PassReason::reason`].
+    pub const COORDINATOR_DISABLED: Self = Self { reason: "coordinator_disabled" };
+    const ALL: [Self; 3] = [Self::NO_DECISION, Self::COORDINATOR_FAILED, Self::COORDINATOR_DISABLED];
+}
+
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Every family. Cheap to clone: the values are shared.
@@ -70,6 +88,10 @@ pub struct Metrics {
     pub refused_busy: Counter,
     /// Pulls lost with their runtime and asked again.
     pub lost: Counter,
+    /// Pulls passed to the runtime without a decision, by reason.
+    pub passed_through: Family<PassReason, Counter>,
+    /// 1 from a pull that was passed through until the coordinator answers again.
+    pub passing_through: Gauge,
     /// Pulls taken over from the journal at start.
     pub resumed: Counter,
     /// 1 while the runtime serves.
@@ -111,6 +133,8 @@ impl Default for Metrics {
             oldest_wait: FloatGauge::default(),
             refused_busy: Counter::default(),
             lost: Counter::default(),
+            passed_through: Family::default(),
+            passing_through: Gauge::default(),
             resumed: Counter::default(),
             runtime_up: Gauge::default(),
             store_errors: Counter::default(),
@@ -135,6 +159,16 @@ impl Metrics {
             "image_pulls_in_flight_present",
             "Pulls of images that are there already, beside the limit",
             self.in_flight_present.clone(),
+        );
+        own.register(
+            "image_pulls_passed_through",
+            "Image pulls passed to the runtime without a decision, outside the limit, by reason",
+            self.passed_through.clone(),
+        );
+        own.register(
+            "image_pulls_passing_through",
+            "1 while image pulls are passed to the runtime without a decision",
+            self.passing_through.clone(),
         );
         own.register("image_pulls_resumed", "Image pulls taken over from the journal", self.resumed.clone());
         own.register("runtime_up", "1 while the container runtime serves", self.runtime_up.clone());
@@ -201,6 +235,12 @@ impl Metrics {
             self.operation_errors.get_or_create(&label).inc();
         }
         self.operation_duration.get_or_create(&label).observe(took.as_secs_f64());
+    }
+
+    /// Image pulls that were passed to the runtime without a decision, for any reason.
+    #[must_use]
+    pub fn passed_through_total(&self) -> u64 {
+        PassReason::ALL.iter().map(|reason| self.passed_through.get_or_create(reason).get()).sum()
     }
 
     /// Counts one pull, as the kubelet does: `bytes` is the image's size, if known.

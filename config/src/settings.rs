@@ -228,6 +228,9 @@ settings! {
         /// How long a call is held while the runtime is away, before it gets UNAVAILABLE. Under the 2m that the
         /// kubelet waits (`runtimeRequestTimeout`), so that it sees the reason and not its own deadline.
         hold_timeout: Duration = secs(100), within(secs(0), secs(119)), live;
+        /// How long a pull waits for the pull coordinator to acknowledge it. After that it is passed to the runtime
+        /// without a decision: outside the limit, the queue and the de-duplication. Waiting in the queue does not count.
+        decision_timeout: Duration = secs(10), within(secs(1), secs(119)), live;
         /// Permissions of the CRI socket. Who can connect is root on the node.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
     }

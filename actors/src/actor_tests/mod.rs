@@ -29,8 +29,8 @@ use crate::{
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
     pulls::{
-        Answer, AnswerTo, CallerId, CredentialsSalt, Drain, Inspected, ListPulls, PullCall, PullCoordinator,
-        PullCoordinatorParts, Refusal, RequestPull, core::Policy,
+        Answer, AnswerTo, CallerId, Claim, CredentialsSalt, Drain, Inspected, ListPulls, PullCall,
+        PullCoordinator, PullCoordinatorParts, Refusal, RequestPull, core::Policy,
     },
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
     supervise::{self, PANIC, Restart},
@@ -149,7 +149,13 @@ impl World {
         let caller = CallerId(self.next.get());
         self.next.set(caller.0 + 1);
         let (answer, answered): (AnswerTo, _) = oneshot::channel();
-        let request = RequestPull { caller, call: self.call(image, ""), patience: None, answer };
+        let request = RequestPull {
+            caller,
+            call: self.call(image, ""),
+            patience: None,
+            claim: Claim::default(),
+            answer,
+        };
         (caller, answered, request)
     }
 

@@ -444,7 +444,10 @@ impl Handler<RequestPull> for PullCoordinator {
 
     fn handle(&mut self, message: RequestPull, ctx: &mut Context<Self>) {
         let _handling = self.recorder().handling::<RequestPull>();
-        let RequestPull { caller, call, patience, answer } = message;
+        let RequestPull { caller, call, patience, claim, answer } = message;
+        if !claim.acknowledge() {
+            return;
+        }
         self.answers.insert(caller, answer);
         let before = self.core.pulls_ever();
         self.step(Event::Request { caller, call, patience }, ctx);

@@ -3,7 +3,13 @@
 //! Owns: its messages. In: callers, people, timers. Out: nothing but types; what they do is in the
 //! actor. What the RuntimeClient tells it is declared there.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
 
 use keelson_proto::debug as pb;
 use tokio::sync::{mpsc, oneshot};
@@ -29,6 +35,33 @@ pub struct HandedOver {
 /// Where a caller's answer goes. Dropped without an answer: the coordinator is gone.
 pub type AnswerTo = oneshot::Sender<Answer>;
 
+/// Settles who goes on with a request: the coordinator that begins to handle it, or its front that no longer waits for
+/// that. The first one wins, so that a coordinator that comes late does not start a pull that was passed through.
+#[derive(Debug, Clone, Default)]
+pub struct Claim(Arc<AtomicU8>);
+
+impl Claim {
+    const OPEN: u8 = 0;
+    const ACKNOWLEDGED: u8 = 1;
+    const WITHDRAWN: u8 = 2;
+
+    fn settle(&self, as_what: u8) -> bool {
+        self.0.compare_exchange(Self::OPEN, as_what, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// By the coordinator. False: the request was withdrawn and must be ignored.
+    #[must_use]
+    pub fn acknowledge(&self) -> bool {
+        self.settle(Self::ACKNOWLEDGED)
+    }
+
+    /// By the front. False: the coordinator has acknowledged the request and answers it.
+    #[must_use]
+    pub fn withdraw(&self) -> bool {
+        self.settle(Self::WITHDRAWN)
+    }
+}
+
 verbs! {
     /// A caller wants an image.
     RequestPull => () {
@@ -38,6 +71,8 @@ verbs! {
         call: Arc<PullCall>,
         /// Its gRPC deadline.
         patience: Option<Duration>,
+        /// Whether the caller still waits for a decision.
+        claim: Claim,
         /// Where the answer goes.
         answer: AnswerTo,
     }

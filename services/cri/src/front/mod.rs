@@ -11,6 +11,7 @@ mod cork;
 mod forward;
 pub mod grpc;
 mod pass;
+mod ping;
 mod pull;
 mod upstream;
 
@@ -18,7 +19,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -30,7 +31,7 @@ use h2::{RecvStream, server::SendResponse};
 use http::Request;
 use keelson_actors::{
     inspect::Mailbox,
-    metrics::Metrics,
+    metrics::{Metrics, PassReason},
     pulls::{CallerId, CredentialsSalt, PullCoordinator},
 };
 use tokio::{
@@ -39,6 +40,8 @@ use tokio::{
     sync::watch,
     time::Instant,
 };
+
+pub use ping::{PingError, ping};
 
 use cork::Corked;
 use upstream::Upstream;
@@ -65,11 +68,16 @@ const UNSEEN_CALLS: usize = 100_000;
 /// How often a lasting failure to accept connections is logged.
 const SAY_AGAIN: Duration = Duration::from_secs(10);
 
+/// Pause after a failure to accept.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
 /// What can change while the front runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontSettings {
     /// How long a call is held while the runtime is away (`cri.hold_timeout`).
     pub hold: Duration,
+    /// How long a pull waits for the coordinator's acknowledgement (`cri.decision_timeout`).
+    pub decision: Duration,
     /// Say in `Version` responses that the pull option is obeyed (gate `PullOption`).
     pub offer_pull_option: bool,
 }
@@ -111,6 +119,8 @@ struct Front {
     successor: Upstream,
     phase: watch::Receiver<Phase>,
     callers: AtomicU64,
+    /// When a pull that was passed through was last logged.
+    said: Mutex<Option<Instant>>,
 }
 
 impl fmt::Debug for Front {
@@ -132,21 +142,70 @@ impl Front {
     fn hold(&self) -> Duration {
         self.parts.settings.borrow().hold
     }
+
+    fn decision(&self) -> Duration {
+        self.parts.settings.borrow().decision
+    }
+
+    /// Counts a pull that is passed through, and logs it if none was logged for a while.
+    fn passes_through(&self, reason: PassReason, image: &str) {
+        let metrics = &self.parts.metrics;
+        metrics.passed_through.get_or_create(&reason).inc();
+        metrics.passing_through.set(1);
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.is_none_or(|at| at.elapsed() >= SAY_AGAIN) {
+            *said = Some(Instant::now());
+            let total = metrics.passed_through_total();
+            tracing::warn!(
+                image,
+                reason = reason.reason,
+                total,
+                "image pull passed through without a decision"
+            );
+        }
+    }
 }
 
 /// Serves until `phase` says otherwise, then lets calls that run end; returns when the last connection is gone.
 pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Receiver<Phase>) {
     let successor = Upstream::new(parts.own_socket.clone());
-    let front = Arc::new(Front { parts, successor, phase: phase.clone(), callers: AtomicU64::new(1) });
+    let front = Arc::new(Front {
+        parts,
+        successor,
+        phase: phase.clone(),
+        callers: AtomicU64::new(1),
+        said: Mutex::default(),
+    });
     // Dropped by each connection at its end; the last one wakes the receiver.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
+    let listener = Arc::new(listener);
+    // A task of its own, so that a panic ends neither the connections nor the listener.
+    loop {
+        let accepting = accept(listener.clone(), front.clone(), phase.clone(), alive.clone());
+        match tokio::spawn(accepting).await {
+            Ok(()) => break,
+            // The panic hook has logged it.
+            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+        }
+    }
+    drop((listener, alive));
+    gone.recv().await;
+}
+
+/// Accepts connections while `phase` is [`Phase::Serving`].
+async fn accept(
+    listener: Arc<UnixListener>,
+    front: Arc<Front>,
+    phase: watch::Receiver<Phase>,
+    alive: tokio::sync::mpsc::Sender<()>,
+) {
     let stopped = reached(phase.clone(), Phase::Leaving);
     tokio::pin!(stopped);
     let mut said = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = &mut stopped => break,
+            () = &mut stopped => return,
         };
         match accepted {
             Ok((stream, _)) => {
@@ -165,12 +224,10 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
                     said = Some(Instant::now());
                     tracing::warn!(%error, "cannot accept a CRI connection");
                 }
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(ACCEPT_AGAIN).await;
             }
         }
     }
-    drop((listener, alive));
-    gone.recv().await;
 }
 
 async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
@@ -260,8 +317,8 @@ async fn call(
     upstream: Arc<Upstream>,
 ) {
     if matches!(request.uri().path(), PULL_IMAGE | PULL_IMAGE_V1ALPHA2) {
-        pull::handle(request, respond, &front).await;
+        pull::handle(request, respond, &front, &upstream).await;
     } else {
-        pass::handle(request, respond, &front, &upstream).await;
+        pass::handle(request, Bytes::new(), respond, &front, &upstream).await;
     }
 }

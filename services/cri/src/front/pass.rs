@@ -41,8 +41,10 @@ pub(super) enum Broken {
     Cut,
 }
 
+/// Passes a call through; `begun` is what was read of the request's body already.
 pub(super) async fn handle(
     request: Request<RecvStream>,
+    begun: Bytes,
     mut respond: SendResponse<Bytes>,
     front: &Front,
     upstream: &Upstream,
@@ -51,7 +53,7 @@ pub(super) async fn handle(
     let since = Instant::now();
     let ended = tokio::select! {
         biased;
-        ended = exchange(request, &mut respond, front, upstream) => ended,
+        ended = exchange(request, begun, &mut respond, front, upstream) => ended,
         () = front.cut() => Err(Broken::Cut),
     };
     let failed = match ended {
@@ -82,6 +84,7 @@ pub(super) async fn handle(
 /// The whole call; says which status the runtime gave.
 async fn exchange(
     request: Request<RecvStream>,
+    begun: Bytes,
     respond: &mut SendResponse<Bytes>,
     front: &Front,
     upstream: &Upstream,
@@ -97,7 +100,7 @@ async fn exchange(
     let opening = async {
         match start_up {
             true => open_start_up(head, body, upstream, front.hold()).await,
-            false => open(head, Bytes::new(), body, upstream, front.hold()).await,
+            false => open(head, begun, body, upstream, front.hold()).await,
         }
     };
     let (response, rest) = tokio::select! {

@@ -2,8 +2,10 @@
 //!
 //! Owns: a caller, from its request to its answer. In: a client's stream. Out: a `RequestPull`, and a
 //! `CallerLeft` if the client goes before the answer comes; then the answer as the runtime gave it.
+//! When the coordinator restarts, the request is made again; when it acknowledges none within
+//! `cri.decision_timeout`, or restarts on each, the call is passed to the runtime as it came.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
@@ -11,7 +13,8 @@ use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use keelson_actors::{
     inspect::{Mailbox, MailboxError},
-    pulls::{Answer, CallerId, CallerLeft, PullCall, PullCoordinator, Refusal, RequestPull},
+    metrics::PassReason,
+    pulls::{Answer, CallerId, CallerLeft, Claim, PullCall, PullCoordinator, Refusal, RequestPull},
     runtime::PullReply,
 };
 use keelson_proto::Code;
@@ -21,8 +24,12 @@ use super::{
     Front,
     forward::{FORWARDED, HeldCall, forward, send_back},
     grpc::{self, FrameError, MAX_MESSAGE, PREFIX},
-    pass::{Collect, collect},
+    pass::{self, Collect, collect},
+    upstream::Upstream,
 };
+
+/// Requests for one call, if the coordinator restarts on each of them.
+const MOST_REQUESTS: u32 = 4;
 
 /// Tells the coordinator that a caller is gone, unless its answer came first.
 struct Leave {
@@ -38,56 +45,118 @@ impl Drop for Leave {
     }
 }
 
-pub(super) async fn handle(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, front: &Front) {
+/// How the coordinator dealt with a request.
+enum Decided {
+    Answer(Answer),
+    /// The caller is gone.
+    Left,
+    /// The request was not taken.
+    Refused(Refusal),
+    /// The coordinator restarted after it had acknowledged the request.
+    Lost,
+    /// The request is withdrawn, the coordinator will not start it.
+    Undecided(PassReason),
+}
+
+pub(super) async fn handle(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    front: &Front,
+    upstream: &Upstream,
+) {
+    let since = Instant::now();
     let patience = grpc::timeout(request.headers());
-    let deadline = patience.map(|patience| Instant::now() + patience);
-    let (parts, mut body) = request.into_parts();
+    let deadline = patience.map(|patience| since + patience);
+    let (mut parts, mut body) = request.into_parts();
     let collected = tokio::select! {
         biased;
         collected = collect(&mut body, MAX_MESSAGE + PREFIX) => collected,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
-    let body = match &collected {
-        Ok(body) => body.clone(),
-        Err(_) => Bytes::new(),
-    };
-    let call = match collected {
-        Ok(body) => decode(body, &parts.headers, front),
+    let collected = match collected {
+        Ok(collected) => collected,
         Err(Collect::Client) => return,
-        Err(Collect::TooLarge(_)) => Err((FrameError::TooLarge.code(), FrameError::TooLarge.to_string())),
+        Err(Collect::TooLarge(_)) => {
+            return refuse(&mut respond, FrameError::TooLarge.code(), &FrameError::TooLarge.to_string());
+        }
     };
-    let call = match call {
-        Ok(call) => call,
+    let call = match decode(collected.clone(), &parts.headers, front) {
+        Ok(call) => Arc::new(call),
         Err((code, text)) => return refuse(&mut respond, code, &text),
     };
-    let caller = front.next_caller();
-    let (answer, answered) = oneshot::channel();
+    let mut requests = 0;
+    let reason = loop {
+        requests += 1;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        match decide(&call, left, &mut respond, front).await {
+            Decided::Answer(Answer::Runtime(reply)) => return send_reply(&mut respond, &reply),
+            Decided::Answer(Answer::Refused(Refusal::Moved)) if parts.headers.contains_key(FORWARDED) => {
+                return send_back(&mut respond);
+            }
+            Decided::Answer(Answer::Refused(Refusal::Moved)) => {
+                let held = HeldCall { headers: parts.headers, body: collected, deadline };
+                return forward(held, &mut respond, front).await;
+            }
+            Decided::Answer(Answer::Refused(refusal)) | Decided::Refused(refusal) => {
+                return refuse(&mut respond, refusal.code(), &refusal.to_string());
+            }
+            Decided::Left => return,
+            // It may be this very request on which the coordinator fails.
+            Decided::Lost if requests == MOST_REQUESTS => break PassReason::COORDINATOR_FAILED,
+            Decided::Lost => {}
+            Decided::Undecided(reason) => break reason,
+        }
+    };
+    front.passes_through(reason, &call.image);
+    parts.headers.remove(FORWARDED);
+    pass::handle(Request::from_parts(parts, body), collected, respond, front, upstream).await;
+}
+
+/// One request to the coordinator, until it is answered, lost, or not acknowledged in time.
+async fn decide(
+    call: &Arc<PullCall>,
+    patience: Option<Duration>,
+    respond: &mut SendResponse<Bytes>,
+    front: &Front,
+) -> Decided {
+    let (caller, claim) = (front.next_caller(), Claim::default());
+    let (answer, mut answered) = oneshot::channel();
     let pulls = &front.parts.pulls;
-    if let Err(error) = pulls.offer(RequestPull { caller, call: Arc::new(call), patience, answer }) {
-        front.parts.metrics.refused_busy.inc();
-        let refusal = match error {
-            MailboxError::Full(actor) => Refusal::Busy(actor),
-            MailboxError::Closed(_) => Refusal::Stopping,
-        };
-        return refuse(&mut respond, refusal.code(), &refusal.to_string());
+    let request = RequestPull { caller, call: call.clone(), patience, claim: claim.clone(), answer };
+    match pulls.offer(request) {
+        Ok(()) => {}
+        Err(MailboxError::Full(actor)) => {
+            front.parts.metrics.refused_busy.inc();
+            return Decided::Refused(Refusal::Busy(actor));
+        }
+        Err(MailboxError::Closed(_)) => return Decided::Undecided(PassReason::COORDINATOR_DISABLED),
     }
     let mut leave = Leave { pulls: pulls.clone(), caller: Some(caller) };
-    let answer = tokio::select! {
-        biased;
-        answer = answered => answer,
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+    let late = tokio::time::sleep(front.decision());
+    tokio::pin!(late);
+    let mut acknowledged = false;
+    let answer = loop {
+        tokio::select! {
+            biased;
+            answer = &mut answered => break answer,
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => {
+                // One that has not been handled yet need not be.
+                let _ = claim.withdraw();
+                return Decided::Left;
+            }
+            () = &mut late, if !acknowledged => {
+                if claim.withdraw() {
+                    leave.caller = None;
+                    return Decided::Undecided(PassReason::NO_DECISION);
+                }
+                acknowledged = true;
+            }
+        }
     };
     leave.caller = None;
     match answer {
-        Ok(Answer::Runtime(reply)) => send_reply(&mut respond, &reply),
-        Ok(Answer::Refused(Refusal::Moved)) if parts.headers.contains_key(FORWARDED) => {
-            send_back(&mut respond)
-        }
-        Ok(Answer::Refused(Refusal::Moved)) => {
-            forward(HeldCall { headers: parts.headers, body, deadline }, &mut respond, front).await;
-        }
-        Ok(Answer::Refused(refusal)) => refuse(&mut respond, refusal.code(), &refusal.to_string()),
-        Err(_) => refuse(&mut respond, Refusal::Restarting.code(), &Refusal::Restarting.to_string()),
+        Ok(Answer::Refused(Refusal::Restarting)) | Err(_) => Decided::Lost,
+        Ok(answer) => Decided::Answer(answer),
     }
 }
 

@@ -106,6 +106,7 @@ pub(super) fn policy(settings: &Settings) -> Policy {
 pub(super) fn front_settings(settings: &Settings) -> FrontSettings {
     FrontSettings {
         hold: settings.cri.hold_timeout,
+        decision: settings.cri.decision_timeout,
         offer_pull_option: settings.feature_gates.enabled(Gate::PullOption),
     }
 }

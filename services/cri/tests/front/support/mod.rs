@@ -43,6 +43,9 @@ use tap::{Frames, Tap};
 /// How long the front and the pulls hold a call while the runtime is away.
 pub(crate) const HOLD: Duration = Duration::from_secs(100);
 
+/// How long a pull waits for the coordinator.
+pub(crate) const DECISION: Duration = Duration::from_secs(10);
+
 /// Runs a test on one thread, on paused time, within a virtual hour.
 pub(crate) fn run<F: Future<Output = ()>>(test: F) {
     let runtime = || {
@@ -128,7 +131,8 @@ impl Agent {
             recorder: recorder.clone(),
         };
         let pulls = supervise::start(None, recorder, move |_| PullCoordinator::new(parts));
-        let (settings, live) = watch::channel(FrontSettings { hold: HOLD, offer_pull_option: true });
+        let (settings, live) =
+            watch::channel(FrontSettings { hold: HOLD, decision: DECISION, offer_pull_option: true });
         let (phase, phases) = watch::channel(Phase::Serving);
         let parts = FrontParts {
             runtime_socket: sockets.runtime(),

@@ -1,0 +1,43 @@
+//! Whether a CRI socket is served.
+//!
+//! Owns: the question. In: the path of a socket. Out: an answer of the front's own thread: it accepts a connection and
+//! answers an HTTP/2 ping on it. The runtime takes no part.
+
+use std::{future::poll_fn, io, path::Path, pin::pin, task::Poll};
+
+use h2::Ping;
+use tokio::net::UnixStream;
+
+/// Why a front did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum PingError {
+    /// The socket takes no connection.
+    #[error("cannot connect")]
+    Connect(#[source] io::Error),
+    /// The connection ended without an answer.
+    #[error("the connection ended: {0}")]
+    Ended(String),
+}
+
+/// Asks the front behind `socket` for a sign of life. Has no limit of its own: a stuck front leaves it waiting.
+///
+/// # Errors
+/// Nobody listens, or the connection breaks.
+pub async fn ping(socket: &Path) -> Result<(), PingError> {
+    let stream = UnixStream::connect(socket).await.map_err(PingError::Connect)?;
+    let ended = |error: Option<h2::Error>| {
+        PingError::Ended(error.map_or_else(|| "the front closed it".to_owned(), |error| error.to_string()))
+    };
+    let (_calls, mut connection) = h2::client::handshake(stream).await.map_err(|error| ended(Some(error)))?;
+    let Some(mut pings) = connection.ping_pong() else { return Err(ended(None)) };
+    let mut answer = pin!(pings.ping(Ping::opaque()));
+    let mut connection = pin!(connection);
+    poll_fn(|cx| {
+        // The connection moves the frames; it is polled first, so that the ping finds its answer.
+        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+            return Poll::Ready(Err(ended(result.err())));
+        }
+        answer.as_mut().poll(cx).map_err(|error| ended(Some(error))).map_ok(drop)
+    })
+    .await
+}

@@ -1,0 +1,141 @@
+//! I9: pulls when the coordinator restarts, fails or does not answer; and whether the front gives a sign of life.
+
+use std::time::Duration;
+
+use keelson_actors::{pulls::core::Policy, supervise::Restart};
+use keelson_cri::front::{PingError, ping};
+use tokio::time::{Instant, timeout};
+
+use crate::support::{
+    Agent, Call, DECISION, EMPTY, FakeRuntime, HOLD, PULL_IMAGE, Sockets, VERSION, frame, pull_request, run,
+    until,
+};
+
+fn standard(sockets: &Sockets) -> FakeRuntime {
+    FakeRuntime::start(&sockets.runtime(), Call::standard)
+}
+
+fn passed(agent: &Agent) -> u64 {
+    agent.metrics.passed_through_total()
+}
+
+/// So often that the next restart is longer away than a pull waits for a decision.
+async fn keep_restarting(agent: &Agent) {
+    for restart in 1..=9 {
+        agent.pulls.deliver(Restart { reason: "a test wants it".into() });
+        until("the restart", || agent.pulls.recorder().restarts() == restart).await;
+    }
+}
+
+#[test]
+fn a_pull_passes_through_when_nobody_decides_and_is_not_started_later() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = standard(&sockets);
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        keep_restarting(&agent).await;
+        let (client, since) = (agent.client().await, Instant::now());
+        let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!((reply.code(), passed(&agent)), (0, 1), "{}", reply.text());
+        assert!(since.elapsed() >= DECISION, "not before the limit");
+        assert_eq!(agent.metrics.passing_through.get(), 1);
+        assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
+        until("the coordinator runs again", || agent.handled("RequestPull") == 1).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(runtime.calls(PULL_IMAGE).len(), 1, "the late coordinator does not start it");
+        assert_eq!(client.call(PULL_IMAGE, frame(&pull_request("r.io/y"))).await.code(), 0);
+        assert_eq!((passed(&agent), runtime.calls(PULL_IMAGE).len()), (1, 2), "decided again");
+    });
+}
+
+#[test]
+fn a_pull_that_waits_in_the_queue_does_not_pass_through() {
+    run(async {
+        let sockets = Sockets::new();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
+            if call.path == PULL_IMAGE {
+                tokio::time::sleep(Duration::from_secs(600)).await;
+            }
+            call.standard().await;
+        });
+        let policy = Policy { limit: 1, stall_timeout: None, hold: HOLD, ..Policy::default() };
+        let agent = Agent::start_with(&sockets, policy).await;
+        let (client, since) = (agent.client().await, Instant::now());
+        let first = client.call(PULL_IMAGE, frame(&pull_request("r.io/x")));
+        let second = client.call(PULL_IMAGE, frame(&pull_request("r.io/y")));
+        let (first, second) = tokio::join!(first, second);
+        assert_eq!((first.code(), second.code(), passed(&agent)), (0, 0, 0));
+        assert!(since.elapsed() >= Duration::from_secs(1200), "one after the other");
+    });
+}
+
+#[test]
+fn a_restart_of_the_coordinator_is_no_error_of_its_callers() {
+    // `panic` is a panic in debug builds and a plain restart in others.
+    for reason in ["panic", "a test wants it"] {
+        run(async {
+            let sockets = Sockets::new();
+            let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
+                if call.path == PULL_IMAGE {
+                    tokio::time::sleep(Duration::from_secs(20)).await;
+                }
+                call.standard().await;
+            });
+            let agent = Agent::start(&sockets).await;
+            let client = agent.client().await;
+            let pulling = client.call(PULL_IMAGE, frame(&pull_request("r.io/x")));
+            let restarting = async {
+                until("the pull runs", || runtime.calls(PULL_IMAGE).len() == 1).await;
+                agent.pulls.deliver(Restart { reason: reason.into() });
+                // Calls beside it do not notice.
+                assert_eq!(agent.client().await.call(VERSION, EMPTY).await.code(), 0);
+            };
+            let (reply, ()) = tokio::join!(pulling, restarting);
+            assert_eq!((reply.code(), passed(&agent)), (0, 0), "{}", reply.text());
+            assert_eq!(agent.handled("RequestPull"), 2, "its front has asked again");
+            assert_eq!(agent.pulls.recorder().restarts(), 1);
+        });
+    }
+}
+
+#[test]
+fn a_pull_on_which_the_coordinator_fails_again_and_again_passes_through() {
+    run(async {
+        let sockets = Sockets::new();
+        let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
+            if call.path == PULL_IMAGE {
+                tokio::time::sleep(Duration::from_secs(20)).await;
+            }
+            call.standard().await;
+        });
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        let client = agent.client().await;
+        let pulling = client.call(PULL_IMAGE, frame(&pull_request("r.io/x")));
+        let failing = async {
+            for request in 1..=4 {
+                until("the request", || agent.handled("RequestPull") == request).await;
+                agent.pulls.deliver(Restart { reason: "panic".into() });
+            }
+        };
+        let (reply, ()) = tokio::join!(pulling, failing);
+        assert_eq!((reply.code(), passed(&agent)), (0, 1), "{}", reply.text());
+        assert!(!runtime.calls(PULL_IMAGE).is_empty());
+    });
+}
+
+#[test]
+fn a_front_answers_pings_without_a_runtime_and_a_stuck_one_does_not() {
+    run(async {
+        let sockets = Sockets::new();
+        let agent = Agent::start(&sockets).await;
+        ping(&agent.socket).await.expect("the front answers");
+        let absent = agent.socket.with_extension("absent");
+        assert!(matches!(ping(&absent).await, Err(PingError::Connect(_))));
+        let stuck = agent.socket.with_extension("stuck");
+        // Its backlog takes the connection, and nobody serves it.
+        let _listener = std::os::unix::net::UnixListener::bind(&stuck).expect("binds");
+        assert!(timeout(Duration::from_secs(5), ping(&stuck)).await.is_err());
+    });
+}
