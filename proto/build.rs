@@ -7,6 +7,7 @@ const FILES: &[&str] = &[
     "cri.proto",
     "containerd_leases.proto",
     "containerd_content.proto",
+    "containerd_snapshots.proto",
     "debug.proto",
     "node.proto",
     "localnetv1.proto",

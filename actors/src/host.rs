@@ -78,6 +78,12 @@ pub struct HostAsk {
     pub image_fs: Option<PathBuf>,
 }
 
+/// Reads file systems.
+pub trait FileSystemReader: Send + Sync + 'static {
+    /// The file system that holds `path`, or why it is not known. Never takes long: one that hangs is an error.
+    fn file_system(&self, path: PathBuf) -> BoxFuture<'static, Result<FileSystem, String>>;
+}
+
 /// The machine.
 pub trait Host: Send + Sync + 'static {
     /// What does not change.

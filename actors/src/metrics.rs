@@ -51,6 +51,13 @@ impl PassReason {
     const ALL: [Self; 3] = [Self::NO_DECISION, Self::COORDINATOR_FAILED, Self::COORDINATOR_DISABLED];
 }
 
+/// Why the bytes of an unfinished pull were released.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReleaseLabel {
+    /// The name of a [`ReleaseReason`](crate::pulls::core::ReleaseReason).
+    pub reason: &'static str,
+}
+
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Every family. Cheap to clone: the values are shared.
@@ -82,6 +89,12 @@ pub struct Metrics {
     pub callers: Gauge,
     /// The limit in force; 0: none.
     pub limit: Gauge,
+    /// Unfinished pulls whose bytes are retained.
+    pub retained: Gauge,
+    /// Those bytes, as far as they are measured.
+    pub retained_bytes: Gauge,
+    /// Unfinished pulls whose bytes were released, by reason.
+    pub released: Family<ReleaseLabel, Counter>,
     /// Wait of the pull at the head of the queue.
     pub oldest_wait: FloatGauge,
     /// Requests refused because something was full.
@@ -130,6 +143,9 @@ impl Default for Metrics {
             held: Gauge::default(),
             callers: Gauge::default(),
             limit: Gauge::default(),
+            retained: Gauge::default(),
+            retained_bytes: Gauge::default(),
+            released: Family::default(),
             oldest_wait: FloatGauge::default(),
             refused_busy: Counter::default(),
             lost: Counter::default(),
@@ -206,6 +222,18 @@ impl Metrics {
         pull.register("held", "Places kept after a restart for callers with credentials", self.held.clone());
         pull.register("callers", "Callers that wait for an image pull", self.callers.clone());
         pull.register("limit", "Most image pulls in flight, 0 for no limit", self.limit.clone());
+        pull.register("retained", "Unfinished image pulls whose content is retained", self.retained.clone());
+        pull.register_with_unit(
+            "retained",
+            "Content retained of unfinished image pulls",
+            Unit::Bytes,
+            self.retained_bytes.clone(),
+        );
+        pull.register(
+            "content_released",
+            "Unfinished image pulls whose content was released, by reason",
+            self.released.clone(),
+        );
         pull.register_with_unit(
             "oldest_wait",
             "Wait of the first pull in the queue",

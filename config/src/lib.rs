@@ -27,6 +27,7 @@ mod rules;
 mod settings;
 pub mod shipped;
 mod show;
+mod size;
 mod suggest;
 mod values;
 mod warnings;
@@ -40,6 +41,7 @@ pub use settings::{
     Agent, Cri, Debug, Endpoints, Key, Kube, Node, Proxy, Pulls, Section, Settings, schema, sections,
 };
 pub use show::{Format, render_show};
+pub use size::ByteSize;
 pub use values::{
     DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, NodePortAddresses, ProxyBackend,
     Register, Role, SocketMode, SocketSpec, WhenFull,

@@ -32,7 +32,7 @@ pub(crate) enum Raw {
 }
 
 impl Raw {
-    fn wrong(&self, expected: impl Into<String>) -> Fault {
+    pub(crate) fn wrong(&self, expected: impl Into<String>) -> Fault {
         let found = match self {
             Self::Bool(b) => format!("{b}"),
             Self::Int(i) => format!("the number {i}"),
@@ -97,11 +97,11 @@ pub(crate) const fn zero_or<T>(zero: &'static str, min: T, max: T) -> Within<T> 
 }
 
 impl<T: PartialOrd + Default> Within<T> {
-    fn admits(&self, value: &T) -> bool {
+    pub(crate) fn admits(&self, value: &T) -> bool {
         (self.min <= *value && *value <= self.max) || (self.zero.is_some() && *value == T::default())
     }
 
-    fn words<D: Display>(&self, show: impl Fn(&T) -> D) -> String {
+    pub(crate) fn words<D: Display>(&self, show: impl Fn(&T) -> D) -> String {
         let range = format!("{} to {}", show(&self.min), show(&self.max));
         match self.zero {
             Some(meaning) => format!("{range}, or {} for {meaning}", show(&T::default())),

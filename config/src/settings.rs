@@ -14,6 +14,7 @@ use serde_json::Value as Json;
 use crate::error::Fault;
 use crate::gates::{self, FeatureGates, Gate};
 use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
+use crate::size::ByteSize;
 use crate::values::{
     DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, NodePortAddresses, ProxyBackend,
     Register, Role, SocketMode, SocketSpec, WhenFull,
@@ -263,6 +264,13 @@ settings! {
         keep_progress: bool = true, Any, live;
         /// How long layers of an unfinished pull are kept from the runtime's garbage collection.
         progress_retention: Duration = hours(3), within(mins(1), hours(24)), live;
+        /// Maximum number of bytes retained of unfinished pulls; the oldest are released first. 0 retains nothing.
+        retained_bytes_max: ByteSize = ByteSize::gibibytes(2),
+            zero_or("nothing", ByteSize::mebibytes(1), ByteSize::gibibytes(1 << 20)), live;
+        /// Release everything retained when less than this share of the image file system is free, in bytes or inodes.
+        /// Above the kubelet's 15 (`imageGCHighThresholdPercent: 85`, `imagefs.available<15%`), so that its garbage
+        /// collection and eviction never act because of retained content; 0 for no such check.
+        retain_min_free_percent: u32 = 20, zero_or("no check", 1, 99), live;
         /// A running pull without any progress for this long is cancelled and its slot freed; 0s for off.
         stall_timeout: Duration = mins(10), zero_or("off", secs(1), hours(24)), live;
         /// With `when_full = "reject"`: how often a pull is tried again before it is refused.

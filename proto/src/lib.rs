@@ -24,6 +24,11 @@ pub mod containerd {
         #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
         tonic::include_proto!("containerd.services.content.v1");
     }
+    /// Snapshots tells the size of unpacked layers.
+    pub mod snapshots {
+        #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
+        tonic::include_proto!("containerd.services.snapshots.v1");
+    }
 }
 
 /// The agent's debug API.

@@ -20,7 +20,8 @@ use crate::sled_store::{OPEN_LIMIT, SledStore};
 /// may make it abort the process, which no thread can catch.
 const OPENING_ATTEMPTS: u32 = 5;
 const OPENING_FILE: &str = "opening";
-const LOCK_FILE: &str = "lock";
+/// Held while a store is open; contains the pid of its holder.
+pub const LOCK_FILE: &str = "lock";
 
 /// A store and how it came about.
 #[derive(Debug)]

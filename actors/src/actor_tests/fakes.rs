@@ -16,6 +16,7 @@ use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreSt
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    host::{FileSystem, FileSystemReader},
     pulls::PullCall,
     runtime::{
         Capabilities, Progress, PullReply, RUNTIME_READY, Runtime, RuntimeCondition, RuntimeError,
@@ -49,6 +50,10 @@ pub(super) struct Script {
     /// How long these take.
     pub(super) report_takes: Duration,
     pub(super) images: Vec<RuntimeImage>,
+    /// What each lease holds; others hold 1000 bytes.
+    pub(super) lease_bytes: HashMap<String, u64>,
+    /// The image file system; `None` hangs.
+    pub(super) image_fs: Option<FileSystem>,
     /// Everything that was asked, in order.
     pub(super) log: Vec<String>,
     pub(super) probes: Vec<Instant>,
@@ -136,6 +141,20 @@ impl Drop for Call {
         if !self.ended {
             script.log.push(format!("cancelled {}", self.image));
         }
+    }
+}
+
+impl FileSystemReader for FakeRuntime {
+    fn file_system(&self, path: PathBuf) -> BoxFuture<'static, Result<FileSystem, String>> {
+        self.note(format!("read {}", path.display()));
+        let image_fs = self.script().image_fs;
+        async move {
+            match image_fs {
+                Some(image_fs) => Ok(image_fs),
+                None => std::future::pending().await,
+            }
+        }
+        .boxed()
     }
 }
 
@@ -235,6 +254,16 @@ impl Runtime for FakeRuntime {
             Ok(())
         }
         .boxed()
+    }
+
+    fn lease_bytes(&self, lease: String) -> BoxFuture<'static, Result<u64, RuntimeError>> {
+        let bytes = self.script().lease_bytes.get(&lease).copied().unwrap_or(1000);
+        async move { Ok(bytes) }.boxed()
+    }
+
+    fn renew_leases(&self, leases: Vec<String>) -> BoxFuture<'static, Result<(), RuntimeError>> {
+        self.note(format!("renew {}", leases.len()));
+        async move { Ok(()) }.boxed()
     }
 
     fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>> {

@@ -105,6 +105,7 @@ impl World {
         let recorder = Recorder::new("RuntimeClient", capacity);
         let parts = RuntimeClientParts {
             runtime: runtime.clone(),
+            file_systems: runtime.clone(),
             clock,
             metrics: metrics.clone(),
             progress_interval: watch::channel(Duration::from_millis(500)).1,

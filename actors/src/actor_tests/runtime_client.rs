@@ -271,3 +271,42 @@ fn the_actor_tells_what_it_knows() {
         assert_eq!(handled(world.client.recorder(), "Pull"), 1);
     });
 }
+
+/// I1: a file system that hangs costs one call, and holds nothing else up.
+#[test]
+fn an_image_file_system_that_hangs_is_asked_once_and_pulls_go_on() {
+    run(async {
+        let runtime = FakeRuntime::new();
+        let reset = "failed to copy: connection reset by peer";
+        runtime.does("r/a", [Does::Fail(Duration::ZERO, Code::Unknown, reset)]);
+        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
+        assert!(!succeeded(world.ask("r/a")).await);
+        pass(60_000).await;
+        assert_eq!(runtime.logged("read /var/lib/fake"), 1, "it has not answered yet");
+        assert_eq!((world.metrics.retained.get(), world.metrics.retained_bytes.get()), (1, 1000));
+        assert!(succeeded(world.ask("r/b")).await);
+    });
+}
+
+#[test]
+fn a_low_image_file_system_releases_what_is_retained() {
+    run(async {
+        let runtime = FakeRuntime::new();
+        let reset = "failed to copy: connection reset by peer";
+        runtime.does("r/a", [Does::Fail(Duration::ZERO, Code::Unknown, reset)]);
+        let fs = |available_bytes| {
+            let (capacity_bytes, inodes, inodes_free) = (100, 0, 0);
+            Some(crate::host::FileSystem { capacity_bytes, available_bytes, inodes, inodes_free })
+        };
+        runtime.script().image_fs = fs(20);
+        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
+        assert!(!succeeded(world.ask("r/a")).await);
+        pass(30_000).await;
+        assert_eq!((world.metrics.retained.get(), runtime.logged("dropped a lease of ours")), (1, 0));
+        runtime.script().image_fs = fs(19);
+        pass(10_100).await;
+        assert_eq!((world.metrics.retained.get(), runtime.logged("dropped a lease of ours")), (0, 1));
+        let label = crate::metrics::ReleaseLabel { reason: "low_space" };
+        assert_eq!(world.metrics.released.get_or_create(&label).get(), 1);
+    });
+}

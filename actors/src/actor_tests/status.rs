@@ -256,7 +256,11 @@ fn a_store_that_cannot_be_read_at_the_start_is_read_when_it_can() {
         api.make();
         let store = FakeStore::new();
         store.fail(true);
-        let source = FakeSource { report: Mutex::new(Ok(report())), flow: Mutex::new(idle()) };
+        let source = FakeSource {
+            report: Mutex::new(Ok(report())),
+            flow: Mutex::new(idle()),
+            pressure: Mutex::default(),
+        };
         let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
         let world = World::with(Role::Companion, api, Arc::new(host), Arc::new(source), Arc::clone(&store));
         live(1).await;
@@ -290,5 +294,18 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
         world.reporter.offer(ConditionChanged {}).expect("room");
         settle().await;
         assert_eq!(world.api.condition("ServiceEndpointsCurrent")["status"], "True", "at once");
+    });
+}
+
+/// I1: in the role of a node the agent itself works DiskPressure out, and image pulls hear of it.
+#[test]
+fn image_pulls_hear_of_disk_pressure_in_the_role_of_a_node() {
+    run(async {
+        let world = World::start(Role::Node);
+        live(30).await;
+        assert_eq!(*world.source.pressure.lock().expect("unharmed"), [false], "once");
+        let world = World::start(Role::Companion);
+        live(30).await;
+        assert!(world.source.pressure.lock().expect("unharmed").is_empty(), "its kubelet knows");
     });
 }

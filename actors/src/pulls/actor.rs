@@ -7,6 +7,7 @@
 
 mod handover;
 mod node;
+mod retained;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
@@ -32,8 +33,9 @@ use crate::{
     inspect::{Mailbox, Recorder, Status},
     metrics::{Metrics, PullResult},
     runtime::{
-        CancelAll, CancelPull, CheckPresent, DropLease, Pull, PullFinished, PullPresence, PullProgress,
-        ReapLeases, RuntimeChanged, RuntimeClient, RuntimePull, Subscribe,
+        CancelAll, CancelPull, CheckImageFs, CheckPresent, DropLease, MeasureLease, Pull, PullFinished,
+        PullPresence, PullProgress, ReapLeases, RenewLeases, RuntimeChanged, RuntimeClient, RuntimePull,
+        Subscribe,
     },
     supervise::{self, Supervision, chain},
 };
@@ -190,6 +192,10 @@ impl PullCoordinator {
                 }
             }
             Effect::DropLease(lease) => self.runtime.deliver(DropLease { lease }),
+            Effect::MeasureLease(lease) => self.runtime.deliver(MeasureLease { lease }),
+            Effect::CheckImageFs => self.runtime.deliver(CheckImageFs {}),
+            Effect::RenewLeases(leases) => self.runtime.deliver(RenewLeases { leases }),
+            Effect::Released(release) => self.released(&release),
             Effect::ReapLeases(keep) => self.runtime.deliver(ReapLeases { keep: keep.into_iter().collect() }),
             Effect::Note(note) if note.warn => {
                 tracing::warn!(actor = "PullCoordinator", "{}", note.text);
@@ -320,6 +326,8 @@ impl PullCoordinator {
         metrics.held.set(counts.held.into());
         metrics.callers.set(counts.callers.into());
         metrics.limit.set(counts.limit.into());
+        metrics.retained.set(counts.retained.into());
+        metrics.retained_bytes.set(i64::try_from(counts.retained_bytes).unwrap_or(i64::MAX));
         let oldest = self.core.oldest_wait(self.clock.now()).unwrap_or_default();
         metrics.oldest_wait.set(oldest.as_secs_f64());
         let ended = self.core.ended();
@@ -424,8 +432,10 @@ impl Supervised for PullCoordinator {
         self.supervision.restarting();
         // Nobody tells again of pods that are gone.
         let gone = self.core.take_gone();
+        let pressure = self.core.has_disk_pressure();
         self.core = Core::new(self.policy.clone(), &self.owner);
         self.core.set_gone(gone);
+        self.core.set_disk_pressure(pressure);
         self.journal = self.journal.next_life();
         self.pipeline = self.pipeline.next_life();
         self.rewrite = false;
@@ -581,6 +591,7 @@ impl Handler<Inspected> for PullCoordinator {
             "callers": counts.callers,
             "oldest_wait_ms": self.core.oldest_wait(self.clock.now()).map(|wait| wait.as_millis() as u64),
             "kept_leases": self.core.kept_leases(),
+            "retained_bytes": self.core.retained_bytes(),
             "pods_gone": self.core.pods_gone(),
             "journal_behind": self.behind,
             "draining": self.draining.is_some(),

@@ -50,6 +50,7 @@ impl Pipeline {
             Effect::Reply { .. }
             | Effect::TellSuccessor(_)
             | Effect::CheckPresent { .. }
+            | Effect::Released(_)
             | Effect::Note(_) => Some(effect),
             effect if !self.next.is_empty() => {
                 self.after.push(effect);

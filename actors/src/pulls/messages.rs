@@ -96,6 +96,11 @@ verbs! {
         /// `metadata.uid`.
         uid: String,
     }
+    /// Whether the node condition DiskPressure is True: then nothing is retained of unfinished pulls.
+    DiskPressure => () {
+        /// The condition's status is True.
+        is_true: bool,
+    }
     /// Whether pulls get on, for the node condition `ImagePullsFlowing`.
     PullsFlow => FlowView {}
     /// Sets the limit by hand; `None` puts it back to the settings.

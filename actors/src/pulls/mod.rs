@@ -29,8 +29,9 @@ pub use core::{Answer, CallerId, FinishedPull, FlowView, PullId, Refusal, Runtim
 pub use handover::{HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull};
 pub use image::{ImageName, ImageNameError, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 pub use messages::{
-    AnswerTo, CallerLeft, Claim, Configure, CountNow, Drain, HandOver, HandedOver, Inspected, LimitView,
-    ListPulls, PodForgotten, PodGone, PredecessorEnded, PredecessorGone, PullsFlow, RequestPull, SetLimit,
+    AnswerTo, CallerLeft, Claim, Configure, CountNow, DiskPressure, Drain, HandOver, HandedOver, Inspected,
+    LimitView, ListPulls, PodForgotten, PodGone, PredecessorEnded, PredecessorGone, PullsFlow, RequestPull,
+    SetLimit,
 };
 pub use record::{KeptLease, PullRecord, RecordState};
 pub use request::{CredentialsId, CredentialsSalt, HANDLER_ANNOTATION, Pod, PullCall, PullKey, RequestError};

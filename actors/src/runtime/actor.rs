@@ -29,6 +29,7 @@ use tokio::{
 use super::{
     core::{Core, Effect, Event, Health},
     report::ImageCache,
+    retained::ImageFsCheck,
     types::{
         Capabilities, PROBE_BACKOFF, Phase, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo,
         RuntimePull,
@@ -36,6 +37,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
+    host::FileSystemReader,
     inspect::{Mailbox, Recorder, verbs},
     metrics::Metrics,
     pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
@@ -144,6 +146,8 @@ pub struct RuntimeClientParts {
     pub runtime: Arc<dyn Runtime>,
     /// Time.
     pub clock: Clock,
+    /// Who reads the size of the image file system.
+    pub file_systems: Arc<dyn FileSystemReader>,
     /// What is counted.
     pub metrics: Metrics,
     /// How often the progress of running pulls is read (`pulls.progress_interval`).
@@ -158,6 +162,7 @@ pub struct RuntimeClientParts {
 pub struct RuntimeClient {
     core: Core,
     runtime: Arc<dyn Runtime>,
+    file_systems: Arc<dyn FileSystemReader>,
     clock: Clock,
     metrics: Metrics,
     interval: watch::Receiver<Duration>,
@@ -170,6 +175,7 @@ pub struct RuntimeClient {
     presence: Arc<Semaphore>,
     probe: Option<SpawnHandle>,
     pub(super) images: ImageCache,
+    pub(super) image_fs_check: ImageFsCheck,
 }
 
 struct Running {
@@ -193,6 +199,7 @@ impl RuntimeClient {
         Self {
             core: Core::default(),
             runtime: parts.runtime,
+            file_systems: parts.file_systems,
             clock: parts.clock,
             metrics: parts.metrics,
             interval: parts.progress_interval,
@@ -204,11 +211,20 @@ impl RuntimeClient {
             presence: Arc::new(Semaphore::new(PRESENCE_CHECKS)),
             probe: None,
             images: ImageCache::default(),
+            image_fs_check: ImageFsCheck::default(),
         }
     }
 
     pub(super) fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.runtime
+    }
+
+    pub(super) fn file_systems(&self) -> &Arc<dyn FileSystemReader> {
+        &self.file_systems
+    }
+
+    pub(super) fn coordinator(&self) -> Option<&Mailbox<PullCoordinator>> {
+        self.coordinator.as_ref()
     }
 
     pub(super) fn metrics(&self) -> &Metrics {
@@ -377,6 +393,7 @@ impl Supervised for RuntimeClient {
         self.supervision.restarting();
         self.core = Core::default();
         self.probe = None;
+        self.image_fs_check = ImageFsCheck::default();
         // Each task's guard tells the coordinator that its pull is lost.
         for (_, running) in self.running.drain() {
             running.task.abort();

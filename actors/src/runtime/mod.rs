@@ -2,14 +2,16 @@
 //!
 //! Owns: [`core`] (when to probe, what counts as up), and [`RuntimeClient`], the actor that makes
 //! the calls through the trait [`Runtime`].
-//! In: `Pull`, `CancelPull`, `CheckPresent`, `DropLease`, `ReapLeases` from the PullCoordinator,
+//! In: `Pull`, `CancelPull`, `CheckPresent`, `DropLease`, `ReapLeases`, `MeasureLease`,
+//! `RenewLeases` and `CheckImageFs` from the PullCoordinator,
 //! `ReportRuntime` from the StatusReporter.
-//! Out: `PullFinished`, `Presence`, `PullProgress`, `RuntimeChanged` for the PullCoordinator; a
+//! Out: `PullFinished`, `Presence`, `PullProgress`, `RuntimeChanged`, `LeaseMeasured`, `ImageFsRead` for the PullCoordinator; a
 //! [`RuntimeReport`] for the StatusReporter.
 
 mod actor;
 pub mod core;
 mod report;
+mod retained;
 mod types;
 mod version;
 
@@ -18,6 +20,7 @@ pub use actor::{
     ReapLeases, RuntimeChanged, RuntimeClient, RuntimeClientParts, RuntimeState, Subscribe,
 };
 pub use report::ReportRuntime;
+pub use retained::{CheckImageFs, ImageFsRead, LeaseMeasured, MeasureLease, RenewLeases};
 pub use types::{
     Capabilities, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress, PullReply, RUNTIME_READY,
     Runtime, RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, RuntimeReport,

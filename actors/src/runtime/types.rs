@@ -202,6 +202,13 @@ pub trait Runtime: Send + Sync + 'static {
     /// Deletes a lease; one that is not there is no error.
     fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>>;
 
+    /// How many bytes a lease holds: blobs, ingests and snapshots, those that it shares with others included. 0 if it is
+    /// not there.
+    fn lease_bytes(&self, lease: String) -> BoxFuture<'static, Result<u64, RuntimeError>>;
+
+    /// Gives each of these leases a new expiry if its own is near. One that is not there is left out.
+    fn renew_leases(&self, leases: Vec<String>) -> BoxFuture<'static, Result<(), RuntimeError>>;
+
     /// Deletes every lease that this agent's state folder ever made, but `keep` and those used since
     /// the process began. Returns what it deleted.
     fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>>;

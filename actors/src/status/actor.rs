@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    compute::conditions::takes_pods,
+    compute::conditions::{DISK_PRESSURE, takes_pods},
     core::{Collected, Core, Counted, Effect, Event},
     external::{ConditionRefused, ConditionView, ExternalWrite},
     messages::{
@@ -111,6 +111,8 @@ pub struct StatusReporter {
     waiting: Vec<oneshot::Sender<()>>,
     saving: bool,
     summary: String,
+    /// What was told last of the condition DiskPressure.
+    disk_pressure: Option<bool>,
     /// What the watch said last: a restart does not forget it.
     node: Option<Option<Arc<Node>>>,
 }
@@ -146,6 +148,7 @@ impl StatusReporter {
             waiting: Vec::new(),
             saving: false,
             summary: String::new(),
+            disk_pressure: None,
             node: None,
         }
     }
@@ -198,6 +201,7 @@ impl StatusReporter {
             Effect::Computed(conditions) => {
                 self.metrics.computations.inc();
                 self.metrics.show(&conditions);
+                self.tell_disk_pressure(&conditions);
             }
             Effect::Count(Counted::Sent) => self.metrics.report("sent"),
             Effect::Count(Counted::Failed) => self.metrics.report("failed"),
@@ -211,6 +215,16 @@ impl StatusReporter {
                 tracing::info!(actor = "StatusReporter", "{text}");
                 self.recorder().event(text);
             }
+        }
+    }
+
+    /// A companion does not work DiskPressure out: its kubelet does, and whoever watches the Node tells of it.
+    fn tell_disk_pressure(&mut self, conditions: &[(&'static str, String)]) {
+        let Some((_, status)) = conditions.iter().find(|(kind, _)| *kind == DISK_PRESSURE) else { return };
+        let is_true = status == "True";
+        if self.disk_pressure != Some(is_true) {
+            self.disk_pressure = Some(is_true);
+            self.pulls.disk_pressure(is_true);
         }
     }
 

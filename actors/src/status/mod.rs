@@ -27,10 +27,17 @@ mod settings;
 mod sources;
 mod state;
 
+/// The conditions that the agent itself adds to a Node beside a kubelet: what is left of it when it is uninstalled.
+#[must_use]
+pub fn companion_conditions() -> &'static [&'static str] {
+    compute::conditions::own(Role::Companion)
+}
+
 #[cfg(test)]
 pub(crate) use patch::tests::apply as apply_patch;
 
 pub use actor::{StatusReporter, StatusReporterParts, WallClock};
+pub use compute::conditions::DISK_PRESSURE;
 pub use compute::{Inputs, Memory, Pressure, RuntimeView};
 pub use external::{
     ConditionRefused, ConditionStatus, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite,

@@ -8,7 +8,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 
 use crate::{
     inspect::Mailbox,
-    pulls::{FlowView, PullCoordinator, PullsFlow},
+    pulls::{DiskPressure, FlowView, PullCoordinator, PullsFlow},
     runtime::{ReportRuntime, RuntimeClient, RuntimeReport},
 };
 
@@ -35,12 +35,19 @@ impl RuntimeSource for Mailbox<RuntimeClient> {
 pub trait PullsSource: Send + Sync + 'static {
     /// How they fare now; an error is a sentence.
     fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>>;
+
+    /// The node condition DiskPressure was worked out: nothing is retained of unfinished pulls while it is True.
+    fn disk_pressure(&self, is_true: bool);
 }
 
 impl PullsSource for Mailbox<PullCoordinator> {
     fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
         let coordinator = self.clone();
         async move { coordinator.ask(PullsFlow {}).await.map_err(|error| error.to_string()) }.boxed()
+    }
+
+    fn disk_pressure(&self, is_true: bool) {
+        self.deliver(DiskPressure { is_true });
     }
 }
 

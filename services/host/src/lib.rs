@@ -24,7 +24,7 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actors::host::{FileSystem, Host, HostAsk, HostFacts, HostReadings};
+use keelson_actors::host::{FileSystem, FileSystemReader, Host, HostAsk, HostFacts, HostReadings};
 use nix::time::ClockId;
 
 use file_systems::FileSystems;
@@ -58,6 +58,13 @@ impl LinuxHost {
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { tree: Tree::new(root.into()), file_systems: FileSystems::new(), facts: Arc::default() }
+    }
+}
+
+impl FileSystemReader for LinuxHost {
+    fn file_system(&self, path: PathBuf) -> BoxFuture<'static, Result<FileSystem, String>> {
+        let file_systems = self.file_systems.clone();
+        async move { file_systems.read(path).await.map_err(|error| error.to_string()) }.boxed()
     }
 }
 

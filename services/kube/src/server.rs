@@ -161,6 +161,18 @@ impl ApiServer {
         self.wake.notified().await;
     }
 
+    /// DELETE of a Lease in the namespace of the nodes' Leases.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses; [`ApiErrorKind::NotFound`] where there is no such Lease.
+    pub async fn delete_lease(&self, name: &str) -> Result<(), ApiError> {
+        let target = bodies::lease_path(name);
+        let accept = bodies::ACCEPT_JSON;
+        self.call(Call { method: Method::DELETE, resource: "leases", target, accept, body: None })
+            .await
+            .map(drop)
+    }
+
     /// Makes one request and reads its answer whole; what is not 2xx is an error.
     pub(crate) async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         self.timed(call, async |answer| Ok(whole(answer).await?.body)).await
@@ -276,6 +288,7 @@ fn method_name(method: &Method) -> &'static str {
     match *method {
         Method::POST => "POST",
         Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
         _ => "GET",
     }
 }

@@ -210,6 +210,8 @@ impl Host for FakeHost {
 pub(super) struct FakeSource {
     pub(super) report: Mutex<Result<RuntimeReport, String>>,
     pub(super) flow: Mutex<FlowView>,
+    /// What it was told of DiskPressure.
+    pub(super) pressure: Mutex<Vec<bool>>,
 }
 
 impl RuntimeSource for FakeSource {
@@ -223,6 +225,10 @@ impl PullsSource for FakeSource {
     fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
         let flow = self.flow.lock().expect("unharmed").clone();
         async move { Ok(flow) }.boxed()
+    }
+
+    fn disk_pressure(&self, is_true: bool) {
+        self.pressure.lock().expect("unharmed").push(is_true);
     }
 }
 
@@ -267,7 +273,11 @@ impl World {
         if role == Role::Companion {
             api.make();
         }
-        let source = FakeSource { report: Mutex::new(Ok(report())), flow: Mutex::new(idle()) };
+        let source = FakeSource {
+            report: Mutex::new(Ok(report())),
+            flow: Mutex::new(idle()),
+            pressure: Mutex::default(),
+        };
         let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
         Self::with(role, api, Arc::new(host), Arc::new(source), FakeStore::new())
     }

@@ -3,27 +3,22 @@
 //! Owns: what the runtime's word means for a pull and its callers, how long a lost pull waits, and
 //! which leases live on.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use keelson_proto::Code;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, FinishedPull, GiveUp, Health, Lane, Note, Outcome, Pull, PullId,
-    RUNTIME_FULL_PAUSE, Refusal, Stage, Timer,
+    Answer, CallerId, Core, Effect, End, FailureClass, FinishedPull, GiveUp, Health, Lane, Note, Outcome,
+    Pull, PullId, RUNTIME_FULL_PAUSE, Refusal, Stage, Timer,
 };
 use crate::{
     clock::Now,
-    pulls::{
-        handover::HandedOutcome,
-        record::{KeptLease, Write},
-    },
+    pulls::{handover::HandedOutcome, record::Write},
     runtime::{Capabilities, PullReply},
 };
 
 /// How many pulls of one image are looked at when it has arrived.
 const ASK_AT_ONCE: usize = 256;
-/// How many leases of pulls without success are kept at most; then the one that expires first goes.
-const MOST_KEPT: usize = 1024;
 
 impl Core {
     pub(super) fn attempt_ended(
@@ -122,6 +117,7 @@ impl Core {
             Ok(_) => End::Succeeded,
             Err(status) => End::Failed(format!("{:?}: {}", status.code, pull.call.scrub(&status.message))),
         };
+        let failure = reply.result.as_ref().err().map(FailureClass::of);
         let order = pull.order;
         let image = pull.call.key.image.clone();
         for caller in pull.callers.clone() {
@@ -134,7 +130,7 @@ impl Core {
             self.answer(caller, reply, fx);
         }
         let succeeded = end == End::Succeeded;
-        self.end(id, end, now, fx);
+        self.end_with(id, end, failure, now, fx);
         if succeeded {
             // Others who want it with other credentials need not wait for a slot any more.
             // Each of them that succeeds asks for more, so a few at a time are enough.
@@ -146,15 +142,25 @@ impl Core {
         }
     }
 
-    /// Forgets a pull: slot, indexes, journal; and settles what becomes of its lease.
+    /// Ends a pull that the runtime did not fail.
     pub(super) fn end(&mut self, id: PullId, end: End, now: Now, fx: &mut Vec<Effect>) {
+        self.end_with(id, end, None, now, fx);
+    }
+
+    /// Forgets a pull: slot, indexes, journal; and settles what becomes of its lease.
+    fn end_with(
+        &mut self,
+        id: PullId,
+        end: End,
+        failure: Option<FailureClass>,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) {
         self.tell_end(id, HandedOutcome::Cancelled, fx);
         let Some(pull) = self.take_out(id) else { return };
         let key = &pull.call.key;
         fx.push(Effect::Persist(Write::DeletePull(id.0)));
-        if let Some(lease) = pull.lease.clone() {
-            self.settle_lease(&key.image, lease, end == End::Succeeded, now, fx);
-        }
+        self.settle_lease(&pull, &end, failure, now, fx);
         self.ended += 1;
         self.moved = Some(now.mono);
         self.finished.push_front(FinishedPull {
@@ -193,45 +199,6 @@ impl Core {
             self.by_key.remove(key);
         }
         Some(pull)
-    }
-
-    fn settle_lease(&mut self, image: &Arc<str>, lease: String, done: bool, now: Now, fx: &mut Vec<Effect>) {
-        if self.lease_in_use(image, &lease) {
-            return;
-        }
-        if done || !self.policy.keep_progress {
-            fx.push(Effect::DropLease(lease));
-            return;
-        }
-        let at = now.mono + self.policy.progress_retention;
-        self.keep_lease(lease.clone(), image.clone(), at);
-        let expires_unix_ms = now.unix_ms_at(at);
-        fx.push(Effect::Persist(Write::PutLease(KeptLease {
-            lease,
-            image: image.to_string(),
-            expires_unix_ms,
-        })));
-        if self.kept.len() > MOST_KEPT
-            && let Some(first) =
-                self.kept.iter().min_by_key(|(_, (at, _))| *at).map(|(lease, _)| lease.clone())
-        {
-            self.lease_expired(first, fx);
-        }
-    }
-
-    pub(super) fn keep_lease(&mut self, lease: String, image: Arc<str>, at: Duration) {
-        if let Some((before, _)) = self.kept.insert(lease.clone(), (at, image)) {
-            self.disarm(before, Timer::LeaseExpiry(lease.clone()));
-        }
-        self.arm(at, Timer::LeaseExpiry(lease));
-    }
-
-    pub(super) fn lease_expired(&mut self, lease: String, fx: &mut Vec<Effect>) {
-        if let Some((at, _)) = self.kept.remove(&lease) {
-            self.disarm(at, Timer::LeaseExpiry(lease.clone()));
-            fx.push(Effect::DropLease(lease.clone()));
-            fx.push(Effect::Persist(Write::DeleteLease(lease)));
-        }
     }
 
     pub(super) fn lost_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
@@ -285,6 +252,7 @@ impl Core {
             keep.extend(self.pulls.values().filter_map(|pull| pull.lease.clone()));
             fx.push(Effect::ReapLeases(keep.into_iter().collect()));
         }
+        self.ask_about_kept(fx);
         self.ask_lost_again(now, fx);
         if !was_up {
             self.forget_outage(now, fx);

@@ -218,7 +218,7 @@ fn presence_is_asked_for_once_the_runtime_is_back() {
 fn kept_leases_expire() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
-    bench.finish(bench.pull(caller), fails(Code::Unknown, "reset"));
+    bench.finish(bench.pull(caller), fails(Code::Unknown, "connection reset by peer"));
     let lease = bench.journal.leases.keys().next().cloned().expect("kept");
     let mut bench = bench.kill(limit(1));
     bench.pass(seconds(3 * 3600 - 1));
@@ -232,7 +232,7 @@ fn kept_leases_expire() {
 fn a_clock_that_stepped_back_keeps_no_lease_for_longer() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
-    bench.finish(bench.pull(caller), fails(Code::Unknown, "reset"));
+    bench.finish(bench.pull(caller), fails(Code::Unknown, "connection reset by peer"));
     bench.now.unix_ms -= 1_000_000_000;
     let mut bench = bench.kill(limit(1));
     bench.pass(seconds(3 * 3600));
@@ -255,7 +255,7 @@ fn leases_are_kept_in_a_bounded_number() {
     for n in 0..1030 {
         let caller = bench.ask(image(&format!("r/{n}")));
         bench.pass(seconds(1));
-        bench.finish(bench.pull(caller), fails(Code::Unknown, "reset"));
+        bench.finish(bench.pull(caller), fails(Code::Unknown, "connection reset by peer"));
     }
     assert_eq!((bench.core.kept_leases(), bench.journal.leases.len(), bench.dropped.len()), (1024, 1024, 6));
 }

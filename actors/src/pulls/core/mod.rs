@@ -9,6 +9,7 @@
 //! slot for the grace period. A pull from the journal whose credentials are gone is *held*: it has a
 //! place, and cannot start before a caller brings some.
 
+mod failure;
 mod finish;
 mod gone;
 mod handover;
@@ -16,6 +17,7 @@ mod presence;
 mod reentry;
 mod requests;
 mod restore;
+mod retained;
 mod schedule;
 mod types;
 mod view;
@@ -35,6 +37,8 @@ mod presence_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod retained_tests;
+#[cfg(test)]
 mod table_tests;
 #[cfg(test)]
 mod testing;
@@ -45,9 +49,12 @@ use std::{
     time::Duration,
 };
 
+pub use failure::FailureClass;
 pub(in crate::pulls) use gone::GonePods;
 use queue::{Place, Queue};
 use reentry::Reentry;
+use retained::{Kept, Space};
+pub use retained::{Release, ReleaseReason};
 pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal};
 pub use view::{Counts, FlowView, RuntimeFlow};
 
@@ -210,6 +217,9 @@ enum Timer {
     Stall(PullId),
     PresentLane(PullId),
     LeaseExpiry(String),
+    /// Free space of the image file system is to be read.
+    Space,
+    RenewLeases,
 }
 
 /// What the core knows of the runtime.
@@ -256,8 +266,9 @@ pub struct Core {
     away_since: Option<Duration>,
     /// When a pull last got on or ended, on the monotonic clock.
     moved: Option<Duration>,
-    /// Leases of pulls that ended without success: when they expire, and their image.
-    kept: BTreeMap<String, (Duration, Arc<str>)>,
+    /// Leases of pulls that ended without success, retained for a retry.
+    kept: BTreeMap<String, Kept>,
+    space: Space,
     /// The newest first: the last [`HISTORY`], and all that ended in the event handled last.
     finished: VecDeque<FinishedPull>,
     /// How many pulls ended.
@@ -294,6 +305,7 @@ impl Core {
             away_since: None,
             moved: None,
             kept: BTreeMap::new(),
+            space: Space::default(),
             finished: VecDeque::new(),
             ended: 0,
             next_id: 1,
@@ -322,10 +334,14 @@ impl Core {
             Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
             Event::PredecessorEnded { pull, how } => self.predecessor_ended(pull, how, now, &mut fx),
             Event::PredecessorGone => self.predecessor_gone(now, &mut fx),
+            Event::LeaseMeasured { lease, bytes } => self.lease_measured(&lease, bytes, &mut fx),
+            Event::ImageFs(image_fs) => self.image_fs_read(image_fs, &mut fx),
+            Event::DiskPressure(is_true) => self.disk_pressure(is_true, &mut fx),
             Event::Tick => self.tick(now, &mut fx),
             Event::Drain => self.drain(&mut fx),
         }
         self.schedule(now, &mut fx);
+        self.watch_kept(now);
         fx
     }
 
@@ -363,7 +379,9 @@ impl Core {
                 Timer::Presence(pull) => self.presence_late(pull, now, fx),
                 Timer::Stall(pull) => self.stall_due(pull, now, fx),
                 Timer::PresentLane(pull) => self.present_lane_over(pull, now, fx),
-                Timer::LeaseExpiry(lease) => self.lease_expired(lease, fx),
+                Timer::LeaseExpiry(lease) => self.release(&lease, ReleaseReason::Expired, fx),
+                Timer::Space => self.space_due(fx),
+                Timer::RenewLeases => self.renewal_due(fx),
             }
         }
     }
@@ -376,6 +394,8 @@ impl Core {
         let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);
         let watch = policy.stall_timeout != self.policy.stall_timeout;
         self.policy = policy;
+        self.keep_space(fx);
+        self.keep_budget(fx);
         if watch {
             let slots: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).collect();
             for id in slots {

@@ -12,18 +12,41 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     CallerId, Effect, Event, Lane, Policy, PullId, Stage,
-    testing::{Ask, Bench, CONTAINERD, Journal, OBEDIENT, fails, lost, ok, reading, seconds},
+    testing::{Ask, Bench, CONTAINERD, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds},
 };
 use crate::runtime::Phase;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask { ask: Ask, patience: Option<u64> },
+    Ask {
+        ask: Ask,
+        patience: Option<u64>,
+    },
     Leave(usize),
-    Present { which: usize, present: Option<bool> },
-    Finish { which: usize, how: End, stale: bool },
-    Progress { which: usize, phase: Phase, bytes: u64 },
-    Up { obedient: bool },
+    Present {
+        which: usize,
+        present: Option<bool>,
+    },
+    Finish {
+        which: usize,
+        how: End,
+        stale: bool,
+    },
+    Progress {
+        which: usize,
+        phase: Phase,
+        bytes: u64,
+    },
+    Up {
+        obedient: bool,
+    },
+    /// Percent of the image file system that is free.
+    ImageFs(Option<u64>),
+    Pressure(bool),
+    Measured {
+        which: usize,
+        bytes: Option<u64>,
+    },
     Down,
     PodGone(&'static str),
     PodForgotten(&'static str),
@@ -38,12 +61,15 @@ enum Step {
 enum End {
     Good,
     Bad,
+    Cut,
+    NoSpace,
     Full,
     Lost,
 }
 
 fn policies() -> Vec<Policy> {
-    let base = Policy { limit: 2, stall_timeout: Some(seconds(60)), ..Policy::default() };
+    let base =
+        Policy { limit: 2, stall_timeout: Some(seconds(60)), retained_bytes_max: 5000, ..Policy::default() };
     vec![
         base.clone(),
         Policy { limit: 0, ..base.clone() },
@@ -75,7 +101,8 @@ fn ask() -> impl Strategy<Value = Step> {
 
 fn step() -> impl Strategy<Value = Step> {
     let which = 0_usize..8;
-    let how = select(vec![End::Good, End::Good, End::Bad, End::Full, End::Lost]);
+    let how =
+        select(vec![End::Good, End::Good, End::Bad, End::Cut, End::Cut, End::NoSpace, End::Full, End::Lost]);
     let phase = select(vec![Phase::Resolving, Phase::Downloading, Phase::Unpacking]);
     prop_oneof![
         8 => ask(),
@@ -84,6 +111,10 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(which, present)| Step::Present { which, present }),
         6 => (which.clone(), how, prop::bool::weighted(0.1))
             .prop_map(|(which, how, stale)| Step::Finish { which, how, stale }),
+        2 => option::of(0_u64..60).prop_map(Step::ImageFs),
+        1 => any::<bool>().prop_map(Step::Pressure),
+        2 => (which.clone(), option::weighted(0.8, 0_u64..3000))
+            .prop_map(|(which, bytes)| Step::Measured { which, bytes }),
         3 => (which, phase, 0_u64..5).prop_map(|(which, phase, bytes)| Step::Progress { which, phase, bytes }),
         3 => any::<bool>().prop_map(|obedient| Step::Up { obedient }),
         1 => Just(Step::Down),
@@ -136,6 +167,12 @@ impl Run {
             Step::Up { obedient } => {
                 self.bench.event(Event::RuntimeUp(if obedient { OBEDIENT } else { CONTAINERD }));
             }
+            Step::ImageFs(percent) => self.bench.event(Event::ImageFs(percent.map(percent_free))),
+            Step::Pressure(is_true) => self.bench.event(Event::DiskPressure(is_true)),
+            Step::Measured { which, bytes } => {
+                let lease = self.bench.core.kept.keys().nth(which).cloned().unwrap_or_default();
+                self.bench.event(Event::LeaseMeasured { lease, bytes });
+            }
             Step::Down => self.bench.event(Event::RuntimeDown("away".into())),
             Step::PodGone(uid) => {
                 self.bench.event(Event::PodGone { uid: uid.into(), pod: format!("ns/{uid}") })
@@ -158,6 +195,8 @@ impl Run {
         let outcome = match how {
             End::Good => ok(),
             End::Bad => fails(Code::Unknown, "401"),
+            End::Cut => fails(Code::Unknown, "connection reset by peer"),
+            End::NoSpace => fails(Code::Unknown, "no space left on device"),
             End::Full => fails(Code::ResourceExhausted, "TooManyPullingInParallel: 9"),
             End::Lost => lost("EOF"),
         };
@@ -230,6 +269,8 @@ impl Run {
     /// Lets everything end well.
     fn settle(&mut self) {
         self.step(Step::Up { obedient: false });
+        self.step(Step::Pressure(false));
+        self.step(Step::ImageFs(None));
         self.step(Step::Limit(Some(0)));
         for _ in 0..200 {
             let running = self.bench.core.pulls.values().find(|pull| matches!(pull.stage, Stage::Running));

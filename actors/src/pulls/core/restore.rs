@@ -59,6 +59,7 @@ impl Core {
                 }
             }
         }
+        self.keep_space(&mut fx);
         if goes_on + held > 0 {
             let text =
                 format!("taken over from the journal: {goes_on} pulls go on, {held} wait for credentials");

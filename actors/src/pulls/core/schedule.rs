@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     clock::Now,
-    pulls::record::{PullRecord, RecordState, Write},
+    pulls::record::{PullRecord, RecordState},
     runtime::{Phase, Progress},
 };
 
@@ -69,6 +69,9 @@ impl Core {
 
     fn start(&mut self, id: PullId, lane: Lane, now: Now, fx: &mut Vec<Effect>) {
         let lease = self.lease_name(id);
+        if let Some(lease) = &lease {
+            self.take_kept(lease, fx);
+        }
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         self.queue.remove(pull.place());
         self.present.remove(&pull.place());
@@ -78,12 +81,6 @@ impl Core {
         pull.stage = Stage::Running;
         pull.lease = lease;
         pull.started.get_or_insert(now);
-        if let Some(kept) = &pull.lease
-            && let Some((at, _)) = self.kept.remove(kept)
-        {
-            self.timers.remove(&(at, Timer::LeaseExpiry(kept.clone())));
-            fx.push(Effect::Persist(Write::DeleteLease(kept.clone())));
-        }
         self.take_slot(id, lane);
         self.ask_runtime(id, now, fx);
     }
@@ -272,7 +269,7 @@ impl Core {
             self.watch_stall(id, now);
             return;
         }
-        let keeps = pull.lease.is_some() && self.policy.keep_progress;
+        let keeps = pull.lease.is_some() && self.retains();
         let kept = if keeps { "; what has arrived is kept for the next try" } else { "" };
         let refusal = Refusal::Stalled { registry: pull.call.name.registry().to_string(), idle, kept };
         fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });

@@ -13,10 +13,11 @@ use keelson_proto::{Code, PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Event, Lane, Note, Outcome, Policy, PullId, Refusal, Stage,
+    Answer, CallerId, Core, Effect, End, Event, Lane, Note, Outcome, Policy, PullId, Refusal, Release, Stage,
 };
 use crate::{
     clock::Now,
+    host::FileSystem,
     pulls::{
         handover::HandedEnd,
         record::{KeptLease, PullRecord, Write},
@@ -106,6 +107,11 @@ pub(super) fn reading(phase: Phase, bytes_done: u64) -> Progress {
     Progress { phase, bytes_done, bytes_total: 1000, layers_done: 0, layers_total: 2 }
 }
 
+/// An image file system of which so many percent are free.
+pub(super) fn percent_free(percent: u64) -> FileSystem {
+    FileSystem { capacity_bytes: 1000, available_bytes: percent * 10, inodes: 100, inodes_free: 100 }
+}
+
 /// The journal as the effects write it.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Journal {
@@ -140,6 +146,7 @@ pub(super) struct Bench {
     pub(super) cancels: Vec<(PullId, u32)>,
     pub(super) checks: Vec<PullId>,
     pub(super) dropped: Vec<String>,
+    pub(super) released: Vec<Release>,
     pub(super) salt: CredentialsSalt,
     /// The runtime says of each pull that only waits for this answer that its image is absent.
     pub(super) absent: bool,
@@ -167,6 +174,7 @@ impl Bench {
             cancels: Vec::new(),
             checks: Vec::new(),
             dropped: Vec::new(),
+            released: Vec::new(),
             salt: CredentialsSalt::random(),
             absent: true,
             next_caller: 1,
@@ -231,7 +239,12 @@ impl Bench {
                     assert!(before.is_none(), "{caller:?} was answered twice");
                 }
                 Effect::DropLease(lease) => self.dropped.push(lease.clone()),
-                Effect::ReapLeases(_) | Effect::TellSuccessor(_) => {}
+                Effect::Released(release) => self.released.push(release.clone()),
+                Effect::ReapLeases(_)
+                | Effect::TellSuccessor(_)
+                | Effect::MeasureLease(_)
+                | Effect::CheckImageFs
+                | Effect::RenewLeases(_) => {}
                 Effect::Note(note) => self.notes.push(note.clone()),
             }
         }
@@ -398,6 +411,8 @@ impl Core {
         }
         let present = |(_, id): &super::Place| self.pulls.get(id).is_some_and(super::Pull::is_queued);
         assert!(self.present.iter().all(present), "present are queued");
+        assert!(self.retained_bytes() <= self.policy.retained_bytes_max, "the budget");
+        assert!(self.retains() || self.kept.is_empty(), "retained although nothing may be");
         self.check_timers();
     }
 
@@ -409,7 +424,9 @@ impl Core {
                 T::Deadline(caller) | T::GiveUp(caller) | T::Hold(caller) => {
                     self.callers.contains_key(caller)
                 }
-                T::LeaseExpiry(lease) => self.kept.get(lease).is_some_and(|(until, _)| until == at),
+                T::LeaseExpiry(lease) => self.kept.get(lease).is_some_and(|kept| kept.until == *at),
+                T::Space => self.space.check_at == Some(*at),
+                T::RenewLeases => self.space.renew_at == Some(*at),
                 T::Grace(id)
                 | T::Held(id)
                 | T::Lost(id)
@@ -428,8 +445,8 @@ impl Core {
             let watched = matches!(pull.stage, Stage::Running) && self.policy.stall_timeout.is_some();
             assert_eq!(pull.stall_at.is_some(), watched, "stall watch of {pull:?}");
         }
-        for (lease, (at, _)) in &self.kept {
-            assert!(self.timers.contains(&(*at, T::LeaseExpiry(lease.clone()))), "expiry of {lease}");
+        for (lease, kept) in &self.kept {
+            assert!(self.timers.contains(&(kept.until, T::LeaseExpiry(lease.clone()))), "expiry of {lease}");
         }
     }
 

@@ -6,12 +6,18 @@ use std::{sync::Arc, time::Duration};
 
 use keelson_proto::Code;
 
-use super::super::{
-    handover::{HandedEnd, HandedOutcome},
-    record::Write,
-    request::{Pod, PullCall},
+use super::{
+    super::{
+        handover::{HandedEnd, HandedOutcome},
+        record::Write,
+        request::{Pod, PullCall},
+    },
+    Release,
 };
-use crate::runtime::{Capabilities, Progress, PullReply};
+use crate::{
+    host::FileSystem,
+    runtime::{Capabilities, Progress, PullReply},
+};
 
 /// Names a pull for as long as the agent's state lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +52,10 @@ pub struct Policy {
     pub keep_progress: bool,
     /// For how long.
     pub progress_retention: Duration,
+    /// Maximum number of bytes retained of unfinished pulls; 0 retains nothing.
+    pub retained_bytes_max: u64,
+    /// Below this share of free bytes or inodes of the image file system nothing is retained; 0: no such check.
+    pub retain_min_free_percent: u32,
     /// A pull without a new byte for so long is given up.
     pub stall_timeout: Option<Duration>,
     /// How often a rejected caller's pull is tried again.
@@ -83,6 +93,8 @@ impl Default for Policy {
             resume_window: 120 * second,
             keep_progress: true,
             progress_retention: 3 * 3600 * second,
+            retained_bytes_max: 2 << 30,
+            retain_min_free_percent: 20,
             stall_timeout: Some(600 * second),
             reject_retries: 3,
             reject_interval: 10 * second,
@@ -169,6 +181,17 @@ pub enum Event {
     },
     /// The predecessor is gone, or cannot be heard any more.
     PredecessorGone,
+    /// The size of a lease was read; `bytes` is `None` where the runtime could not say.
+    LeaseMeasured {
+        /// The lease's id.
+        lease: String,
+        /// Bytes of blobs, ingests and snapshots.
+        bytes: Option<u64>,
+    },
+    /// The image file system was read; `None`: its size is not known.
+    ImageFs(Option<FileSystem>),
+    /// Whether the node condition DiskPressure is True.
+    DiskPressure(bool),
     /// A timer is due.
     Tick,
     /// The agent is stopping.
@@ -219,6 +242,14 @@ pub enum Effect {
     },
     /// Give up a lease and what only it keeps.
     DropLease(String),
+    /// Read how many bytes a retained lease holds.
+    MeasureLease(String),
+    /// Read the free space of the image file system.
+    CheckImageFs,
+    /// Give these leases a new expiry where theirs is near.
+    RenewLeases(Vec<String>),
+    /// Bytes of an unfinished pull were given up: for the log and the metrics.
+    Released(Release),
     /// Remove every lease of ours but these, and those in use since the process began.
     ReapLeases(Vec<String>),
     /// Tell the successor of a pull that was handed over while it ran.

@@ -96,6 +96,8 @@ impl Core {
             finished: self.finished.iter().take(HISTORY).map(show_finished).collect(),
             runtime_health: runtime_health.into(),
             runtime_error: runtime_error.into(),
+            retained: narrow(self.kept.len()),
+            retained_bytes: self.retained_bytes(),
         }
     }
 
@@ -116,6 +118,8 @@ impl Core {
             held: narrow(self.held.len()),
             callers: narrow(self.callers.len()),
             limit: self.limit(),
+            retained: narrow(self.kept.len()),
+            retained_bytes: self.retained_bytes(),
         }
     }
 
@@ -165,20 +169,14 @@ impl Core {
         self.pulls.get(&id).map_or(Duration::ZERO, |pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
-    /// How many leases are kept for a next try.
-    #[must_use]
-    pub fn kept_leases(&self) -> usize {
-        self.kept.len()
-    }
-
     /// The journal as it should be, whole.
     #[must_use]
     pub fn truth(&self, now: Now) -> Vec<Write> {
         let pulls =
             self.pulls.values().filter(|pull| pull.journaled).map(|pull| Write::PutPull(pull.record()));
-        let leases = self.kept.iter().map(|(lease, (at, image))| {
-            let expires_unix_ms = now.unix_ms_at(*at);
-            Write::PutLease(KeptLease { lease: lease.clone(), image: image.to_string(), expires_unix_ms })
+        let leases = self.kept.iter().map(|(lease, kept)| {
+            let (image, expires_unix_ms) = (kept.image.to_string(), now.unix_ms_at(kept.until));
+            Write::PutLease(KeptLease { lease: lease.clone(), image, expires_unix_ms })
         });
         pulls.chain(leases).chain([Write::Limit(self.limit_override)]).collect()
     }
@@ -236,6 +234,10 @@ pub struct Counts {
     pub callers: u32,
     /// In force; 0: none.
     pub limit: u32,
+    /// Leases of unfinished pulls that are retained for a retry.
+    pub retained: u32,
+    /// What they hold, as far as it is measured.
+    pub retained_bytes: u64,
 }
 
 /// What [`Core::flow`] says.

@@ -29,13 +29,15 @@ use crate::{
 
 /// Whether the node takes pods.
 pub(in crate::status) const READY: &str = "Ready";
+/// Whether the image or node file system is short of space.
+pub const DISK_PRESSURE: &str = "DiskPressure";
 /// Whether pulls get on.
 pub(in crate::status) const PULLS: &str = "ImagePullsFlowing";
 /// Whether the service endpoints on the node are those of the API server.
 pub(in crate::status) const ENDPOINTS: &str = "ServiceEndpointsCurrent";
 
 /// The conditions of the agent itself, those of [`Pressure`] first and in its order.
-const OWN: [&str; 6] = ["MemoryPressure", "DiskPressure", "PIDPressure", PULLS, ENDPOINTS, READY];
+const OWN: [&str; 6] = ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, READY];
 
 /// The conditions of the agent itself in a role.
 pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {

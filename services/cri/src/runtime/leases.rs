@@ -4,8 +4,9 @@
 //! of pulls. Out: calls on containerd's lease API, in the namespace of the CRI.
 //!
 //! containerd pins what a call fetches to the lease named in its metadata and deletes only leases that
-//! it made itself. Ours carry the owner's label, by which orphans are found, and an expiry that is
-//! containerd's own default for a pull: should the agent never come back, nothing stays for ever.
+//! it made itself. Ours carry the owner's label, by which orphans are found, and an expiry of hours, which is
+//! renewed while a pull runs in the lease or its bytes are retained: should the agent never come back, nothing
+//! stays for long.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,12 +23,17 @@ use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
 
 /// The namespace that the CRI uses in containerd.
 pub(super) const NAMESPACE: &str = "k8s.io";
-const OWNER_LABEL: &str = "keelson.dev/owner";
+pub(super) const OWNER_LABEL: &str = "keelson.dev/owner";
 const EXPIRE_LABEL: &str = "containerd.io/gc.expire";
-/// As containerd's own leases for pulls.
-const LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// A lease with less left than this is renewed before it is used again.
-const RENEW_BELOW: Duration = Duration::from_secs(12 * 3600);
+/// How long bytes stay when the agent does not come back. containerd's own leases for pulls last 24 h.
+const LIFETIME: Duration = Duration::from_secs(2 * 3600);
+/// A lease with less left than this is renewed before it is used again, and while its bytes are retained.
+const RENEW_BELOW: Duration = Duration::from_secs(3600);
+/// A lease in which a pull runs is renewed later: for a moment it does not exist, and a pull that needs it just then is
+/// asked again. Most pulls have ended by then.
+const RENEW_IN_USE_BELOW: Duration = Duration::from_secs(20 * 60);
+/// The name of the second lease that pins the resources while a lease is made anew.
+const SPARE_SUFFIX: &str = "-renewing";
 
 #[derive(Debug, Default)]
 struct Use {
@@ -129,7 +135,12 @@ impl LeaseBook {
             return Ok(());
         }
         match self.create(lease).await {
-            Err(status) if status.code() == Code::AlreadyExists => self.prolong(lease).await?,
+            Err(status) if status.code() == Code::AlreadyExists => {
+                // Its own pull is counted already.
+                let is_shared = self.lock().get(lease).is_some_and(|of| of.running > 1);
+                let below = if is_shared { RENEW_IN_USE_BELOW } else { RENEW_BELOW };
+                self.prolong(lease, below).await?;
+            }
             made => made?,
         }
         self.verified(lease, Some(SystemTime::now()));
@@ -155,24 +166,33 @@ impl LeaseBook {
     }
 
     /// A lease's expiry cannot be changed. So what it pins is pinned by a second one while the first
-    /// is made anew; at no moment is anything unpinned.
-    async fn prolong(&self, lease: &str) -> Result<(), Status> {
+    /// is made anew; at no moment is anything unpinned. Returns whether the lease exists.
+    async fn prolong(&self, lease: &str, below: Duration) -> Result<bool, Status> {
         let filter = ListRequest { filters: vec![format!("id=={lease}")] };
         let found = self.client.clone().list(in_namespace(filter)).await?.into_inner().leases;
+        let Some(found) = found.first() else { return Ok(false) };
         let left = found
-            .first()
-            .and_then(|lease| lease.labels.get(EXPIRE_LABEL))
+            .labels
+            .get(EXPIRE_LABEL)
             .and_then(|text| humantime::parse_rfc3339(text).ok())
             .map(|at| at.duration_since(SystemTime::now()).unwrap_or_default());
-        let in_use = self.lock().get(lease).is_some_and(|of| of.running > 1);
-        if in_use || left.is_some_and(|left| left >= RENEW_BELOW) {
-            return Ok(());
+        if left.is_some_and(|left| left >= below) {
+            return Ok(true);
         }
-        let spare = format!("{lease}-renewing");
+        let spare = format!("{lease}{SPARE_SUFFIX}");
         self.copy(lease, &spare).await?;
         self.remove(lease).await?;
         self.copy(&spare, lease).await?;
-        self.remove(&spare).await
+        self.remove(&spare).await?;
+        Ok(true)
+    }
+
+    /// Renews a lease whose bytes are wanted for longer, without making one that is gone.
+    pub(super) async fn extend(&self, lease: &str) -> Result<(), Status> {
+        let _turn = self.turns.take(lease).await;
+        let in_use = self.lock().get(lease).is_some_and(|of| of.running > 0);
+        let below = if in_use { RENEW_IN_USE_BELOW } else { RENEW_BELOW };
+        self.prolong(lease, below).await.map(drop)
     }
 
     async fn copy(&self, from: &str, to: &str) -> Result<(), Status> {
@@ -215,15 +235,23 @@ impl LeaseBook {
     pub(super) async fn reap(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, Status> {
         let filter = format!("labels.\"{OWNER_LABEL}\"=={}", self.owner);
         let found = self.client.clone().list(in_namespace(ListRequest { filters: vec![filter] })).await?;
+        let found = found.into_inner().leases;
+        let exists = |id: &str| found.iter().any(|lease| lease.id == id);
         let mut reaped = Vec::new();
-        for lease in found.into_inner().leases {
+        for lease in &found {
             let ours = lease.labels.get(OWNER_LABEL) == Some(&self.owner);
+            let (base, is_spare) = match lease.id.strip_suffix(SPARE_SUFFIX) {
+                Some(base) => (base, true),
+                None => (&*lease.id, false),
+            };
             // A pull that takes it up meanwhile makes it anew after this turn.
-            let _turn = self.turns.take(&lease.id).await;
-            let known = keep.contains(&lease.id) || self.lock().contains_key(&lease.id);
-            if ours && !known {
+            let _turn = self.turns.take(base).await;
+            let known = keep.contains(base) || self.lock().contains_key(base);
+            // An agent that was killed while it renewed the lease left its bytes to the spare one, until that expires.
+            let needed = known && !(is_spare && exists(base));
+            if ours && !needed {
                 self.remove(&lease.id).await?;
-                reaped.push(lease.id);
+                reaped.push(lease.id.clone());
             }
         }
         Ok(reaped)

@@ -5,16 +5,19 @@
 //! No keep-alive pings are sent: containerd answers frequent ones with GOAWAY, and a unix socket
 //! tells when its peer is gone, which is passed on at once.
 
+mod cleanup;
 mod leases;
 mod progress;
 mod raw;
 mod report;
+mod sizes;
 mod stream;
 
 use std::{collections::BTreeSet, error::Error as _, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use hyper_util::rt::TokioIo;
 use keelson_actors::{
     pulls::PullCall,
     runtime::{
@@ -24,6 +27,7 @@ use keelson_actors::{
 };
 use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::UnixStream,
     sync::{Mutex, Notify},
 };
@@ -34,6 +38,7 @@ use tonic::{
 };
 
 use crate::front::{MAX_HEADERS, grpc::MAX_MESSAGE};
+pub use cleanup::{AgentLease, CleanupError, LeaseCleaner};
 use leases::LeaseBook;
 use progress::ProgressReader;
 use stream::Watched;
@@ -74,15 +79,7 @@ impl ContainerRuntime {
         let endpoint = format!("unix://{}", socket.display());
         let closed = Arc::new(Notify::new());
         let tell = closed.clone();
-        let connect = tower::service_fn(move |_: Uri| {
-            let (socket, tell) = (socket.clone(), tell.clone());
-            async move { UnixStream::connect(socket).await.map(|stream| Watched::new(stream, tell)) }
-        });
-        // The authority that gRPC uses on unix sockets; the connector does not look at it.
-        let channel = Endpoint::from_static("http://localhost")
-            // A long error message travels in a header.
-            .http2_max_header_list_size(MAX_HEADERS)
-            .connect_with_connector_lazy(connect);
+        let channel = connect(socket, move |stream| Watched::new(stream, tell.clone()));
         let inner = Inner {
             leases: LeaseBook::new(channel.clone(), owner),
             progress: Mutex::new(ProgressReader::new(channel.clone())),
@@ -93,6 +90,22 @@ impl ContainerRuntime {
         };
         Self { inner: Arc::new(inner) }
     }
+}
+
+/// A channel to a unix socket, connected when it is first used.
+fn connect<S>(socket: PathBuf, wrap: impl Fn(UnixStream) -> TokioIo<S> + Clone + Send + 'static) -> Channel
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let connect = tower::service_fn(move |_: Uri| {
+        let (socket, wrap) = (socket.clone(), wrap.clone());
+        async move { UnixStream::connect(socket).await.map(wrap) }
+    });
+    // The authority that gRPC uses on unix sockets; the connector does not look at it.
+    Endpoint::from_static("http://localhost")
+        // A long error message travels in a header.
+        .http2_max_header_list_size(MAX_HEADERS)
+        .connect_with_connector_lazy(connect)
 }
 
 impl Inner {
@@ -257,8 +270,10 @@ fn describe(status: &Status) -> String {
 }
 
 fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
-    status.code() == Code::NotFound
-        && pull.lease.as_deref().is_some_and(|lease| status.message().contains(lease))
+    // containerd says the second when the lease goes while a blob is being written to it.
+    let names =
+        |lease: &str| status.message().contains(lease) || status.message().contains("lease does not exist");
+    status.code() == Code::NotFound && pull.lease.as_deref().is_some_and(names)
 }
 
 /// A caller's metadata, for the runtime: values go as they came, binary ones in their base64.
@@ -351,6 +366,30 @@ impl Runtime for ContainerRuntime {
     fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>> {
         let inner = self.inner.clone();
         async move { short(inner.leases.delete(&lease)).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+
+    fn lease_bytes(&self, lease: String) -> BoxFuture<'static, Result<u64, RuntimeError>> {
+        let inner = self.inner.clone();
+        async move {
+            let size = short(sizes::of_lease(&inner.channel, &lease)).await;
+            size.map_err(|status| inner.error(&status))
+        }
+        .boxed()
+    }
+
+    fn renew_leases(&self, leases: Vec<String>) -> BoxFuture<'static, Result<(), RuntimeError>> {
+        let inner = self.inner.clone();
+        async move {
+            // Each on its own: one that cannot be renewed must not keep the others from it.
+            let mut failed = Ok(());
+            for lease in leases {
+                if let Err(status) = short(inner.leases.extend(&lease)).await {
+                    failed = Err(inner.error(&status));
+                }
+            }
+            failed
+        }
+        .boxed()
     }
 
     fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>> {

@@ -30,9 +30,12 @@ fn pull_in(lease: Option<&str>) -> RuntimePull {
     RuntimePull { call, lease: lease.map(str::to_owned), option: None }
 }
 
-fn in_hours(hours: u64) -> String {
-    humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR * u32::try_from(hours).unwrap())
-        .to_string()
+fn in_hours(hours: u32) -> String {
+    in_minutes(hours * 60)
+}
+
+fn in_minutes(minutes: u32) -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR / 60 * minutes).to_string()
 }
 
 fn hours_left(containerd: &Containerd, lease: &str) -> u64 {
@@ -56,7 +59,7 @@ fn a_pull_makes_its_lease_first_and_names_it() {
         }
         assert_eq!(containerd.journal(), ["create keelson-1"], "made once, then known");
         assert_eq!(containerd.leases()["keelson-1"].labels[OWNED], OWNER);
-        assert_eq!(hours_left(&containerd, "keelson-1"), 24);
+        assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         assert!(runtime.calls(PULL_IMAGE).iter().all(|call| call.headers["containerd-lease"] == "keelson-1"));
         client.drop_lease("keelson-1".into()).await.unwrap();
         client.drop_lease("keelson-1".into()).await.expect("one that is not there is no error");
@@ -78,17 +81,61 @@ fn a_lease_of_a_former_life_is_used_as_it_is_while_it_lasts() {
     });
 }
 
+/// I1: the expiry is of hours, and renewed for as long as the bytes are wanted.
+#[test]
+fn leases_are_renewed_before_they_expire() {
+    run(async {
+        for (in_use, minutes, renewed) in
+            [(false, 70, false), (false, 50, true), (true, 50, false), (true, 10, true)]
+        {
+            let (sockets, containerd) = (Sockets::new(), Containerd::default());
+            let _runtime = serve(&sockets, &containerd);
+            let (owner, expires) = ((OWNED, OWNER), in_minutes(minutes));
+            let pinned = [("content", "sha256:a")];
+            containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
+            let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+            // A pull is counted from the moment on at which it is asked for.
+            let pull = in_use.then(|| client.pull(pull_in(Some("keelson-1"))));
+            let wanted = vec!["keelson-1".to_owned(), "keelson-gone".to_owned()];
+            client.renew_leases(wanted).await.expect("one that is gone is left out");
+            let leases = containerd.leases();
+            assert_eq!(leases.len(), 1, "none is made");
+            assert_eq!(leases["keelson-1"].resources.len(), 1);
+            assert_eq!(hours_left(&containerd, "keelson-1") == 2, renewed, "{in_use} {minutes}");
+            drop(pull);
+        }
+    });
+}
+
+#[test]
+fn an_agent_killed_while_it_renewed_a_lease_leaves_its_bytes_pinned() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let owner = (OWNED, OWNER);
+        for lease in ["keelson-1-renewing", "keelson-2", "keelson-2-renewing", "keelson-3-renewing"] {
+            containerd.put_lease(lease, &[owner], &[("content", "sha256:a")]);
+        }
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let keep = ["keelson-1", "keelson-2"].map(str::to_owned).into();
+        client.reap_leases(keep).await.expect("it answers");
+        let left: Vec<String> = containerd.leases().keys().cloned().collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(["keelson-1-renewing", "keelson-2"].iter().all(|id| left.iter().any(|have| have == id)));
+    });
+}
+
 #[test]
 fn a_lease_that_expires_soon_is_made_anew_with_all_it_pins() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let _runtime = serve(&sockets, &containerd);
-        let (owner, expires) = ((OWNED, OWNER), in_hours(2));
+        let (owner, expires) = ((OWNED, OWNER), in_minutes(50));
         let pinned = [("content", "sha256:a"), ("ingests", "layer-sha256:b")];
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
-        assert_eq!(hours_left(&containerd, "keelson-1"), 24);
+        assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         let lease = &containerd.leases()["keelson-1"];
         assert_eq!(lease.resources.len(), 2);
         assert_eq!(lease.labels[OWNED], OWNER);

@@ -155,6 +155,7 @@ impl AgentView for FakeView {
             finished: world.finished.iter().cloned().collect(),
             runtime_health: if world.scene == Scene::Down { "down" } else { "up" }.into(),
             runtime_error: if world.scene == Scene::Down { "connection refused" } else { "" }.into(),
+            ..pb::PullList::default()
         })
     }
 

@@ -17,23 +17,23 @@ pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
 
 /// The API server that the settings name. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     source: ClusterSource,
     rest_client: RestClientMetrics,
     /// The longest that a request may take.
-    pub(super) request_timeout: Duration,
+    pub(crate) request_timeout: Duration,
 }
 
 impl Cluster {
     /// None when the settings name no API server.
-    pub(super) fn of(settings: &Settings) -> Option<Self> {
+    pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let source = source(settings)?;
         let request_timeout = settings.kube.request_timeout;
         Some(Self { source, rest_client: RestClientMetrics::default(), request_timeout })
     }
 
     /// A connection of its own.
-    pub(super) fn connect(&self, timeout: Duration) -> ApiServer {
+    pub(crate) fn connect(&self, timeout: Duration) -> ApiServer {
         ApiServer::new(ApiServerParts {
             timeout,
             observer: self.rest_client.observer(),

@@ -16,7 +16,7 @@ use keelson_actors::{
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
     lease::{self, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
-    pulls::{PodForgotten, PodGone, PullCoordinator},
+    pulls::{DiskPressure, PodForgotten, PodGone, PullCoordinator},
     runtime::{RuntimeClient, core::Health},
     status::{
         self, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
@@ -145,7 +145,7 @@ pub(crate) fn policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProble
     if wrong.is_empty() { Ok(policy) } else { Err(wrong) }
 }
 
-fn lease_policy(settings: &Settings) -> LeasePolicy {
+pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
     let node = settings.agent.node_name.clone();
     let name = match settings.node.role {
         keelson_config::Role::Node => node.clone(),
@@ -239,7 +239,9 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     let (node, node_seen) = node_channel();
     let watched = WatchedNode { api: rest.clone(), name: node_name.clone(), health: node_health, seen: node };
     let (to_lease, to_status) = (lease.clone(), status.clone());
-    arbiter.spawn(async move { watched.follow(to_lease, to_status).await });
+    // In the role of a node the StatusReporter works the condition out itself.
+    let to_pulls = (role == Role::Companion).then(|| parts.pulls.clone());
+    arbiter.spawn(async move { watched.follow(to_lease, to_status, to_pulls).await });
     let pod_watch = parts.settings.feature_gates.enabled(Gate::PodAwarePulls).then(|| {
         let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
         let (api, pulls) = (rest.clone(), parts.pulls);
@@ -287,10 +289,22 @@ struct WatchedNode {
 
 impl WatchedNode {
     /// Tells both actors, and whoever else wants to know, what becomes of the Node.
-    async fn follow(self, lease: Mailbox<LeaseRenewer>, status: Mailbox<StatusReporter>) {
+    async fn follow(
+        self,
+        lease: Mailbox<LeaseRenewer>,
+        status: Mailbox<StatusReporter>,
+        pulls: Option<Mailbox<PullCoordinator>>,
+    ) {
         let seen = self.seen;
+        let mut pressure = None;
         let tell = move |node: Option<Arc<Node>>| {
             seen.send_replace(Some(node.clone()));
+            let is_true = node.as_deref().is_some_and(has_disk_pressure);
+            if let Some(pulls) = &pulls
+                && pressure.replace(is_true) != Some(is_true)
+            {
+                pulls.deliver(DiskPressure { is_true });
+            }
             let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
             // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.
             lease.deliver(lease::NodeChanged { uid });
@@ -298,6 +312,15 @@ impl WatchedNode {
         };
         watch_node(&self.api, &self.name, &self.health, tell).await;
     }
+}
+
+/// Whether the Node's condition DiskPressure is True.
+fn has_disk_pressure(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref());
+    conditions
+        .unwrap_or_default()
+        .iter()
+        .any(|condition| condition.type_ == status::DISK_PRESSURE && condition.status == "True")
 }
 
 /// Tells the PullCoordinator of pods that go.
@@ -419,6 +442,19 @@ mod tests {
         let keys: Vec<_> =
             policy(&settings).expect_err("three mistakes").into_iter().map(|of| of.key).collect();
         assert_eq!(keys, ["node.register_with_taints", "node.node_ip", "node.eviction_hard"]);
+    }
+
+    #[test]
+    fn disk_pressure_is_read_from_the_node() {
+        let node = |conditions: serde_json::Value| -> Node {
+            serde_json::from_value(serde_json::json!({"status": {"conditions": conditions}})).expect("a Node")
+        };
+        let condition = |kind: &str, status: &str| serde_json::json!({"type": kind, "status": status});
+        assert!(has_disk_pressure(&node(serde_json::json!([condition("DiskPressure", "True")]))));
+        for other in [condition("DiskPressure", "Unknown"), condition("MemoryPressure", "True")] {
+            assert!(!has_disk_pressure(&node(serde_json::json!([other]))));
+        }
+        assert!(!has_disk_pressure(&Node::default()));
     }
 
     #[test]

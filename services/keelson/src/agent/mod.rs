@@ -9,7 +9,7 @@
 //! sockets, then READY. Before it, whatever an agent that is stopping hands over. Stop: a successor is waited for and gets
 //! everything ([`handover`]); without one, no new pulls, running ones end or the drain time does, then the sockets.
 
-mod cluster;
+pub(crate) mod cluster;
 mod control;
 mod dumps;
 mod endpoints;

@@ -22,6 +22,7 @@ use keelson_cri::{
     runtime::ContainerRuntime,
 };
 use keelson_endpoints::server::{EndpointsThread, Listener};
+use keelson_host::LinuxHost;
 use keelson_storage::{DeferredStore, OpenError, Opened, Outcome, StateStore, Table};
 use tokio::{net::UnixListener, sync::watch};
 
@@ -89,6 +90,8 @@ pub(super) fn policy(settings: &Settings) -> Policy {
         resume_window: pulls.resume_window,
         keep_progress: pulls.keep_progress && gates.enabled(Gate::KeepPullProgress),
         progress_retention: pulls.progress_retention,
+        retained_bytes_max: pulls.retained_bytes_max.0,
+        retain_min_free_percent: pulls.retain_min_free_percent,
         stall_timeout: some(pulls.stall_timeout),
         reject_retries: pulls.reject_retries,
         reject_interval: pulls.reject_retry_interval,
@@ -144,6 +147,7 @@ pub(super) fn start(
             let runtime = Arc::new(ContainerRuntime::new(endpoint, &owner));
             RuntimeClient::new(RuntimeClientParts {
                 runtime,
+                file_systems: Arc::new(LinuxHost::new()),
                 clock,
                 metrics,
                 progress_interval: interval,

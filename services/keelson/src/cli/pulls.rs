@@ -13,7 +13,7 @@ use keelson_proto::debug as pb;
 
 use super::{
     AgentArgs, Output, client, exit,
-    format::{clean, count, duration_ms, image, in_use, one_line, progress, since_ms, state},
+    format::{bytes, clean, count, duration_ms, image, in_use, one_line, progress, since_ms, state},
     output::{json, print},
     table::Table,
     watch,
@@ -89,6 +89,13 @@ pub(super) fn summary(list: &pb::PullList) -> String {
         count(list.callers.into(), "caller"),
         clean(&list.runtime_health)
     ));
+    if list.retained > 0 {
+        text.push_str(&format!(
+            ", {} retained of {}",
+            bytes(list.retained_bytes),
+            count(list.retained.into(), "unfinished pull")
+        ));
+    }
     if !list.runtime_error.is_empty() {
         text.push_str(&format!(": {}", one_line(&list.runtime_error)));
     }
@@ -217,13 +224,15 @@ mod tests {
             finished: vec![failed],
             runtime_health: "up".into(),
             runtime_error: String::new(),
+            retained: 2,
+            retained_bytes: 3 << 20,
         }
     }
 
     #[test]
     fn pulls_as_a_table() {
         let expected = "\
-1 of 3 in use, 10000 queued (oldest 1m37s), 10002 callers, runtime up
+1 of 3 in use, 10000 queued (oldest 1m37s), 10002 callers, runtime up, 3.0 MiB retained of 2 unfinished pulls
 
 ID  IMAGE                               STATE      FOR  CALLERS  POD        PROGRESS
 41  docker.io/library/postgres:17.2     running    10s  2        shop/db-0  25%  1.0 MiB of 4.0 MiB  attempt 2  resumed

@@ -99,6 +99,18 @@ pub(crate) struct Agent {
     _file: SocketFile,
 }
 
+/// Free space is not what these tests are about.
+struct NoFileSystems;
+
+impl keelson_actors::host::FileSystemReader for NoFileSystems {
+    fn file_system(
+        &self,
+        path: std::path::PathBuf,
+    ) -> futures_util::future::BoxFuture<'static, Result<keelson_actors::host::FileSystem, String>> {
+        Box::pin(async move { Err(format!("{} is not read in this test", path.display())) })
+    }
+}
+
 impl Agent {
     /// Starts the agent before a runtime that need not be there.
     pub(crate) async fn start(sockets: &Sockets) -> Self {
@@ -112,6 +124,7 @@ impl Agent {
         let recorder = Recorder::new("RuntimeClient", 32_768);
         let parts = RuntimeClientParts {
             runtime: Arc::new(ContainerRuntime::new(sockets.runtime(), "0123456789abcdef")),
+            file_systems: Arc::new(NoFileSystems),
             clock,
             metrics: metrics.clone(),
             progress_interval,
