@@ -50,6 +50,8 @@ enum Command {
     Proxy(proxy::ProxyArgs),
     /// Show the durable state of a running agent.
     State(cli::StateArgs),
+    /// Remove what the agent left in the container runtime and at the API server.
+    Cleanup(cli::CleanupArgs),
     /// Check and explain the settings.
     Config(settings::ConfigArgs),
     /// Print a completion script for a shell.
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Endpoints(args) => ask(cli::run_endpoints(args)),
         Command::Watch(args) => ask(cli::run_watch(args)),
         Command::Proxy(args) => proxy::run(args),
+        Command::Cleanup(args) => ask(cli::run_cleanup(args)),
         Command::State(args) => ask(cli::run_state(args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "keelson", &mut std::io::stdout());

@@ -5,6 +5,7 @@
 //! complaints on standard error, and exit codes: 0 well, 1 failed, 2 wrong usage.
 
 mod actors;
+mod cleanup;
 mod client;
 mod endpoints;
 mod format;
@@ -24,6 +25,7 @@ use clap::{Args, ValueEnum};
 use keelson_config::{Errors, SocketSpec};
 
 pub(crate) use actors::{ActorsArgs, run_actors};
+pub(crate) use cleanup::{CleanupArgs, run_cleanup};
 pub(crate) use endpoints::{EndpointsArgs, run_endpoints};
 pub(crate) use limit::{LimitArgs, run_limit};
 pub(crate) use node::{NodeArgs, run_node};

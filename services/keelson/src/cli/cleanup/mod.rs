@@ -1,0 +1,101 @@
+//! `keelson cleanup`: removes what the agent left in the runtime and at the API server.
+//!
+//! Owns: the order of removal and the report. In: settings; no running agent is needed. Out: deleted leases of the
+//! runtime, the agent's own Lease and conditions at the API server, with `--state` sockets and state folder; one line per
+//! object, and exit code 1 if one could not be removed.
+
+mod cluster;
+mod report;
+mod state;
+
+use std::process::ExitCode;
+
+use clap::Args;
+use keelson_config::Settings;
+use keelson_cri::runtime::{CleanupError, LeaseCleaner};
+
+use super::{
+    Output,
+    output::{complain, json, print},
+};
+use crate::settings::SettingsArgs;
+use report::{Outcome, Report};
+
+/// Removes what the agent left behind.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    keelson cleanup --dry-run      show what would be removed\n  \
+    keelson cleanup                after the agent was stopped for good\n  \
+    keelson cleanup --state        also remove its sockets and its state folder\n\n\
+    Leases of every agent that used this container runtime are deleted: their bytes belong to no image. At the API server\n\
+    the agent's own Lease and conditions are deleted, with the credentials of the settings. Rules that a service proxy\n\
+    made are removed by `keelson proxy cleanup`. The exit code is 1 if anything could not be removed.")]
+pub(crate) struct CleanupArgs {
+    /// Show what would be removed, and remove nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Also remove the sockets and the state folder (agent.state_dir).
+    #[arg(long)]
+    state: bool,
+    /// Clean up although an agent runs. Its running pulls fail or start again.
+    #[arg(long)]
+    force: bool,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+/// Runs `keelson cleanup`.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
+    let loaded = match args.settings.load_or_complain() {
+        Ok(loaded) => loaded,
+        Err(code) => return Ok(code),
+    };
+    let settings = &loaded.settings;
+    if !args.force
+        && !args.dry_run
+        && let Some(found) = state::running_agent(settings).await
+    {
+        complain(&format!(
+            "keelson: {found}; stop it (systemctl stop keelson.service keelson-cri.socket keelson-debug.socket) or use --force"
+        ));
+        return Ok(ExitCode::FAILURE);
+    }
+    let mut report = Report::new(args.dry_run);
+    clean_runtime(settings, &mut report).await;
+    cluster::clean(settings, &mut report).await;
+    if args.state {
+        state::clean(settings, &mut report);
+    }
+    match args.output {
+        Output::Json => print(&json(&report)?)?,
+        Output::Table => print(&report.text())?,
+    }
+    Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+async fn clean_runtime(settings: &Settings, report: &mut Report) {
+    const KIND: &str = "containerd lease";
+    let cleaner = LeaseCleaner::new(settings.cri.runtime_endpoint.path().to_owned());
+    let leases = match cleaner.list().await {
+        Ok(leases) => leases,
+        Err(error @ CleanupError::NoLeases { .. }) => {
+            return report.add(KIND, "", Outcome::Skipped, error.to_string());
+        }
+        Err(error) => return report.add(KIND, "", Outcome::Failed, error.to_string()),
+    };
+    for lease in leases {
+        let size = lease.bytes.map(|bytes| format!(", {}", super::format::bytes(bytes))).unwrap_or_default();
+        let detail = format!("owner {}{size}", lease.owner);
+        report
+            .remove(KIND, &lease.id, detail, async || {
+                cleaner.delete(&lease.id).await.map_err(|error| error.to_string())
+            })
+            .await;
+    }
+}
