@@ -16,6 +16,7 @@
 pub mod agent;
 pub mod containerd;
 pub mod cri;
+pub mod disk;
 pub mod driver;
 pub mod endpoints;
 pub mod images;

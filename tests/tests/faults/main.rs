@@ -7,11 +7,13 @@
 // What a test tells is shown when it fails: seeds and figures.
 #![allow(clippy::print_stderr)]
 
+mod cleanup;
 mod clients;
 mod common;
 mod connection;
 mod crowd;
 mod fake;
+mod image_fs;
 mod kills;
 mod looking;
 mod messages;

@@ -1,0 +1,113 @@
+//! Owns: a small file system of the test's own, on a loop device. In: its size and where it is mounted.
+//! Out: a full disk and a disk that does not answer, both always undone.
+
+use anyhow::{Context as _, Result, ensure};
+use nix::fcntl::posix_fallocate;
+use nix::sys::statvfs::statvfs;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// A mounted ext4 file system in a file. Unmounted on drop, which frees the loop device.
+#[derive(Debug)]
+pub struct LoopDisk {
+    mounted_at: PathBuf,
+}
+
+impl LoopDisk {
+    /// Makes a file system of `bytes` in the file `image` and mounts it at `at`, which is created.
+    pub fn mount(image: &Path, at: &Path, bytes: u64) -> Result<Self> {
+        let file = File::create(image).with_context(|| format!("cannot create {}", image.display()))?;
+        file.set_len(bytes).with_context(|| format!("cannot resize {}", image.display()))?;
+        fs::create_dir_all(at).with_context(|| format!("cannot create {}", at.display()))?;
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-m", "0"], &[image])?;
+        run("mount", &["-o", "loop"], &[image, at])?;
+        Ok(Self { mounted_at: at.to_owned() })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mounted_at
+    }
+
+    /// Bytes that can still be written.
+    pub fn available(&self) -> Result<u64> {
+        let stat = statvfs(&self.mounted_at)
+            .with_context(|| format!("cannot get the free space of {}", self.mounted_at.display()))?;
+        Ok(stat.blocks_available() * stat.fragment_size())
+    }
+
+    /// Takes all but `left` bytes until the guard is dropped.
+    pub fn fill(&self, left: u64) -> Result<Filler> {
+        let path = self.mounted_at.join("filler");
+        let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let filler = Filler { path };
+        let wanted = self.available()?.saturating_sub(left);
+        if wanted > 0 {
+            // ENOSPC: others were faster, and the disk is full as wanted.
+            match posix_fallocate(&file, 0, i64::try_from(wanted)?) {
+                Ok(()) | Err(nix::errno::Errno::ENOSPC) => {}
+                Err(error) => return Err(error).context("cannot fill the disk"),
+            }
+        }
+        Ok(filler)
+    }
+
+    /// Blocks every write for `time`. A process of its own thaws the disk, even when this one is killed meanwhile.
+    pub async fn freeze(&self, time: Duration) -> Result<()> {
+        let script = "fsfreeze --freeze \"$0\" && { sleep \"$1\"; fsfreeze --unfreeze \"$0\"; }";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(&self.mounted_at).arg(format!("{:.3}", time.as_secs_f64()));
+        command.stdin(Stdio::null()).process_group(0);
+        let mut frozen = tokio::process::Command::from(command).spawn().context("cannot run fsfreeze")?;
+        let status = frozen.wait().await.context("cannot wait for fsfreeze")?;
+        ensure!(status.success(), "fsfreeze of {} ended with {status}", self.mounted_at.display());
+        Ok(())
+    }
+}
+
+impl Drop for LoopDisk {
+    fn drop(&mut self) {
+        // Lazily: what still runs on it is ended by the owner of the folder.
+        if let Err(error) = run("umount", &["--lazy"], &[&self.mounted_at]) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// A full disk. Freed on drop.
+#[derive(Debug)]
+pub struct Filler {
+    path: PathBuf,
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            eprintln!("cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn run(program: &str, args: &[&str], paths: &[&Path]) -> Result<()> {
+    // Programs of the system are not in everyone's PATH.
+    let search = std::env::var("PATH").unwrap_or_default();
+    let output = Command::new(program)
+        .args(args)
+        .args(paths)
+        .env("PATH", format!("{search}:/usr/sbin:/sbin"))
+        .output()
+        .with_context(|| format!("cannot run {program}"))?;
+    ensure!(
+        output.status.success(),
+        "{program} {paths:?} ended with {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

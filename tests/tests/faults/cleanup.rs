@@ -1,0 +1,104 @@
+//! `keelson cleanup` against a real containerd and a real API server (I1).
+
+use crate::common::{MIB, agent_leases, leases, make_lease, metric_is, pulling};
+use anyhow::{Context as _, Result, ensure};
+use keelson_tests::agent::{Agent, Settings};
+use keelson_tests::containerd::Kind;
+use keelson_tests::cri::Pull;
+use keelson_tests::images::LARGE;
+use keelson_tests::kube::Cluster;
+use keelson_tests::node::Node;
+use keelson_tests::on_both_runtimes;
+use keelson_tests::proxy::{Fault, Match};
+use keelson_tests::util::{PATIENCE, eventually, until};
+use kube::api::PostParams;
+use serde_json::{Value, json};
+
+on_both_runtimes!(i1_cleanup_removes_what_the_agent_left);
+
+const NAME: &str = "cleaned";
+
+/// Runs `keelson cleanup`; gives its exit code, standard output and standard error.
+async fn cleanup(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String, String)> {
+    let output = tokio::process::Command::new(agent.program())
+        .arg("cleanup")
+        .arg("--config")
+        .arg(agent.config())
+        .args(args)
+        .kill_on_drop(true)
+        .output()
+        .await
+        .context("cannot run keelson")?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+}
+
+async fn conditions(cluster: &Cluster) -> Result<Vec<String>> {
+    let node = cluster.admin.nodes().get(NAME).await?;
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    Ok(conditions.into_iter().map(|condition| condition.type_).collect())
+}
+
+async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
+    let node = Node::start(kind).await?;
+    let cluster = Cluster::start(&node.scratch).await?;
+    let made = serde_json::from_value(json!({"metadata": {"name": NAME}}))?;
+    cluster.admin.nodes().create(&PostParams::default(), &made).await?;
+    let settings = Settings::new()
+        .set("agent.node_name", NAME)
+        .set("endpoints.source", "off")
+        .set("pulls.cancel_grace", "0s")
+        .set("kube.kubeconfig", cluster.admin_kubeconfig().display().to_string());
+    let mut agent = node.agent(&settings).await?;
+    let image = node.push_many("left", 1, LARGE).await?.remove(0);
+    let layer = &image.layers[0].digest;
+    node.proxy.rule(Match::digest(layer), Fault::StallAfter(5 * MIB));
+    let caller = pulling(&agent.cri().await?, Pull::new(&node.name(&image)));
+    until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == 5 * MIB).await?;
+    caller.abort();
+    metric_is(&agent, "keelson_image_pull_retained", 1.0).await?;
+    make_lease(&node.containerd, "of-a-former-agent", Some("0123456789abcdef")).await?;
+    make_lease(&node.containerd, "of-somebody-else", None).await?;
+    let lease = format!("keelson-{NAME}");
+    let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
+    eventually(PATIENCE, "the agent reports", || async {
+        let conditions = conditions(&cluster).await?;
+        ensure!(own.iter().all(|kind| conditions.iter().any(|have| have == kind)), "only {conditions:?}");
+        ensure!(cluster.admin.lease(&lease).await?.is_some(), "there is no Lease");
+        Ok(())
+    })
+    .await?;
+
+    let (code, _, complaint) = cleanup(&agent, &[]).await?;
+    ensure!(code == Some(1) && complaint.contains("--force"), "{code:?} {complaint}");
+    ensure!(agent_leases(&node.containerd).await?.len() == 2, "it removed a lease of a running agent");
+
+    agent.kill9()?;
+    let (code, text, _) = cleanup(&agent, &["--dry-run", "-o", "json"]).await?;
+    let report: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let would = report["entries"].as_array().context("a list")?.iter();
+    let would = would.filter(|entry| entry["outcome"] == "wouldRemove").count();
+    ensure!(code == Some(0) && report["dryRun"] == true && would == 5, "{code:?} {report}");
+    ensure!(agent_leases(&node.containerd).await?.len() == 2, "a dry run removed a lease");
+
+    let (code, text, complaint) = cleanup(&agent, &[]).await?;
+    eprintln!("{text}");
+    ensure!(code == Some(0), "{code:?} {text} {complaint}");
+    ensure!(text.lines().filter(|line| line.starts_with("removed ")).count() == 5, "{text}");
+    let left: Vec<_> = leases(&node.containerd).await?.into_iter().map(|lease| lease.id).collect();
+    ensure!(left == ["of-somebody-else"], "{left:?}");
+    let conditions = conditions(&cluster).await?;
+    ensure!(!own.iter().any(|kind| conditions.iter().any(|have| have == kind)), "{conditions:?}");
+    ensure!(cluster.admin.lease(&lease).await?.is_none(), "the Lease is still there");
+    ensure!(agent.state_dir().exists(), "the state folder went without --state");
+
+    let (code, text, _) = cleanup(&agent, &["--state"]).await?;
+    ensure!(code == Some(0) && !agent.state_dir().exists() && !agent.socket().exists(), "{code:?} {text}");
+
+    // Nobody to ask: said, and not a success.
+    let mut containerd = node.containerd;
+    containerd.kill9()?;
+    let (code, text, _) = cleanup(&agent, &[]).await?;
+    ensure!(code == Some(1) && text.contains("FAILED        containerd lease"), "{code:?} {text}");
+    Ok(())
+}
