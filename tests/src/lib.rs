@@ -1,7 +1,7 @@
 //! The harness of Keelson's suites: real components, each of the test's own.
 //!
 //! Owns: a containerd ([`containerd`]), a registry ([`registry`]), images ([`images`]), a proxy that measures and
-//! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`]), a
+//! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`], and under load [`load`]), small disks that fill up or hang ([`disk`]), a
 //! cluster: etcd, API server, controllers and kubelets ([`kube`]), service endpoints with consumers of them
 //! ([`endpoints`]), the network of a node with everybody who asks and answers in it ([`net`]).
 //! In: nothing but the programs that `make test` installs and builds. Out: nothing: every process, mount and file
@@ -21,6 +21,7 @@ pub mod driver;
 pub mod endpoints;
 pub mod images;
 pub mod kube;
+pub mod load;
 pub mod net;
 pub mod node;
 pub mod peers;

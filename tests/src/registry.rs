@@ -1,5 +1,6 @@
 //! Owns: a registry (docker-registry) of the test's own. In: whether it asks for credentials. Out: its address.
 
+use crate::images::Image;
 use crate::peers;
 use crate::process::{Process, Program};
 use crate::scratch::Scratch;
@@ -8,6 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use http::StatusCode;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 
 /// A user that a registry with authentication lets in.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,6 +54,7 @@ pub enum Access {
 #[derive(Debug)]
 pub struct Registry {
     address: String,
+    folder: PathBuf,
     access: Access,
     _process: Process,
 }
@@ -63,7 +67,7 @@ impl Registry {
     }
 
     /// Starts a registry in a folder of the caller's.
-    pub async fn start_at(folder: std::path::PathBuf, port: u16, access: Access) -> Result<Self> {
+    pub async fn start_at(folder: PathBuf, port: u16, access: Access) -> Result<Self> {
         let address = format!("127.0.0.1:{port}");
         let mut settings = format!(
             "version: 0.1\nlog: {{level: warn, accesslog: {{disabled: true}}}}\n\
@@ -90,7 +94,7 @@ impl Registry {
             log: folder.join("registry.log"),
         };
         let process = program.start()?;
-        let registry = Self { address, access, _process: process };
+        let registry = Self { address, folder, access, _process: process };
         eventually(PATIENCE, "the registry answers", || registry.ready()).await?;
         Ok(registry)
     }
@@ -98,6 +102,23 @@ impl Registry {
     /// Where it listens: `127.0.0.1:PORT`, which is also how its images are named.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Deletes an image and its layers from the disk. Nobody may need one of them any more.
+    pub fn forget(&self, image: &Image) -> Result<()> {
+        let data = self.folder.join("data/docker/registry/v2");
+        let blobs = image.layers.iter().map(|layer| &layer.digest).chain([&image.config, &image.manifest]);
+        let blobs = blobs.filter_map(|digest| digest.0.strip_prefix("sha256:"));
+        let blobs = blobs.map(|hex| data.join(format!("blobs/sha256/{}/{hex}", &hex[..2])));
+        for path in blobs.chain([data.join("repositories").join(&image.repo)]) {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     async fn ready(&self) -> Result<()> {

@@ -12,6 +12,7 @@ var commands = map[string]command{}
 func init() {
 	maps.Copy(commands, imageCommands)
 	maps.Copy(commands, runtimeCommands)
+	maps.Copy(commands, loadCommands)
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {

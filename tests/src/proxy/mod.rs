@@ -16,12 +16,14 @@ use anyhow::{Context as _, Result};
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use axum::serve::ListenerExt as _;
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use record::Ticket;
 use rules::{Rules, Ruling, Target};
+use socket2::SockRef;
 use std::collections::VecDeque;
 use std::io;
 use std::net::Ipv4Addr;
@@ -30,6 +32,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+
+/// Bytes that the kernel may hold of one connection.
+const SEND_BUFFER: usize = 64 << 10;
 
 /// A running proxy. It takes no connection any more when it is dropped.
 #[derive(Debug)]
@@ -63,6 +68,10 @@ impl FaultProxy {
             rate: Arc::default(),
         };
         let router = axum::Router::new().fallback(serve).with_state(shared.clone());
+        // What lies in a socket was sent by the record, but may never arrive.
+        let listener = listener.tap_io(|connection| {
+            let _ = SockRef::from(&*connection).set_send_buffer_size(SEND_BUFFER);
+        });
         let server = tokio::spawn(async move {
             if let Err(e) = axum::serve(listener, router).await {
                 eprintln!("the proxy before the registry ended: {e}");

@@ -1,0 +1,121 @@
+//! Owns: a steady load of CRI calls by the kubelet's own client library (`cri-driver load`).
+//! In: a CRI endpoint and a rate. Out: every failed call with its time, and how long calls took.
+
+use crate::peers;
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinHandle;
+
+/// A running load. It ends with this process.
+#[derive(Debug)]
+pub struct Load {
+    child: Child,
+    /// Closed to end the load.
+    stdin: Option<ChildStdin>,
+    reader: JoinHandle<Result<LoadReport>>,
+}
+
+/// What became of all calls of a load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// The sums.
+    pub result: LoadResult,
+    /// Every call that failed.
+    pub failures: Vec<FailedCall>,
+}
+
+/// Sums of a load. Latencies count from the moment at which a call was due.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadResult {
+    /// Calls made.
+    pub calls: u64,
+    /// Calls that failed.
+    pub failed: u64,
+    /// The median latency.
+    pub median_micros: u64,
+    /// The latency that 99 of 100 calls stay below.
+    pub p99_micros: u64,
+    /// The longest latency.
+    pub longest_micros: u64,
+}
+
+/// A call that failed.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct FailedCall {
+    /// The method.
+    pub call: String,
+    /// When it was due, in Unix milliseconds.
+    pub started_millis: u64,
+    /// When it failed, in Unix milliseconds.
+    pub ended_millis: u64,
+    /// Why.
+    pub error: CallError,
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct CallError {
+    /// The name of the gRPC code.
+    pub code: String,
+    /// The message of the status.
+    pub message: String,
+}
+
+/// A line of the driver.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Failed(FailedCall),
+    Ended { ok: bool, result: Option<LoadResult>, error: Option<CallError> },
+}
+
+impl Load {
+    /// Starts `rate` calls a second over `clients` pairs of connections (one for each CRI service, as a kubelet has
+    /// them), and waits until all are connected. `ImageStatus` asks for `image`.
+    pub async fn start(endpoint: &str, rate: u32, clients: u32, image: &str) -> Result<Self> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(peers::cri_driver()?);
+        command.args(["--endpoint", endpoint, "--logtostderr=false", "--alsologtostderr=false", "load"]);
+        command.args(["--rate", &rate.to_string(), "--clients", &clients.to_string(), image]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let mut child = command.spawn().context("cannot run cri-driver")?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().context("cri-driver has no standard output")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let first = lines.next_line().await.context("cannot read from cri-driver")?;
+        if !first.as_deref().is_some_and(|line| line.contains("\"started\"")) {
+            bail!("cri-driver load did not start: {first:?}");
+        }
+        Ok(Self { child, stdin, reader: tokio::spawn(read(lines)) })
+    }
+
+    /// Whether it has ended by itself, which it must not.
+    pub fn has_ended(&self) -> bool {
+        self.reader.is_finished()
+    }
+
+    /// Ends the load and waits for calls in flight.
+    pub async fn stop(mut self) -> Result<LoadReport> {
+        drop(self.stdin.take());
+        let report = self.reader.await.context("the reader of cri-driver panicked")??;
+        self.child.wait().await.context("cannot wait for cri-driver")?;
+        Ok(report)
+    }
+}
+
+async fn read(mut lines: Lines<BufReader<ChildStdout>>) -> Result<LoadReport> {
+    let mut failures = Vec::new();
+    while let Some(line) = lines.next_line().await.context("cannot read from cri-driver")? {
+        match serde_json::from_str(&line).with_context(|| format!("not a line of cri-driver: {line}"))? {
+            Line::Failed(failed) => failures.push(failed),
+            Line::Ended { ok: true, result: Some(result), .. } => return Ok(LoadReport { result, failures }),
+            Line::Ended { error, .. } => bail!("cri-driver load failed: {error:?}"),
+        }
+    }
+    bail!("cri-driver load ended without a result")
+}
