@@ -8,7 +8,11 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET = $(shell scripts/target-dir.sh)
 
-.PHONY: help run cluster test conformance-kube-proxy bench bench-proxy fmt lint docs deny fuzz clean
+# What make soak runs: for how long, and programs of which profile.
+MINUTES ?= 60
+PROFILE ?= release
+
+.PHONY: help run cluster test soak conformance-kube-proxy bench bench-proxy fmt lint docs deny fuzz clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -29,6 +33,12 @@ test: ## every test, those on real components included
 	@tests/peers/build.sh
 	$(CARGO) build --workspace --bins --tests --examples
 	@CARGO="$(CARGO)" scripts/test.sh
+
+soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime containerd-1.6")
+	@scripts/install-packages.sh soak
+	@tests/peers/build.sh containerd cri-driver kubernetes
+	@$(CARGO) build --profile $(PROFILE) -p keelson -p keelson-tests --bin keelson --bin keelson-soak
+	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson
 	@scripts/install-packages.sh test

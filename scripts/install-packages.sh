@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from Debian's packages what a command of the Makefile needs and the machine lacks, and nothing else.
 #
-#   scripts/install-packages.sh run | cluster | test | bench | ci
+#   scripts/install-packages.sh run | cluster | test | soak | bench | ci
 #
 # A program that is there, from wherever, is left alone. Services that come with a package are not started: Keelson's
 # commands run a containerd and a registry of their own. The toolchains (Rust, Go) are not installed, only asked for.
@@ -24,17 +24,20 @@ cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 "$faketime:libfaketime
 # A client of the Endpoints API of another make. The suites run Debian's own Python.
 python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py:python3-grpcio
     protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc)
+# File systems on loop devices, which are filled up and frozen.
+disks=(mke2fs:e2fsprogs mount:mount fsfreeze:util-linux)
 # What kube-proxy runs, and what looks at its rules.
 rules=(nft:nftables conntrack:conntrack)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
-    "${rules[@]}")
+    "${rules[@]}" "${disks[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
+soak) wanted=("${run[@]}" "${cluster[@]}" "${disks[@]}") ;;
 bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}") ;;
 test) wanted=("${suites[@]}") ;;
 ci) wanted=("${suites[@]}" shellcheck:shellcheck git:git) ;;
-*) fail "usage: $0 run|cluster|test|bench|ci" ;;
+*) fail "usage: $0 run|cluster|test|soak|bench|ci" ;;
 esac
 
 command -v cargo >/dev/null ||
