@@ -5,7 +5,7 @@ use crate::peers;
 use crate::process::{Process, Program};
 use crate::scratch::Scratch;
 use crate::util::{Answer, PATIENCE, eventually, free_port, http_get};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -237,6 +237,51 @@ impl Agent {
             bail!("the agent ended with {status}; its log ends:\n{log}");
         }
         waited.with_context(|| format!("the agent's log ends:\n{log}"))
+    }
+
+    /// Replaces it as an upgrade does: SIGTERM, and a start at once. Returns the old process, which ends when it holds no
+    /// call any more, as soon as the new one is ready.
+    pub async fn replace(&mut self) -> Result<Process> {
+        self.sigterm()?;
+        self.start_successor().await
+    }
+
+    /// As [`Agent::replace`], of one that was told to end already.
+    pub async fn start_successor(&mut self) -> Result<Process> {
+        let old = self.process.take().context("the agent is not running")?;
+        self.process = Some(self.program.start()?);
+        self.owns_state().await?;
+        self.ready().await?;
+        Ok(old)
+    }
+
+    /// Waits until the running process has the state folder: until then another one may answer.
+    pub async fn owns_state(&self) -> Result<()> {
+        let pid = self.pid().context("the agent is not running")?.to_string();
+        let file = self.state_dir().join("keelson.pid");
+        eventually(PATIENCE, "the agent has the state folder", || async {
+            let holder = fs::read_to_string(&file).unwrap_or_default();
+            ensure!(holder.trim() == pid, "{holder:?} has it, not {pid}");
+            Ok(())
+        })
+        .await
+        .with_context(|| format!("the agent's log ends:\n{}", self.log().unwrap_or_default()))
+    }
+
+    /// Sends it SIGKILL and starts it at once, while the kernel still takes the old process down.
+    pub async fn kill9_and_start(&mut self) -> Result<()> {
+        let mut old = self.process.take().context("the agent is not running")?;
+        old.signal(Signal::SIGKILL)?;
+        self.process = Some(self.program.start()?);
+        // Reaps it, so that its log is of no interest.
+        let _ended = old.wait(PATIENCE).await?;
+        self.owns_state().await?;
+        self.ready().await
+    }
+
+    /// Sends it SIGTERM without waiting for its end.
+    pub fn sigterm(&mut self) -> Result<()> {
+        self.process.as_mut().context("the agent is not running")?.signal(Signal::SIGTERM)
     }
 
     /// Kills it with SIGKILL.

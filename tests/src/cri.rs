@@ -23,6 +23,7 @@ pub const MAX_MESSAGE: usize = 16 << 20;
 pub struct Cri {
     images: ImageServiceClient<Channel>,
     runtime: RuntimeServiceClient<Channel>,
+    channel: Channel,
 }
 
 /// One PullImage call.
@@ -126,10 +127,16 @@ impl Cri {
             images: ImageServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
-            runtime: RuntimeServiceClient::new(channel)
+            runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
+            channel,
         }
+    }
+
+    /// The channel, for methods that are not in the generated clients.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
     }
 
     /// The client of the image service, for calls that need more than the methods here.

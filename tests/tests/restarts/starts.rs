@@ -1,0 +1,114 @@
+//! Starts beside an agent that runs, that is being killed, or that hands over to nobody in the end.
+
+use crate::{
+    rig::{Rig, all_succeed},
+    settings,
+};
+use anyhow::{Context as _, Result, ensure};
+use keelson_tests::containerd::Kind;
+use keelson_tests::images::TINY;
+use std::path::PathBuf;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
+
+/// The hand-over socket of an agent.
+fn handover_socket(rig: &Rig) -> PathBuf {
+    let mut path = rig.agent.socket().into_os_string();
+    path.push(".handover");
+    path.into()
+}
+
+async fn say(stream: &mut UnixStream, frame: &str) -> Result<()> {
+    stream.write_all(&u32::try_from(frame.len())?.to_be_bytes()).await?;
+    Ok(stream.write_all(frame.as_bytes()).await?)
+}
+
+async fn hear(stream: &mut UnixStream) -> Result<String> {
+    let length = stream.read_u32().await?;
+    let mut frame = vec![0; length as usize];
+    stream.read_exact(&mut frame).await?;
+    Ok(String::from_utf8(frame)?)
+}
+
+/// Takes over as a new agent does, as far as the state.
+async fn take(rig: &Rig) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(handover_socket(rig)).await?;
+    say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
+    let status = hear(&mut stream).await?;
+    ensure!(status.contains(r#""is_stopping":true"#), "{status}");
+    say(&mut stream, r#""take""#).await?;
+    let state = hear(&mut stream).await?;
+    ensure!(state.contains(r#""state""#), "{state}");
+    Ok(stream)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i5_an_agent_started_in_the_instant_of_a_kill_starts() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    for _ in 0..10 {
+        // The kernel takes the old process down while the new one starts.
+        rig.agent.kill9_and_start().await?;
+    }
+    rig.agent.cri().await?.version().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i5_a_second_agent_is_refused_when_the_first_one_stays() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let ended = rig.agent.start_refused().await?;
+    ensure!(!ended.success(), "{ended}");
+    let log = rig.agent.log()?;
+    ensure!(log.contains("another agent is running") && log.contains("stop it or set cri.listen"), "{log}");
+    rig.agent.cri().await?.version().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    for garbage in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x02{}", b"GET / HTTP/1.1\r\n\r\n", b""] {
+        let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
+        stream.write_all(garbage).await?;
+    }
+    // One that is not stopping gives nothing away, whatever is asked for.
+    let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
+    say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
+    ensure!(hear(&mut stream).await?.contains(r#""is_stopping":false"#));
+    say(&mut stream, r#""take""#).await?;
+    ensure!(hear(&mut stream).await.is_err(), "it gives nothing away");
+    rig.agent.replace().await?;
+    rig.agent.cri().await?.version().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let images = rig.node.push_many("dies", 3, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..1]).await?;
+    rig.agent.sigterm()?;
+    // Two in a row take everything and are gone before they serve.
+    for attempt in 0..2 {
+        let dies = keelson_tests::util::eventually(
+            keelson_tests::util::PATIENCE,
+            "the agent hands over",
+            || async { take(&rig).await.with_context(|| format!("attempt {attempt}")) },
+        )
+        .await?;
+        drop(dies);
+    }
+    let mut old = rig.agent.start_successor().await?;
+    rig.see("everybody is there", |pulls| pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2)
+        .await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed(going, &images).await?;
+    ensure!(old.wait(keelson_tests::util::PATIENCE).await?.success());
+    rig.idle().await
+}
