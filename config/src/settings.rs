@@ -212,7 +212,7 @@ settings! {
         /// on without this limit. 0s does not wait. Keep it under the unit's `TimeoutStopSec`.
         drain_timeout: Duration = secs(20), within(secs(0), mins(10)), restart;
         /// How long SIGTERM waits for an agent that replaces this one, and takes its calls and queue over, before the
-        /// agent ends as without one; only while a CRI client is connected. 0s does not wait.
+        /// agent ends as without one; only if a CRI client has ever connected. 0s does not wait.
         handover_timeout: Duration = secs(5), within(secs(0), mins(10)), restart;
         /// What is logged: a level, or directives by target such as `info,keelson_cri=debug`.
         log: String = "info".into(), TextRule::LogFilter, live;

@@ -108,7 +108,7 @@ pub struct FrontParts {
     pub salt: CredentialsSalt,
     /// This front's own socket path, where a successor answers for pulls that were handed over.
     pub own_socket: std::path::PathBuf,
-    /// Counts open client connections.
+    /// Counts client connections since the start.
     pub clients: Arc<AtomicUsize>,
 }
 
@@ -210,11 +210,10 @@ async fn accept(
         match accepted {
             Ok((stream, _)) => {
                 let connection = connection(stream, front.clone(), phase.clone());
-                let (alive, clients) = (alive.clone(), front.parts.clients.clone());
-                clients.fetch_add(1, Ordering::Relaxed);
+                let alive = alive.clone();
+                front.parts.clients.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move {
                     connection.await;
-                    clients.fetch_sub(1, Ordering::Relaxed);
                     drop(alive);
                 });
             }

@@ -57,9 +57,9 @@ impl FrontThread {
         let _ = (&mut self.ended).await;
     }
 
-    /// Open client connections.
-    pub(super) fn clients(&self) -> usize {
-        self.clients.load(Ordering::Relaxed)
+    /// Whether any client has connected.
+    pub(super) fn was_used(&self) -> bool {
+        self.clients.load(Ordering::Relaxed) > 0
     }
 
     /// Takes no new connections; calls that run go on.

@@ -107,14 +107,16 @@ async fn agent(
     crate::memory::give_back();
     let mut signals = Signals::new()?;
     let handover = handover::socket_path(settings.cri.listen.path());
-    let predecessor = handover::take::take_over(&handover)
+    let mut predecessor = handover::take::take_over(&handover)
         .await
         .with_context(|| format!("cannot listen on {} (cri.listen)", settings.cri.listen))?;
+    let is_successor = predecessor.is_some();
+    let adopted = predecessor.as_mut().and_then(|predecessor| predecessor.handover.take());
     let (mut running, sockets, link) = start(loaded, inherited, predecessor).await?;
     if let Some(link) = link {
         actix::spawn(link.follow(running.pulls.clone()));
     }
-    let offer = handover::offer::Offer::bind(&handover).await?;
+    let offer = handover::offer::Offer::bind(&handover, adopted).await?;
     systemd::ready(&settings);
     tracing::info!(
         cri = %settings.cri.listen,
@@ -135,7 +137,12 @@ async fn agent(
         }
     };
     drop(watchdog);
-    let patience = if waits_for_successor { settings.agent.handover_timeout } else { Duration::ZERO };
+    // The clients of the agent before this one may be about to come.
+    let is_used = is_successor || running.front.was_used();
+    let patience = match waits_for_successor && is_used {
+        true => settings.agent.handover_timeout,
+        false => Duration::ZERO,
+    };
     stop(Stopping { running, sockets, offer, patience }, &settings, &mut signals).await;
     tracing::info!("keelson ends");
     Ok(ExitCode::SUCCESS)
@@ -278,7 +285,7 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
     systemd::stopping();
     let deadline = tokio::time::Instant::now() + settings.agent.drain_timeout;
     offer.stopping();
-    let successor = match wait_for_successor(&running, &mut offer, patience, signals).await {
+    let successor = match wait_for_successor(&mut offer, patience, signals).await {
         Some(successor) => Some(successor),
         None => drain(&running, &mut offer, settings, deadline, signals).await,
     };
@@ -298,12 +305,11 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
 
 /// The agent serves as before while it waits.
 async fn wait_for_successor(
-    running: &Running,
     offer: &mut Offer,
     patience: Duration,
     signals: &mut Signals,
 ) -> Option<UnixStream> {
-    if patience.is_zero() || running.front.clients() == 0 {
+    if patience.is_zero() {
         return None;
     }
     tracing::info!(handover_timeout = ?patience, "stopping: waiting for an agent that takes over");

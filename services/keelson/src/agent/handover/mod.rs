@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 /// Names of the sockets that change hands.
 pub(super) const CRI: &str = "cri";
 pub(super) const DEBUG: &str = "debug";
+/// The hand-over socket itself: it never vanishes between two agents, so that a third one waits for its turn.
+const HANDOVER: &str = "handover";
 
 /// Where the agent that listens at `cri` is reached by its successor.
 pub(super) fn socket_path(cri: &Path) -> PathBuf {

@@ -5,6 +5,10 @@
 
 use std::{
     io,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::net::UnixListener as StdUnixListener,
+    },
     path::Path,
     sync::{
         Arc,
@@ -13,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_cri::listen::{Bound, ListenError, SocketFile};
+use keelson_cri::listen::{Bound, SocketFile};
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::mpsc,
@@ -33,7 +37,9 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Offer {
     // Dropped first: whoever finds no file makes its own.
-    _file: SocketFile,
+    file: Option<SocketFile>,
+    /// The listener once more, for a successor.
+    socket: OwnedFd,
     serving: JoinHandle<()>,
     is_stopping: Arc<AtomicBool>,
     successors: mpsc::Receiver<UnixStream>,
@@ -46,17 +52,32 @@ impl Drop for Offer {
 }
 
 impl Offer {
-    /// Listens at `path`; waits for an agent that was replaced or killed to leave it.
+    /// Listens at `path`, with the listener of the agent before this one if there is one; waits for one that was killed
+    /// to leave the path.
     ///
     /// # Errors
     /// Another process listens there, or the system refuses.
-    pub(crate) async fn bind(path: &Path) -> Result<Self, ListenError> {
-        let (listener, file) = Bound::bind_within(path, 0o600, PATIENCE).await?.into_parts();
+    pub(crate) async fn bind(path: &Path, adopted: Option<StdUnixListener>) -> anyhow::Result<Self> {
+        let bound = match adopted {
+            Some(listener) => Bound::adopted(listener, path)?,
+            None => Bound::bind_within(path, 0o600, PATIENCE).await?,
+        };
+        let (listener, file) = bound.into_parts();
+        let socket = listener.as_fd().try_clone_to_owned()?;
         let is_stopping = Arc::new(AtomicBool::new(false));
         // One at a time: the next one finds out how the first fared.
         let (to_main, successors) = mpsc::channel(1);
         let serving = tokio::task::spawn_local(serve(listener, is_stopping.clone(), to_main));
-        Ok(Self { _file: file, serving, is_stopping, successors })
+        Ok(Self { file: Some(file), socket, serving, is_stopping, successors })
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Leaves the socket to the successor that has it.
+    pub(super) fn leave(mut self) {
+        self.file.take().into_iter().for_each(SocketFile::disown);
     }
 
     /// From now on whoever asks may take over.

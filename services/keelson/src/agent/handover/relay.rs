@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{
     super::{Signals, Sockets, parts::Running},
+    HANDOVER,
     offer::Offer,
     wire::{self, Frame},
 };
@@ -54,7 +55,7 @@ pub(crate) async fn run(
     let mut stream = stream;
     let successor = loop {
         tokio::select! {
-            handed = hand_over(stream, &mut state, &sockets, &mut ends) => match handed {
+            handed = hand_over(stream, &mut state, (&sockets, &offer), &mut ends) => match handed {
                 Ok(stream) => break Some(stream),
                 Err(error) => tracing::warn!(%error, "the successor failed; waiting for another one"),
             },
@@ -74,7 +75,10 @@ pub(crate) async fn run(
         ),
         None => tracing::error!("no successor serves; pulls go on at the next start"),
     }
-    drop(offer);
+    match &successor {
+        Some(_) => offer.leave(),
+        None => drop(offer),
+    }
     sockets.leave(successor.is_some());
     let telling = async {
         if let Some(stream) = successor {
@@ -116,16 +120,18 @@ async fn stop_deciding(
 async fn hand_over(
     mut stream: UnixStream,
     state: &mut HandedState,
-    sockets: &Sockets,
+    (sockets, offer): (&Sockets, &Offer),
     ends: &mut mpsc::UnboundedReceiver<HandedEnd>,
 ) -> io::Result<UnixStream> {
     while let Ok(end) = ends.try_recv() {
         state.apply(&end);
     }
-    let names = sockets.handed.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut handed = vec![(HANDOVER, offer.socket())];
+    handed.extend(sockets.handed.iter().map(|(name, socket)| (*name, socket.as_fd())));
+    let names = handed.iter().map(|(name, _)| (*name).to_owned()).collect();
     wire::write(&mut stream, &Frame::State { state: Box::new(state.clone()), sockets: names }).await?;
-    for (_, socket) in &sockets.handed {
-        wire::send_socket(&stream, socket.as_fd()).await?;
+    for (_, socket) in handed {
+        wire::send_socket(&stream, socket).await?;
     }
     match timeout(SERVING, wire::read(&mut stream)).await?? {
         Frame::Serving => Ok(stream),

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    CRI, DEBUG,
+    CRI, DEBUG, HANDOVER,
     wire::{self, Frame, VERSION},
 };
 
@@ -39,6 +39,7 @@ pub(crate) struct Predecessor {
     pub(crate) state: HandedState,
     pub(crate) cri: Option<UnixListener>,
     pub(crate) debug: Option<UnixListener>,
+    pub(crate) handover: Option<UnixListener>,
     pub(crate) link: Link,
 }
 
@@ -122,17 +123,18 @@ async fn talk(mut stream: UnixStream) -> io::Result<Look> {
     let Frame::State { state, sockets } = timeout(STATE, wire::read(&mut stream)).await?? else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let (mut cri, mut debug) = (None, None);
+    let (mut cri, mut debug, mut handover) = (None, None, None);
     for name in sockets {
         let socket: OwnedFd = timeout(ANSWER, wire::receive_socket(&stream)).await??;
         match name.as_str() {
             CRI => cri = Some(socket.into()),
             DEBUG => debug = Some(socket.into()),
+            HANDOVER => handover = Some(socket.into()),
             // Of a newer agent: not needed here.
             _ => {}
         }
     }
-    Ok(Look::Taken(Box::new(Predecessor { state: *state, cri, debug, link: Link(stream) })))
+    Ok(Look::Taken(Box::new(Predecessor { state: *state, cri, debug, handover, link: Link(stream) })))
 }
 
 impl Link {
