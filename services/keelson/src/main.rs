@@ -54,6 +54,9 @@ enum Command {
     Cleanup(cli::CleanupArgs),
     /// Check and explain the settings.
     Config(settings::ConfigArgs),
+    /// End in the place of an agent that has calls to finish.
+    #[command(hide = true)]
+    StandIn(agent::stand_in::StandInArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example: keelson completions bash > /etc/bash_completion.d/keelson")]
     Completions {
@@ -65,7 +68,11 @@ enum Command {
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
     let outcome = match command {
-        Command::Agent(args) => agent::run(&args.settings()),
+        Command::Agent(args) => {
+            let systemd_handover = args.systemd_handover();
+            agent::run(&args.settings(), systemd_handover)
+        }
+        Command::StandIn(args) => agent::stand_in::run(&args),
         Command::Config(args) => settings::run(&args),
         Command::Actors(args) => ask(cli::run_actors(args)),
         Command::Pulls(args) => ask(cli::run_pulls(args)),

@@ -33,9 +33,17 @@ pub(crate) struct AgentArgs {
     /// --set endpoints.listen=A,B.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<String>,
+    /// On SIGTERM, let systemd start the next agent while this one finishes its calls. Needs KillMode=process.
+    #[arg(long)]
+    systemd_handover: bool,
 }
 
 impl AgentArgs {
+    /// Whether systemd is to start the next agent while this one finishes its calls.
+    pub(crate) fn systemd_handover(&self) -> bool {
+        self.systemd_handover
+    }
+
     /// All of them as settings.
     pub(crate) fn settings(self) -> SettingsArgs {
         let mut settings = self.settings;

@@ -112,3 +112,56 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
     ensure!(old.wait(keelson_tests::util::PATIENCE).await?.success());
     rig.idle().await
 }
+
+/// The line that begins with `key=` among those that the agent sends to its service manager.
+async fn told(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
+    let mut buffer = [0; 4096];
+    tokio::time::timeout(keelson_tests::util::PATIENCE, async {
+        loop {
+            // Descriptors beside the bytes are closed by this, which is how a manager answers a barrier.
+            let length = manager.recv(&mut buffer).await?;
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if let Some(value) = text.lines().find_map(|line| line.strip_prefix(&format!("{key}="))) {
+                return anyhow::Ok(value.to_owned());
+            }
+        }
+    })
+    .await
+    .with_context(|| format!("the manager was not told {key}"))?
+}
+
+fn runs(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let path = rig.node.scratch.path().join("notify");
+    let manager = tokio::net::UnixDatagram::bind(&path)?;
+    rig.agent.env("NOTIFY_SOCKET", &path.display().to_string());
+    rig.agent.arg("--systemd-handover");
+    rig.agent.kill9()?;
+    rig.agent.start_again().await?;
+    rig.cri = rig.agent.cri().await?;
+    rig.cri.version().await?;
+    let images = rig.node.push_many("systemd", 1, TINY).await?;
+    let hold = rig.hold(&images[0]);
+    let going = rig.begin(&images[0]);
+    rig.callers(1).await?;
+    let agent = rig.agent.pid().context("it runs")?.to_string();
+
+    rig.agent.sigterm()?;
+    ensure!(told(&manager, "STOPPING").await? == "1");
+    let stand_in = told(&manager, "MAINPID").await?;
+    ensure!(stand_in != agent);
+    ensure!(told(&manager, "BARRIER").await? == "1");
+    keelson_tests::util::until("the stand-in ends", || !runs(&stand_in)).await?;
+    ensure!(runs(&agent), "the agent serves on");
+    // As systemd starts the service again.
+    let mut old = rig.agent.start_successor().await?;
+    rig.node.proxy.remove(hold);
+    all_succeed([going], &images).await?;
+    ensure!(old.wait(keelson_tests::util::PATIENCE).await?.success());
+    Ok(())
+}

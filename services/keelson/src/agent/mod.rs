@@ -22,6 +22,7 @@ pub(crate) mod panics;
 mod parts;
 mod reload;
 mod rest_client;
+pub(crate) mod stand_in;
 pub(crate) mod systemd;
 mod view;
 
@@ -61,7 +62,7 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 ///
 /// # Errors
 /// It cannot start: state, sockets or runtime threads.
-pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &SettingsArgs, systemd_handover: bool) -> anyhow::Result<ExitCode> {
     let loaded = match args.load_or_complain() {
         Ok(loaded) => loaded,
         Err(code) => return Ok(code),
@@ -75,7 +76,7 @@ pub(crate) fn run(args: &SettingsArgs) -> anyhow::Result<ExitCode> {
         #[allow(clippy::expect_used)] // Without a runtime there is nothing to report an error with.
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a tokio runtime")
     });
-    panics::run(|| system.block_on(agent(args.clone(), loaded, filter, inherited)))
+    panics::run(|| system.block_on(agent(args.clone(), loaded, filter, inherited, systemd_handover)))
 }
 
 /// Says which settings are valid and probably not meant.
@@ -100,6 +101,7 @@ async fn agent(
     loaded: Loaded,
     filter: logs::Filter,
     inherited: systemd::Inherited,
+    systemd_handover: bool,
 ) -> anyhow::Result<ExitCode> {
     let settings = loaded.settings.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "keelson starts");
@@ -143,7 +145,7 @@ async fn agent(
         true => settings.agent.handover_timeout,
         false => Duration::ZERO,
     };
-    stop(Stopping { running, sockets, offer, patience }, &settings, &mut signals).await;
+    stop(Stopping { running, sockets, offer, patience, systemd_handover }, &settings, &mut signals).await;
     tracing::info!("keelson ends");
     Ok(ExitCode::SUCCESS)
 }
@@ -277,14 +279,17 @@ struct Stopping {
     offer: Offer,
     /// How long a successor is waited for.
     patience: Duration,
+    /// systemd starts the successor while this process runs.
+    systemd_handover: bool,
 }
 
 /// Hands over to a successor; without one, starts no more pulls, waits for those that run, then closes the sockets.
 async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signals) {
-    let Stopping { running, sockets, mut offer, patience } = stopping;
+    let Stopping { running, sockets, mut offer, patience, systemd_handover } = stopping;
     systemd::stopping();
     let deadline = tokio::time::Instant::now() + settings.agent.drain_timeout;
     offer.stopping();
+    let patience = let_systemd_start(patience, systemd_handover).await;
     let successor = match wait_for_successor(&mut offer, patience, signals).await {
         Some(successor) => Some(successor),
         None => drain(&running, &mut offer, settings, deadline, signals).await,
@@ -299,6 +304,24 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
             drop((offer, sockets));
             // One left over names a process that is gone, which tells as much.
             let _ = std::fs::remove_file(settings.agent.state_dir.join(parts::PID_FILE));
+        }
+    }
+}
+
+/// systemd starts a successor only when the main process has ended: makes it so, or says that nobody is to be waited for.
+async fn let_systemd_start(patience: Duration, systemd_handover: bool) -> Duration {
+    if patience.is_zero() || !systemd::is_manager() {
+        return patience;
+    }
+    if !systemd_handover {
+        return Duration::ZERO;
+    }
+    match stand_in::take_the_end().await {
+        Ok(()) => patience,
+        Err(error) => {
+            let reason = format!("{error:#}");
+            tracing::error!(reason, "systemd cannot start a successor before this agent ends");
+            Duration::ZERO
         }
     }
 }

@@ -42,6 +42,11 @@ pub(super) fn inherited_sockets() -> Inherited {
     inherited
 }
 
+/// Whether systemd, or something like it, runs this process.
+pub(super) fn is_manager() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "systemd could not be notified");
