@@ -9,6 +9,7 @@
 
 pub mod clock;
 pub mod cluster;
+pub mod durable;
 pub mod endpoints;
 pub mod host;
 pub mod inspect;

@@ -250,7 +250,7 @@ fn a_store_that_fails_costs_economy_and_no_report() {
 }
 
 #[test]
-fn a_store_that_cannot_be_read_at_the_start_is_read_when_it_can() {
+fn i4_a_store_that_cannot_be_read_at_the_start_delays_no_report() {
     run(async {
         let api = Arc::new(FakeApi::default());
         api.make();
@@ -263,11 +263,13 @@ fn a_store_that_cannot_be_read_at_the_start_is_read_when_it_can() {
         };
         let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
         let world = World::with(Role::Companion, api, Arc::new(host), Arc::new(source), Arc::clone(&store));
-        live(1).await;
-        assert_eq!(world.reporter.recorder().overview().status, "restarting");
-        store.fail(false);
         live(5).await;
         assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(world.reporter.recorder().overview().restarts, 0);
+        assert!(world.records().is_empty());
+        store.fail(false);
+        live(61).await;
+        assert_eq!(world.records(), ["status"]);
     });
 }
 

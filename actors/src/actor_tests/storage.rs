@@ -105,28 +105,66 @@ fn the_end_does_not_wait_for_a_store_that_keeps_failing() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_read_is_shown_and_tried_again() {
+fn i4_pulls_are_decided_from_memory_while_the_journal_cannot_be_read() {
     run(async {
         let store = FakeStore::new();
         store.fail(true);
         let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        assert!(succeeded(world.ask("r/a")).await);
+        assert_eq!(world.inspected().await["journal_unread"], true);
+        assert_eq!(world.metrics.store_durable.get(), 0);
         pass(600_000).await;
-        let failure = world.pulls.recorder().failure().expect("it fails");
-        assert!(failure.reason.contains("journal cannot be read"), "{failure:?}");
-        assert!(world.pulls.recorder().restarts() > 9);
+        assert!(succeeded(world.ask("r/b")).await);
+        let errors = world.pulls.recorder().overview().last_error;
+        assert!(errors.contains("decided from memory"), "{errors}");
+        assert_eq!(world.pulls.recorder().overview().restarts, 0);
     });
 }
 
 #[test]
-fn a_journal_that_can_be_read_again_is() {
+fn i4_a_journal_that_can_be_read_late_joins_what_runs_and_is_whole_again() {
     run(async {
-        let (runtime, store) = (FakeRuntime::new(), FakeStore::new());
+        let store = FakeStore::new();
+        let first =
+            World::with(Policy { limit: 1, ..Policy::default() }, FakeRuntime::new(), store.clone(), 100);
+        first.runtime.does("r/running", [Does::Hang]);
+        let _callers = [first.ask("r/running"), first.ask("r/queued")];
+        pass(100).await;
+        assert_eq!(store.records().len(), 2);
+
         store.fail(true);
-        let world = World::with(Policy::default(), runtime, Arc::clone(&store), 100);
-        let answered = world.ask("r/a");
-        pass(1000).await;
-        assert_eq!(world.pulls.recorder().overview().status, "restarting");
+        let runtime = FakeRuntime::new();
+        runtime.does("r/new", [Does::Hang]);
+        let world = World::with(Policy { limit: 1, ..Policy::default() }, runtime, store.clone(), 100);
+        let (_new, again) = (world.ask("r/new"), world.ask("r/running"));
+        pass(100).await;
+        assert_eq!((world.list().await.running, world.list().await.queued), (1, 1));
         store.fail(false);
-        assert!(succeeded(answered).await, "messages wait for the restart");
+        pass(6_000).await;
+        assert_eq!(world.metrics.store_durable.get(), 1);
+        assert_eq!(world.inspected().await["journal_unread"], false);
+        let queued: Vec<String> = world
+            .list()
+            .await
+            .pulls
+            .into_iter()
+            .filter(|pull| pull.position > 0)
+            .map(|pull| pull.image)
+            .collect();
+        assert_eq!(queued, ["r/running", "r/queued"], "nothing is lost, nothing is there twice");
+        assert_eq!(store.records().len(), 3);
+        drop(again);
+    });
+}
+
+#[test]
+fn i4_the_end_does_not_wait_for_a_journal_that_was_never_read() {
+    run(async {
+        let store = FakeStore::new();
+        store.fail(true);
+        let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        assert!(succeeded(world.ask("r/a")).await);
+        world.drain().await;
+        assert_eq!(world.inspected().await["journal_unread"], true);
     });
 }

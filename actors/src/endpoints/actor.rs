@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
+    durable::read_at_start,
     inspect::{Recorder, Status},
     status::EndpointsView,
     supervise::{self, Supervision, chain},
@@ -258,9 +259,9 @@ impl EndpointPublisher {
         }
         let (store, turn) = (self.store.clone(), self.store_turn.clone());
         let node_name = self.policy.node_name.clone();
-        let load = tokio::task::spawn_blocking(move || {
+        let load = read_at_start(store, move |store| {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            record::load(&*store, &node_name)
+            record::load(&**store, &node_name)
         });
         ctx.wait(wrap_future::<_, Self>(load).map(move |loaded, actor, ctx| {
             let loaded = match loaded {

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi},
+    durable::{LoggedFailure, read_at_start},
     inspect::{Mailbox, Recorder, Status, verbs},
     supervise::{self, Supervision, chain},
 };
@@ -81,6 +82,7 @@ pub struct LeaseRenewer {
     timer: Option<(Duration, SpawnHandle)>,
     /// The newest record that is not on disk, and whether a write is under way or planned.
     unwritten: Option<LeaseRecord>,
+    logged: LoggedFailure,
     writing: bool,
     /// What the Node was last said to be: a restart does not forget it.
     node: Option<Option<String>>,
@@ -109,6 +111,7 @@ impl LeaseRenewer {
             supervision: Supervision::new(parts.recorder),
             timer: None,
             unwritten: None,
+            logged: LoggedFailure::default(),
             writing: false,
             node: None,
         }
@@ -235,13 +238,18 @@ impl LeaseRenewer {
         ctx.spawn(wrap_future::<_, Self>(write).map(move |result, actor, ctx| {
             actor.writing = false;
             let error = match result {
-                Ok(Ok(())) => return actor.write(ctx),
+                Ok(Ok(())) => {
+                    actor.logged.clear();
+                    return actor.write(ctx);
+                }
                 Ok(Err(error)) => chain(&error),
                 Err(error) => error.to_string(),
             };
-            let text = format!("the Lease's identity could not be written, renewals go on: {error}");
-            tracing::warn!(actor = "LeaseRenewer", "{text}");
-            actor.recorder().error(text);
+            if actor.logged.is_new(&error) {
+                let text = format!("the Lease's identity could not be written, renewals go on: {error}");
+                tracing::warn!(actor = "LeaseRenewer", "{text}");
+                actor.recorder().error(text);
+            }
             actor.unwritten.get_or_insert(again);
             actor.writing = true;
             ctx.run_later(REWRITE_AFTER, |actor, ctx| {
@@ -253,9 +261,9 @@ impl LeaseRenewer {
 
     /// Reads the record, off this thread and before any message is handled.
     fn reload(&mut self, ctx: &mut Context<Self>) {
-        let store = self.store.clone();
-        let load =
-            tokio::task::spawn_blocking(move || store.get_json::<LeaseRecord>(Table::Heartbeats, LEASE_KEY));
+        let load = read_at_start(self.store.clone(), |store| {
+            store.get_json::<LeaseRecord>(Table::Heartbeats, LEASE_KEY)
+        });
         ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
             let record = match loaded {
                 Ok(Ok(record)) => record,

@@ -5,6 +5,7 @@
 //! writes. When the store fails it goes on in memory and says so: pods must start even on a full
 //! disk (decision 0003).
 
+mod durability;
 mod handover;
 mod node;
 mod retained;
@@ -15,33 +16,30 @@ use actix::{
     Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
     fut::wrap_future,
 };
-use keelson_storage::{StateStore, StoreError};
+use keelson_storage::StateStore;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     core::{Answer, CallerId, Core, Counts, Effect, End, Event, Policy, Refusal},
     handover::{HandedEnd, HandedState},
-    journal::{JournalIo, Pipeline, Restored},
+    journal::{JournalIo, Pipeline},
     messages::{
         AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, RequestPull,
         SetLimit, Tick,
     },
-    record::Write,
 };
 use crate::{
     clock::Clock,
+    durable::LoggedFailure,
     inspect::{Mailbox, Recorder, Status},
     metrics::{Metrics, PullResult},
     runtime::{
-        CancelAll, CancelPull, CheckImageFs, CheckPresent, DropLease, MeasureLease, Pull, PullFinished,
-        PullPresence, PullProgress, ReapLeases, RenewLeases, RuntimeChanged, RuntimeClient, RuntimePull,
-        Subscribe,
+        CancelPull, CheckImageFs, CheckPresent, DropLease, MeasureLease, Pull, PullFinished, PullPresence,
+        PullProgress, ReapLeases, RenewLeases, RuntimeChanged, RuntimeClient, RuntimePull,
     },
-    supervise::{self, Supervision, chain},
+    supervise::{self, Supervision},
 };
 
-/// How long after a failed write the whole journal is written again.
-const REWRITE_AFTER: Duration = Duration::from_secs(5);
 /// How long the records of ended pulls wait for another write to go with.
 const FLUSH_ENDED_AFTER: Duration = Duration::from_secs(1);
 
@@ -74,6 +72,13 @@ pub struct PullCoordinator {
     pipeline: Pipeline,
     /// A write failed: the journal lags behind, and nothing is written, until it is rewritten.
     behind: bool,
+    /// The journal has not been read: the store was not open in time.
+    unread: bool,
+    /// It is being read.
+    reading: bool,
+    /// The next attempt to read or rewrite it has a time.
+    catch_up_planned: bool,
+    logged: LoggedFailure,
     /// It is time to try that.
     rewrite: bool,
     /// The last try before the end.
@@ -116,6 +121,10 @@ impl PullCoordinator {
             journal: JournalIo::new(parts.store),
             pipeline: Pipeline::default(),
             behind: false,
+            unread: false,
+            reading: false,
+            catch_up_planned: false,
+            logged: LoggedFailure::default(),
             rewrite: false,
             rewrote_last: false,
             answers: HashMap::new(),
@@ -242,53 +251,12 @@ impl PullCoordinator {
         }
     }
 
-    fn written(&mut self, result: Result<(), StoreError>, ctx: &mut Context<Self>) {
-        match result {
-            Ok(()) if self.behind => {
-                self.behind = false;
-                self.metrics.store_durable.set(1);
-                tracing::info!("the journal is durable again");
-                self.recorder().event("the journal is durable again");
-            }
-            Ok(()) => {}
-            Err(error) => self.write_failed(&error, ctx),
-        }
-        for effect in self.pipeline.written() {
-            self.act(effect);
-        }
-        self.write(ctx);
-        self.finish_flush();
-        self.finish_drain(ctx);
-    }
-
     /// After a hand-over: tells when the journal is left alone.
     fn finish_flush(&mut self) {
         if self.pipeline.is_idle()
             && let Some(flushed) = self.flushed.take()
         {
             let _ = flushed.send(());
-        }
-    }
-
-    fn write_failed(&mut self, error: &StoreError, ctx: &mut Context<Self>) {
-        let text = format!("the journal could not be written, pulls go on in memory only: {}", chain(error));
-        tracing::error!(actor = "PullCoordinator", "{text}");
-        self.recorder().error(text);
-        self.metrics.store_errors.inc();
-        self.metrics.store_durable.set(0);
-        self.behind = true;
-        self.rewrite_later(ctx);
-    }
-
-    fn rewrite_later(&self, ctx: &mut Context<Self>) {
-        ctx.run_later(REWRITE_AFTER, Self::rewrite_now);
-    }
-
-    fn rewrite_now(&mut self, ctx: &mut Context<Self>) {
-        if self.behind && !self.core.is_handed_over() {
-            self.rewrite = true;
-            // Any write that does not wait will do: it becomes a rewrite of everything.
-            self.perform(vec![Effect::Persist(Write::DeleteLease(String::new()))], ctx);
         }
     }
 
@@ -345,57 +313,16 @@ impl PullCoordinator {
     }
 
     fn finish_drain(&mut self, ctx: &mut Context<Self>) {
-        if self.draining.is_none() || !self.core.is_idle() || !self.pipeline.is_idle() {
+        if self.draining.is_none() || self.reading || !self.core.is_idle() || !self.pipeline.is_idle() {
             return;
         }
         if self.behind && !self.rewrote_last && !self.core.is_handed_over() {
             self.rewrote_last = true;
-            self.rewrite_now(ctx);
+            self.catch_up(ctx);
         } else if let Some(done) = self.draining.take() {
             // Who asked may have stopped waiting.
             let _ = done.send(());
         }
-    }
-
-    /// Reads the journal, off this thread and before any message is handled.
-    fn reload(&mut self, ctx: &mut Context<Self>) {
-        if let Some(state) = self.taken_over.take() {
-            return self.take_over(state, ctx);
-        }
-        let journal = self.journal.clone();
-        let ended = self.pipeline.take_ended();
-        let load = tokio::task::spawn_blocking(move || {
-            // Not written: pulls that ended are taken up again, which costs a question each.
-            let _ = journal.write(&ended);
-            journal.load()
-        });
-        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| match loaded {
-            Ok(Ok(restored)) => actor.restored(restored, ctx),
-            Ok(Err(error)) => actor.fail(&format!("the journal cannot be read: {}", chain(&error)), ctx),
-            Err(error) => actor.fail(&error.to_string(), ctx),
-        }));
-    }
-
-    fn restored(&mut self, restored: Restored, ctx: &mut Context<Self>) {
-        for text in restored.unreadable {
-            tracing::error!(actor = "PullCoordinator", "{text}");
-            self.recorder().error(text);
-        }
-        self.metrics.resumed.inc_by(restored.pulls.len() as u64);
-        let now = self.clock.now();
-        let effects = self.core.restore(restored.pulls, restored.leases, restored.limit, now);
-        let me = Mailbox::new(ctx.address(), self.recorder().clone());
-        // Attempts of a former self mean nothing any more.
-        self.runtime.deliver(CancelAll {});
-        self.runtime.deliver(Subscribe { to: me });
-        self.perform(effects, ctx);
-        if self.behind {
-            self.rewrite_later(ctx);
-        }
-        if self.draining.is_some() {
-            self.step(Event::Drain, ctx);
-        }
-        self.recorder().status(Status::Running, summary(self.core.counts()));
     }
 }
 
@@ -437,6 +364,7 @@ impl Supervised for PullCoordinator {
         self.core.set_gone(gone);
         self.core.set_disk_pressure(pressure);
         self.journal = self.journal.next_life();
+        (self.reading, self.catch_up_planned) = (false, false);
         self.pipeline = self.pipeline.next_life();
         self.rewrite = false;
         self.timer = None;
@@ -594,6 +522,7 @@ impl Handler<Inspected> for PullCoordinator {
             "retained_bytes": self.core.retained_bytes(),
             "pods_gone": self.core.pods_gone(),
             "journal_behind": self.behind,
+            "journal_unread": self.unread,
             "draining": self.draining.is_some(),
         })
         .to_string()

@@ -142,6 +142,10 @@ impl JournalIo {
         Self { life, ..self.clone() }
     }
 
+    pub(super) fn store(&self) -> &Arc<dyn StateStore> {
+        &self.store
+    }
+
     fn is_former(&self) -> bool {
         self.lives.load(Ordering::SeqCst) != self.life
     }

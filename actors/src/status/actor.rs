@@ -29,11 +29,12 @@ use super::{
     metrics::StatusMetrics,
     policy::{Role, StatusPolicy},
     sources::{EndpointsView, PullsSource, RuntimeSource},
-    state::{Stamp, Unsaved, Write, load},
+    state::{Restored, Stamp, Unsaved, Write, load},
 };
 use crate::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi},
+    durable::{LoggedFailure, read_at_start},
     host::{Host, HostAsk, HostReadings},
     inspect::{Recorder, Status},
     runtime::core::Health,
@@ -107,6 +108,7 @@ pub struct StatusReporter {
     supervision: Supervision,
     timer: Option<(Duration, SpawnHandle)>,
     unsaved: Unsaved,
+    logged: LoggedFailure,
     /// Those who wait until it is on disk.
     waiting: Vec<oneshot::Sender<()>>,
     saving: bool,
@@ -145,6 +147,7 @@ impl StatusReporter {
             supervision: Supervision::new(parts.recorder),
             timer: None,
             unsaved: Unsaved::default(),
+            logged: LoggedFailure::default(),
             waiting: Vec::new(),
             saving: false,
             summary: String::new(),
@@ -311,7 +314,10 @@ impl StatusReporter {
                 let _ = waiting.send(());
             }
             match written {
-                Ok((Ok(()), _)) => actor.save_next(ctx),
+                Ok((Ok(()), _)) => {
+                    actor.logged.clear();
+                    actor.save_next(ctx);
+                }
                 Ok((Err(error), unsaved)) => actor.not_saved(&chain(&error), unsaved, ctx),
                 Err(error) => actor.not_saved(&error.to_string(), Unsaved::default(), ctx),
             }
@@ -319,9 +325,11 @@ impl StatusReporter {
     }
 
     fn not_saved(&mut self, error: &str, unsaved: Unsaved, ctx: &mut Context<Self>) {
-        let text = format!("what was reported could not be written and is kept in memory: {error}");
-        tracing::error!(actor = "StatusReporter", "{text}");
-        self.recorder().error(text);
+        if self.logged.is_new(error) {
+            let text = format!("what was reported could not be written and is kept in memory: {error}");
+            tracing::error!(actor = "StatusReporter", "{text}");
+            self.recorder().error(text);
+        }
         self.unsaved.put_back(unsaved);
         if self.waiting.is_empty() {
             ctx.run_later(SAVE_AGAIN, |actor, ctx| actor.save_next(ctx));
@@ -338,26 +346,39 @@ impl StatusReporter {
 
     /// Reads what is on disk, off this thread and before any message is handled.
     fn reload(&mut self, ctx: &mut Context<Self>) {
-        let store = self.store.clone();
-        let unsaved = std::mem::take(&mut self.unsaved);
-        let load = tokio::task::spawn_blocking(move || {
+        let unsaved = self.unsaved.clone();
+        let load = read_at_start(self.store.clone(), move |store| {
             // What a former self could not write.
-            let _ = unsaved.save(&store);
-            load(&store)
+            let saved = unsaved.save(store).is_ok();
+            Ok((load(store)?, saved))
         });
-        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| match loaded {
-            Ok(Ok(restored)) => {
-                let stamp = Stamp::new(&actor.host.facts().boot_id, actor.host.since_boot(), actor.now());
-                actor.step(Event::Started { restored, stamp }, ctx);
-                if let Some(node) = actor.node.clone() {
-                    actor.step(Event::Node(node), ctx);
+        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
+            let restored = match loaded {
+                Ok(Ok((restored, saved))) => {
+                    if saved {
+                        actor.unsaved = Unsaved::default();
+                    }
+                    restored
                 }
-                actor.watch_runtime(ctx);
-                actor.watch_first_ready(ctx);
+                Ok(Err(error)) => actor.unread(&chain(&error)),
+                Err(error) => actor.unread(&error.to_string()),
+            };
+            let stamp = Stamp::new(&actor.host.facts().boot_id, actor.host.since_boot(), actor.now());
+            actor.step(Event::Started { restored, stamp }, ctx);
+            if let Some(node) = actor.node.clone() {
+                actor.step(Event::Node(node), ctx);
             }
-            Ok(Err(error)) => actor.fail(&format!("the last report cannot be read: {}", chain(&error)), ctx),
-            Err(error) => actor.fail(&error.to_string(), ctx),
+            actor.watch_runtime(ctx);
+            actor.watch_first_ready(ctx);
         }));
+    }
+
+    /// Without its last report the agent compares with what the API server has.
+    fn unread(&self, error: &str) -> Restored {
+        let text = format!("the last report cannot be read; starting without it: {error}");
+        tracing::error!(actor = "StatusReporter", "{text}");
+        self.recorder().error(text);
+        Restored::default()
     }
 
     /// Tells the core when the runtime comes or goes.

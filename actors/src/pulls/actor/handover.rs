@@ -35,7 +35,8 @@ impl PullCoordinator {
         // The journal may say less, if the predecessor's disk was full.
         self.behind = true;
         self.perform(effects, ctx);
-        self.rewrite_now(ctx);
+        self.catch_up(ctx);
+        self.watch_store(ctx);
         self.recorder().status(Status::Running, summary(self.core.counts()));
     }
 }

@@ -160,6 +160,9 @@ impl Core {
         let Some(pull) = self.take_out(id) else { return };
         let key = &pull.call.key;
         fx.push(Effect::Persist(Write::DeletePull(id.0)));
+        if end == End::Succeeded {
+            self.succeeded_unread(key);
+        }
         self.settle_lease(&pull, &end, failure, now, fx);
         self.ended += 1;
         self.moved = Some(now.mono);
@@ -248,9 +251,7 @@ impl Core {
         self.health = Health::Up(capabilities);
         self.away_since = None;
         if !had_leases && capabilities.leases {
-            let mut keep: std::collections::BTreeSet<String> = self.kept.keys().cloned().collect();
-            keep.extend(self.pulls.values().filter_map(|pull| pull.lease.clone()));
-            fx.push(Effect::ReapLeases(keep.into_iter().collect()));
+            self.reap(fx);
         }
         self.ask_about_kept(fx);
         self.ask_lost_again(now, fx);

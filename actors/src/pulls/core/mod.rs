@@ -14,6 +14,7 @@ mod finish;
 mod gone;
 mod handover;
 mod presence;
+mod reconcile;
 mod reentry;
 mod requests;
 mod restore;
@@ -36,6 +37,8 @@ mod limit_tests;
 mod presence_tests;
 #[cfg(test)]
 mod properties;
+#[cfg(test)]
+mod reconcile_tests;
 #[cfg(test)]
 mod retained_tests;
 #[cfg(test)]
@@ -276,6 +279,8 @@ pub struct Core {
     next_id: u64,
     /// Prefix of lease names; one for each state folder.
     owner: String,
+    /// The journal has not been read yet.
+    unread: Option<reconcile::Unread>,
 }
 
 impl Core {
@@ -310,6 +315,7 @@ impl Core {
             ended: 0,
             next_id: 1,
             owner: owner.to_owned(),
+            unread: None,
         }
     }
 
@@ -387,6 +393,9 @@ impl Core {
     }
 
     fn configure(&mut self, policy: Policy, now: Now, fx: &mut Vec<Effect>) {
+        if let Some(unread) = self.unread.as_mut().filter(|_| policy.limit != self.policy.limit) {
+            unread.limit_changed = true;
+        }
         if policy.limit != self.policy.limit && self.limit_override.take().is_some() {
             // The newest word counts, whoever spoke it.
             fx.push(Effect::Persist(Write::Limit(None)));
@@ -412,6 +421,9 @@ impl Core {
 
     fn set_limit(&mut self, limit: Option<u32>, fx: &mut Vec<Effect>) {
         self.limit_override = limit;
+        if let Some(unread) = &mut self.unread {
+            unread.limit_changed = true;
+        }
         fx.push(Effect::Persist(Write::Limit(limit)));
         let text = match limit {
             Some(limit) => format!("limit set to {limit} by hand"),

@@ -193,6 +193,12 @@ impl Bench {
         next
     }
 
+    /// The journal has been read, late.
+    pub(super) fn reconcile(&mut self, records: Vec<PullRecord>, leases: Vec<KeptLease>, limit: Option<u32>) {
+        let effects = self.core.reconcile(records, leases, limit, self.now);
+        self.take(effects);
+    }
+
     pub(super) fn event(&mut self, event: Event) {
         let effects = self.core.handle(event, self.now);
         self.take(effects);
