@@ -49,7 +49,7 @@ pub use guard::panic_is_guarded;
 pub use manifest::{Manifest, ManifestError};
 pub use memory::MemoryStore;
 pub use migrate::SCHEMA_VERSION;
-pub use open::{LOCK_FILE, Opened, Outcome, open};
+pub use open::{LOCK_FILE, Opened, Outcome, folder_id, open};
 pub use sled_store::SledStore;
 pub use store::{BadRecord, Keyed, StateStore, StateStoreExt, StoreStats};
 pub use table::{Batch, MAX_KEY_LEN, MAX_VALUE_LEN, Op, Table};

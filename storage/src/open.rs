@@ -14,6 +14,7 @@ use crate::generation::{self, make_private_dir};
 use crate::guard::{Unfinished, Worker};
 use crate::manifest::{Manifest, ManifestError, sync_dir};
 use crate::migrate::{OLDEST_VERSION, Records, SCHEMA_VERSION, migrate};
+use crate::seal::checksum;
 use crate::sled_store::{OPEN_LIMIT, SledStore};
 
 /// So many processes in a row may end while they open a store before it counts as the cause: what sled reads
@@ -102,6 +103,13 @@ pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
         }
         Found::Damaged(reason) => recover(state_dir, lock, reason),
     }
+}
+
+/// An id of a state folder: 16 hexadecimal digits made from its absolute path, so that it is the same without a store
+/// and after the loss of one.
+pub fn folder_id(state_dir: &Path) -> String {
+    let path = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
+    format!("{:016x}", checksum(&[path.as_os_str().as_encoded_bytes()]))
 }
 
 /// The folder of the store in a state folder.

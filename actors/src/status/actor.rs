@@ -338,12 +338,6 @@ impl StatusReporter {
         }
     }
 
-    fn fail(&mut self, reason: &str, ctx: &mut Context<Self>) {
-        tracing::error!(actor = "StatusReporter", reason, "stops, and starts again from the store");
-        self.recorder().error(reason.to_owned());
-        actix::ActorContext::stop(ctx);
-    }
-
     /// Reads what is on disk, off this thread and before any message is handled.
     fn reload(&mut self, ctx: &mut Context<Self>) {
         let unsaved = self.unsaved.clone();

@@ -4,7 +4,6 @@ use crate::common::{
     MIB, agent_leases, collect_garbage, idle, ingested, leases, logged, make_lease, no_lease_left, pulling,
 };
 use anyhow::{Context as _, Result, ensure};
-use keelson_storage::{StateStore as _, Table};
 use keelson_tests::agent::Settings;
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::{Cri, Pull, failed};
@@ -91,11 +90,7 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
     let mut agent = node.agent(&Settings::new()).await?;
     ensure!(agent.terminate().await?.success());
     // As if it had been killed between making a lease and the end of its pull, the journal being empty.
-    let own = {
-        let opened = keelson_storage::open(&agent.state_dir())?;
-        let id = opened.store.get(Table::Meta, b"instance_id")?.context("the state has no instance id")?;
-        String::from_utf8(id)?
-    };
+    let own = keelson_storage::folder_id(&agent.state_dir());
     make_lease(&node.containerd, "orphan-1", Some(&own)).await?;
     make_lease(&node.containerd, "orphan-2", Some(&own)).await?;
     make_lease(&node.containerd, "of-another-agent", Some("0123456789abcdef")).await?;

@@ -97,7 +97,7 @@ impl Core {
         if matches!(self.health, Health::Up(_)) {
             self.schedule(now, &mut fx);
             for id in restored {
-                self.ask_presence(id, &mut fx);
+                self.ask_presence(id, now, &mut fx);
             }
         }
         fx

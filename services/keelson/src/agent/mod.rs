@@ -5,9 +5,10 @@
 //! PullCoordinator and the RuntimeClient have an arbiter each, so that neither waits for the other, and so have the
 //! LeaseRenewer and the StatusReporter; the CRI front has a thread with a runtime of its own, so that a call passes on one thread.
 //!
-//! Start: state, then RuntimeClient, then PullCoordinator (which reads the journal), then the heartbeats, then the
-//! sockets, then READY. Before it, whatever an agent that is stopping hands over. Stop: a successor is waited for and gets
-//! everything ([`handover`]); without one, no new pulls, running ones end or the drain time does, then the sockets.
+//! Start: sockets, RuntimeClient, PullCoordinator, the CRI front, then the heartbeats and the rest, then READY. The
+//! state store opens in the background meanwhile; no call waits for it. Before it, whatever an agent that is stopping
+//! hands over. Stop: a successor is waited for and gets everything ([`handover`]); without one, no new pulls, running
+//! ones end or the drain time does, then the sockets.
 
 pub(crate) mod cluster;
 mod control;
@@ -23,6 +24,7 @@ mod parts;
 mod reload;
 mod rest_client;
 pub(crate) mod stand_in;
+mod store;
 pub(crate) mod systemd;
 mod view;
 
@@ -300,10 +302,10 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
             relay::Ended::Told => tracing::warn!("told to stop a second time; calls that run are cut off"),
         },
         None => {
+            let store = running.store.clone();
             close(running, deadline).await;
             drop((offer, sockets));
-            // One left over names a process that is gone, which tells as much.
-            let _ = std::fs::remove_file(settings.agent.state_dir.join(parts::PID_FILE));
+            store::close(store, settings).await;
         }
     }
 }

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use keelson_actors::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
@@ -23,7 +22,7 @@ use keelson_cri::{
 };
 use keelson_endpoints::server::{EndpointsThread, Listener};
 use keelson_host::LinuxHost;
-use keelson_storage::{DeferredStore, OpenError, Opened, Outcome, StateStore, Table};
+use keelson_storage::DeferredStore;
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{
@@ -31,8 +30,8 @@ use super::{
     endpoints::{self, EndpointsParts},
     front::FrontThread,
     handles::Handle,
-    handover::take::PATIENCE,
     heartbeats::{self, HeartbeatsParts},
+    store,
     view::{View, ViewParts},
 };
 
@@ -41,14 +40,6 @@ use super::{
 const PULLS_MAILBOX: usize = 32_768;
 /// The mailbox of the RuntimeClient: each message belongs to one of the coordinator's.
 const RUNTIME_MAILBOX: usize = 32_768;
-/// Longest call of the store.
-const STORE_CALL: std::time::Duration = std::time::Duration::from_secs(5);
-/// Key of the state folder's id in table `meta`.
-const INSTANCE_KEY: &[u8] = b"instance_id";
-
-/// Holds the agent's process id, in the state folder; removed at a clean end.
-pub(super) const PID_FILE: &str = "keelson.pid";
-
 /// What changes at run time, and what ends.
 pub(super) struct Running {
     pub(super) loaded: watch::Sender<Arc<Loaded>>,
@@ -59,10 +50,10 @@ pub(super) struct Running {
     pub(super) front_settings: watch::Sender<FrontSettings>,
     pub(super) progress_interval: watch::Sender<std::time::Duration>,
     pub(super) stop_debug: watch::Sender<bool>,
+    pub(super) store: Arc<DeferredStore>,
     pub(super) view: View,
     /// For a successor.
     pub(super) salt: CredentialsSalt,
-    store: Arc<DeferredStore>,
 }
 
 impl Running {
@@ -127,8 +118,8 @@ pub(super) fn start(
     mut handed: Option<HandedState>,
 ) -> anyhow::Result<Running> {
     let settings = loaded.settings.clone();
-    let store = open(&settings)?;
-    let instance = instance_id(&*store)?;
+    let store = store::start(&settings)?;
+    let instance = store::owner(&settings);
     let clock = Clock::start();
     let metrics = Metrics::default();
     let (health, health_seen) = watch::channel(Health::Unknown);
@@ -176,6 +167,19 @@ pub(super) fn start(
         PullCoordinator::new(parts).with_handed(handed)
     });
 
+    // Before everything that may wait for a disk or for the API server.
+    let (front_settings, live) = watch::channel(front_settings(&settings));
+    let front_parts = FrontParts {
+        runtime_socket: endpoint,
+        pulls: pulls.clone(),
+        metrics: metrics.clone(),
+        settings: live,
+        salt: salt.clone(),
+        own_socket: settings.cri.listen.path().to_owned(),
+        clients: Arc::default(),
+    };
+    let front = FrontThread::start(listeners.cri, front_parts)?;
+
     let cluster = Cluster::of(&settings);
     let (endpoints_view, endpoints_seen) = watch::channel(endpoints::first_view(&settings));
     let (heartbeats, [lease, status]) = heartbeats::start(HeartbeatsParts {
@@ -208,17 +212,6 @@ pub(super) fn start(
         publisher,
     ];
 
-    let (front_settings, live) = watch::channel(front_settings(&settings));
-    let front_parts = FrontParts {
-        runtime_socket: endpoint,
-        pulls: pulls.clone(),
-        metrics: metrics.clone(),
-        settings: live,
-        salt: salt.clone(),
-        own_socket: settings.cri.listen.path().to_owned(),
-        clients: Arc::default(),
-    };
-    let front = FrontThread::start(listeners.cri, front_parts)?;
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
     let (stop_debug, _) = watch::channel(false);
     let view = View::new(ViewParts {
@@ -243,70 +236,8 @@ pub(super) fn start(
         front_settings,
         progress_interval,
         stop_debug,
+        store,
         view,
         salt,
-        store,
     })
-}
-
-/// A process that was killed a moment ago may hold the lock still.
-fn open_within(state_dir: &std::path::Path, patience: std::time::Duration) -> Result<Opened, OpenError> {
-    let since = std::time::Instant::now();
-    loop {
-        match keelson_storage::open(state_dir) {
-            Err(OpenError::InUse { .. }) if since.elapsed() < patience => {
-                std::thread::sleep(std::time::Duration::from_millis(50));
-            }
-            ended => return ended,
-        }
-    }
-}
-
-fn open(settings: &Settings) -> anyhow::Result<Arc<DeferredStore>> {
-    let opened = open_within(&settings.agent.state_dir, PATIENCE)?;
-    match &opened.outcome {
-        Outcome::Created => tracing::info!(state_dir = %settings.agent.state_dir.display(), "new state"),
-        Outcome::Opened => {}
-        Outcome::Migrated { from, to } => tracing::info!(from, to, "state migrated to a newer schema"),
-        Outcome::Recovered { moved_to, reason, .. } => tracing::error!(
-            moved_to = %moved_to.display(),
-            reason,
-            "THE STATE WAS DAMAGED and was moved aside; the agent starts anew without it"
-        ),
-        other => tracing::info!(?other, "state opened"),
-    }
-    // For people and scripts; the lock, not this file, keeps a second agent out.
-    let pid_file = settings.agent.state_dir.join(PID_FILE);
-    if let Err(error) = std::fs::write(&pid_file, format!("{}\n", std::process::id())) {
-        tracing::warn!(%error, file = %pid_file.display(), "cannot write the process id");
-    }
-    let (mut first, state_dir) =
-        (Some(opened.store as Arc<dyn StateStore>), settings.agent.state_dir.clone());
-    let opener = move || match first.take() {
-        Some(store) => Ok(store),
-        None => keelson_storage::open(&state_dir).map(|opened| opened.store as Arc<dyn StateStore>),
-    };
-    let store = DeferredStore::with_opener(&settings.agent.state_dir, STORE_CALL, Box::new(opener))
-        .context("the store's thread")?;
-    while !store.state().is_open() {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    Ok(Arc::new(store))
-}
-
-/// The random id that a state folder has for its life.
-fn instance_id(store: &dyn StateStore) -> anyhow::Result<String> {
-    let known = store.get(Table::Meta, INSTANCE_KEY).context("cannot read the state")?;
-    if let Some(id) = known.and_then(|bytes| String::from_utf8(bytes).ok()).filter(|id| is_id(id)) {
-        return Ok(id);
-    }
-    let id = format!("{:016x}", rand::random::<u64>());
-    let mut batch = keelson_storage::Batch::new();
-    batch.put(Table::Meta, INSTANCE_KEY, id.as_bytes());
-    store.apply(&batch).context("cannot write the state")?;
-    Ok(id)
-}
-
-fn is_id(text: &str) -> bool {
-    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
