@@ -122,18 +122,13 @@ pub enum OpenError {
         /// The process that holds it, where its lock file says so.
         pid: Option<u32>,
     },
-    /// The store was written by a newer agent. Nothing has been changed.
-    #[error(
-        "the state store {path} has schema version {found}, this binary knows versions up to {known}: \
-         run the newer agent again, or move the store away to begin anew (it has been left untouched)"
-    )]
-    NewerSchema {
-        /// Version of the store.
-        found: u32,
-        /// Newest version this binary knows.
-        known: u32,
+    /// The disk did not answer in time. The store is not damaged for that; opening it again is right.
+    #[error("the state store {path} could not be opened within {seconds} s; check the disk's health")]
+    TimedOut {
         /// The store's folder.
         path: PathBuf,
+        /// How long was waited.
+        seconds: u64,
     },
     /// The file system refused.
     #[error("cannot {action} {path}: {advice}")]

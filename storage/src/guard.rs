@@ -7,9 +7,11 @@
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Name of the thread that calls into sled.
 pub(crate) const THREAD_NAME: &str = "keelson-storage";
@@ -42,6 +44,9 @@ type Job<T> = Box<dyn FnOnce(&mut Option<T>) + Send>;
 pub(crate) struct Worker<T> {
     jobs: Sender<Job<T>>,
     stuck: bool,
+    /// Jobs given to the thread, and jobs it has ended.
+    given: u64,
+    ended: Arc<AtomicU64>,
 }
 
 impl<T> fmt::Debug for Worker<T> {
@@ -64,12 +69,26 @@ impl<T: 'static> Worker<T> {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Job<T>>();
         thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || run(&queue))?;
-        Ok(Self { jobs, stuck: false })
+        Ok(Self { jobs, stuck: false, given: 0, ended: Arc::default() })
     }
 
     /// Whether a job did not end in time, so that this worker is of no use any more.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck
+    }
+
+    /// Waits, up to `limit`, for the job that did not end in time. Whether it has ended, so that this worker is of use
+    /// again.
+    pub(crate) fn comes_back(&mut self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        while self.ended.load(Ordering::SeqCst) < self.given {
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(10).min(limit));
+        }
+        self.stuck = false;
+        true
     }
 
     /// Runs a job and waits for it, up to `limit`.
@@ -82,6 +101,8 @@ impl<T: 'static> Worker<T> {
             return Err(Unfinished::TimedOut(Duration::ZERO));
         }
         let (reply, answer) = sync_channel(1);
+        let ended = self.ended.clone();
+        self.given += 1;
         let job: Job<T> = Box::new(move |slot| {
             let result = catch_unwind(AssertUnwindSafe(|| job(slot)));
             if result.is_err() {
@@ -89,6 +110,7 @@ impl<T: 'static> Worker<T> {
                 let left = slot.take();
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
             }
+            ended.fetch_add(1, Ordering::SeqCst);
             // The caller may have given up waiting.
             let _ = reply.send(result.map_err(|payload| message(payload.as_ref())));
         });
@@ -163,6 +185,9 @@ mod tests {
         assert!(matches!(worker.call(Duration::from_millis(20), hang), Err(Unfinished::TimedOut(_))));
         assert!(worker.is_stuck());
         assert!(matches!(worker.call(LIMIT, |_| ()), Err(Unfinished::TimedOut(_))));
+        assert!(!worker.comes_back(Duration::ZERO));
         drop(release);
+        assert!(worker.comes_back(LIMIT));
+        worker.call(LIMIT, |_| ()).unwrap();
     }
 }

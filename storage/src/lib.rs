@@ -8,7 +8,7 @@
 //!   tests and for an agent that shall leave nothing behind. Both pass one contract suite.
 //! * [`DeferredStore`] opens a store in the background and never makes a caller wait for a disk that hangs: the
 //!   agent runs on it.
-//! * [`open`] takes the folder's lock, refuses a store of a newer schema without touching it, migrates an older
+//! * [`open`] takes the folder's lock, sets a store of a newer schema aside untouched, migrates an older
 //!   one, and moves a damaged one aside. It says which of these happened in [`Outcome`].
 //!
 //! Every call blocks: run it on a thread that may wait for a disk.
@@ -20,6 +20,7 @@
 //! <state_dir>/state/manifest          schema version and the generation that counts (plain text)
 //! <state_dir>/state/g<N>/             one generation: a sled database
 //! <state_dir>/state/g<N>/acked        number of the last batch that was acknowledged
+//! <state_dir>/state.schema-<N>/       a store of a newer agent, untouched: move it back to run that agent on it
 //! <state_dir>/state.damaged-<UTC>/    a store that could not be read, as sled left it when it tried to read it
 //! ```
 //!

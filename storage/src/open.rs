@@ -48,6 +48,13 @@ pub enum Outcome {
         /// The version it has now.
         to: u32,
     },
+    /// A store of a newer schema version, which has been moved aside untouched. The store is new.
+    NewerSetAside {
+        /// The version it has.
+        found: u32,
+        /// Where it is now.
+        moved_to: PathBuf,
+    },
     /// A damaged store, which has been moved aside. The store is new.
     Recovered {
         /// Where the damaged one is now.
@@ -64,7 +71,7 @@ pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
         move |source| OpenError::io(action, path, source)
     };
     make_private_dir(state_dir).map_err(io_error("make the state folder", state_dir))?;
-    let lock = take_lock(state_dir)?;
+    let lock = Arc::new(take_lock(state_dir)?);
     let store = store_dir(state_dir);
     if is_absent(&store).map_err(io_error("look at", &store))? {
         let (worker, manifest, totals) = create(state_dir, 1)?;
@@ -73,8 +80,7 @@ pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
     }
     let manifest = match Manifest::read_from(&store) {
         Ok(manifest) if manifest.schema > SCHEMA_VERSION => {
-            let (found, known) = (manifest.schema, SCHEMA_VERSION);
-            return Err(OpenError::NewerSchema { found, known, path: store });
+            return set_aside(state_dir, lock, manifest.schema);
         }
         Ok(manifest) if manifest.schema < OLDEST_VERSION => {
             let reason = format!("its schema version {} has never been in use", manifest.schema);
@@ -93,7 +99,7 @@ pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
         let reason = format!("{OPENING_ATTEMPTS} processes in a row ended while they opened it");
         return recover(state_dir, lock, reason);
     };
-    let opened = open_store(&store, manifest);
+    let opened = open_store(&store, manifest, &lock);
     drop(attempt);
     match opened? {
         Found::Whole { worker, manifest, totals, outcome } => {
@@ -215,14 +221,21 @@ enum Found {
     Damaged(String),
 }
 
-fn open_store(store: &Path, manifest: Manifest) -> Result<Found, OpenError> {
+fn open_store(store: &Path, manifest: Manifest, lock: &Arc<File>) -> Result<Found, OpenError> {
     let mut worker =
         Worker::start().map_err(|source| OpenError::io("start the storage thread for", store, source))?;
     let (dir, schema) = (manifest.generation_dir(store), manifest.schema);
     if !dir.is_dir() {
         return Ok(Found::Damaged(format!("{} is missing", dir.display())));
     }
-    let totals = match worker.call(OPEN_LIMIT, move |slot| open_engine(slot, &dir, schema)) {
+    // For as long as the thread may touch the files, even if nobody waits for it any more.
+    let held = lock.clone();
+    let opening = move |slot: &mut Option<Engine>| {
+        let opened = open_engine(slot, &dir, schema);
+        drop(held);
+        opened
+    };
+    let totals = match worker.call(OPEN_LIMIT, opening) {
         Ok(Ok(totals)) => totals,
         Ok(Err(EngineError::Damaged(reason))) => return Ok(Found::Damaged(reason)),
         Ok(Err(EngineError::Io { path, source, .. })) => return Err(OpenError::io("open", path, source)),
@@ -233,7 +246,8 @@ fn open_store(store: &Path, manifest: Manifest) -> Result<Found, OpenError> {
             return Ok(Found::Damaged(format!("reading it made sled panic: {message}")));
         }
         Err(Unfinished::TimedOut(limit)) => {
-            return Ok(Found::Damaged(format!("reading it did not end within {} s", limit.as_secs())));
+            // Slow is not damaged.
+            return Err(OpenError::TimedOut { path: store.to_owned(), seconds: limit.as_secs() });
         }
     };
     if schema == SCHEMA_VERSION {
@@ -264,10 +278,11 @@ fn migrate_store(store: &Path, mut worker: Worker<Engine>, old: &Manifest) -> Re
 }
 
 /// Moves the damaged store aside, loudly, and begins anew.
-fn recover(state_dir: &Path, lock: File, reason: String) -> Result<Opened, OpenError> {
+fn recover(state_dir: &Path, lock: Arc<File>, reason: String) -> Result<Opened, OpenError> {
     let store = store_dir(state_dir);
     let generation = generation::next_generation(&store, Manifest::read_from(&store).ok().as_ref());
-    let moved_to = move_aside(state_dir, &store)?;
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(['-', ':'], "");
+    let moved_to = move_aside(state_dir, &store, format!("state.damaged-{now}"))?;
     tracing::error!(
         path = %store.display(),
         moved_to = %moved_to.display(),
@@ -280,15 +295,28 @@ fn recover(state_dir: &Path, lock: File, reason: String) -> Result<Opened, OpenE
     Ok(Opened { store, outcome: Outcome::Recovered { moved_to, reason } })
 }
 
-fn move_aside(state_dir: &Path, store: &Path) -> Result<PathBuf, OpenError> {
-    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(['-', ':'], "");
-    let name = format!("state.damaged-{now}");
+/// Moves the store of a newer agent aside, untouched, and begins anew: a rollback must start.
+fn set_aside(state_dir: &Path, lock: Arc<File>, found: u32) -> Result<Opened, OpenError> {
+    let store = store_dir(state_dir);
+    let moved_to = move_aside(state_dir, &store, format!("state.schema-{found}"))?;
+    tracing::warn!(
+        found,
+        known = SCHEMA_VERSION,
+        moved_to = %moved_to.display(),
+        "the state store was written by a newer agent; it has been set aside and an empty one is used"
+    );
+    let (worker, manifest, totals) = create(state_dir, 1)?;
+    let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
+    Ok(Opened { store, outcome: Outcome::NewerSetAside { found, moved_to } })
+}
+
+fn move_aside(state_dir: &Path, store: &Path, name: String) -> Result<PathBuf, OpenError> {
     let names = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
     let free = names.map(|name| state_dir.join(name)).find(|path| fs::symlink_metadata(path).is_err());
     let target = free.unwrap_or_else(|| state_dir.join(name));
     fs::rename(store, &target)
         .and_then(|()| sync_dir(state_dir))
-        .map_err(|source| OpenError::io("move the damaged store aside, from", store, source))?;
+        .map_err(|source| OpenError::io("move the store aside, from", store, source))?;
     Ok(target)
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::deferred::text_of;
@@ -22,6 +22,8 @@ use crate::table::{Batch, Table};
 pub(crate) const OPEN_LIMIT: Duration = Duration::from_secs(60);
 /// How long any other call may take. A disk that is slow for longer than this is no place for a lease or a queue.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// How long a call that did not end in time is waited for once more before the store is copied.
+const COME_BACK_LIMIT: Duration = Duration::from_secs(2);
 /// How long closing may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// Room that is left to the file system. sled that meets a full disk may wait for ever, and so may every sled of this
@@ -37,7 +39,7 @@ const BATCH_OVERHEAD: u64 = 1024;
 pub struct SledStore {
     dir: PathBuf,
     /// Held for as long as anything may write to the folder.
-    lock: Option<File>,
+    lock: Option<Arc<File>>,
     inner: Mutex<Inner>,
     facts: Mutex<Facts>,
 }
@@ -45,6 +47,8 @@ pub struct SledStore {
 #[derive(Debug)]
 struct Inner {
     worker: Worker<Engine>,
+    /// Copies the files of a worker that is stuck.
+    copier: Option<Worker<Engine>>,
     manifest: Manifest,
     /// A call failed: what sled has in memory is not to be trusted any more.
     broken: bool,
@@ -65,7 +69,7 @@ struct Facts {
 impl SledStore {
     pub(crate) fn new(
         dir: PathBuf,
-        lock: File,
+        lock: Arc<File>,
         worker: Worker<Engine>,
         manifest: Manifest,
         totals: &Totals,
@@ -76,7 +80,7 @@ impl SledStore {
         let store = SledStore {
             dir,
             lock: Some(lock),
-            inner: Mutex::new(Inner { worker, manifest, broken: false, written: 0 }),
+            inner: Mutex::new(Inner { worker, copier: None, manifest, broken: false, written: 0 }),
             facts: Mutex::new(facts),
         };
         store.compact_if_bloated(&mut store.inner(), totals);
@@ -109,7 +113,9 @@ impl SledStore {
         if let Err(error) = &result {
             let mut facts = self.facts();
             let text = text_of(error);
-            tracing::error!(error = text, "the state store failed");
+            if facts.last_error.as_ref() != Some(&text) {
+                tracing::error!(error = text, "the state store failed");
+            }
             facts.last_error = Some(text);
             facts.errors += 1;
         }
@@ -166,7 +172,7 @@ impl SledStore {
     fn reopen_locked(&self, inner: &mut Inner) -> Result<(), StoreError> {
         let operation = "reopening";
         inner.broken = true;
-        if !inner.worker.is_stuck() {
+        if !inner.worker.is_stuck() || inner.worker.comes_back(COME_BACK_LIMIT) {
             // A panic while closing leaves nothing open either.
             let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
             if let Err(unfinished @ Unfinished::TimedOut(_)) = closed {
@@ -175,10 +181,10 @@ impl SledStore {
         }
         let io_error = |source| StoreError::Io { operation, path: self.dir.clone(), source };
         let mut manifest = inner.manifest.clone();
-        if inner.worker.is_stuck() {
+        let copied = inner.worker.is_stuck();
+        if copied {
             // The stuck thread holds sled's lock on the old files. Nobody reads its copy of them any more.
-            inner.worker = Worker::start().map_err(io_error)?;
-            manifest = generation::copy(&self.dir, &inner.manifest).map_err(io_error)?;
+            manifest = self.copy_of_stuck(inner)?;
         }
         let (dir, schema) = (manifest.generation_dir(&self.dir), manifest.schema);
         let opened = inner.worker.call(OPEN_LIMIT, move |slot| {
@@ -189,6 +195,13 @@ impl SledStore {
         });
         let totals = match opened {
             Ok(Ok(totals)) => totals,
+            Ok(Err(error)) if copied => {
+                // The stuck thread may have written while its files were copied. They are not damaged for that.
+                let left = manifest.generation_dir(&self.dir);
+                inner.worker.call(CALL_LIMIT, move |_| std::fs::remove_dir_all(left)).ok();
+                let error = self.engine_error(error);
+                return Err(io_error(io::Error::other(text_of(&error))));
+            }
             Ok(Err(error)) => return Err(self.engine_error(error)),
             Err(unfinished) => return Err(self.unfinished(operation, unfinished)),
         };
@@ -199,6 +212,35 @@ impl SledStore {
         inner.broken = false;
         tracing::info!(path = %self.dir.display(), "the state store has been reopened");
         Ok(())
+    }
+
+    /// A copy of the generation that a stuck thread holds, on a worker that takes its place. If it is the disk that
+    /// hangs, and not sled, so does the copy: then both are left alone until the disk answers.
+    fn copy_of_stuck(&self, inner: &mut Inner) -> Result<Manifest, StoreError> {
+        let operation = "copying the store";
+        let io_error = |source| StoreError::Io { operation, path: self.dir.clone(), source };
+        let mut copier = match inner.copier.take() {
+            Some(copier) => copier,
+            None => Worker::start().map_err(io_error)?,
+        };
+        if copier.is_stuck() && !copier.comes_back(COME_BACK_LIMIT) {
+            inner.copier = Some(copier);
+            return Err(self.unfinished(operation, Unfinished::TimedOut(COME_BACK_LIMIT)));
+        }
+        let (dir, manifest) = (self.dir.clone(), inner.manifest.clone());
+        let copied = match copier.call(CALL_LIMIT, move |_| generation::copy(&dir, &manifest)) {
+            Ok(copied) => copied.map_err(io_error)?,
+            Err(unfinished) => {
+                inner.copier = Some(copier);
+                return Err(self.unfinished(operation, unfinished));
+            }
+        };
+        if inner.worker.comes_back(COME_BACK_LIMIT) {
+            // It was the disk. The next call uses the files themselves; the copy is removed by the next opening.
+            return Err(io_error(io::Error::other("the disk answers again")));
+        }
+        inner.worker = copier;
+        Ok(copied)
     }
 
     fn switched(&self, inner: &mut Inner, manifest: Manifest, totals: &Totals) {
@@ -369,6 +411,20 @@ mod tests {
         assert_eq!(store.inner().manifest.generation, before + 1);
         check(&dir, store);
         drop(release);
+    }
+
+    #[test]
+    fn i6_a_disk_that_hangs_and_answers_again_is_no_reason_for_another_generation() {
+        let (dir, store) = with_records();
+        let (release, held) = channel::<()>();
+        let hang = move |_: &mut Option<Engine>| held.recv().is_err();
+        assert!(store.inner().worker.call(Duration::from_millis(20), hang).is_err());
+        store.inner().broken = true;
+        let before = store.inner().manifest.generation;
+        drop(release);
+        assert_eq!(store.scan(Table::Pulls).unwrap().len(), 50);
+        assert_eq!(store.inner().manifest.generation, before);
+        check(&dir, store);
     }
 
     #[test]

@@ -3,37 +3,34 @@
 use std::fs;
 use std::path::Path;
 
-use keelson_storage::{Manifest, OpenError, Outcome, SCHEMA_VERSION, StateStore as _, Table, open};
+use keelson_storage::{Manifest, Outcome, SCHEMA_VERSION, StateStore as _, Table, open};
 
 use crate::common::{content, copy_dir, fill, hashes, version_1};
 
 #[test]
-fn a_newer_store_is_refused_and_left_byte_for_byte() {
+fn i4_a_newer_store_is_set_aside_byte_for_byte_and_an_empty_one_is_opened() {
     let dir = tempfile::tempdir().unwrap();
     let expected = fill(&*open(dir.path()).unwrap().store);
     let current = Manifest::read(dir.path()).unwrap();
     assert_eq!(current.schema, SCHEMA_VERSION);
-    Manifest { schema: SCHEMA_VERSION + 1, ..current }.write(dir.path()).unwrap();
+    let newer = SCHEMA_VERSION + 1;
+    Manifest { schema: newer, ..current.clone() }.write(dir.path()).unwrap();
     let before = hashes(&dir.path().join("state"));
-    for _ in 0..3 {
-        let error = open(dir.path()).unwrap_err();
-        match &error {
-            OpenError::NewerSchema { found, known, path } => {
-                assert_eq!((*found, *known), (SCHEMA_VERSION + 1, SCHEMA_VERSION));
-                assert_eq!(*path, dir.path().join("state"));
-            }
-            other => panic!("{other:?}"),
-        }
-        let text = error.to_string();
-        assert!(
-            text.contains("version 3") && text.contains("up to 2") && text.contains("untouched"),
-            "{text}"
-        );
-        assert_eq!(hashes(&dir.path().join("state")), before);
-    }
-    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names.len(), 2, "only the lock and the store: {names:?}");
-    // The newer agent comes back and finds its records.
+    let aside = dir.path().join(format!("state.schema-{newer}"));
+    let opened = open(dir.path()).unwrap();
+    assert_eq!(opened.outcome, Outcome::NewerSetAside { found: newer, moved_to: aside.clone() });
+    assert!(content(&*opened.store).is_empty());
+    drop(opened);
+    assert_eq!(hashes(&aside), before);
+    assert_eq!(open(dir.path()).unwrap().outcome, Outcome::Opened, "once");
+    // A second rollback keeps both.
+    let now = Manifest::read(dir.path()).unwrap();
+    Manifest { schema: newer, ..now }.write(dir.path()).unwrap();
+    let moved_to = dir.path().join(format!("state.schema-{newer}-2"));
+    assert_eq!(open(dir.path()).unwrap().outcome, Outcome::NewerSetAside { found: newer, moved_to });
+    // The way back: the newer agent finds its records.
+    fs::remove_dir_all(dir.path().join("state")).unwrap();
+    fs::rename(&aside, dir.path().join("state")).unwrap();
     current.write(dir.path()).unwrap();
     assert!(content(&*open(dir.path()).unwrap().store) == expected);
 }

@@ -194,7 +194,7 @@ pub(super) fn start(
         changes: changes.clone(),
     })?;
     let (endpoints, publisher, endpoints_thread) = endpoints::start(EndpointsParts {
-        settings,
+        settings: settings.clone(),
         store: store.clone(),
         clock,
         cluster: cluster.clone(),
