@@ -23,4 +23,5 @@ mod resume;
 mod settings;
 mod signals;
 mod state;
+mod store;
 mod systemd;

@@ -77,16 +77,14 @@ async fn wrong_settings_end_it_with_code_2_and_all_mistakes() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_agent_with_the_same_state_or_sockets_is_refused_and_the_first_goes_on() -> Result<()> {
+async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 5, 1 << 10).await?;
     let mut first = node.agent(&Settings::new()).await?;
     let pid = first.pid().context("it runs")?.to_string();
     let port = first.url().rsplit_once(':').map(|(_, port)| port.to_owned()).context("a port")?;
-    let state = first.state_dir().display().to_string();
     let debug = format!("unix://{}", first.debug_socket().display());
     let cases = [
-        ("agent.state_dir", state.clone(), vec!["in use", pid.as_str(), state.as_str()]),
         ("cri.listen", first.endpoint(), vec!["listening", "cri.sock"]),
         ("debug.listen", debug, vec!["listening", "debug.sock"]),
         ("debug.http", format!("127.0.0.1:{port}"), vec!["cannot listen", port.as_str(), "debug.http"]),

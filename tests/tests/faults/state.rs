@@ -1,16 +1,13 @@
-//! The durable state: newer, damaged, on a full disk, on a disk that cannot be written.
+//! The durable state: damaged, and on a disk that becomes full.
 
 use crate::common::{idle, logged, metric, metric_is, pulling};
-use crate::settings::refused;
 use anyhow::{Context as _, Result, bail, ensure};
-use keelson_storage::Manifest;
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::Pull;
 use keelson_tests::images::{BlobDigest, TINY};
 use keelson_tests::node::Node;
 use keelson_tests::proxy::{Fault, Match};
-use keelson_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount};
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The digest of every file below a folder.
-fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
+pub(crate) fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
@@ -29,38 +26,6 @@ fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
         }
     }
     Ok(found)
-}
-
-/// An agent before no runtime, that has run once and ended in peace.
-async fn ran_once(scratch: &Scratch) -> Result<Agent> {
-    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
-    let mut agent = Agent::new(scratch, &nowhere, &Settings::new())?;
-    agent.start_live().await?;
-    ensure!(agent.terminate().await?.success());
-    Ok(agent)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_newer_schema_is_refused_and_left_untouched() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let mut agent = ran_once(&scratch).await?;
-    let state = agent.state_dir();
-    let known = Manifest::read(&state)?;
-    let newer = Manifest { schema: known.schema + 1, ..known.clone() };
-    newer.write(&state)?;
-    let before = digests(&state.join("state"))?;
-    ensure!(!before.is_empty());
-
-    let (code, said) = refused(&mut agent).await?;
-    ensure!(code == Some(1), "exit code {code:?}");
-    for word in ["schema version", &newer.schema.to_string(), &known.schema.to_string(), "newer"] {
-        ensure!(said.contains(word), "{word:?} is not in:\n{said}");
-    }
-    ensure!(digests(&state.join("state"))? == before, "every file is as it was");
-    ensure!(!agent.socket().exists() && !agent.debug_socket().exists(), "no socket is left behind");
-
-    known.write(&state)?;
-    agent.start_live().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -196,29 +161,4 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
     ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
     agent.cri().await?.pull_image(&node.name(&images[1])).await?;
     agent.kill9()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_state_folder_that_cannot_be_written_is_named() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
-    let mut full = Agent::new(&scratch, &nowhere, &Settings::new())?;
-    let disk = small_disk(&full, "1m")?;
-    fill_up(&disk)?;
-    let (_, said) = refused(&mut full).await?;
-    ensure!(said.contains(&disk.display().to_string()) && said.contains("full"), "{said}");
-
-    let mut fixed = Agent::new(&scratch, &nowhere, &Settings::new())?;
-    let disk = small_disk(&fixed, "8m")?;
-    let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-    mount(None::<&str>, &disk, None::<&str>, read_only, None::<&str>).context("cannot make it read-only")?;
-    let (_, said) = refused(&mut fixed).await?;
-    ensure!(said.contains(&disk.display().to_string()) && said.contains("read-only"), "{said}");
-
-    let mut file = Agent::new(&scratch, &nowhere, &Settings::new())?;
-    fs::write(file.state_dir(), "precious")?;
-    let (_, said) = refused(&mut file).await?;
-    ensure!(said.contains(&file.state_dir().display().to_string()), "{said}");
-    ensure!(fs::read(file.state_dir())? == b"precious");
-    Ok(())
 }
