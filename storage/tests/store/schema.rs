@@ -14,7 +14,7 @@ fn i4_a_newer_store_is_set_aside_byte_for_byte_and_an_empty_one_is_opened() {
     let current = Manifest::read(dir.path()).unwrap();
     assert_eq!(current.schema, SCHEMA_VERSION);
     let newer = SCHEMA_VERSION + 1;
-    Manifest { schema: newer, ..current.clone() }.write(dir.path()).unwrap();
+    Manifest { schema: newer, ..current }.write(dir.path()).unwrap();
     let before = hashes(&dir.path().join("state"));
     let aside = dir.path().join(format!("state.schema-{newer}"));
     let opened = open(dir.path()).unwrap();

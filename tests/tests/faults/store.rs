@@ -118,7 +118,7 @@ async fn i4_a_newer_schema_is_set_aside_untouched() -> Result<()> {
     ensure!(agent.terminate().await?.success());
     let state = agent.state_dir();
     let known = Manifest::read(&state)?;
-    let newer = Manifest { schema: known.schema + 1, ..known.clone() };
+    let newer = Manifest { schema: known.schema + 1, ..known };
     newer.write(&state)?;
     let before = crate::state::digests(&state.join("state"))?;
     agent.start_again().await?;
