@@ -63,6 +63,7 @@ async fn main() -> Result<ExitCode> {
     }
     if run("restart") {
         restart::kill_to_serving().await?.iter().for_each(Row::print);
+        restart::planned_under_load().await?.iter().for_each(Row::print);
     }
     if run("heartbeat") {
         println!();

@@ -1,14 +1,29 @@
-//! From `kill -9` to serving again.
+//! Restarts: from `kill -9` to serving again, and planned ones under load.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use keelson_tests::{agent::Settings, containerd::Kind, cri::Cri, images::ImageSpec, node::Node};
+use anyhow::{Result, ensure};
+use keelson_tests::{
+    agent::Settings,
+    containerd::Kind,
+    cri::Cri,
+    images::ImageSpec,
+    load::{Load, LoadReport, LoadResult},
+    node::Node,
+};
 
 use super::{Row, quantile};
 
 const ROUNDS: usize = 15;
+
+/// Planned restarts under load.
+const RESTARTS: usize = 20;
+/// What a kubelet's client library asks meanwhile, over as many pairs of connections.
+const CALLS_PER_SECOND: u32 = 1000;
+const CLIENTS: u32 = 4;
+/// How long the load runs without restarts, on each side and in each turn.
+const QUIET: Duration = Duration::from_secs(10);
 
 /// The clock starts with the kill, the next agent is started at once, and it stops with the first
 /// answer to the kubelet's first call.
@@ -51,4 +66,72 @@ async fn serves(socket: &Path) -> Instant {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// A thousand calls a second of the kinds that kubelets make, by their own client library: beside the runtime directly
+/// without restarts, and through the agent while that is restarted again and again.
+pub(super) async fn planned_under_load() -> Result<Vec<Row>> {
+    let node = Node::start(Kind::V2).await?;
+    let images = node.push(&[ImageSpec::single("bench/load", 4096)], None).await?;
+    let name = node.name(&images[0]);
+    let mut agent = node.agent(&Settings::limit(3).set("agent.handover_timeout", "30s")).await?;
+    agent.cri().await?.pull_image(&name).await?;
+    let start = async |endpoint: &str| Load::start(endpoint, CALLS_PER_SECOND, CLIENTS, &name).await;
+
+    let (mut direct, mut through) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        for (endpoint, results) in
+            [(node.containerd.endpoint(), &mut direct), (agent.endpoint(), &mut through)]
+        {
+            let load = start(&endpoint).await?;
+            tokio::time::sleep(QUIET).await;
+            let report = load.stop().await?;
+            ensure!(report.failures.is_empty(), "calls failed without any restart: {:?}", report.failures);
+            results.push(report.result);
+        }
+    }
+
+    let load = start(&agent.endpoint()).await?;
+    let mut replaced = Vec::new();
+    for _ in 0..RESTARTS {
+        // Killed when it is dropped, and it may still hold calls.
+        replaced.push(agent.replace().await?);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let restarted = load.stop().await?;
+    restarted.failures.iter().take(10).for_each(|failed| eprintln!("{failed:?}"));
+    Ok(load_rows(&direct, &through, &restarted))
+}
+
+fn load_rows(direct: &[LoadResult], through: &[LoadResult], restarted: &LoadReport) -> Vec<Row> {
+    let median = |results: &[LoadResult], of: fn(&LoadResult) -> u64| {
+        let mut sorted: Vec<_> = results.iter().map(of).collect();
+        sorted.sort_unstable();
+        quantile(&sorted, 0.5).unwrap_or_default()
+    };
+    let compare = |what: &str, of: fn(&LoadResult) -> u64| {
+        let (direct, agent) = (median(direct, of), median(through, of));
+        Row {
+            what: format!("{CALLS_PER_SECOND} CRI calls a second, {what}"),
+            direct: format!("{direct} us"),
+            agent: format!("{agent} us"),
+            ratio: Some(agent as f64 / direct as f64),
+            target: "",
+        }
+    };
+    let through = |what: &str, agent: String, target| Row {
+        what: format!("the same through {RESTARTS} planned restarts, {what}"),
+        direct: String::new(),
+        agent,
+        ratio: None,
+        target,
+    };
+    let result = &restarted.result;
+    vec![
+        compare("median", |result| result.median_micros),
+        compare("p99", |result| result.p99_micros),
+        through("calls failed", format!("{} of {}", result.failed, result.calls), "0"),
+        through("p99", format!("{} us", result.p99_micros), ""),
+        through("longest call", format!("{} ms", result.longest_micros / 1000), ""),
+    ]
 }
