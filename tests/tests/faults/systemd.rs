@@ -244,7 +244,9 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
     let defaults = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/keelson.toml"))?;
     let service = unit("keelson.service")?;
     ensure!(value(&service, "Type")? == "notify-reload" || value(&service, "Type")? == "notify");
-    ensure!(value(&service, "ExecStart")?.ends_with("/keelson agent"));
+    // The two belong together: without KillMode=process systemd would end an agent that hands over.
+    ensure!(value(&service, "ExecStart")?.ends_with("/keelson agent --systemd-handover"));
+    ensure!(value(&service, "KillMode")? == "process");
     ensure!(value(&service, "Restart")? == "always");
     ensure!(value(&service, "StateDirectory")? == "keelson");
     ensure!(defaults.contains("#state_dir = \"/var/lib/keelson\""));

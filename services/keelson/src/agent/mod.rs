@@ -289,12 +289,12 @@ struct Stopping {
 async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signals) {
     let Stopping { running, sockets, mut offer, patience, systemd_handover } = stopping;
     systemd::stopping();
-    let deadline = tokio::time::Instant::now() + settings.agent.drain_timeout;
+    let mut deadline = tokio::time::Instant::now() + settings.agent.drain_timeout;
     offer.stopping();
     let patience = let_systemd_start(patience, systemd_handover).await;
-    let successor = match wait_for_successor(&mut offer, patience, signals).await {
+    let successor = match wait_for_successor(&mut offer, patience, &mut deadline, signals).await {
         Some(successor) => Some(successor),
-        None => drain(&running, &mut offer, settings, deadline, signals).await,
+        None => drain(&running, &mut offer, settings, &mut deadline, signals).await,
     };
     match successor {
         Some(stream) => match relay::run(running, sockets, offer, stream, deadline, signals).await {
@@ -332,6 +332,7 @@ async fn let_systemd_start(patience: Duration, systemd_handover: bool) -> Durati
 async fn wait_for_successor(
     offer: &mut Offer,
     patience: Duration,
+    deadline: &mut tokio::time::Instant,
     signals: &mut Signals,
 ) -> Option<UnixStream> {
     if patience.is_zero() {
@@ -341,7 +342,10 @@ async fn wait_for_successor(
     tokio::select! {
         stream = offer.successor() => Some(stream),
         () = tokio::time::sleep(patience) => None,
-        () = signals.stop() => None,
+        () = signals.stop() => {
+            *deadline = tokio::time::Instant::now();
+            None
+        }
     }
 }
 
@@ -350,7 +354,7 @@ async fn drain(
     running: &Running,
     offer: &mut Offer,
     settings: &Settings,
-    deadline: tokio::time::Instant,
+    deadline: &mut tokio::time::Instant,
     signals: &mut Signals,
 ) -> Option<UnixStream> {
     running.view.stopping();
@@ -359,10 +363,13 @@ async fn drain(
     running.pulls.deliver(keelson_actors::pulls::Drain { done });
     tokio::select! {
         _ = drained => tracing::info!("all pulls have ended, the state is written"),
-        () = tokio::time::sleep_until(deadline) => {
+        () = tokio::time::sleep_until(*deadline) => {
             tracing::warn!("the drain time is over; pulls that still run go on at the next start");
         }
-        () = signals.stop() => tracing::warn!("told to stop a second time; pulls that still run go on at the next start"),
+        () = signals.stop() => {
+            tracing::warn!("told to stop a second time; pulls that still run go on at the next start");
+            *deadline = tokio::time::Instant::now();
+        }
         stream = offer.successor() => return Some(stream),
     }
     None
