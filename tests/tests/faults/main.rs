@@ -14,6 +14,7 @@ mod connection;
 mod crowd;
 mod fake;
 mod image_fs;
+mod jobs;
 mod kills;
 mod looking;
 mod messages;

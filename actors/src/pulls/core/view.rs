@@ -98,6 +98,8 @@ impl Core {
             runtime_error: runtime_error.into(),
             retained: narrow(self.kept.len()),
             retained_bytes: self.retained_bytes(),
+            // Such pulls are the front's to count.
+            passed_through: 0,
         }
     }
 

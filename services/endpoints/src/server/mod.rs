@@ -228,6 +228,12 @@ impl EndpointsServer {
                 health::follow(&reporter, &SERVICES, self.feed.clone()).await;
                 std::future::pending().await
             } => {}
+            // A listener whose task has panicked: all are made anew.
+            Some(ended) = accepting.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a listener of the Endpoints API ended");
+                }
+            }
         }
         health::stopping(&reporter, &SERVICES).await;
         stop.cancel();

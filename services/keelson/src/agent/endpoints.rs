@@ -25,22 +25,25 @@ use keelson_actors::{
     supervise,
 };
 use keelson_config::{EndpointsSource, Gate, ListenSpec, Settings};
-use keelson_cri::listen::{Bound, SocketFile};
+use keelson_cri::listen::Bound;
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
-    server::{EndpointsServer, EndpointsThread, Listener, ServerMetrics, ServerSettings},
+    server::{EndpointsServer, Listener, ServerMetrics, ServerSettings},
 };
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
 use keelson_storage::DeferredStore;
 use tokio::{net::TcpListener, sync::watch};
 
 use super::{
+    LAST_WORDS,
     cluster::{Cluster, NodeSeen, node_channel},
     handles::Handle,
     heartbeats::wake_watches,
+    jobs::{self, Attempt, Job, Jobs},
 };
 
 const ACTOR: &str = "EndpointPublisher";
+const SERVER: &str = "EndpointsServer";
 /// A source waits for the answer to each of its messages; the rest are questions from people.
 const MAILBOX: usize = 1024;
 /// Names that the history may hold for each revision on average, before it forgets the oldest.
@@ -58,7 +61,6 @@ pub(super) struct EndpointsParts {
     pub(super) lease: Option<watch::Receiver<ChoreHealth>>,
     pub(super) view: watch::Sender<EndpointsView>,
     pub(super) changes: watch::Sender<u64>,
-    pub(super) listeners: Vec<Listener>,
 }
 
 /// The chore, or why it is off.
@@ -74,7 +76,7 @@ pub(super) struct On {
     metrics: EndpointMetrics,
     server: EndpointsServer,
     server_metrics: ServerMetrics,
-    listen: Vec<String>,
+    job: Job,
     view: watch::Receiver<EndpointsView>,
     place: Place,
     arbiter: actix::ArbiterHandle,
@@ -122,57 +124,94 @@ pub(super) fn first_view(settings: &Settings) -> EndpointsView {
     if wanted(settings) { EndpointsView::Starting } else { EndpointsView::Off }
 }
 
-/// Listens where the settings say. A socket's file goes when its [`SocketFile`] does.
+/// Serves the API at one address until the attempt is told to stop. A socket's file goes with the attempt.
 ///
 /// # Errors
-/// An address that cannot be had.
-pub(super) async fn bind(settings: &Settings) -> anyhow::Result<(Vec<Listener>, Vec<SocketFile>)> {
-    let (mut listeners, mut files) = (Vec::new(), Vec::new());
-    for spec in &settings.endpoints.listen {
-        let label = spec.to_string();
-        match spec {
-            ListenSpec::Unix(socket) => {
-                let bound = Bound::bind(socket.path(), settings.endpoints.socket_mode.bits()).await?;
-                let (listener, file) = bound.into_parts();
-                listeners.push(Listener::Unix(listener, label));
-                files.push(file);
-            }
-            ListenSpec::Tcp(address) => {
-                let listener = TcpListener::bind(address).await;
-                let listener =
-                    listener.with_context(|| format!("cannot listen at {label} (endpoints.listen)"))?;
-                // With port 0, the one that was given.
-                let label = listener.local_addr().map_or(label, |address| format!("tcp://{address}"));
-                if !address.ip().to_canonical().is_loopback() {
-                    tracing::warn!(
-                        address = label,
-                        "other machines can read every Service (endpoints.allow_remote)"
-                    );
-                }
-                listeners.push(Listener::Tcp(listener, label));
-            }
+/// The address cannot be had, or there is no thread.
+async fn serve(
+    spec: ListenSpec,
+    mode: u32,
+    server: EndpointsServer,
+    mut attempt: Attempt,
+) -> anyhow::Result<()> {
+    let label = spec.to_string();
+    let (listener, _file) = match spec {
+        ListenSpec::Unix(socket) => {
+            let (listener, file) = Bound::bind(socket.path(), mode).await?.into_parts();
+            (Listener::Unix(listener, label.clone()), Some(file))
         }
+        ListenSpec::Tcp(address) => {
+            let listener = TcpListener::bind(address).await;
+            let listener =
+                listener.with_context(|| format!("cannot listen on {label} (endpoints.listen)"))?;
+            // With port 0, the one that was given.
+            let label = listener.local_addr().map_or(label, |address| format!("tcp://{address}"));
+            if !address.ip().to_canonical().is_loopback() {
+                tracing::warn!(
+                    address = label,
+                    "other machines can read every Service (endpoints.allow_remote)"
+                );
+            }
+            (Listener::Tcp(listener, label), None)
+        }
+    };
+    let label = listener.name().to_owned();
+    let mut thread = server.start(vec![listener])?;
+    attempt.serves(label);
+    tokio::select! {
+        () = thread.ended() => {}
+        () = attempt.stopped() => thread.stop(LAST_WORDS).await,
     }
-    Ok((listeners, files))
+    Ok(())
 }
 
-/// Starts the chore, if the settings say so. Returns with it the actor's handle and the server's thread.
-///
-/// # Errors
-/// There is no thread for the server.
-pub(super) fn start(parts: EndpointsParts) -> anyhow::Result<(Endpoints, Handle, Option<EndpointsThread>)> {
+/// The servers of the chore, at all its addresses.
+pub(super) struct EndpointsServing {
+    stop: watch::Sender<bool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl EndpointsServing {
+    /// Takes no new callers, ends the calls there are, and waits at most `patience` for that.
+    pub(super) async fn stop(self, patience: std::time::Duration) {
+        self.stop.send_replace(true);
+        if tokio::time::timeout(patience, futures_util::future::join_all(self.tasks)).await.is_err() {
+            tracing::info!("callers of the Endpoints API are cut off");
+        }
+    }
+}
+
+/// Starts the chore, if the settings say so. Returns with it the handles of the actor and of the server.
+pub(super) fn start(parts: EndpointsParts) -> (Endpoints, Vec<Handle>) {
     match Source::of(&parts.settings, parts.cluster.clone()) {
-        Err(why) => Ok((Endpoints::Off(why), Handle::off(ACTOR, why), None)),
+        Err(why) => (Endpoints::Off(why), vec![Handle::off(ACTOR, why)]),
         Ok(source) => {
-            let (on, thread) = start_on(parts, source)?;
+            let on = start_on(parts, source);
             let handle = Handle::on(&on.publisher, || InspectEndpoints {}, || EndpointsCount {});
-            Ok((Endpoints::On(Box::new(on)), handle, Some(thread)))
+            let handles = vec![handle, Handle::job(on.job.recorder())];
+            (Endpoints::On(Box::new(on)), handles)
         }
     }
 }
 
-fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, EndpointsThread)> {
+impl Endpoints {
+    /// Serves at every address of the settings; none while the chore is off.
+    pub(super) async fn serve(&self, settings: &Settings) -> Option<EndpointsServing> {
+        let Self::On(on) = self else { return None };
+        let (stop, stopped) = watch::channel(false);
+        let mut serving = Jobs::new(stopped);
+        let mode = settings.endpoints.socket_mode.bits();
+        for (index, spec) in settings.endpoints.listen.iter().enumerate() {
+            let (spec, server) = (spec.clone(), on.server.clone());
+            serving.keep(&on.job, index, move |attempt| serve(spec.clone(), mode, server.clone(), attempt));
+        }
+        Some(EndpointsServing { stop, tasks: serving.tried().await })
+    }
+}
+
+fn start_on(parts: EndpointsParts, source: Source) -> On {
     let endpoints = &parts.settings.endpoints;
+    let job = Job::new(SERVER, parts.changes.clone());
     let revisions = endpoints.history as usize;
     let (published, seen) = watch::channel(None);
     let feed =
@@ -195,7 +234,7 @@ fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, Endpoi
         changes: parts.changes,
         recorder: recorder.clone(),
     };
-    let arbiter = actix::Arbiter::new();
+    let arbiter = jobs::arbiter(c"endpoints-view");
     let publisher = supervise::start(Some(&arbiter.handle()), recorder, move |ctx| {
         ctx.set_mailbox_capacity(MAILBOX);
         EndpointPublisher::new(publisher_parts)
@@ -229,22 +268,8 @@ fn start_on(parts: EndpointsParts, source: Source) -> anyhow::Result<(On, Endpoi
         deltas: parts.settings.feature_gates.enabled(Gate::EndpointDeltas),
     };
     let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
-    let listen = parts.listeners.iter().map(|listener| listener.name().to_owned()).collect();
-    let thread = server.clone().start(parts.listeners)?;
-    Ok((
-        On {
-            publisher,
-            feed,
-            metrics,
-            server,
-            server_metrics,
-            listen,
-            view,
-            place,
-            arbiter: arbiter.handle(),
-        },
-        thread,
-    ))
+    let arbiter = arbiter.handle();
+    On { publisher, feed, metrics, server, server_metrics, job, view, place, arbiter }
 }
 
 /// Tells the sink of the Node: of the one that the heartbeats watch, or of one that is watched here.

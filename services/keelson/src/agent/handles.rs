@@ -47,6 +47,11 @@ impl Handle {
         Self { recorder, questions: None }
     }
 
+    /// A job that is no actor: it has no state and answers nothing.
+    pub(super) fn job(recorder: &Arc<Recorder>) -> Self {
+        Self { recorder: recorder.clone(), questions: None }
+    }
+
     pub(super) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }

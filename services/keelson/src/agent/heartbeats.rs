@@ -35,6 +35,7 @@ use tokio::sync::watch;
 use super::{
     cluster::{Cluster, NodeSeen, node_channel},
     handles::Handle,
+    jobs,
 };
 
 const LEASE_ACTOR: &str = "LeaseRenewer";
@@ -208,7 +209,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         changes: parts.changes.clone(),
         recorder: recorder.clone(),
     };
-    let lease_arbiter = actix::Arbiter::new();
+    let lease_arbiter = jobs::arbiter(c"lease");
     let lease =
         supervise::start(Some(&lease_arbiter.handle()), recorder, move |_| LeaseRenewer::new(lease_parts));
 
@@ -231,7 +232,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         changes: parts.changes,
         recorder: recorder.clone(),
     };
-    let arbiter = actix::Arbiter::new();
+    let arbiter = jobs::arbiter(c"node-status");
     let status =
         supervise::start(Some(&arbiter.handle()), recorder, move |_| StatusReporter::new(status_parts));
 

@@ -18,6 +18,7 @@ mod front;
 mod handles;
 mod handover;
 pub(crate) mod heartbeats;
+mod jobs;
 pub(crate) mod logs;
 pub(crate) mod panics;
 mod parts;
@@ -27,22 +28,25 @@ pub(crate) mod stand_in;
 mod store;
 pub(crate) mod systemd;
 mod view;
+mod watchdog;
 
 use std::{
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixListener,
     },
+    path::PathBuf,
     process::ExitCode,
+    rc::Rc,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context as _;
+use keelson_actors::inspect::Status;
 use keelson_config::{Loaded, Settings};
 use keelson_cri::listen::{Bound, SocketFile};
 use keelson_debug::{serve_grpc, serve_http};
-use keelson_endpoints::server::EndpointsThread;
 use tokio::{
     net::UnixStream,
     signal::unix::{Signal, SignalKind, signal},
@@ -55,7 +59,9 @@ use handover::{
     relay,
     take::{Link, PATIENCE, Predecessor},
 };
+use jobs::{Attempt, Job, Jobs};
 use parts::Running;
+use view::View;
 
 /// How long replies have to reach their callers once nothing runs any more.
 const LAST_WORDS: Duration = Duration::from_millis(300);
@@ -129,7 +135,7 @@ async fn agent(
         http = settings.debug.http.map(tracing::field::display),
         "keelson serves"
     );
-    let watchdog = systemd::watchdog(running.view.clone());
+    let watchdog = watchdog::start(running.view.clone())?;
     let waits_for_successor = loop {
         tokio::select! {
             told = signals.next() => match told {
@@ -137,7 +143,6 @@ async fn agent(
                 Told::Reload => reload::reload(&args, &mut running, &filter),
             },
             () = running.front.ended() => anyhow::bail!("the CRI front ended by itself"),
-            () = ended(&mut running.endpoints) => anyhow::bail!("the server of the Endpoints API ended by itself"),
         }
     };
     drop(watchdog);
@@ -152,19 +157,10 @@ async fn agent(
     Ok(ExitCode::SUCCESS)
 }
 
-/// When the server of the Endpoints API has ended, which it does not while it is off.
-async fn ended(server: &mut Option<EndpointsThread>) {
-    match server {
-        Some(server) => server.ended().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Removes socket files at the end, unless they are a successor's by then.
 struct Sockets {
     /// Of listeners that can be handed over.
     files: Vec<SocketFile>,
-    _own_files: Vec<SocketFile>,
     /// Listeners to hand over, by name.
     handed: Vec<(&'static str, OwnedFd)>,
 }
@@ -196,40 +192,80 @@ async fn start(
     let cri = Source { inherited: inherited.cri.take(), adopted: adopted.cri.take() };
     let cri = cri.bind(&settings.cri.listen, settings.cri.socket_mode).await?;
     let debug = Source { inherited: inherited.debug.take(), adopted: adopted.debug.take() };
-    let debug = debug.bind(&settings.debug.listen, settings.debug.socket_mode).await?;
-    let (endpoints, endpoints_files) = match endpoints::wanted(&settings) {
-        true => endpoints::bind(&settings).await?,
-        false => (Vec::new(), Vec::new()),
-    };
-    let http = match settings.debug.http {
-        Some(address) => Some(
-            bind_tcp(address).await.with_context(|| format!("cannot listen at {address} (debug.http)"))?,
-        ),
-        None => None,
-    };
+    let debug = debug.bind_now(&settings.debug.listen, settings.debug.socket_mode).await;
     let (cri, cri_file) = cri.into_parts();
-    let (debug, debug_file) = debug.into_parts();
-    let handed = vec![
-        (handover::CRI, cri.as_fd().try_clone_to_owned().context("the CRI listener")?),
-        (handover::DEBUG, debug.as_fd().try_clone_to_owned().context("the debug listener")?),
-    ];
-    let running = parts::start(loaded, parts::Listeners { cri, endpoints }, state)?;
-    let (view, stop) = (running.view.clone(), running.stop_debug.subscribe());
-    actix::spawn(async move {
-        if let Err(error) = serve_grpc(debug, view, told(stop)).await {
-            tracing::error!(%error, "the debug socket ended");
+    let cri_socket = socket_path(&cri, &settings);
+    let mut files = vec![cri_file];
+    let mut handed = vec![(handover::CRI, cri.as_fd().try_clone_to_owned().context("the CRI listener")?)];
+    let debug = match debug {
+        Ok(bound) => {
+            let (listener, file) = bound.into_parts();
+            files.push(file);
+            handed.push((
+                handover::DEBUG,
+                listener.as_fd().try_clone_to_owned().context("the debug listener")?,
+            ));
+            Some(Rc::new(listener.into_std().context("the debug listener")?))
         }
-    });
-    if let Some(listener) = http {
-        let (view, stop) = (running.view.clone(), running.stop_debug.subscribe());
-        actix::spawn(async move {
-            if let Err(error) = serve_http(listener, view, told(stop)).await {
-                tracing::error!(%error, "the debug page ended");
-            }
-        });
+        // Its job says why, and tries again.
+        Err(_) => None,
+    };
+    let (changes, _) = watch::channel(0);
+    let jobs @ [grpc, page] = &["DebugSocket", "DebugHttp"].map(|name| Job::new(name, changes.clone()));
+    let mut running =
+        parts::start(loaded, parts::Listeners { cri, cri_socket, changes, jobs: jobs.clone() }, state)?;
+    running.endpoints = running.view.serve_endpoints().await;
+    let mut serving = Jobs::new(running.stop_debug.subscribe());
+    let (view, own) = (running.view.clone(), settings.clone());
+    serving.keep(grpc, 0, move |attempt| debug_socket(debug.clone(), own.clone(), view.clone(), attempt));
+    match settings.debug.http {
+        Some(address) => {
+            let view = running.view.clone();
+            serving.keep(page, 0, move |attempt| debug_http(address, view.clone(), attempt));
+        }
+        None => page.recorder().status(Status::Off, "debug.http is off"),
     }
-    let sockets = Sockets { files: vec![cri_file, debug_file], _own_files: endpoints_files, handed };
-    Ok((running, sockets, link))
+    // They end by the watch.
+    drop(serving.tried().await);
+    Ok((running, Sockets { files, handed }, link))
+}
+
+/// Where clients reach the CRI listener: one from systemd may be elsewhere than the settings say. A socket that the agent
+/// made was renamed, and has its own name no more.
+fn socket_path(listener: &tokio::net::UnixListener, settings: &Settings) -> PathBuf {
+    let address = listener.local_addr().ok();
+    let own = address.as_ref().and_then(|address| address.as_pathname()).filter(|path| path.exists());
+    own.unwrap_or_else(|| settings.cri.listen.path()).to_owned()
+}
+
+/// Serves the debug API on the socket that the agent has, or on one that is made.
+async fn debug_socket(
+    given: Option<Rc<UnixListener>>,
+    settings: Arc<Settings>,
+    view: View,
+    mut attempt: Attempt,
+) -> anyhow::Result<()> {
+    let spec = &settings.debug.listen;
+    let (listener, _file) = match given {
+        Some(given) => (tokio::net::UnixListener::from_std(given.try_clone()?)?, None),
+        None => {
+            let bound = Bound::bind(spec.path(), settings.debug.socket_mode.bits()).await?;
+            let (listener, file) = bound.into_parts();
+            (listener, Some(file))
+        }
+    };
+    attempt.serves(spec.to_string());
+    let stop = told(attempt.stop.clone());
+    serve_grpc(listener, view, stop).await.context("the debug socket")
+}
+
+/// Serves the page, the probes and the metrics.
+async fn debug_http(address: std::net::SocketAddr, view: View, mut attempt: Attempt) -> anyhow::Result<()> {
+    let listener = tokio::net::TcpListener::bind(address).await;
+    let listener = listener.with_context(|| format!("cannot listen on {address} (debug.http)"))?;
+    attempt.serves(listener.local_addr().unwrap_or(address).to_string());
+    let stop = told(attempt.stop.clone());
+    serve_http(listener, view, stop).await.context("the debug page")
 }
 
 /// Where a listening socket may come from, besides being made.
@@ -254,17 +290,16 @@ impl Source {
             (None, None) => Ok(Bound::bind_within(spec.path(), mode.bits(), PATIENCE).await?),
         }
     }
-}
 
-/// Listens at a TCP address; one that a process which was killed has not given back yet is waited for.
-async fn bind_tcp(address: std::net::SocketAddr) -> std::io::Result<tokio::net::TcpListener> {
-    let since = tokio::time::Instant::now();
-    loop {
-        match tokio::net::TcpListener::bind(address).await {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && since.elapsed() < PATIENCE => {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            ended => return ended,
+    /// As [`Source::bind`], but does not wait for a socket to become free.
+    async fn bind_now(
+        self,
+        spec: &keelson_config::SocketSpec,
+        mode: keelson_config::SocketMode,
+    ) -> anyhow::Result<Bound> {
+        match self {
+            Self { inherited: None, adopted: None } => Ok(Bound::bind(spec.path(), mode.bits()).await?),
+            given => given.bind(spec, mode).await,
         }
     }
 }

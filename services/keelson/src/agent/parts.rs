@@ -2,7 +2,7 @@
 //!
 //! Owns: making them from settings, in order. In: settings and the CRI listener. Out: [`Running`].
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use keelson_actors::{
     clock::Clock,
@@ -20,17 +20,17 @@ use keelson_cri::{
     front::{FrontParts, FrontSettings},
     runtime::ContainerRuntime,
 };
-use keelson_endpoints::server::{EndpointsThread, Listener};
 use keelson_host::LinuxHost;
 use keelson_storage::DeferredStore;
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{
     cluster::Cluster,
-    endpoints::{self, EndpointsParts},
+    endpoints::{self, EndpointsParts, EndpointsServing},
     front::FrontThread,
     handles::Handle,
     heartbeats::{self, HeartbeatsParts},
+    jobs::{self, Job},
     store,
     view::{View, ViewParts},
 };
@@ -46,7 +46,7 @@ pub(super) struct Running {
     pub(super) pulls: Mailbox<PullCoordinator>,
     pub(super) front: FrontThread,
     /// None while that chore is off.
-    pub(super) endpoints: Option<EndpointsThread>,
+    pub(super) endpoints: Option<EndpointsServing>,
     pub(super) front_settings: watch::Sender<FrontSettings>,
     pub(super) progress_interval: watch::Sender<std::time::Duration>,
     pub(super) stop_debug: watch::Sender<bool>,
@@ -107,8 +107,13 @@ pub(super) fn front_settings(settings: &Settings) -> FrontSettings {
 
 /// Sockets that are bound already.
 pub(super) struct Listeners {
+    /// Where clients reach [`Listeners::cri`].
+    pub(super) cri_socket: PathBuf,
+    /// Raised by one with each change that people could see.
+    pub(super) changes: watch::Sender<u64>,
     pub(super) cri: UnixListener,
-    pub(super) endpoints: Vec<Listener>,
+    /// Of the debug socket and the page.
+    pub(super) jobs: [Job; 2],
 }
 
 /// `handed`: what the agent before this one handed over.
@@ -123,7 +128,7 @@ pub(super) fn start(
     let clock = Clock::start();
     let metrics = Metrics::default();
     let (health, health_seen) = watch::channel(Health::Unknown);
-    let (changes, _) = watch::channel(0);
+    let changes = listeners.changes;
     let (progress_interval, interval) = watch::channel(settings.pulls.progress_interval);
     let endpoint = settings.cri.runtime_endpoint.path().to_owned();
     let salt = handed.as_mut().and_then(|handed| handed.salt.take()).unwrap_or_else(CredentialsSalt::random);
@@ -147,7 +152,7 @@ pub(super) fn start(
             })
         }
     };
-    let arbiter = actix::Arbiter::new();
+    let arbiter = jobs::arbiter(c"runtime");
     let runtime = supervise::start(Some(&arbiter.handle()), recorder, make);
 
     let recorder = Recorder::new("PullCoordinator", PULLS_MAILBOX);
@@ -161,7 +166,7 @@ pub(super) fn start(
         changes: changes.clone(),
         recorder: recorder.clone(),
     };
-    let arbiter = actix::Arbiter::new();
+    let arbiter = jobs::arbiter(c"pulls");
     let pulls = supervise::start(Some(&arbiter.handle()), recorder, move |ctx| {
         ctx.set_mailbox_capacity(PULLS_MAILBOX);
         PullCoordinator::new(parts).with_handed(handed)
@@ -193,7 +198,7 @@ pub(super) fn start(
         runtime_health: health_seen.clone(),
         changes: changes.clone(),
     })?;
-    let (endpoints, publisher, endpoints_thread) = endpoints::start(EndpointsParts {
+    let (endpoints, publisher) = endpoints::start(EndpointsParts {
         settings: settings.clone(),
         store: store.clone(),
         clock,
@@ -202,19 +207,20 @@ pub(super) fn start(
         lease: heartbeats.lease_health(),
         view: endpoints_view,
         changes: changes.clone(),
-        listeners: listeners.endpoints,
-    })?;
-    let actors = vec![
+    });
+    let mut actors = vec![
         Handle::on(&pulls, || Inspected {}, || LimitView {}),
         Handle::on(&runtime, || RuntimeState {}, || RuntimeState {}),
         lease,
         status,
-        publisher,
     ];
+    actors.extend(publisher);
+    actors.extend(listeners.jobs.iter().map(|job| Handle::job(job.recorder())));
 
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
     let (stop_debug, _) = watch::channel(false);
     let view = View::new(ViewParts {
+        cri_socket: listeners.cri_socket,
         pulls: pulls.clone(),
         actors,
         heartbeats,
@@ -232,7 +238,7 @@ pub(super) fn start(
         loaded,
         pulls,
         front,
-        endpoints: endpoints_thread,
+        endpoints: None,
         front_settings,
         progress_interval,
         stop_debug,

@@ -2,14 +2,12 @@
 //!
 //! Owns: what is told to and taken from the service manager; without one, nothing happens. In:
 //! `LISTEN_FDS` with the names `cri` and `debug`, `WATCHDOG_USEC`, `NOTIFY_SOCKET`. Out:
-//! notifications; the watchdog is fed only while the actors answer.
+//! notifications.
 
 use std::{os::unix::net::UnixListener, time::Duration};
 
 use keelson_config::Settings;
 use sd_notify::NotifyState;
-
-use super::view::View;
 
 /// Sockets that systemd made for us: they outlive the agent, so that a restart refuses no connection.
 #[derive(Debug, Default)]
@@ -76,27 +74,12 @@ pub(super) fn reloading(done: bool) {
     }
 }
 
-/// Ends the feeding when dropped.
-#[derive(Debug)]
-pub(super) struct Watchdog(tokio::task::JoinHandle<()>);
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// How long systemd lets the agent be silent, if it watches it.
+pub(super) fn watchdog_limit() -> Option<Duration> {
+    sd_notify::watchdog_enabled()
 }
 
-/// Feeds the watchdog, if systemd has one on us, at a third of its time.
-pub(super) fn watchdog(view: View) -> Option<Watchdog> {
-    let limit = sd_notify::watchdog_enabled()?;
-    let pause = (limit / 3).max(Duration::from_millis(10));
-    Some(Watchdog(actix::spawn(async move {
-        loop {
-            match view.stuck().await {
-                None => notify(&[NotifyState::Watchdog]),
-                Some(actor) => tracing::error!(actor, "does not answer; the watchdog is not fed"),
-            }
-            tokio::time::sleep(pause).await;
-        }
-    })))
+/// Tells systemd that the CRI path works.
+pub(super) fn feed_watchdog() {
+    notify(&[NotifyState::Watchdog]);
 }

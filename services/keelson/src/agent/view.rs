@@ -6,17 +6,17 @@
 
 use std::{
     collections::BTreeSet,
+    path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use futures_util::future::join_all;
 use keelson_actors::{
     clock::unix_ms,
-    inspect::{Mailbox, MailboxError, Recorder},
+    inspect::{Mailbox, MailboxError, Recorder, Status},
     metrics::Metrics,
     pulls::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
     runtime::core::Health,
@@ -28,15 +28,24 @@ use keelson_storage::{DeferredStore, StateStore as _};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::{cluster::Cluster, endpoints::Endpoints, handles::Handle, heartbeats::Heartbeats};
+use super::{
+    cluster::Cluster,
+    endpoints::{Endpoints, EndpointsServing},
+    handles::Handle,
+    heartbeats::Heartbeats,
+    jobs::JobMetrics,
+    watchdog,
+};
 
 /// An actor that takes longer to answer is said not to.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The liveness probe is slower to judge: it ends in a restart.
-const LIVE_PATIENCE: Duration = Duration::from_secs(5);
+/// Actors on the CRI path, the first ones of all: PullCoordinator and RuntimeClient.
+const CRI_PATH_ACTORS: usize = 2;
 
 /// What the view looks at.
 pub(super) struct ViewParts {
+    /// Where clients reach the CRI front.
+    pub(super) cri_socket: PathBuf,
     pub(super) pulls: Mailbox<PullCoordinator>,
     /// Every actor, in the order people see them.
     pub(super) actors: Vec<Handle>,
@@ -58,6 +67,8 @@ struct Inner {
     registry: Registry,
     started_unix_ms: i64,
     stopping: AtomicBool,
+    /// What the CRI path said last.
+    cri_path: Mutex<Vec<Check>>,
 }
 
 /// Cheap to clone.
@@ -70,10 +81,18 @@ impl View {
         parts.metrics.register(&mut registry);
         parts.heartbeats.register(&mut registry);
         parts.endpoints.register(&mut registry);
+        let recorders = parts.actors.iter().map(|actor| actor.recorder().clone()).collect();
+        registry.register_collector(Box::new(JobMetrics(recorders)));
         if let Some(cluster) = &parts.cluster {
             cluster.register(&mut registry);
         }
-        let inner = Inner { parts, registry, started_unix_ms: unix_ms(), stopping: AtomicBool::new(false) };
+        let inner = Inner {
+            parts,
+            registry,
+            started_unix_ms: unix_ms(),
+            stopping: AtomicBool::new(false),
+            cri_path: Mutex::default(),
+        };
         Self(Arc::new(inner))
     }
 
@@ -89,15 +108,33 @@ impl View {
         self.0.parts.changes.send_modify(|count| *count += 1);
     }
 
+    /// Serves the Endpoints API, if it is on.
+    pub(super) async fn serve_endpoints(&self) -> Option<EndpointsServing> {
+        let settings = self.0.parts.loaded.borrow().settings.clone();
+        self.0.parts.endpoints.serve(&settings).await
+    }
+
     fn recorders(&self) -> impl Iterator<Item = &Arc<Recorder>> {
         self.0.parts.actors.iter().map(Handle::recorder)
     }
 
-    /// The first actor that does not answer, if any.
-    pub(super) async fn stuck(&self) -> Option<&'static str> {
-        let actors = &self.0.parts.actors;
-        let answers = join_all(actors.iter().map(|actor| actor.answers(LIVE_PATIENCE))).await;
-        actors.iter().zip(answers).find(|(_, answers)| !answers).map(|(actor, _)| actor.recorder().name())
+    /// Asks the CRI path from end to end, and remembers what it said.
+    pub(super) async fn check_cri_path(&self) -> Vec<Check> {
+        let parts = &self.0.parts;
+        let on_path = parts.actors.iter().take(CRI_PATH_ACTORS);
+        let mut checks = watchdog::ask(&parts.cri_socket, on_path).await;
+        if checks.iter().any(|check| check.ok && check.name == parts.pulls.recorder().name())
+            && parts.pulls.recorder().current_status() == Status::Running
+        {
+            parts.metrics.passing_through.set(0);
+        }
+        let mut last = self.0.cri_path.lock().unwrap_or_else(PoisonError::into_inner);
+        for check in checks.iter_mut().filter(|check| !check.ok) {
+            let since = last.iter().find(|last| !last.ok && last.name == check.name);
+            check.since_unix_ms = since.map_or_else(unix_ms, |since| since.since_unix_ms);
+        }
+        last.clone_from(&checks);
+        checks
     }
 
     /// Everything that readiness depends on, with what is wrong with it.
@@ -123,8 +160,29 @@ impl View {
             .collect();
         checks.extend(self.0.parts.heartbeats.checks());
         checks.extend(self.0.parts.endpoints.checks());
+        let path = self.0.cri_path.lock().unwrap_or_else(PoisonError::into_inner);
+        checks.extend(path.iter().filter(|check| !check.ok).cloned());
+        drop(path);
+        if self.0.parts.metrics.passing_through.get() != 0 {
+            let total = self.0.parts.metrics.passed_through_total();
+            let message = format!(
+                "image pulls are passed to the runtime without a decision and without a limit, {total} so far; see PullCoordinator in keelson actors"
+            );
+            checks.push(Check { name: "pulls".into(), ok: false, message, since_unix_ms: 0 });
+        }
+        checks.extend(self.recorders().filter_map(|recorder| job_check(recorder)));
         checks
     }
+}
+
+/// What is wrong with a job that does not run; `None` while it does.
+fn job_check(recorder: &Recorder) -> Option<Check> {
+    let failure = recorder.failure()?;
+    let message = match recorder.current_status() {
+        Status::Stopped => failure.reason.clone(),
+        _ => failure.text(unix_ms()),
+    };
+    Some(Check { name: recorder.name().into(), ok: false, message, since_unix_ms: failure.since_unix_ms })
 }
 
 /// Bounds a question to an actor.
@@ -189,7 +247,18 @@ impl AgentView for View {
     }
 
     async fn pulls(&self, max_queued: u32) -> Result<pb::PullList, ViewError> {
-        asked(self.0.parts.pulls.ask(ListPulls { max_queued: max_queued as usize })).await
+        let metrics = &self.0.parts.metrics;
+        let list = asked(self.0.parts.pulls.ask(ListPulls { max_queued: max_queued as usize })).await;
+        match list {
+            Ok(list) => Ok(pb::PullList { passed_through: metrics.passed_through_total(), ..list }),
+            Err(ViewError::Unavailable(reason)) if metrics.passing_through.get() != 0 => {
+                let total = metrics.passed_through_total();
+                Err(ViewError::Unavailable(format!(
+                    "{reason}; image pulls are passed to the runtime without a decision, {total} so far"
+                )))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -285,13 +354,7 @@ impl AgentView for View {
     }
 
     async fn livez(&self) -> Vec<Check> {
-        let stuck = self.stuck().await;
-        let check = |recorder: &Arc<Recorder>| {
-            let ok = stuck != Some(recorder.name());
-            let message = if ok { "answers" } else { "does not answer" };
-            Check { name: recorder.name().into(), ok, message: message.into(), since_unix_ms: 0 }
-        };
-        self.recorders().map(check).collect()
+        self.check_cri_path().await
     }
 
     async fn readyz(&self) -> Vec<Check> {

@@ -104,6 +104,10 @@ pub(super) fn summary(list: &pb::PullList) -> String {
 
 fn table(list: &pb::PullList, now: i64) -> String {
     let mut text = format!("{}\n", summary(list));
+    if list.passed_through > 0 {
+        let pulls = count(list.passed_through, "pull");
+        text.push_str(&format!("{pulls} passed to the runtime without a decision since the agent started\n"));
+    }
     let mut current = Table::new(&["ID", "IMAGE", "STATE", "FOR", "CALLERS", "POD", "PROGRESS"]);
     for pull in &list.pulls {
         current.row(current_row(pull, now));
@@ -226,6 +230,7 @@ mod tests {
             runtime_error: String::new(),
             retained: 2,
             retained_bytes: 3 << 20,
+            passed_through: 0,
         }
     }
 
@@ -250,6 +255,7 @@ ID  FINISHED                     ENDED            TOOK  ATTEMPTS  ERROR
         let idle = pb::PullList {
             runtime_health: "down".into(),
             runtime_error: "a\nb".into(),
+            passed_through: 2,
             ..Default::default()
         };
         assert_eq!(table(&idle, 0), "0 running, no limit, 0 queued, 0 callers, runtime down: a b\n");

@@ -68,7 +68,7 @@ impl On {
     async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         let question = ListServices { namespace: namespace.to_owned(), max: max as usize };
         let mut state = asked(self.publisher.ask(question)).await?;
-        state.listen.clone_from(&self.listen);
+        state.listen = self.job.listens();
         state.watchers = self.server.watchers().list();
         state.backends = self.server.backends().list();
         match &self.place {
