@@ -29,8 +29,8 @@ use crate::{
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
     pulls::{
-        Answer, AnswerTo, CallerId, Claim, CredentialsSalt, Drain, Inspected, ListPulls, PullCall,
-        PullCoordinator, PullCoordinatorParts, Refusal, RequestPull, core::Policy,
+        Answer, AnswerTo, CallerId, Claim, CredentialsSalt, Drain, HandOver, HandedState, Inspected,
+        ListPulls, PullCall, PullCoordinator, PullCoordinatorParts, Refusal, RequestPull, core::Policy,
     },
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
     supervise::{self, PANIC, Restart},
@@ -98,6 +98,17 @@ impl World {
     }
 
     fn with(policy: Policy, runtime: Arc<FakeRuntime>, store: Arc<FakeStore>, capacity: usize) -> Self {
+        Self::with_handed(policy, runtime, store, capacity, None)
+    }
+
+    /// Starts with what a predecessor handed over, if anything.
+    fn with_handed(
+        policy: Policy,
+        runtime: Arc<FakeRuntime>,
+        store: Arc<FakeStore>,
+        capacity: usize,
+        handed: Option<HandedState>,
+    ) -> Self {
         let metrics = Metrics::default();
         let clock = Clock::start();
         let (health, healths) = watch::channel(Health::Unknown);
@@ -124,7 +135,7 @@ impl World {
             changes,
             recorder: recorder.clone(),
         };
-        let pulls = supervise::start(None, recorder, |_| PullCoordinator::new(parts));
+        let pulls = supervise::start(None, recorder, |_| PullCoordinator::new(parts).with_handed(handed));
         Self {
             runtime,
             store,

@@ -122,6 +122,36 @@ fn i4_pulls_are_decided_from_memory_while_the_journal_cannot_be_read() {
 }
 
 #[test]
+fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_records() {
+    run(async {
+        let one = || Policy { limit: 1, ..Policy::default() };
+        let store = FakeStore::new();
+        let first = World::with(one(), FakeRuntime::new(), store.clone(), 100);
+        first.runtime.does("r/old-running", [Does::Hang]);
+        let _callers = [first.ask("r/old-running"), first.ask("r/old-queued")];
+        pass(100).await;
+        store.fail(true);
+        let second = World::with(one(), FakeRuntime::new(), store.clone(), 100);
+        second.runtime.does("r/new", [Does::Hang]);
+        let _new = second.ask("r/new");
+        pass(100).await;
+        let (state, handed) = oneshot::channel();
+        second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
+        let handed = handed.await.expect("handed over").state;
+        let third = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
+        pass(100).await;
+        assert_eq!(third.inspected().await["journal_unread"], true);
+        store.fail(false);
+        pass(6_000).await;
+        assert_eq!(third.inspected().await["journal_unread"], false);
+        let mut records: Vec<String> = store.records().into_iter().map(|(image, _)| image).collect();
+        records.sort();
+        assert_eq!(records, ["r/new", "r/old-queued", "r/old-running"]);
+        assert_eq!(third.runtime.logged("pull r/new"), 0, "it goes on in the second");
+    });
+}
+
+#[test]
 fn i4_a_journal_that_can_be_read_late_joins_what_runs_and_is_whole_again() {
     run(async {
         let store = FakeStore::new();

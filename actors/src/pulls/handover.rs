@@ -29,6 +29,17 @@ pub struct HandedState {
     /// By which the ids of credentials are made, so that equal credentials have equal ids in both processes.
     #[serde(default)]
     pub salt: Option<CredentialsSalt>,
+    /// Set if the ending agent has not read the journal: it may hold records that `pulls` and `leases` lack.
+    #[serde(default)]
+    pub unread: Option<UnreadJournal>,
+}
+
+/// What a successor has to know to reconcile with a journal that its predecessor has not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnreadJournal {
+    /// The limit was changed, so the journal's is outdated.
+    #[serde(default)]
+    pub limit_changed: bool,
 }
 
 /// One pull.

@@ -26,7 +26,9 @@ mod request;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
 pub use core::{Answer, CallerId, FinishedPull, FlowView, PullId, Refusal, RuntimeFlow};
-pub use handover::{HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull};
+pub use handover::{
+    HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull, UnreadJournal,
+};
 pub use image::{ImageName, ImageNameError, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 pub use messages::{
     AnswerTo, CallerLeft, Claim, Configure, CountNow, DiskPressure, Drain, HandOver, HandedOver, Inspected,

@@ -177,6 +177,8 @@ impl PullCoordinator {
         ctx.spawn(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
             actor.reading = false;
             match loaded {
+                // The successor has been told that the journal is unread, and reads it.
+                Ok(_) if actor.core.is_handed_over() => actor.finish_drain(ctx),
                 Ok(Ok(restored)) => actor.reconcile(restored, ctx),
                 Ok(Err(_)) if actor.draining.is_some() => actor.finish_drain(ctx),
                 Ok(Err(_)) => actor.rewrite_later(ctx),

@@ -28,11 +28,13 @@ impl PullCoordinator {
     /// As [`PullCoordinator::restored`], with the predecessor's word in place of the journal's.
     pub(super) fn take_over(&mut self, state: HandedState, ctx: &mut Context<Self>) {
         self.metrics.resumed.inc_by(state.pulls.len() as u64);
+        self.unread = state.unread.is_some();
         let effects = self.core.take_over(state, self.clock.now());
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         self.runtime.deliver(CancelAll {});
         self.runtime.deliver(Subscribe { to: me });
-        // The journal may say less, if the predecessor's disk was full.
+        // The journal may say less, if the predecessor's disk was full. It may also say more, if the predecessor
+        // has not read it: then it is read before it is rewritten.
         self.behind = true;
         self.perform(effects, ctx);
         self.catch_up(ctx);

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     clock::Now,
     pulls::{
-        handover::{HandedEnd, HandedOutcome, HandedPull, HandedState, RunningPull},
+        handover::{HandedEnd, HandedOutcome, HandedPull, HandedState, RunningPull, UnreadJournal},
         record::{KeptLease, Write},
     },
     runtime::PullReply,
@@ -72,6 +72,7 @@ impl Core {
             leases,
             limit: self.limit_override,
             salt: None,
+            unread: self.unread.as_ref().map(|unread| UnreadJournal { limit_changed: unread.limit_changed }),
         }
     }
 
@@ -85,6 +86,9 @@ impl Core {
 
     /// Takes over what a predecessor handed over. To be called once, on an empty core.
     pub fn take_over(&mut self, state: HandedState, now: Now) -> Vec<Effect> {
+        if let Some(unread) = state.unread {
+            self.take_over_unread(unread, now);
+        }
         let running = state.running_pulls();
         let records = state.pulls.into_iter().map(|pull| pull.record).collect();
         let fx = self.restore(records, state.leases, state.limit, now);

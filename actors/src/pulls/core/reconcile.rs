@@ -13,6 +13,7 @@ use super::{Core, Effect, Health, PullId};
 use crate::{
     clock::Now,
     pulls::{
+        handover::UnreadJournal,
         record::{KeptLease, PullRecord, RecordState, Write},
         request::{PullCall, PullKey},
     },
@@ -50,6 +51,13 @@ impl Core {
         self.unread = Some(Unread::default());
         // Above every id and order in the journal, unless the clock has stepped back.
         self.next_id = self.next_id.max(u64::try_from(now.unix_ms).unwrap_or(1));
+    }
+
+    /// As [`Core::begin_unread`], after a predecessor that has not read the journal either. Its successes are not
+    /// known here: a record of one costs one question to the runtime.
+    pub(super) fn take_over_unread(&mut self, unread: UnreadJournal, now: Now) {
+        self.begin_unread(now);
+        self.unread = Some(Unread { limit_changed: unread.limit_changed, ..Unread::default() });
     }
 
     /// Takes over the journal of an earlier process, read after pulls of this one began.

@@ -1,7 +1,7 @@
 //! I4: pulls that began from memory, and a journal that is read after that.
 
 use super::{
-    Core, Event, Policy, PullId,
+    Core, Event, Policy, PullId, Stage,
     testing::{Bench, CONTAINERD, fails, image, ok, seconds},
 };
 use crate::pulls::record::{KeptLease, PullRecord, RecordState};
@@ -144,4 +144,51 @@ fn i4_ids_that_are_taken_lose_no_record() {
     assert_eq!(queue(&bench), ["r/c", "r/b"]);
     let journal = bench.core.journal(bench.now);
     assert_eq!(journal.pulls.len(), 3);
+}
+
+#[test]
+fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() {
+    // Whether the predecessor has read the journal, and the limit set there by hand; then whether the successor has to
+    // read it, and the successor's pulls (running ones first) and limit after that.
+    type Case = (bool, Option<u32>, bool, &'static [&'static str], u32);
+    let cases: [Case; 3] = [
+        (true, None, false, &["r/running", "r/new"], 1),
+        (false, None, true, &["r/running", "r/old", "r/new"], 5),
+        // Both run in the predecessor.
+        (false, Some(3), true, &["r/running", "r/new", "r/old"], 3),
+    ];
+    for (was_read, by_hand, expect_unread, expect_pulls, expect_limit) in cases {
+        let mut old = if was_read { Bench::up(limit(1)) } else { unread(1) };
+        old.ask(image("r/running"));
+        old.ask(image("r/new"));
+        if by_hand.is_some() {
+            old.event(Event::SetLimit(by_hand));
+        }
+        let (state, effects) = old.core.hand_over(old.now);
+        old.take(effects);
+        assert_eq!(state.unread.is_some(), expect_unread);
+        let text = serde_json::to_string(&state).expect("written");
+        let mut new = Bench::new(limit(1));
+        new.now = old.now;
+        let effects = new.core.take_over(serde_json::from_str(&text).expect("read"), new.now);
+        new.take(effects);
+        new.event(Event::RuntimeUp(CONTAINERD));
+        assert_eq!(new.reaped().is_none(), expect_unread, "a lease of an unread record is not reaped");
+        if expect_unread {
+            let records = vec![
+                record(7, "r/old", RecordState::Queued),
+                // Of an earlier agent; the pull goes on in the predecessor.
+                record(8, "r/running", RecordState::Running),
+            ];
+            new.reconcile(records, vec![], Some(5));
+            assert!(new.reaped().is_some());
+        }
+        let mut places: Vec<_> = new.core.pulls.values().map(|pull| (pull.order, pull)).collect();
+        places.sort_by_key(|(order, pull)| (!matches!(pull.stage, Stage::Predecessor), *order));
+        let pulls: Vec<String> = places.iter().map(|(_, pull)| pull.call.image.to_string()).collect();
+        assert_eq!(pulls, expect_pulls);
+        assert_eq!(new.core.limit(), expect_limit);
+        let started = names(&new.core, &new.started());
+        assert!(!started.contains(&"r/running".to_owned()), "it goes on in the predecessor");
+    }
 }
