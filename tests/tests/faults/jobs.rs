@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-const EXAMPLE: &str = "registry.example/app:1";
+const EXAMPLE: &str = "registry.example/good-app:1";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -> Result<()> {
@@ -170,7 +170,7 @@ async fn i9_pulls_pass_through_while_the_coordinator_is_stuck() -> Result<()> {
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
     agent.start_live().await?;
     let cri = agent.cri().await?;
-    let slow = pulling(&cri, Pull::new("registry.example/slow:1"));
+    let slow = pulling(&cri, Pull::new("registry.example/good-slow:1"));
     until("a pull runs", || runtime.pulls() == 1).await?;
     let stopped = Stopped::thread(agent.pid().context("it runs")?, "pulls")?;
     let passed = pulling(&cri, Pull::new(EXAMPLE));

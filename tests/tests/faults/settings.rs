@@ -82,7 +82,7 @@ async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on()
     let images = node.push_many("apps", 5, 1 << 10).await?;
     let mut first = node.agent(&Settings::new()).await?;
     let pid = first.pid().context("it runs")?.to_string();
-    let cases = [("cri.listen", first.endpoint(), vec!["listening", "cri.sock"])];
+    let cases = [("cri.listen", first.endpoint(), vec!["another agent is running", "cri.sock"])];
     let cri = first.cri().await?;
     for ((key, value, words), image) in cases.into_iter().zip(&images) {
         let settings = Settings::new().set(key, value.as_str());
