@@ -6,7 +6,7 @@ use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::Kind;
 use keelson_tests::node::Node;
 use keelson_tests::scratch::Scratch;
-use keelson_tests::util::http_get;
+use keelson_tests::util::{PATIENCE, eventually, http_get};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -119,23 +119,38 @@ async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     ensure!(stale.0 != new.0 && stale.1 != new.1, "the sockets are new ones");
     ensure!(agent.terminate().await?.success());
 
-    for path in [agent.socket(), agent.debug_socket()] {
-        fs::write(&path, "precious")?;
-        let (_, said) = refused(&mut agent).await?;
-        ensure!(said.contains(&path.display().to_string()) && said.contains("no socket"), "{said}");
-        ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
-        fs::remove_file(&path)?;
-    }
-    for path in [agent.socket(), agent.debug_socket()] {
-        fs::create_dir(&path)?;
-        refused(&mut agent).await?;
-        ensure!(path.is_dir());
-        fs::remove_dir(&path)?;
-    }
+    let path = agent.socket();
+    fs::write(&path, "precious")?;
+    let (_, said) = refused(&mut agent).await?;
+    ensure!(said.contains(&path.display().to_string()) && said.contains("no socket"), "{said}");
+    ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
+    fs::remove_file(&path)?;
+    fs::create_dir(&path)?;
+    refused(&mut agent).await?;
+    ensure!(path.is_dir());
+    fs::remove_dir(&path)?;
+
+    // I22: the debug socket is a job, which is retried.
+    let path = agent.debug_socket();
+    fs::write(&path, "precious")?;
+    agent.start_live().await?;
+    let ready = agent.http_get("/readyz").await?.text();
+    ensure!(ready.contains("DebugSocket") && ready.contains("no socket"), "{ready}");
+    ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
+    fs::remove_file(&path)?;
+    eventually(PATIENCE, "the debug socket is made", || async {
+        Ok(tokio::net::UnixStream::connect(&path).await.map(drop)?)
+    })
+    .await?;
+    ensure!(agent.terminate().await?.success());
     agent.start_live().await?;
     let left: Vec<_> = fs::read_dir(agent.socket().parent().context("a folder")?)?.flatten().collect();
     let names: Vec<_> = left.iter().map(|entry| entry.file_name()).collect();
-    let temporary = names.iter().filter(|name| name.to_string_lossy().contains(".sock.")).count();
+    // Made as `NAME.PROCESS` before they are renamed.
+    let is_temporary = |name: &str| {
+        name.rsplit_once(".sock.").is_some_and(|(_, end)| end.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let temporary = names.iter().filter(|name| is_temporary(&name.to_string_lossy())).count();
     ensure!(temporary == 0, "refused starts leave nothing behind: {names:?}");
     Ok(())
 }
