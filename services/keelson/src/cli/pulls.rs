@@ -255,7 +255,6 @@ ID  FINISHED                     ENDED            TOOK  ATTEMPTS  ERROR
         let idle = pb::PullList {
             runtime_health: "down".into(),
             runtime_error: "a\nb".into(),
-            passed_through: 2,
             ..Default::default()
         };
         assert_eq!(table(&idle, 0), "0 running, no limit, 0 queued, 0 callers, runtime down: a b\n");
