@@ -12,8 +12,11 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_proto::Code;
-use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
-use tokio::{sync::Notify, time::Instant};
+use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreState, StoreStats, Table};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use crate::{
     host::{FileSystem, FileSystemReader},
@@ -279,6 +282,8 @@ pub(super) struct FakeStore {
     blocked: Mutex<bool>,
     unblocked: Condvar,
     pub(super) writes: AtomicU64,
+    /// What it says of itself, whatever it does.
+    pub(super) state: watch::Sender<StoreState>,
 }
 
 impl FakeStore {
@@ -289,6 +294,7 @@ impl FakeStore {
             blocked: Mutex::new(false),
             unblocked: Condvar::new(),
             writes: AtomicU64::new(0),
+            state: watch::channel(StoreState::Open).0,
         })
     }
 
@@ -347,5 +353,9 @@ impl StateStore for FakeStore {
 
     fn stats(&self) -> StoreStats {
         self.inner.stats()
+    }
+
+    fn subscribe(&self) -> watch::Receiver<StoreState> {
+        self.state.subscribe()
     }
 }

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use keelson_storage::StoreState;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -59,7 +60,7 @@ fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
         );
         let state = world.state().await;
         assert_eq!((&state["uid"], &state["role"]), (&json!("uid-1"), &json!("node")));
-        let ready = &state["conditions"][5];
+        let ready = &state["conditions"][6];
         assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("True")));
         assert_eq!((&ready["reason"], &ready["from_reporter"]), (&json!("KubeletReady"), &json!(false)));
     });
@@ -295,6 +296,31 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
         world.reporter.offer(ConditionChanged {}).expect("room");
         settle().await;
         assert_eq!(world.api.condition("ServiceEndpointsCurrent")["status"], "True", "at once");
+    });
+}
+
+/// I4: a store that fails is a condition at once, and so is its return.
+#[test]
+fn i4_a_store_that_is_not_open_is_told_at_once() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(30).await;
+        let is = || world.api.condition("KeelsonStateNotDurable");
+        assert_eq!(is()["status"], "False");
+        world.api.forget();
+        let since = std::time::SystemTime::UNIX_EPOCH;
+        let away = StoreState::Unavailable { reason: "no space".into(), since, next_try: None };
+        world.store.state.send_replace(away);
+        settle().await;
+        assert_eq!((&is()["status"], &is()["reason"]), (&json!("True"), &json!("StoreNotOpen")));
+        let next_try = Some(since);
+        let retried = StoreState::Unavailable { reason: "no space".into(), since, next_try };
+        world.store.state.send_replace(retried);
+        live(60).await;
+        assert_eq!(world.api.verbs(), ["patch"], "a retry is no news");
+        world.store.state.send_replace(StoreState::Open);
+        live(11).await;
+        assert_eq!((is()["status"].clone(), world.api.verbs().len()), (json!("False"), 2));
     });
 }
 

@@ -12,7 +12,7 @@ use actix::{
 };
 use futures_util::future::{BoxFuture, join3};
 use k8s_openapi::api::core::v1::Node;
-use keelson_storage::StateStore;
+use keelson_storage::{StateStore, StoreState};
 use tokio::{
     sync::{oneshot, watch},
     time::{sleep, timeout},
@@ -250,6 +250,7 @@ impl StatusReporter {
         let flow = self.pulls.flow();
         let health = self.runtime_health.clone();
         let endpoints = self.endpoints.borrow().clone();
+        let store = self.store.subscribe().borrow().clone();
         let readings = async move {
             let Some(readings) = readings else { return HostReadings::default() };
             timeout(HOST_TIMEOUT, readings).await.unwrap_or_else(|_| HostReadings {
@@ -272,7 +273,7 @@ impl StatusReporter {
                 Health::Down { reason, .. } => Some(reason.clone()),
                 Health::Up { .. } | Health::Unknown => None,
             };
-            Collected { facts, readings, since_boot, runtime, runtime_down, flow, endpoints }
+            Collected { facts, readings, since_boot, runtime, runtime_down, flow, endpoints, store }
         }
     }
 
@@ -363,6 +364,7 @@ impl StatusReporter {
                 actor.step(Event::Node(node), ctx);
             }
             actor.watch_runtime(ctx);
+            actor.watch_store(ctx);
             actor.watch_first_ready(ctx);
         }));
     }
@@ -386,6 +388,21 @@ impl StatusReporter {
             if changed {
                 // Watched again first: what changes during the step is not missed.
                 actor.watch_runtime(ctx);
+                actor.step(Event::Changed, ctx);
+            }
+        }));
+    }
+
+    /// Tells the core when the state stops being durable, and when it is again.
+    fn watch_store(&mut self, ctx: &mut Context<Self>) {
+        let mut state = self.store.subscribe();
+        let shown = |state: &StoreState| (state.is_durable(), state.is_open());
+        let before = shown(&state.borrow_and_update());
+        let changed = async move { state.wait_for(|state| shown(state) != before).await.is_ok() };
+        ctx.spawn(wrap_future::<_, Self>(changed).map(|changed, actor, ctx| {
+            // A store that is never closed has no states to tell of.
+            if changed {
+                actor.watch_store(ctx);
                 actor.step(Event::Changed, ctx);
             }
         }));

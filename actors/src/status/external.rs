@@ -29,7 +29,7 @@ const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3
 const CLEARING: i64 = 60_000;
 
 /// Conditions of the kubelet, of cloud providers, and of the agent.
-const RESERVED: [&str; 7] = [
+const RESERVED: [&str; 8] = [
     "Ready",
     "MemoryPressure",
     "DiskPressure",
@@ -37,6 +37,7 @@ const RESERVED: [&str; 7] = [
     "NetworkUnavailable",
     super::compute::conditions::PULLS,
     super::compute::conditions::ENDPOINTS,
+    super::compute::conditions::STATE,
 ];
 
 /// A condition's status.

@@ -9,6 +9,7 @@ const GOOD = {
   Ready: "True",
   ImagePullsFlowing: "True",
   ServiceEndpointsCurrent: "True",
+  KeelsonStateNotDurable: "False",
   MemoryPressure: "False",
   DiskPressure: "False",
   PIDPressure: "False",

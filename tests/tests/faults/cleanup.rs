@@ -60,7 +60,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     make_lease(&node.containerd, "of-a-former-agent", Some("0123456789abcdef")).await?;
     make_lease(&node.containerd, "of-somebody-else", None).await?;
     let lease = format!("keelson-{NAME}");
-    let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
+    let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable"];
     eventually(PATIENCE, "the agent reports", || async {
         let conditions = conditions(&cluster).await?;
         ensure!(own.iter().all(|kind| conditions.iter().any(|have| have == kind)), "only {conditions:?}");

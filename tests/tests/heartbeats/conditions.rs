@@ -101,6 +101,7 @@ fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()>
             "NetworkUnavailable",
             "ImagePullsFlowing",
             "ServiceEndpointsCurrent",
+            "KeelsonStateNotDurable",
         ];
         let mut refusals: Vec<(&str, &str, &str)> =
             owned.iter().map(|kind| (*kind, "Because", "belongs to the kubelet or to the agent")).collect();

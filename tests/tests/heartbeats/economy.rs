@@ -173,7 +173,7 @@ fn a_node_that_somebody_else_keeps_is_not_written_by_its_companion() -> Result<(
         let node = cluster.admin.node("companion").await?.context("no Node")?;
         let status = node.status.context("no status")?;
         let kinds: Vec<_> = status.conditions.unwrap_or_default().into_iter().map(|one| one.type_).collect();
-        assert_eq!(kinds, ["ImagePullsFlowing", "ServiceEndpointsCurrent"]);
+        assert_eq!(kinds, ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable"]);
         assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
         let told = rig.node_json().await?;
         assert_eq!((&told["state"], &told["role"]), (&json!("well"), &json!("companion")), "{told}");

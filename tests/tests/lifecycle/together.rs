@@ -21,12 +21,13 @@ const TOGETHER: Duration = Duration::from_secs(60);
 const FLIPPING: [&str; 3] = ["KernelDeadlock", "example.com/DiskSlow", "ReadonlyFilesystem"];
 
 /// Every condition of the companion.
-const COMPANIONS: [&str; 5] = [
+const COMPANIONS: [&str; 6] = [
     "KernelDeadlock",
     "example.com/DiskSlow",
     "ReadonlyFilesystem",
     "ImagePullsFlowing",
     "ServiceEndpointsCurrent",
+    "KeelsonStateNotDurable",
 ];
 
 /// A status in two: what the kubelet owns, and the companion's conditions by their type.

@@ -12,6 +12,7 @@ use k8s_openapi::{
     api::core::v1::{NodeCondition, NodeStatus},
     apimachinery::pkg::apis::meta::v1::Time,
 };
+use keelson_storage::StoreState;
 
 use super::{Inputs, Memory, Moment, Pressure, RuntimeView, capacity, millis, moment};
 use crate::{
@@ -35,15 +36,17 @@ pub const DISK_PRESSURE: &str = "DiskPressure";
 pub(in crate::status) const PULLS: &str = "ImagePullsFlowing";
 /// Whether the service endpoints on the node are those of the API server.
 pub(in crate::status) const ENDPOINTS: &str = "ServiceEndpointsCurrent";
+/// Whether the agent cannot write its state.
+pub(in crate::status) const STATE: &str = "KeelsonStateNotDurable";
 
 /// The conditions of the agent itself, those of [`Pressure`] first and in its order.
-const OWN: [&str; 6] = ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, READY];
+const OWN: [&str; 7] = ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, STATE, READY];
 
 /// The conditions of the agent itself in a role.
 pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
     match role {
         Role::Node => &OWN,
-        Role::Companion => &[PULLS, ENDPOINTS],
+        Role::Companion => &[PULLS, ENDPOINTS, STATE],
     }
 }
 
@@ -70,6 +73,8 @@ impl Says {
 enum Text {
     /// With the status.
     OnFlip,
+    /// With the status or the reason.
+    OnReason,
     /// Whenever it is another.
     Always,
 }
@@ -92,7 +97,12 @@ fn put(list: &mut Vec<NodeCondition>, says: (&str, ConditionStatus, String, Stri
     if flips || known.last_transition_time.is_none() {
         known.last_transition_time = Some(now.clone());
     }
-    if flips || *text == Text::Always {
+    let changes = match text {
+        Text::OnFlip => flips,
+        Text::OnReason => flips || known.reason.as_deref() != Some(&reason),
+        Text::Always => true,
+    };
+    if changes {
         known.reason = Some(reason);
         known.message = Some(message);
     }
@@ -127,6 +137,9 @@ pub(super) fn set(
     says(&mut list, pulls(&inputs.flow, millis(policy.pulls_stalled_after)), Text::Always);
     if let Some(endpoints) = endpoints(&inputs.endpoints) {
         says(&mut list, endpoints, Text::Always);
+    }
+    if let Some((state, text)) = state(&inputs.store, &inputs.flow, fresh_texts) {
+        says(&mut list, state, text);
     }
     for view in externals.views(moment(now), now.unix_ms) {
         put(&mut list, (&view.kind, view.status, view.reason, view.message), &Text::Always, now);
@@ -316,4 +329,30 @@ fn endpoints(view: &EndpointsView) -> Option<Says> {
             Says::new(ENDPOINTS, ConditionStatus::False, "EndpointsStale", message)
         }
     })
+}
+
+/// Nothing while the store is being opened or has been closed, so that a restart is no transition. A disk fails in
+/// ever new words; the first ones stand until the next report.
+fn state(store: &StoreState, flow: &Result<FlowView, String>, fresh_texts: bool) -> Option<(Says, Text)> {
+    let is_behind = matches!(flow, Ok(FlowView { durable: false, .. }));
+    let text = if fresh_texts { Text::Always } else { Text::OnReason };
+    let not_open = |why: &str| {
+        let message =
+            format!("the state store is not open, so that a restart loses the image pull queue: {why}");
+        Says::new(STATE, ConditionStatus::True, "StoreNotOpen", message)
+    };
+    match store {
+        StoreState::Open => {
+            let message = "the state store is open and its last write succeeded";
+            Some((Says::new(STATE, ConditionStatus::False, "StateDurable", message), text))
+        }
+        StoreState::Failing { reason, .. } => {
+            let message = format!("the last write of the state store failed: {reason}");
+            Some((Says::new(STATE, ConditionStatus::True, "StoreFailing", message), text))
+        }
+        StoreState::Unavailable { reason, .. } => Some((not_open(reason), text)),
+        // It takes longer than the PullCoordinator waits for it.
+        StoreState::Opening { .. } if is_behind => Some((not_open("the disk has not answered yet"), text)),
+        _ => None,
+    }
 }

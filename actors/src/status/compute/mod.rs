@@ -16,6 +16,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use keelson_storage::StoreState;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -58,6 +59,8 @@ pub struct Inputs {
     pub flow: Result<FlowView, String>,
     /// How service endpoints fare.
     pub endpoints: EndpointsView,
+    /// Whether the agent's state is durable.
+    pub store: StoreState,
 }
 
 /// What is known of the runtime.
@@ -142,6 +145,7 @@ pub(super) mod tests {
             runtime: RuntimeView::default(),
             flow: Ok(idle()),
             endpoints: EndpointsView::default(),
+            store: StoreState::Open,
         }
     }
 }

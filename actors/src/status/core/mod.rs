@@ -18,6 +18,7 @@ mod view;
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use keelson_storage::StoreState;
 use serde_json::Value;
 
 use super::{
@@ -102,6 +103,8 @@ pub struct Collected {
     pub flow: Result<FlowView, String>,
     /// How service endpoints fare.
     pub endpoints: EndpointsView,
+    /// Whether the agent's state is durable.
+    pub store: StoreState,
 }
 
 /// What the actor has to do.
@@ -374,6 +377,7 @@ impl Core {
             runtime,
             flow,
             endpoints: collected.endpoints,
+            store: collected.store,
         }
     }
 }

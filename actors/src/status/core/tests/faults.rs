@@ -325,6 +325,46 @@ fn service_endpoints_are_unknown_current_or_stale() {
     assert_eq!(restarted.condition("ServiceEndpointsCurrent"), before);
 }
 
+/// I4: a node whose agent cannot write its state says so, once.
+#[test]
+fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
+    const KIND: &str = "KeelsonStateNotDurable";
+    let since = std::time::SystemTime::UNIX_EPOCH;
+    let failing = |reason: &str| StoreState::Failing { reason: reason.into(), since };
+    let unavailable =
+        |reason: &str| StoreState::Unavailable { reason: reason.into(), since, next_try: Some(since) };
+    let mut world = settled(Role::Companion);
+    let is = |world: &World| {
+        let condition = world.condition(KIND);
+        let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
+        (text("status"), text("reason"), text("message"))
+    };
+    assert_eq!((is(&world).0, is(&world).1), ("False".to_owned(), "StateDurable".to_owned()));
+    // The store, whether the journal is written, what the condition says then, and the number of requests.
+    let cases = [
+        (StoreState::Opening { since }, true, "False", "StateDurable", "last write succeeded", 0),
+        (StoreState::Opening { since }, false, "True", "StoreNotOpen", "has not answered yet", 1),
+        (unavailable("disk full"), false, "True", "StoreNotOpen", "has not answered yet", 0),
+        (StoreState::Open, false, "False", "StateDurable", "last write succeeded", 1),
+        (failing("disk full"), true, "True", "StoreFailing", "failed: disk full", 1),
+        (failing("disk full, in other words"), false, "True", "StoreFailing", "failed: disk full", 0),
+        (unavailable("read-only"), false, "True", "StoreNotOpen", "pull queue: read-only", 1),
+        (StoreState::Closed, false, "True", "StoreNotOpen", "pull queue: read-only", 0),
+        (StoreState::Open, true, "False", "StateDurable", "last write succeeded", 1),
+    ];
+    for (index, (store, durable, status, reason, message, requests)) in cases.into_iter().enumerate() {
+        world.collected.store = store;
+        world.collected.flow = Ok(FlowView { durable, ..idle() });
+        world.forget();
+        world.pass(11 * SECOND);
+        world.tell();
+        let (is_status, is_reason, is_message) = is(&world);
+        assert_eq!((&*is_status, &*is_reason), (status, reason), "case {index}");
+        assert!(is_message.ends_with(message), "case {index}: {is_message}");
+        assert_eq!(world.requests.len(), requests, "case {index}: {:?}", world.verbs());
+    }
+}
+
 fn any_kind() -> impl Strategy<Value = ApiErrorKind> {
     let after = proptest::option::of((0u64..200).prop_map(Duration::from_secs));
     prop_oneof![

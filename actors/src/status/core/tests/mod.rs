@@ -9,6 +9,7 @@ mod roles;
 
 use std::{collections::VecDeque, sync::Arc};
 
+use keelson_storage::StoreState;
 use serde_json::{Value, json};
 
 use super::*;
@@ -115,6 +116,7 @@ fn well() -> Collected {
         runtime_down: None,
         flow: Ok(idle()),
         endpoints: EndpointsView::Off,
+        store: StoreState::Open,
     }
 }
 

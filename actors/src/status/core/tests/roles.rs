@@ -33,6 +33,7 @@ fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
         ("PIDPressure", "False"),
         ("ImagePullsFlowing", "True"),
         ("ServiceEndpointsCurrent", "Unknown"),
+        ("KeelsonStateNotDurable", "False"),
         ("Ready", "True"),
     ];
     assert_eq!(kinds, expected.map(|(kind, status)| (kind.to_owned(), json!(status))), "Ready last");
@@ -238,6 +239,9 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
             {"type": "ServiceEndpointsCurrent", "status": "Unknown", "reason": "EndpointsOff",
              "message": "the service endpoints chore is off on this node",
              "lastHeartbeatTime": "2026-01-01T00:01:00Z", "lastTransitionTime": "2026-01-01T00:01:00Z"},
+            {"type": "KeelsonStateNotDurable", "status": "False", "reason": "StateDurable",
+             "message": "the state store is open and its last write succeeded",
+             "lastHeartbeatTime": "2026-01-01T00:01:00Z", "lastTransitionTime": "2026-01-01T00:01:00Z"},
         ]}})
     );
 }
@@ -283,7 +287,7 @@ fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_n
     world.forget();
     world.pass(11 * SECOND);
     assert_eq!(
-        world.requests[0].body["status"]["conditions"][2],
+        world.requests[0].body["status"]["conditions"][3],
         json!({"$patch": "delete", "type": "KernelDeadlock"})
     );
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
@@ -362,7 +366,7 @@ proptest! {
             let status: Vec<_> = request.body["status"].as_object().expect("an object").keys().collect();
             prop_assert!(top == ["status"] && status == ["conditions"], "{}", request.body);
         }
-        let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KernelDeadlock"];
+        let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable", "KernelDeadlock"];
         prop_assert_eq!(foreign(world.node.as_ref().expect("there"), &own), foreign(&node, &own));
         // Once the watch tells, what is its own is as it should be.
         world.tell();
