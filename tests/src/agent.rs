@@ -68,6 +68,7 @@ pub struct Agent {
     runtime_endpoint: String,
     program: Program,
     process: Option<Process>,
+    predecessors: Vec<Process>,
 }
 
 impl Agent {
@@ -104,6 +105,7 @@ impl Agent {
             runtime_endpoint: runtime_endpoint.to_owned(),
             program,
             process: None,
+            predecessors: Vec::new(),
         };
         agent.configure(settings)?;
         Ok(agent)
@@ -294,6 +296,39 @@ impl Agent {
         self.process.take().context("the agent is not running")?.terminate(PATIENCE).await
     }
 
+    /// Restarts it as planned: SIGTERM, and the next process at once. Waits until that serves; the one before goes on
+    /// with the calls that it holds. Needs `agent.handover_timeout`, but unlike [`Agent::replace`] neither a state disk nor
+    /// readiness.
+    pub async fn restart(&mut self) -> Result<()> {
+        const SERVES: &str = "keelson serves";
+        let mut old = self.process.take().context("the agent is not running")?;
+        let before = self.log()?.matches(SERVES).count();
+        old.ask_to_end()?;
+        self.predecessors.push(old);
+        let mut process = self.program.start()?;
+        let served = eventually(2 * PATIENCE, "the next agent serves", || {
+            let (ended, log) = (process.ended(), self.log());
+            async move {
+                let serves = log?.matches(SERVES).count() > before;
+                // One that has ended is told apart below.
+                ensure!(serves || ended?.is_some(), "it does not");
+                Ok(())
+            }
+        })
+        .await;
+        if let Some(status) = process.ended()? {
+            bail!("the next agent ended with {status}; its log ends:\n{}", process.log_tail());
+        }
+        self.process = Some(process);
+        served.with_context(|| format!("its log ends:\n{}", log_tail(&self.log().unwrap_or_default())))
+    }
+
+    /// How many agents that were restarted have not ended yet, because they hold calls.
+    pub fn predecessors(&mut self) -> usize {
+        self.predecessors.retain_mut(|old| !matches!(old.ended(), Ok(Some(_))));
+        self.predecessors.len()
+    }
+
     /// Makes it read its configuration again.
     pub fn sighup(&mut self) -> Result<()> {
         self.process.as_mut().context("the agent is not running")?.signal(Signal::SIGHUP)
@@ -324,6 +359,12 @@ impl Agent {
     pub async fn pulls_json(&self) -> Result<serde_json::Value> {
         self.json("/debug/pulls").await
     }
+}
+
+/// The last lines of a log.
+fn log_tail(log: &str) -> &str {
+    let from = log.char_indices().rev().filter(|(_, c)| *c == '\n').nth(20).map_or(0, |(at, _)| at + 1);
+    &log[from..]
 }
 
 /// `over` on top of `base`.

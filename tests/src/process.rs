@@ -127,6 +127,13 @@ impl Process {
         kill(pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
+    /// Asks it to end with SIGTERM.
+    pub fn ask_to_end(&mut self) -> Result<()> {
+        self.signal(Signal::SIGTERM)?;
+        self.asked = true;
+        Ok(())
+    }
+
     /// Kills it with SIGKILL and waits until it is gone.
     pub fn kill9(&mut self) -> Result<()> {
         self.signal(Signal::SIGKILL)?;
@@ -151,8 +158,7 @@ impl Process {
 
     /// Asks it to end with SIGTERM and waits for that.
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
-        self.signal(Signal::SIGTERM)?;
-        self.asked = true;
+        self.ask_to_end()?;
         self.wait(timeout).await
     }
 

@@ -10,6 +10,7 @@
 mod alive;
 mod pods;
 mod register;
+mod restarts;
 mod rig;
 mod rights;
 mod runtime;

@@ -35,7 +35,7 @@ async fn pulls_are(agent: &Agent, running: u64, queued: u64) -> Result<()> {
     .await
 }
 
-fn pod(name: &str, node: &str, image: &str) -> Value {
+pub(crate) fn pod(name: &str, node: &str, image: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
         "hostNetwork": true, "automountServiceAccountToken": false, "nodeName": node,
         "tolerations": [{"operator": "Exists"}],
@@ -49,7 +49,7 @@ async fn delete(cluster: &Cluster, name: &str) -> Result<()> {
     cluster.admin.pods("default").delete(name, &params).await.map(drop).context("cannot delete the pod")
 }
 
-async fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<()> {
+pub(crate) async fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<()> {
     eventually(2 * PATIENCE, &format!("the pod {name} is {phase}"), || async {
         let status = cluster.admin.pods("default").get(name).await?.status.context("no status")?;
         ensure!(status.phase.as_deref() == Some(phase), "it is {status:?}");
@@ -59,7 +59,7 @@ async fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<()> {
 }
 
 /// Images that run, each a layer of its own beside the program.
-async fn apps(node: &Node, names: &[&str]) -> Result<Vec<Image>> {
+pub(crate) async fn apps(node: &Node, names: &[&str]) -> Result<Vec<Image>> {
     let program = peers::cri_driver()?;
     let specs: Vec<_> = names
         .iter()
