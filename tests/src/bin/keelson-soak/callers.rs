@@ -21,9 +21,8 @@ use tonic::Status;
 /// Callers at a time: twice as many as there are slots, so that there is a queue.
 const CALLERS: usize = 8;
 
-/// What may make a pull fail. A broken state disk must not.
-const EXCUSES: [Broken; 5] =
-    [Broken::AgentKilled, Broken::AgentRestarted, Broken::Runtime, Broken::ImageDisk, Broken::Registry];
+/// What may make a pull fail. A planned restart and a broken state disk must not.
+const EXCUSES: [Broken; 4] = [Broken::AgentKilled, Broken::Runtime, Broken::ImageDisk, Broken::Registry];
 
 /// A pull that is joined began earlier than the call, and the runtime tries broken requests again before it fails.
 const AFTERMATH: Duration = Duration::from_secs(30);

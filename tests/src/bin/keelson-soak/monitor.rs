@@ -85,6 +85,15 @@ impl Monitor {
     /// Ends the watch when the agent has come to rest, and judges what was seen.
     pub(crate) async fn stop(self) -> Result<Observed> {
         self.rests().await;
+        let left =
+            eventually(Duration::from_secs(90), "every agent that was restarted has ended", || async {
+                let left = self.stage.agent.lock().await.predecessors();
+                anyhow::ensure!(left == 0, "{left} have not");
+                Ok(())
+            });
+        if let Err(error) = left.await {
+            self.timeline.violation("nothing is left when all is done", &format!("{error:#}"));
+        }
         let at_rest = usage(self.stage.agent_pid.load(Ordering::Relaxed)).unwrap_or_default();
         if at_rest.1 > MAX_FILES_AT_REST {
             let what = format!("{} at rest, at most {MAX_FILES_AT_REST} expected", at_rest.1);
@@ -129,7 +138,7 @@ impl Monitor {
 /// Whether a failed call has an excuse; one that has none is a violation.
 fn is_excused(call: &FailedCall, timeline: &Timeline) -> bool {
     let (from, to) = (timeline.moment(call.started_millis), timeline.moment(call.ended_millis));
-    let excuses = [Broken::AgentKilled, Broken::AgentRestarted, Broken::Runtime];
+    let excuses = [Broken::AgentKilled, Broken::Runtime];
     let excused = timeline.excused(&excuses, from, to, BACK_OFF);
     if !excused {
         let error = &call.error;

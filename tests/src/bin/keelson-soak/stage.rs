@@ -145,9 +145,18 @@ impl Stage {
         let mut agent = self.agent.lock().await;
         let _window = timeline.open(Broken::AgentRestarted);
         self.agent_pid.store(0, Ordering::Relaxed);
-        let ended = agent.terminate().await?;
-        if !ended.success() {
-            timeline.violation("a planned restart ends cleanly", &format!("the agent ended with {ended}"));
+        match agent.restart().await {
+            Ok(()) => {
+                self.agent_pid.store(agent.pid().unwrap_or_default(), Ordering::Relaxed);
+                return Ok(());
+            }
+            Err(error) => {
+                timeline.violation("a planned restart succeeds", &last_lines(&format!("{error:#}")));
+            }
+        }
+        if let Some(pid) = agent.pid() {
+            self.agent_pid.store(pid, Ordering::Relaxed);
+            return Ok(());
         }
         self.start_agent(&mut agent, timeline).await
     }
@@ -198,6 +207,7 @@ fn settings(limit: usize, kubeconfig: &Path, state: &Path) -> Settings {
         .set("agent.node_name", NODE)
         .set("agent.state_dir", state.display().to_string())
         .set("agent.drain_timeout", "10s")
+        .set("agent.handover_timeout", "1m")
         // A hung registry must not hold a slot for the whole run.
         .set("pulls.stall_timeout", "60s")
         .set("pulls.cancel_grace", "2s")

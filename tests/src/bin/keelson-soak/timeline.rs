@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(crate) enum Broken {
     /// From `kill -9` of the agent until the next one is live.
     AgentKilled,
-    /// From SIGTERM of the agent until the next one is live.
+    /// From SIGTERM of the agent until the next one serves.
     AgentRestarted,
     /// From the end of the runtime until it serves again.
     Runtime,
