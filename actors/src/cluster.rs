@@ -1,6 +1,6 @@
 //! The API server, as the actors need it.
 //!
-//! Owns: the traits [`LeaseApi`] and [`NodeApi`] that a service implements, what passes through them, and
+//! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`PodEventApi`] that a service implements, what passes through them, and
 //! [`ChoreHealth`], by which an actor that needs the API server says how it fares.
 //! In: calls from the LeaseRenewer and the StatusReporter. Out: answers; an error names the server and says
 //! what kind of error it is, so that decisions need no text. No method waits for ever: a request that is not
@@ -225,6 +225,40 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// As [`LeaseApi::close_connections`].
     fn close_connections(&self);
+}
+
+/// An Event (core/v1) on a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodEvent {
+    /// `metadata.name`.
+    pub name: String,
+    /// That of the pod and of the Event.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The pod's uid.
+    pub uid: String,
+    /// CamelCase.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+    /// How often it has happened.
+    pub count: u32,
+    /// `firstTimestamp`, in Unix milliseconds.
+    pub first_unix_ms: i64,
+    /// `lastTimestamp`, in Unix milliseconds.
+    pub last_unix_ms: i64,
+    /// `source.host` and `reportingInstance`.
+    pub node: String,
+}
+
+/// What is needed of the API server to write Events on pods.
+pub trait PodEventApi: Send + Sync + 'static {
+    /// POST of an Event.
+    fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>>;
+
+    /// PATCH of an Event: its count, its last time and its message.
+    fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>>;
 }
 
 /// How an actor that needs the API server fares, for `/readyz` and people.

@@ -29,7 +29,23 @@ pub struct SizeClass {
 /// How pulls end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PullResult {
-    /// `succeeded`, `failed`, `cancelled`.
+    /// `succeeded`, `failed`, `refused`, `timed_out`, `cancelled`.
+    pub result: &'static str,
+    /// In CamelCase, for example `Pulled`, `NotFound`, `TooManyPullingInParallel`.
+    pub reason: &'static str,
+}
+
+/// Why something was counted, in CamelCase.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Reason {
+    /// A closed set of words.
+    pub reason: &'static str,
+}
+
+/// What became of an Event on a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct EventResult {
+    /// `sent`, `failed`, `dropped`.
     pub result: &'static str,
 }
 
@@ -71,12 +87,18 @@ pub struct Metrics {
     pub operation_errors: Family<Operation, Counter>,
     /// `kubelet_runtime_operations_duration_seconds`.
     pub operation_duration: Family<Operation, Histogram, fn() -> Histogram>,
-    /// Pulls by result.
+    /// Pulls by result and reason.
     pub pulls: Family<PullResult, Counter>,
-    /// Requests that joined a pull that was there already.
-    pub deduplicated: Counter,
+    /// Requests that joined a pull that was there already, by the state of that pull.
+    pub deduplicated: Family<Reason, Counter>,
+    /// Pulls that are tried again, by why.
+    pub retried: Family<Reason, Counter>,
     /// Time between a pull's first request and its start.
     pub wait: Histogram,
+    /// Time from the start of a pull to its end, the queue excluded.
+    pub running_time: Histogram,
+    /// Events on pods.
+    pub pod_events: Family<EventResult, Counter>,
     /// Pulls under the limit.
     pub in_flight: Gauge,
     /// Pulls of present images beside it.
@@ -97,8 +119,8 @@ pub struct Metrics {
     pub released: Family<ReleaseLabel, Counter>,
     /// Wait of the pull at the head of the queue.
     pub oldest_wait: FloatGauge,
-    /// Requests refused because something was full.
-    pub refused_busy: Counter,
+    /// Requests that the agent answered itself, by why.
+    pub refused: Family<Reason, Counter>,
     /// Pulls lost with their runtime and asked again.
     pub lost: Counter,
     /// Pulls passed to the runtime without a decision, by reason.
@@ -135,8 +157,11 @@ impl Default for Metrics {
             operation_errors: Family::default(),
             operation_duration: Family::new_with_constructor(operation_buckets),
             pulls: Family::default(),
-            deduplicated: Counter::default(),
+            deduplicated: Family::default(),
+            retried: Family::default(),
             wait: pull_buckets(),
+            running_time: pull_buckets(),
+            pod_events: Family::default(),
             in_flight: Gauge::default(),
             in_flight_present: Gauge::default(),
             queue_depth: Gauge::default(),
@@ -147,7 +172,7 @@ impl Default for Metrics {
             retained_bytes: Gauge::default(),
             released: Family::default(),
             oldest_wait: FloatGauge::default(),
-            refused_busy: Counter::default(),
+            refused: Family::default(),
             lost: Counter::default(),
             passed_through: Family::default(),
             passing_through: Gauge::default(),
@@ -169,7 +194,7 @@ impl Metrics {
         self.register_kubelet(registry.sub_registry_with_prefix("kubelet"));
         self.register_pulls(registry.sub_registry_with_prefix("keelson_image_pull"));
         let own = registry.sub_registry_with_prefix("keelson");
-        own.register("image_pulls", "Image pulls that ended, by result", self.pulls.clone());
+        own.register("image_pulls", "Image pulls that ended, by result and reason", self.pulls.clone());
         own.register("image_pulls_in_flight", "Image pulls under the limit", self.in_flight.clone());
         own.register(
             "image_pulls_in_flight_present",
@@ -246,12 +271,20 @@ impl Metrics {
             Unit::Seconds,
             self.wait.clone(),
         );
-        pull.register("deduplicated", "Requests that joined a pull in flight", self.deduplicated.clone());
-        pull.register(
-            "refused_busy",
-            "Requests refused because something was full",
-            self.refused_busy.clone(),
+        pull.register_with_unit(
+            "running",
+            "Time from the start of a pull to its end, the queue excluded",
+            Unit::Seconds,
+            self.running_time.clone(),
         );
+        pull.register(
+            "deduplicated",
+            "Requests that joined a pull, by the state of that pull",
+            self.deduplicated.clone(),
+        );
+        pull.register("refused", "Requests refused by the agent, by reason", self.refused.clone());
+        pull.register("retried", "Image pulls tried again by the agent, by reason", self.retried.clone());
+        pull.register("pod_events", "Events on pods that wait for an image pull", self.pod_events.clone());
         pull.register("lost", "Image pulls lost with their runtime and asked again", self.lost.clone());
     }
 

@@ -242,8 +242,8 @@ settings! {
         serialize_image_pulls: bool = false, Any, live;
         /// How many pulls may run at once, as the kubelet's `maxParallelImagePulls`; 0 for no limit.
         max_parallel_image_pulls: u32 = 0, zero_or("no limit", 1, 10_000), live;
-        /// What happens to a pull beyond the limit: `wait` queues it, first come first served; `reject` retries a
-        /// few times and then refuses it with RESOURCE_EXHAUSTED.
+        /// What happens to a pull beyond the limit: `wait` queues it, first come first served; `reject` queues it for
+        /// `reject_retries` times `reject_retry_interval` and then refuses it with RESOURCE_EXHAUSTED.
         when_full: WhenFull = WhenFull::Wait, Any, live;
         /// Who keeps to the limit: the `agent`, or the `runtime` by the pull option if it says that it can.
         enforce: Enforce = Enforce::Agent, Any, live;
@@ -258,8 +258,11 @@ settings! {
         max_queued_callers: u32 = 20_000, within(1, 1_000_000), live;
         /// How long a running pull goes on after its last caller left, in case one returns; then it is cancelled.
         cancel_grace: Duration = secs(10), within(secs(0), mins(10)), live;
-        /// How long after a restart the place of an interrupted pull that needs credentials is held for its caller.
+        /// How long after a restart the place of an interrupted pull that needs credentials is held for its caller, and
+        /// how long one without waits for the API server to confirm that its pod exists.
         resume_window: Duration = mins(2), within(secs(0), hours(1)), live;
+        /// Records of interrupted pulls that no caller has wanted for this long are dropped at the next start.
+        record_max_age: Duration = hours(1), within(mins(1), hours(24)), live;
         /// Keep the layers fetched so far when a pull is cancelled or the agent or runtime dies.
         keep_progress: bool = true, Any, live;
         /// How long layers of an unfinished pull are kept from the runtime's garbage collection.
@@ -273,14 +276,17 @@ settings! {
         retain_min_free_percent: u32 = 20, zero_or("no check", 1, 99), live;
         /// A running pull without any progress for this long is cancelled and its slot freed; 0s for off.
         stall_timeout: Duration = mins(10), zero_or("off", secs(1), hours(24)), live;
-        /// With `when_full = "reject"`: how often a pull is tried again before it is refused.
+        /// With `when_full = "reject"`: for how many intervals a pull waits for a slot before it is refused.
         reject_retries: u32 = 3, within(0, 100), live;
-        /// With `when_full = "reject"`: the time between two tries.
+        /// With `when_full = "reject"`: the length of one interval.
         reject_retry_interval: Duration = secs(10), within(ms(1), mins(10)), live;
         /// How often a pull is tried again when the runtime went away in the middle of it.
         runtime_retries: u32 = 2, within(0, 100), live;
-        /// How long a caller that left the queue may take to return to its old place.
+        /// How long a caller that left the queue may take to return to its old place; also one whose credentials failed
+        /// and that has others. Callers without a pod have no place to return to.
         reentry_window: Duration = secs(30), within(secs(0), mins(10)), live;
+        /// After this wait in the queue the pod gets an Event that says so, where the agent has an API server; 0s for off.
+        queued_event_after: Duration = secs(30), zero_or("off", secs(1), hours(24)), live;
         /// How often the progress of running pulls is asked for.
         progress_interval: Duration = ms(500), within(ms(50), mins(1)), live;
     }

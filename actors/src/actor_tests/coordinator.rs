@@ -3,10 +3,12 @@
 use super::*;
 use crate::{
     inspect::{MailboxError, Status},
+    metrics::{PullResult, Reason},
     pulls::{CallerLeft, Configure, LimitView, SetLimit},
 };
 use fakes::Does;
 use keelson_proto::Code;
+use prometheus_client::metrics::{counter::Counter, family::Family};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
@@ -70,7 +72,11 @@ fn a_restart_reloads_the_queue_and_tells_the_callers() {
         assert_eq!(world.runtime.logged("cancelled r/a"), 1, "attempts of the former self end");
         let list = world.list().await;
         let images: Vec<(&str, bool)> = list.pulls.iter().map(|pull| (&*pull.image, pull.resumed)).collect();
-        assert_eq!(images, [("r/a", true), ("r/b", true), ("r/c", true)], "the queue survives in its order");
+        assert_eq!(
+            images,
+            [("r/c", true), ("r/a", true), ("r/b", true)],
+            "the queue survives; I7: what a caller waits for comes first"
+        );
         assert!(succeeded(waiting).await, "who asks again joins");
         assert_eq!(world.runtime.log().iter().filter(|line| line.starts_with("pull ")).count(), 4);
         pass(10).await;
@@ -270,9 +276,18 @@ fn metrics_count_what_happened() {
         for answered in late {
             assert!(matches!(refused(answered).await, Refusal::QueueTime(..)));
         }
-        let count = |result| world.metrics.pulls.get_or_create(&crate::metrics::PullResult { result }).get();
-        assert_eq!((count("succeeded"), count("failed"), count("cancelled")), (1, 1, 30));
-        assert_eq!(world.metrics.deduplicated.get(), 1);
+        let metrics = &world.metrics;
+        let count = |result, reason| metrics.pulls.get_or_create(&PullResult { result, reason }).get();
+        let counts = [
+            count("succeeded", "Pulled"),
+            count("failed", "NotFound"),
+            count("refused", "QueueTimeExceeded"),
+            count("cancelled", "CallerLeft"),
+        ];
+        assert_eq!(counts, [1, 1, 30, 0], "I18");
+        let of = |family: &Family<Reason, Counter>, reason| family.get_or_create(&Reason { reason }).get();
+        assert_eq!(of(&metrics.deduplicated, "Queued"), 1, "it was still being asked about");
+        assert_eq!(of(&metrics.refused, "QueueTimeExceeded"), 30);
     });
 }
 

@@ -132,6 +132,7 @@ impl World {
             clock,
             runtime: client.clone(),
             metrics: metrics.clone(),
+            notices: None,
             changes,
             recorder: recorder.clone(),
         };

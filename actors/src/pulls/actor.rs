@@ -6,6 +6,7 @@
 //! disk (decision 0003).
 
 mod durability;
+mod ended;
 mod handover;
 mod node;
 mod retained;
@@ -16,11 +17,12 @@ use actix::{
     Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
     fut::wrap_future,
 };
+use ended::tell_end;
 use keelson_storage::StateStore;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    core::{Answer, CallerId, Core, Counts, Effect, End, Event, Policy, Refusal},
+    core::{Answer, CallerId, Core, Counts, Effect, Event, PodNotice, Policy, Refusal},
     handover::{HandedEnd, HandedState},
     journal::{JournalIo, Pipeline},
     messages::{
@@ -32,7 +34,7 @@ use crate::{
     clock::Clock,
     durable::LoggedFailure,
     inspect::{Mailbox, Recorder, Status},
-    metrics::{Metrics, PullResult},
+    metrics::{Metrics, Reason},
     runtime::{
         CancelPull, CheckImageFs, CheckPresent, DropLease, MeasureLease, Pull, PullFinished, PullPresence,
         PullProgress, ReapLeases, RenewLeases, RuntimeChanged, RuntimeClient, RuntimePull,
@@ -57,6 +59,8 @@ pub struct PullCoordinatorParts {
     pub runtime: Mailbox<RuntimeClient>,
     /// What is counted.
     pub metrics: Metrics,
+    /// Who writes Events on pods; none without an API server. What finds no room is lost.
+    pub notices: Option<mpsc::Sender<PodNotice>>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,
     /// The note-book.
@@ -87,6 +91,7 @@ pub struct PullCoordinator {
     clock: Clock,
     runtime: Mailbox<RuntimeClient>,
     metrics: Metrics,
+    notices: Option<mpsc::Sender<PodNotice>>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
     timer: Option<(Duration, SpawnHandle)>,
@@ -131,6 +136,7 @@ impl PullCoordinator {
             clock: parts.clock,
             runtime: parts.runtime,
             metrics: parts.metrics,
+            notices: parts.notices,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
             timer: None,
@@ -186,8 +192,11 @@ impl PullCoordinator {
             }
             Effect::Cancel { pull, attempt } => self.runtime.deliver(CancelPull { pull, attempt }),
             Effect::Reply { caller, answer } => {
-                if matches!(answer, Answer::Refused(Refusal::TooManyCallers(_))) {
-                    self.metrics.refused_busy.inc();
+                // Who is sent to a successor is not refused.
+                if let Answer::Refused(refusal) = &answer
+                    && *refusal != Refusal::Moved
+                {
+                    self.metrics.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
                 }
                 if let Some(to) = self.answers.remove(&caller) {
                     // A caller that has just left does not read it.
@@ -206,6 +215,8 @@ impl PullCoordinator {
             Effect::RenewLeases(leases) => self.runtime.deliver(RenewLeases { leases }),
             Effect::Released(release) => self.released(&release),
             Effect::ReapLeases(keep) => self.runtime.deliver(ReapLeases { keep: keep.into_iter().collect() }),
+            Effect::Count(tally) => self.metrics.tally(tally),
+            Effect::Notice(notice) => self.notify(notice),
             Effect::Note(note) if note.warn => {
                 tracing::warn!(actor = "PullCoordinator", "{}", note.text);
                 self.recorder().error(note.text);
@@ -300,14 +311,7 @@ impl PullCoordinator {
         metrics.oldest_wait.set(oldest.as_secs_f64());
         let ended = self.core.ended();
         for finished in self.core.finished_since(self.newest_finished) {
-            let result = match finished.end {
-                End::Succeeded => "succeeded",
-                End::Failed(_) => "failed",
-                End::Cancelled => "cancelled",
-            };
-            metrics.pulls.get_or_create(&PullResult { result }).inc();
-            let image = &*finished.image;
-            tracing::info!(image, attempts = finished.attempts, result, "image pull ended");
+            tell_end(metrics, finished);
         }
         self.newest_finished = ended;
     }
@@ -387,11 +391,7 @@ impl Handler<RequestPull> for PullCoordinator {
             return;
         }
         self.answers.insert(caller, answer);
-        let before = self.core.pulls_ever();
         self.step(Event::Request { caller, call, patience }, ctx);
-        if self.core.pulls_ever() == before && self.answers.contains_key(&caller) {
-            self.metrics.deduplicated.inc();
-        }
     }
 }
 

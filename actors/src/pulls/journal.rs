@@ -51,6 +51,8 @@ impl Pipeline {
             | Effect::TellSuccessor(_)
             | Effect::CheckPresent { .. }
             | Effect::Released(_)
+            | Effect::Notice(_)
+            | Effect::Count(_)
             | Effect::Note(_) => Some(effect),
             effect if !self.next.is_empty() => {
                 self.after.push(effect);

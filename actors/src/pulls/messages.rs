@@ -4,6 +4,7 @@
 //! actor. What the RuntimeClient tells it is declared there.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering},
@@ -100,6 +101,11 @@ verbs! {
     DiskPressure => () {
         /// The condition's status is True.
         is_true: bool,
+    }
+    /// All pods of the node that exist and have not ended. Told after each list of the pods.
+    PodsSynced => () {
+        /// `metadata.uid`, and of static pods that of their manifests.
+        live: Arc<HashSet<String>>,
     }
     /// Whether pulls get on, for the node condition `ImagePullsFlowing`.
     PullsFlow => FlowView {}

@@ -33,6 +33,10 @@ pub struct PullRecord {
     pub runtime_handler: String,
     /// When the first caller asked, Unix milliseconds.
     pub requested_unix_ms: i64,
+    /// When a caller was last known to want it, Unix milliseconds, to within a quarter of `pulls.record_max_age`. Absent in
+    /// records of older agents.
+    #[serde(default)]
+    pub wanted_unix_ms: Option<i64>,
     /// How often the runtime was asked.
     pub attempts: u32,
     /// It had credentials; they are not here.

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
-use keelson_actors::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner};
+use keelson_actors::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner, PodEvent};
 use serde_json::{Map, Value, json};
 
 /// Metadata only: protobuf, and JSON from a server that has no protobuf. The list is the one that client-go's
@@ -25,6 +25,8 @@ pub(crate) const ACCEPT_PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 pub(crate) const ACCEPT_PROTOBUF_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 /// Whole objects.
 pub(crate) const ACCEPT_JSON: &str = "application/json";
+/// Who the Events are from.
+const COMPONENT: &str = "keelson";
 /// RFC 7386.
 pub(crate) const MERGE_PATCH: &str = "application/merge-patch+json";
 /// The API's own patch, which knows the keys of lists.
@@ -43,6 +45,16 @@ pub(crate) fn lease_path(name: &str) -> String {
 /// The path of a Node.
 pub(crate) fn node_path(name: &str) -> String {
     format!("/api/v1/nodes/{}", escaped(name))
+}
+
+/// The path of the Events of a namespace, for POST.
+pub(crate) fn events_path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{}/events", escaped(namespace))
+}
+
+/// The path of an Event.
+pub(crate) fn event_path(namespace: &str, name: &str) -> String {
+    format!("{}/{}", events_path(namespace), escaped(name))
 }
 
 /// `text` with every byte that means something in a URL written as `%XX`.
@@ -67,6 +79,48 @@ pub(crate) fn micro_time(unix_us: i64) -> String {
         Timestamp::MAX
     });
     format!("{time:.6}")
+}
+
+/// A Time as the API server writes it: whole seconds. A time out of range is the epoch.
+fn time(unix_ms: i64) -> String {
+    let time = Timestamp::from_second(unix_ms.div_euclid(1000)).unwrap_or_default();
+    format!("{time:.0}")
+}
+
+/// The body of a POST of an Event. core/v1, as the kubelet's: who may write those may write this.
+pub(crate) fn pod_event_to_create(event: &PodEvent) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": event.name, "namespace": event.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": event.namespace,
+            "name": event.pod,
+            "uid": event.uid,
+        },
+        "type": "Normal",
+        "reason": event.reason,
+        "message": event.message,
+        "count": event.count,
+        "firstTimestamp": time(event.first_unix_ms),
+        "lastTimestamp": time(event.last_unix_ms),
+        "source": {"component": COMPONENT, "host": event.node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": event.node,
+    })
+    .to_string()
+}
+
+/// The merge patch of an Event that happened again.
+pub(crate) fn pod_event_to_patch(event: &PodEvent) -> String {
+    json!({
+        "count": event.count,
+        "lastTimestamp": time(event.last_unix_ms),
+        "message": event.message,
+    })
+    .to_string()
 }
 
 fn owner_references(owner: &Owner) -> Value {

@@ -17,7 +17,8 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::Node;
 use keelson_actors::cluster::{
-    ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
+    ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, PodEvent, PodEventApi,
+    Written,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -374,5 +375,21 @@ impl NodeApi for ApiServer {
 
     fn close_connections(&self) {
         self.drop_connections();
+    }
+}
+
+impl PodEventApi for ApiServer {
+    fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+        let body = (bodies::ACCEPT_JSON, bodies::pod_event_to_create(&event));
+        let path = bodies::events_path(&event.namespace);
+        let call = Call::write(Method::POST, "events", path, bodies::ACCEPT_METADATA, body);
+        self.asked(call, |_| Ok(()))
+    }
+
+    fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+        let body = (bodies::MERGE_PATCH, bodies::pod_event_to_patch(&event));
+        let path = bodies::event_path(&event.namespace, &event.name);
+        let call = Call::write(Method::PATCH, "events", path, bodies::ACCEPT_METADATA, body);
+        self.asked(call, |_| Ok(()))
     }
 }

@@ -1,14 +1,14 @@
 //! What the PullCoordinator has to do with the rest of the node.
 //!
 //! Owns: the handlers for news of pods and for the question whether pulls get on. In: `PodGone`, `PodForgotten`,
-//! `PullsFlow`. Out: the core's events and view.
+//! `PodsSynced`, `PullsFlow`. Out: the core's events and view.
 
 use actix::{Context, Handler};
 
 use super::PullCoordinator;
 use crate::pulls::{
     core::Event,
-    messages::{PodForgotten, PodGone, PullsFlow},
+    messages::{PodForgotten, PodGone, PodsSynced, PullsFlow},
 };
 
 impl Handler<PodGone> for PullCoordinator {
@@ -26,6 +26,15 @@ impl Handler<PodForgotten> for PullCoordinator {
     fn handle(&mut self, message: PodForgotten, ctx: &mut Context<Self>) {
         let _handling = self.recorder().handling::<PodForgotten>();
         self.step(Event::PodForgotten(message.uid), ctx);
+    }
+}
+
+impl Handler<PodsSynced> for PullCoordinator {
+    type Result = ();
+
+    fn handle(&mut self, message: PodsSynced, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<PodsSynced>();
+        self.step(Event::PodsSynced(message.live), ctx);
     }
 }
 

@@ -9,7 +9,7 @@ use keelson_proto::Code;
 
 use super::{
     Answer, CallerId, Core, Effect, End, FailureClass, FinishedPull, GiveUp, Health, Lane, Note, Outcome,
-    Pull, PullId, RUNTIME_FULL_PAUSE, Refusal, Stage, Timer,
+    Pull, PullId, RUNTIME_FULL_PAUSE, Refusal, Stage, Tally, Timer, reasons,
 };
 use crate::{
     clock::Now,
@@ -43,6 +43,7 @@ impl Core {
                     pull.stage = Stage::Lost { reply, until };
                     self.arm(until, Timer::Lost(id));
                 }
+                fx.push(Effect::Count(Tally::Retried("RuntimeLost")));
                 let text = format!("{} lost its runtime; it goes on when that is back", self.name_of(id));
                 fx.push(Effect::Note(Note { warn: true, text }));
             }
@@ -88,6 +89,7 @@ impl Core {
         }
         let wanted = self.pulls.get(&id).is_some_and(|pull| !pull.callers.is_empty());
         if wanted || (resumed && !abandoned && !self.policy.reject) {
+            fx.push(Effect::Count(Tally::Retried("RuntimeLimit")));
             self.pause(id, now);
         } else {
             self.conclude(id, reply, now, fx);
@@ -118,16 +120,23 @@ impl Core {
             Err(status) => End::Failed(format!("{:?}: {}", status.code, pull.call.scrub(&status.message))),
         };
         let failure = reply.result.as_ref().err().map(FailureClass::of);
-        let order = pull.order;
+        let (order, credentials) = (pull.order, pull.call.key.credentials);
         let image = pull.call.key.image.clone();
         for caller in pull.callers.clone() {
-            if end != End::Succeeded
-                && let Some(pod) = self.callers.get(&caller).and_then(|caller| caller.pod.as_ref())
-            {
+            if let Some(pod) = self.callers.get(&caller).and_then(|caller| caller.pod.as_ref()) {
                 let until = now.mono + self.policy.reentry_window;
-                self.reentry.keep(pod.uid.clone(), image.clone(), order, until, now.mono);
+                match end {
+                    End::Succeeded => self.reentry.succeeded(&pod.uid, &image),
+                    _ => {
+                        let uid = pod.uid.clone();
+                        self.reentry.failed(uid, image.clone(), order, credentials, until, now.mono);
+                    }
+                }
             }
             self.answer(caller, reply, fx);
+        }
+        if let Some(failure) = failure {
+            self.because(id, reasons::of_failure(failure));
         }
         let succeeded = end == End::Succeeded;
         self.end_with(id, end, failure, now, fx);
@@ -157,6 +166,8 @@ impl Core {
         fx: &mut Vec<Effect>,
     ) {
         self.tell_end(id, HandedOutcome::Cancelled, fx);
+        let (end, why) = self.reason_of(id, end);
+        let has_slot = self.pulls.get(&id).is_some_and(|pull| pull.lane.is_some());
         let Some(pull) = self.take_out(id) else { return };
         let key = &pull.call.key;
         fx.push(Effect::Persist(Write::DeletePull(id.0)));
@@ -164,6 +175,8 @@ impl Core {
             self.succeeded_unread(key);
         }
         self.settle_lease(&pull, &end, failure, now, fx);
+        let (queue_wait, pull_time) = pull.spent.total(has_slot, pull.started.is_some(), now.mono);
+        self.stop_wanted();
         self.ended += 1;
         self.moved = Some(now.mono);
         self.finished.push_front(FinishedPull {
@@ -179,7 +192,10 @@ impl Core {
             started_unix_ms: pull.started.map(|at| at.unix_ms),
             finished_unix_ms: now.unix_ms,
             progress: pull.progress,
+            queue_wait,
+            pull_time,
             end,
+            why,
         });
     }
 
@@ -237,10 +253,14 @@ impl Core {
     }
 
     pub(super) fn held_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
-        if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Held { .. })) {
+        if self.pulls.get(&id).is_some_and(|pull| !pull.with_credentials) {
+            // Nothing was heard of its pod. It goes on, behind all that callers wait for.
+            self.go_on(id, now, fx);
+        } else if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Held { .. })) {
             let text =
                 format!("nobody came back with credentials for {}; its place is given up", self.name_of(id));
             fx.push(Effect::Note(Note { warn: true, text }));
+            self.because(id, "CallerDidNotReturn");
             self.end(id, End::Cancelled, now, fx);
         }
     }

@@ -34,6 +34,8 @@ pub(in crate::pulls) struct GonePods {
     pods: HashMap<String, Gone>,
     by_age: BTreeMap<u64, String>,
     next_age: u64,
+    /// All pods of the node were told of at least once.
+    synced: bool,
     /// Those whose objects are deleted, and until when they are remembered. An entry may outlive its pod.
     leaving: VecDeque<(Duration, u64)>,
 }
@@ -76,6 +78,15 @@ impl GonePods {
                 self.pods.remove(&uid);
             }
         }
+    }
+
+    /// Whether all pods of the node were told of.
+    pub(super) fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    pub(super) fn set_synced(&mut self) {
+        self.synced = true;
     }
 
     /// `namespace/name` of a pod that is gone.
@@ -125,6 +136,7 @@ impl Core {
                 let text = format!("the place of {} is given up, its pod was deleted", pull.call.name.full());
                 fx.push(Effect::Note(Note { warn: false, text }));
             }
+            self.because(id, "PodDeleted");
             self.end(id, End::Cancelled, now, fx);
         }
     }

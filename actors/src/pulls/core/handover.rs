@@ -9,6 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Answer, CallerId, Core, Effect, End, Lane, Note, Pull, PullId, Refusal, Stage, Timer, queue::Place,
+    restore::Source,
 };
 use crate::{
     clock::Now,
@@ -91,7 +92,7 @@ impl Core {
         }
         let running = state.running_pulls();
         let records = state.pulls.into_iter().map(|pull| pull.record).collect();
-        let fx = self.restore(records, state.leases, state.limit, now);
+        let fx = self.restore_from(Source::Predecessor, records, state.leases, state.limit, now);
         for (id, running) in running {
             self.follow_predecessor(id, &running, now);
         }

@@ -105,10 +105,11 @@ fn reject_says_so_after_three_tries_ten_seconds_apart() {
     let refusal = bench.refusal(caller);
     assert_eq!(refusal.code(), Code::ResourceExhausted);
     assert!(refusal.to_string().starts_with("TooManyPullingInParallel"), "{refusal}");
-    let expect = Refusal::TooMany { running: 1, limit: 1, queued: 1, tries: 4, waited: seconds(30) };
+    let expect = Refusal::TooMany { running: 1, limit: 1, queued: 1, waited: seconds(30) };
     assert_eq!(refusal, expect);
     assert_eq!((bench.queued(), bench.waits(running)), (0, true));
-    assert_eq!(bench.finished(), [End::Cancelled]);
+    assert_eq!(bench.finished(), [End::Refused(refusal.to_string())], "I18: nobody cancelled it");
+    assert!(!refusal.to_string().contains("tried"), "I19: it is not tried, it waits: {refusal}");
 }
 
 #[test]

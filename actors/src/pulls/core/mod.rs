@@ -13,7 +13,9 @@ mod failure;
 mod finish;
 mod gone;
 mod handover;
+mod notice;
 mod presence;
+mod reasons;
 mod reconcile;
 mod reentry;
 mod requests;
@@ -22,6 +24,7 @@ mod retained;
 mod schedule;
 mod types;
 mod view;
+mod wanted;
 
 mod queue;
 
@@ -38,6 +41,8 @@ mod presence_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod reasons_tests;
+#[cfg(test)]
 mod reconcile_tests;
 #[cfg(test)]
 mod retained_tests;
@@ -45,6 +50,8 @@ mod retained_tests;
 mod table_tests;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod wanted_tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -54,7 +61,9 @@ use std::{
 
 pub use failure::FailureClass;
 pub(in crate::pulls) use gone::GonePods;
+pub use notice::{PULL_QUEUED, PodNotice};
 use queue::{Place, Queue};
+pub use reasons::{EndReason, Tally};
 use reentry::Reentry;
 use retained::{Kept, Space};
 pub use retained::{Release, ReleaseReason};
@@ -135,6 +144,15 @@ struct Pull {
     lease: Option<String>,
     with_credentials: bool,
     resumed: bool,
+    /// From the journal, and nobody has asked for it since: it comes after all that callers wait for.
+    unclaimed: bool,
+    /// When a caller was last known to want it, Unix milliseconds.
+    wanted_unix_ms: i64,
+    /// What its last callers were told, if the agent told it.
+    refused: Option<Refusal>,
+    /// Why it ends, where that is known before.
+    reason: Option<&'static str>,
+    spent: reasons::Spent,
     /// Nobody wants it any more: it is cancelled then.
     cancel_at: Option<Duration>,
     /// Until when the answer about its presence is awaited.
@@ -152,7 +170,8 @@ struct Pull {
 
 impl Pull {
     fn place(&self) -> Place {
-        (self.order, self.id)
+        let order = if self.unclaimed { self.order.saturating_add(wanted::UNCLAIMED) } else { self.order };
+        (order, self.id)
     }
 
     fn is_queued(&self) -> bool {
@@ -199,6 +218,8 @@ struct Caller {
     give_up: Option<(Duration, GiveUp)>,
     /// The runtime was away when it came: until when it is held.
     hold: Option<Duration>,
+    /// The Event on its pod.
+    noticed: notice::Noticed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +233,7 @@ enum Timer {
     Deadline(CallerId),
     GiveUp(CallerId),
     Hold(CallerId),
+    Notice(CallerId),
     Grace(PullId),
     Held(PullId),
     Lost(PullId),
@@ -223,6 +245,8 @@ enum Timer {
     /// Free space of the image file system is to be read.
     Space,
     RenewLeases,
+    /// Records of wanted pulls are to be written again.
+    Wanted,
 }
 
 /// What the core knows of the runtime.
@@ -261,8 +285,12 @@ pub struct Core {
     present_running: u32,
     by_registry: HashMap<Arc<str>, u32>,
     timers: BTreeSet<(Duration, Timer)>,
-    /// Places of failed pulls, for another try of the same pod.
+    /// When [`Timer::Wanted`] is due.
+    wanted_at: Option<Duration>,
+    /// Places of callers that may come back.
     reentry: Reentry,
+    /// How many Events may be written.
+    notices: notice::Budget,
     /// Pods whose callers do not wait.
     gone: GonePods,
     /// When the runtime went away, on the monotonic clock.
@@ -305,7 +333,9 @@ impl Core {
             present_running: 0,
             by_registry: HashMap::new(),
             timers: BTreeSet::new(),
+            wanted_at: None,
             reentry: Reentry::default(),
+            notices: notice::Budget::default(),
             gone: GonePods::default(),
             away_since: None,
             moved: None,
@@ -335,6 +365,7 @@ impl Core {
             Event::RuntimeUp(capabilities) => self.runtime_up(capabilities, now, &mut fx),
             Event::RuntimeDown(reason) => self.runtime_down(reason, now, &mut fx),
             Event::PodGone { uid, pod } => self.pod_gone(uid, pod, now, &mut fx),
+            Event::PodsSynced(live) => self.pods_synced(&live, now, &mut fx),
             Event::PodForgotten(uid) => self.pod_forgotten(&uid, now),
             Event::Configure(policy) => self.configure(*policy, now, &mut fx),
             Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
@@ -378,6 +409,7 @@ impl Core {
                 Timer::Deadline(caller) => self.deadline_passed(caller, now, fx),
                 Timer::GiveUp(caller) => self.give_up(caller, now, fx),
                 Timer::Hold(caller) => self.hold_over(caller, now, fx),
+                Timer::Notice(caller) => self.notice_due(caller, now, fx),
                 Timer::Grace(pull) => self.grace_over(pull, now, fx),
                 Timer::Held(pull) => self.held_over(pull, now, fx),
                 Timer::Lost(pull) => self.lost_over(pull, now, fx),
@@ -388,6 +420,7 @@ impl Core {
                 Timer::LeaseExpiry(lease) => self.release(&lease, ReleaseReason::Expired, fx),
                 Timer::Space => self.space_due(fx),
                 Timer::RenewLeases => self.renewal_due(fx),
+                Timer::Wanted => self.write_wanted(now, fx),
             }
         }
     }

@@ -50,6 +50,7 @@ enum Step {
     Down,
     PodGone(&'static str),
     PodForgotten(&'static str),
+    PodsSynced(bool),
     Limit(Option<u32>),
     Configure(usize),
     Pass(u64),
@@ -73,8 +74,8 @@ fn policies() -> Vec<Policy> {
     vec![
         base.clone(),
         Policy { limit: 0, ..base.clone() },
-        Policy { reject: true, limit: 1, ..base.clone() },
-        Policy { per_registry: 1, limit: 3, ..base.clone() },
+        Policy { reject: true, limit: 1, await_pods: true, ..base.clone() },
+        Policy { per_registry: 1, limit: 3, queued_event_after: None, ..base.clone() },
         Policy { enforce_by_runtime: true, max_queue_time: Some(seconds(20)), ..base.clone() },
         Policy { deduplicate: false, present_slots: 1, stall_timeout: None, ..base.clone() },
         Policy { cancel_grace: seconds(0), fast_lane: false, max_callers: 6, ..base.clone() },
@@ -120,6 +121,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Down),
         1 => select(vec!["p", "q"]).prop_map(Step::PodGone),
         1 => select(vec!["p", "q"]).prop_map(Step::PodForgotten),
+        1 => any::<bool>().prop_map(Step::PodsSynced),
         1 => option::of(0_u32..4).prop_map(Step::Limit),
         1 => (0..policies().len()).prop_map(Step::Configure),
         4 => (0_u64..40_000).prop_map(Step::Pass),
@@ -178,6 +180,10 @@ impl Run {
                 self.bench.event(Event::PodGone { uid: uid.into(), pod: format!("ns/{uid}") })
             }
             Step::PodForgotten(uid) => self.bench.event(Event::PodForgotten(uid.into())),
+            Step::PodsSynced(both) => {
+                let live = ["p", "q"].into_iter().take(1 + usize::from(both)).map(str::to_owned);
+                self.bench.event(Event::PodsSynced(std::sync::Arc::new(live.collect())));
+            }
             Step::Limit(limit) => self.bench.event(Event::SetLimit(limit)),
             Step::Configure(n) => {
                 self.policy = policies().swap_remove(n);

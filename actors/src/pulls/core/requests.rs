@@ -36,7 +36,11 @@ impl Core {
             return;
         }
         let (pull, news) = match joinable {
-            Some(pull) => (pull, self.join(pull, call)),
+            Some(pull) => {
+                self.joined(pull, fx);
+                self.claim(pull, now, fx);
+                (pull, self.join(pull, call))
+            }
             None => (self.create(call, now), true),
         };
         self.add_caller(caller, pull, pod, option, patience, now);
@@ -68,10 +72,11 @@ impl Core {
         {
             return Some(*id);
         }
-        call.key.credentials?;
         let held = |id: &&PullId| {
             self.pulls.get(id).is_some_and(|pull| {
-                matches!(pull.stage, Stage::Held { .. }) && pull.call.key.handler == call.key.handler
+                matches!(pull.stage, Stage::Held { .. })
+                    && pull.call.key.handler == call.key.handler
+                    && pull.with_credentials == call.key.credentials.is_some()
             })
         };
         self.by_image.get(&call.key.image)?.iter().find(held).copied()
@@ -117,6 +122,11 @@ impl Core {
             options: BTreeMap::new(),
             lease: None,
             resumed: false,
+            unclaimed: false,
+            wanted_unix_ms: now.unix_ms,
+            refused: None,
+            reason: None,
+            spent: super::reasons::Spent::from(now.mono),
             cancel_at: None,
             presence_until: None,
             journaled: false,
@@ -129,6 +139,7 @@ impl Core {
         };
         self.insert(pull);
         self.enqueue(id);
+        self.plan_wanted(now);
         id
     }
 
@@ -144,7 +155,7 @@ impl Core {
     }
 
     fn reentry_order(&mut self, call: &PullCall, now: Now) -> Option<u64> {
-        self.reentry.take(&call.pod.as_ref()?.uid, &call.key.image, now.mono)
+        self.reentry.take(&call.pod.as_ref()?.uid, &call.key.image, call.key.credentials, now.mono)
     }
 
     fn add_caller(
@@ -173,16 +184,34 @@ impl Core {
         if let Some(at) = hold {
             self.arm(at, Timer::Hold(id));
         }
-        self.callers.insert(id, Caller { pull, since: now.mono, pod, option, deadline, give_up, hold });
+        let noticed = super::notice::Noticed::default();
+        self.callers
+            .insert(id, Caller { pull, since: now.mono, pod, option, deadline, give_up, hold, noticed });
+        self.plan_notice(id);
         self.change_callers(pull, |pull| {
+            pull.refused = None;
             pull.callers.insert(id);
             *pull.options.entry(option).or_default() += 1;
         });
     }
 
     pub(super) fn caller_left(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
+        self.keep_place(id, now);
         if let Some(pull) = self.remove_caller(id) {
+            if let Some(pull) = self.pulls.get_mut(&pull) {
+                pull.refused = None;
+            }
             self.after_leaving(pull, now, fx);
+        }
+    }
+
+    /// A caller leaves of its own accord: its place is kept for a while, in case it comes back.
+    fn keep_place(&mut self, id: CallerId, now: Now) {
+        let Some(caller) = self.callers.get(&id) else { return };
+        if let (Some(pod), Some(pull)) = (&caller.pod, self.pulls.get(&caller.pull)) {
+            let until = now.mono + self.policy.reentry_window;
+            let image = pull.call.key.image.clone();
+            self.reentry.left(pod.uid.clone(), image, pull.order, until, now.mono);
         }
     }
 
@@ -197,6 +226,9 @@ impl Core {
         }
         if let Some(at) = caller.hold {
             self.disarm(at, Timer::Hold(id));
+        }
+        if let Some(at) = caller.noticed.at {
+            self.disarm(at, Timer::Notice(id));
         }
         self.change_callers(caller.pull, |pull| {
             pull.callers.remove(&id);
@@ -262,6 +294,7 @@ impl Core {
             Some(Stage::Pausing { .. }) => "held back by the container runtime's own limit",
             _ => "queued",
         };
+        self.keep_place(id, now);
         self.refuse_and_leave(id, Refusal::Deadline(waited, doing), now, fx);
     }
 
@@ -278,15 +311,14 @@ impl Core {
             Some((_, GiveUp::QueueTime)) => Refusal::QueueTime(waited, self.queue.before(pull.place())),
             _ => {
                 let (running, limit) = self.reached(pull);
-                let tries = self.policy.reject_retries.saturating_add(1);
-                Refusal::TooMany { running, limit, queued: self.queue.len(), tries, waited }
+                Refusal::TooMany { running, limit, queued: self.queue.len(), waited }
             }
         };
         self.refuse_and_leave(id, refusal, now, fx);
     }
 
     /// The limit that keeps a pull waiting, and how many pulls in flight it counts.
-    fn reached(&self, pull: &Pull) -> (u32, u32) {
+    pub(super) fn reached(&self, pull: &Pull) -> (u32, u32) {
         let of_registry = self.by_registry.get(pull.call.name.registry()).copied().unwrap_or(0);
         let limit = match (self.limit(), pull.cap()) {
             (0, cap) => cap,
@@ -334,17 +366,19 @@ impl Core {
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
-        if let Some(pull) = self.remove_caller(id) {
-            fx.push(Effect::Reply { caller: id, answer: Answer::Refused(refusal) });
+        if let Some(pull) = self.refuse(id, refusal, fx) {
             self.after_leaving(pull, now, fx);
         }
     }
 
     /// Answers a caller but leaves its pull as it is.
-    pub(super) fn refuse(&mut self, id: CallerId, refusal: Refusal, fx: &mut Vec<Effect>) {
-        if self.remove_caller(id).is_some() {
-            fx.push(Effect::Reply { caller: id, answer: Answer::Refused(refusal) });
+    pub(super) fn refuse(&mut self, id: CallerId, refusal: Refusal, fx: &mut Vec<Effect>) -> Option<PullId> {
+        let pull = self.remove_caller(id)?;
+        if let Some(pull) = self.pulls.get_mut(&pull) {
+            pull.refused = Some(refusal.clone());
         }
+        fx.push(Effect::Reply { caller: id, answer: Answer::Refused(refusal) });
+        Some(pull)
     }
 
     pub(super) fn persist(&mut self, id: PullId, fx: &mut Vec<Effect>) {

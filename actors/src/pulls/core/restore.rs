@@ -2,7 +2,8 @@
 //!
 //! Owns: what a record means to an agent that has just started. Running pulls come first, then the
 //! queue, each in its old order. An anonymous pull goes on by itself; one with credentials is held
-//! for a caller who brings them. Leases that no record names are left to the first reaping. What the
+//! for a caller who brings them. Records that nobody has wanted for `pulls.record_max_age` are dropped, and where pods
+//! are watched a pull goes on by itself only once its pod is known to exist. Leases that no record names are left to the first reaping. What the
 //! records say of their order stays, unless running pulls have to overtake; what changes is written.
 
 use std::{
@@ -23,10 +24,30 @@ use crate::{
 /// Higher ones are no ids that an agent gave: the journal was written by somebody else.
 const MOST_ID: u64 = u64::MAX / 2;
 
+/// Where records come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The disk: callers may never ask again.
+    Journal,
+    /// An agent that hands over: its callers are about to ask here.
+    Predecessor,
+}
+
 impl Core {
     /// Takes over what an earlier agent left. To be called once, on an empty core.
     pub fn restore(
         &mut self,
+        records: Vec<PullRecord>,
+        leases: Vec<KeptLease>,
+        limit_override: Option<u32>,
+        now: Now,
+    ) -> Vec<Effect> {
+        self.restore_from(Source::Journal, records, leases, limit_override, now)
+    }
+
+    pub(super) fn restore_from(
+        &mut self,
+        source: Source,
         mut records: Vec<PullRecord>,
         leases: Vec<KeptLease>,
         limit_override: Option<u32>,
@@ -49,7 +70,7 @@ impl Core {
         for (index, record) in records.into_iter().enumerate() {
             // Counted from 0, an order is below the first id that a new pull will get.
             let order = if in_order { order(&record) } else { index as u64 };
-            match self.restore_one(&record, order, now, &mut fx) {
+            match self.restore_one(&record, order, source, now, &mut fx) {
                 Some(true) => goes_on += 1,
                 Some(false) => held += 1,
                 None => {
@@ -73,10 +94,14 @@ impl Core {
         &mut self,
         record: &PullRecord,
         order: u64,
+        source: Source,
         now: Now,
         fx: &mut Vec<Effect>,
     ) -> Option<bool> {
         if !self.policy.resume || record.id.max(order) > MOST_ID {
+            return None;
+        }
+        if self.is_too_old(record, now, fx) {
             return None;
         }
         if record.pod.as_ref().is_some_and(|pod| self.gone.pod(&pod.uid).is_some()) {
@@ -87,15 +112,19 @@ impl Core {
         if self.pulls.contains_key(&id) {
             return None;
         }
-        let stage = if record.with_credentials {
+        let asks_pods = source == Source::Journal
+            && self.policy.await_pods
+            && record.pod.is_some()
+            && !self.gone.is_synced();
+        let stage = if record.with_credentials || asks_pods {
             let until = now.mono + self.policy.resume_window;
             self.arm(until, Timer::Held(id));
             Stage::Held { until }
         } else {
             Stage::Queued { presence: Presence::Unasked }
         };
-        // Above every id and order: no id names two pulls, and what the journal knew stays before all
-        // that comes.
+        // Above every id and order: no id names two pulls, and what callers ask for again stays before all that
+        // comes.
         self.next_id = self.next_id.max(record.id.max(order) + 1);
         self.insert(Pull {
             id,
@@ -111,6 +140,11 @@ impl Core {
             lease: record.lease.clone(),
             with_credentials: record.with_credentials,
             resumed: true,
+            unclaimed: source == Source::Journal,
+            wanted_unix_ms: record.wanted(),
+            refused: None,
+            reason: None,
+            spent: super::reasons::Spent::from(now.mono),
             cancel_at: None,
             presence_until: None,
             journaled: true,
@@ -121,7 +155,7 @@ impl Core {
             rate: Rate::default(),
             call: Arc::new(call),
         });
-        if !record.with_credentials {
+        if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Queued { .. })) {
             self.enqueue(id);
         }
         if self.pulls.get(&id).is_some_and(|pull| pull.record() != *record) {

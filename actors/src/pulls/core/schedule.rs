@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Core, Effect, End, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, PullId, Refusal, Stage, Timer,
-    queue::Class,
+    Core, Effect, End, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, PullId, Refusal, Stage, Tally,
+    Timer, queue::Class,
 };
 use crate::{
     clock::Now,
@@ -78,6 +78,7 @@ impl Core {
         if let Some(at) = pull.presence_until.take() {
             self.timers.remove(&(at, Timer::Presence(id)));
         }
+        pull.spent.start(now.mono);
         pull.stage = Stage::Running;
         pull.lease = lease;
         pull.started.get_or_insert(now);
@@ -229,6 +230,7 @@ impl Core {
             fx.push(Effect::Cancel { pull: id, attempt });
             let text = format!("{name} was present but is being fetched again; it waits for a slot");
             fx.push(Effect::Note(Note { warn: false, text }));
+            fx.push(Effect::Count(Tally::Retried("TagMoved")));
             self.back_to_queue(id, now, fx);
         }
     }
@@ -242,6 +244,7 @@ impl Core {
         self.disarm_pull(id);
         self.release_slot(id);
         let Some(pull) = self.pulls.get_mut(&id) else { return };
+        pull.spent.stop(now.mono);
         // Not asked again: the answer would be the same and would bring it back here.
         pull.stage = Stage::Queued { presence: Presence::Absent };
         let mut gone = false;
@@ -299,6 +302,7 @@ impl Pull {
             image: self.call.image.to_string(),
             runtime_handler: self.call.key.handler.to_string(),
             requested_unix_ms: self.requested.unix_ms,
+            wanted_unix_ms: Some(self.wanted_unix_ms),
             attempts: self.attempts,
             with_credentials: self.with_credentials,
             state: if self.lane.is_some() { RecordState::Running } else { RecordState::Queued },

@@ -13,7 +13,8 @@ use keelson_proto::{Code, PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Event, Lane, Note, Outcome, Policy, PullId, Refusal, Release, Stage,
+    Answer, CallerId, Core, Effect, End, Event, Lane, Note, Outcome, PodNotice, Policy, PullId, Refusal,
+    Release, Stage, Tally,
 };
 use crate::{
     clock::Now,
@@ -147,6 +148,8 @@ pub(super) struct Bench {
     pub(super) checks: Vec<PullId>,
     pub(super) dropped: Vec<String>,
     pub(super) released: Vec<Release>,
+    pub(super) notices: Vec<PodNotice>,
+    pub(super) tallies: Vec<Tally>,
     pub(super) salt: CredentialsSalt,
     /// The runtime says of each pull that only waits for this answer that its image is absent.
     pub(super) absent: bool,
@@ -175,6 +178,8 @@ impl Bench {
             checks: Vec::new(),
             dropped: Vec::new(),
             released: Vec::new(),
+            notices: Vec::new(),
+            tallies: Vec::new(),
             salt: CredentialsSalt::random(),
             absent: true,
             next_caller: 1,
@@ -251,6 +256,8 @@ impl Bench {
                 | Effect::MeasureLease(_)
                 | Effect::CheckImageFs
                 | Effect::RenewLeases(_) => {}
+                Effect::Notice(notice) => self.notices.push(notice.clone()),
+                Effect::Count(tally) => self.tallies.push(*tally),
                 Effect::Note(note) => self.notes.push(note.clone()),
             }
         }
@@ -427,9 +434,10 @@ impl Core {
         use super::Timer as T;
         for (at, timer) in &self.timers {
             let known = match timer {
-                T::Deadline(caller) | T::GiveUp(caller) | T::Hold(caller) => {
+                T::Deadline(caller) | T::GiveUp(caller) | T::Hold(caller) | T::Notice(caller) => {
                     self.callers.contains_key(caller)
                 }
+                T::Wanted => self.wanted_at == Some(*at),
                 T::LeaseExpiry(lease) => self.kept.get(lease).is_some_and(|kept| kept.until == *at),
                 T::Space => self.space.check_at == Some(*at),
                 T::RenewLeases => self.space.renew_at == Some(*at),

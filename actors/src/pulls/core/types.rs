@@ -2,7 +2,7 @@
 //!
 //! Owns: [`Policy`], [`Event`], [`Effect`] and the answers that callers get. No logic but texts.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use keelson_proto::Code;
 
@@ -18,6 +18,7 @@ use crate::{
     host::FileSystem,
     runtime::{Capabilities, Progress, PullReply},
 };
+use super::{PodNotice, Tally};
 
 /// Names a pull for as long as the agent's state lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,8 +47,13 @@ pub struct Policy {
     pub max_callers: usize,
     /// How long a running pull goes on without callers.
     pub cancel_grace: Duration,
-    /// How long a place is kept, after a restart, for a caller who brings credentials.
+    /// How long a place is kept, after a restart, for a caller who brings credentials; and how long news of pods is
+    /// awaited.
     pub resume_window: Duration,
+    /// Records that nobody has wanted for longer are not taken over.
+    pub record_max_age: Duration,
+    /// Pulls from the journal wait for news of their pods, for `resume_window` at most.
+    pub await_pods: bool,
     /// Keep what a cancelled or failed pull has fetched.
     pub keep_progress: bool,
     /// For how long.
@@ -58,14 +64,16 @@ pub struct Policy {
     pub retain_min_free_percent: u32,
     /// A pull without a new byte for so long is given up.
     pub stall_timeout: Option<Duration>,
-    /// How often a rejected caller's pull is tried again.
+    /// In reject mode a caller waits for a slot for this many intervals (KEP-3673: retries).
     pub reject_retries: u32,
-    /// And how far apart.
+    /// Length of such an interval.
     pub reject_interval: Duration,
     /// How often a pull is tried again that was lost with its runtime.
     pub runtime_retries: u32,
-    /// How long a failed pull's place is kept for the same pod (credential retries).
+    /// How long a place in the queue is kept for a caller that comes back.
     pub reentry_window: Duration,
+    /// After this wait in the queue the pod gets an Event; `None`: never.
+    pub queued_event_after: Option<Duration>,
     /// How long callers wait for a runtime that is away.
     pub hold: Duration,
     /// Gate `PullDeduplication`.
@@ -91,6 +99,8 @@ impl Default for Policy {
             max_callers: 20_000,
             cancel_grace: 10 * second,
             resume_window: 120 * second,
+            record_max_age: 3600 * second,
+            await_pods: false,
             keep_progress: true,
             progress_retention: 3 * 3600 * second,
             retained_bytes_max: 2 << 30,
@@ -100,6 +110,7 @@ impl Default for Policy {
             reject_interval: 10 * second,
             runtime_retries: 2,
             reentry_window: 30 * second,
+            queued_event_after: Some(30 * second),
             hold: 100 * second,
             deduplicate: true,
             fast_lane: true,
@@ -166,6 +177,8 @@ pub enum Event {
         /// `namespace/name`, for people.
         pod: String,
     },
+    /// Uids of all pods of this node that exist and have not ended, those of static pods as the kubelet has them.
+    PodsSynced(Arc<HashSet<String>>),
     /// The object of the pod with this uid is deleted: nothing more will be heard of it.
     PodForgotten(String),
     /// Settings changed.
@@ -254,6 +267,10 @@ pub enum Effect {
     ReapLeases(Vec<String>),
     /// Tell the successor of a pull that was handed over while it ran.
     TellSuccessor(HandedEnd),
+    /// Write an Event on a pod, if there is an API server. Nothing waits for it, and it may be lost.
+    Notice(PodNotice),
+    /// Count this.
+    Count(Tally),
     /// Something worth an event in the debug view and a line in the log.
     Note(Note),
 }
@@ -281,7 +298,7 @@ pub enum Answer {
 pub enum Refusal {
     /// KEP-3673: the limit was reached at every try.
     #[error(
-        "TooManyPullingInParallel: {running} image pulls are in flight and the limit is {limit}; {queued} more wait; tried {tries} times in {waited:?}"
+        "TooManyPullingInParallel: {running} image pulls are in flight and the limit is {limit}; {queued} more wait; no slot was free for this one within {waited:?}"
     )]
     TooMany {
         /// Pulls in flight.
@@ -290,8 +307,6 @@ pub enum Refusal {
         limit: u32,
         /// Pulls in the queue.
         queued: usize,
-        /// First try included.
-        tries: u32,
         /// Since the caller asked.
         waited: Duration,
     },
@@ -399,8 +414,14 @@ pub struct FinishedPull {
     pub finished_unix_ms: i64,
     /// The last reading.
     pub progress: Option<Progress>,
+    /// Time in the queue.
+    pub queue_wait: Duration,
+    /// Time with a slot; `None`: it never had one.
+    pub pull_time: Option<Duration>,
     /// How it ended.
     pub end: End,
+    /// The same for logs and metrics.
+    pub why: super::EndReason,
 }
 
 /// How a pull ended.
@@ -410,6 +431,8 @@ pub enum End {
     Succeeded,
     /// The runtime's or the agent's words, without secrets.
     Failed(String),
+    /// The agent refused the callers that waited, or their time was over; its words.
+    Refused(String),
     /// Nobody wanted it any more.
     Cancelled,
 }

@@ -42,6 +42,10 @@ impl Rate {
     }
 }
 
+fn narrow_ms(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
 fn narrow(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -217,6 +221,7 @@ impl Core {
                 _ => String::new(),
             },
             resumed: pull.resumed,
+            ..Default::default()
         }
     }
 }
@@ -305,7 +310,7 @@ fn show_progress(progress: Progress, bytes_per_second: u64, idle: Duration) -> p
 fn show_finished(pull: &FinishedPull) -> pb::Pull {
     let (state, error) = match &pull.end {
         End::Succeeded => (pb::PullState::Succeeded, ""),
-        End::Failed(error) => (pb::PullState::Failed, error.as_str()),
+        End::Failed(error) | End::Refused(error) => (pb::PullState::Failed, error.as_str()),
         End::Cancelled => (pb::PullState::Cancelled, ""),
     };
     pb::Pull {
@@ -323,6 +328,9 @@ fn show_finished(pull: &FinishedPull) -> pb::Pull {
         progress: pull.progress.map(|progress| show_progress(progress, 0, Duration::ZERO)),
         error: error.into(),
         resumed: pull.resumed,
+        reason: pull.why.reason.into(),
+        queue_wait_ms: narrow_ms(pull.queue_wait),
+        pull_time_ms: pull.pull_time.map_or(0, narrow_ms),
         ..Default::default()
     }
 }

@@ -13,7 +13,7 @@ use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use keelson_actors::{
     inspect::{Mailbox, MailboxError},
-    metrics::PassReason,
+    metrics::{PassReason, Reason},
     pulls::{Answer, CallerId, CallerLeft, Claim, PullCall, PullCoordinator, Refusal, RequestPull},
     runtime::PullReply,
 };
@@ -126,8 +126,9 @@ async fn decide(
     match pulls.offer(request) {
         Ok(()) => {}
         Err(MailboxError::Full(actor)) => {
-            front.parts.metrics.refused_busy.inc();
-            return Decided::Refused(Refusal::Busy(actor));
+            let refusal = Refusal::Busy(actor);
+            front.parts.metrics.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
+            return Decided::Refused(refusal);
         }
         Err(MailboxError::Closed(_)) => return Decided::Undecided(PassReason::COORDINATOR_DISABLED),
     }

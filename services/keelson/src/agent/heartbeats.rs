@@ -7,6 +7,7 @@
 //! that nothing that the rest does with the API server delays a renewal. The StatusReporter shares an arbiter and a
 //! connection with the watches of the Node and of the pods.
 
+mod pods;
 mod show;
 
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use keelson_actors::{
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
     lease::{self, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
-    pulls::{DiskPressure, PodForgotten, PodGone, PullCoordinator},
+    pulls::{DiskPressure, PullCoordinator},
     runtime::{RuntimeClient, core::Health},
     status::{
         self, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
@@ -27,7 +28,7 @@ use keelson_actors::{
 use keelson_config::{Gate, Settings};
 use keelson_debug::Check;
 use keelson_host::LinuxHost;
-use keelson_kube::{ApiServer, Node, PodEvent, PodRef, watch_node, watch_pods};
+use keelson_kube::{ApiServer, Node, watch_node};
 use keelson_storage::DeferredStore;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -161,6 +162,12 @@ pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
     }
 }
 
+/// Whether the pods of the node are watched.
+pub(super) fn watches_pods(settings: &Settings) -> bool {
+    let on = |gate| settings.feature_gates.enabled(gate);
+    Cluster::of(settings).is_some() && on(Gate::NodeHeartbeats) && on(Gate::PodAwarePulls)
+}
+
 /// Starts the chore, if the settings say so. Returns with it the handles of its actors.
 ///
 /// # Errors
@@ -246,7 +253,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     let pod_watch = parts.settings.feature_gates.enabled(Gate::PodAwarePulls).then(|| {
         let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
         let (api, pulls) = (rest.clone(), parts.pulls);
-        arbiter.spawn(async move { follow_pods(&api, &node_name, &health, pulls).await });
+        arbiter.spawn(async move { pods::follow(&api, &node_name, &health, pulls).await });
         pod_watch
     });
     arbiter.spawn(wake_watches(rest.clone(), lease_seen.clone()));
@@ -322,29 +329,6 @@ fn has_disk_pressure(node: &Node) -> bool {
         .unwrap_or_default()
         .iter()
         .any(|condition| condition.type_ == status::DISK_PRESSURE && condition.status == "True")
-}
-
-/// Tells the PullCoordinator of pods that go.
-async fn follow_pods(
-    api: &ApiServer,
-    node: &str,
-    health: &watch::Sender<ChoreHealth>,
-    pulls: Mailbox<PullCoordinator>,
-) {
-    // At most two messages for a pod that goes, of which a node has some hundreds.
-    let tell = move |event: PodEvent| {
-        let gone =
-            |pod: &PodRef| PodGone { uid: pod.uid.clone(), pod: format!("{}/{}", pod.namespace, pod.name) };
-        match event {
-            PodEvent::Present(_) => {}
-            PodEvent::Terminating(pod) => pulls.deliver(gone(&pod)),
-            PodEvent::Gone(pod) => {
-                pulls.deliver(gone(&pod));
-                pulls.deliver(PodForgotten { uid: pod.uid });
-            }
-        }
-    };
-    watch_pods(api, node, health, tell).await;
 }
 
 impl Heartbeats {

@@ -9,8 +9,8 @@ use keelson_actors::{
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
     pulls::{
-        CredentialsSalt, HandedState, Inspected, LimitView, PullCoordinator, PullCoordinatorParts,
-        core::Policy,
+        CredentialsSalt, HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, PullCoordinator,
+        PullCoordinatorParts, core::Policy, write_notices,
     },
     runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
     supervise,
@@ -22,7 +22,10 @@ use keelson_cri::{
 };
 use keelson_host::LinuxHost;
 use keelson_storage::DeferredStore;
-use tokio::{net::UnixListener, sync::watch};
+use tokio::{
+    net::UnixListener,
+    sync::{mpsc, watch},
+};
 
 use super::{
     cluster::Cluster,
@@ -79,6 +82,8 @@ pub(super) fn policy(settings: &Settings) -> Policy {
         max_callers: pulls.max_queued_callers as usize,
         cancel_grace: pulls.cancel_grace,
         resume_window: pulls.resume_window,
+        record_max_age: pulls.record_max_age,
+        await_pods: heartbeats::watches_pods(settings),
         keep_progress: pulls.keep_progress && gates.enabled(Gate::KeepPullProgress),
         progress_retention: pulls.progress_retention,
         retained_bytes_max: pulls.retained_bytes_max.0,
@@ -88,6 +93,7 @@ pub(super) fn policy(settings: &Settings) -> Policy {
         reject_interval: pulls.reject_retry_interval,
         runtime_retries: pulls.runtime_retries,
         reentry_window: pulls.reentry_window,
+        queued_event_after: some(pulls.queued_event_after),
         hold: settings.cri.hold_timeout,
         deduplicate: gates.enabled(Gate::PullDeduplication),
         fast_lane: gates.enabled(Gate::PresentImageFastLane),
@@ -155,6 +161,8 @@ pub(super) fn start(
     let arbiter = jobs::arbiter(c"runtime");
     let runtime = supervise::start(Some(&arbiter.handle()), recorder, make);
 
+    let cluster = Cluster::of(&settings);
+    let notices = cluster.as_ref().map(|cluster| write_pod_events(cluster, &settings, &metrics));
     let recorder = Recorder::new("PullCoordinator", PULLS_MAILBOX);
     let parts = PullCoordinatorParts {
         policy: policy(&settings),
@@ -163,6 +171,7 @@ pub(super) fn start(
         clock,
         runtime: runtime.clone(),
         metrics: metrics.clone(),
+        notices,
         changes: changes.clone(),
         recorder: recorder.clone(),
     };
@@ -185,7 +194,6 @@ pub(super) fn start(
     };
     let front = FrontThread::start(listeners.cri, front_parts)?;
 
-    let cluster = Cluster::of(&settings);
     let (endpoints_view, endpoints_seen) = watch::channel(endpoints::first_view(&settings));
     let (heartbeats, [lease, status]) = heartbeats::start(HeartbeatsParts {
         cluster: cluster.clone(),
@@ -246,4 +254,13 @@ pub(super) fn start(
         view,
         salt,
     })
+}
+
+/// Starts what writes Events on pods, with a thread and a connection of its own.
+fn write_pod_events(cluster: &Cluster, settings: &Settings, metrics: &Metrics) -> mpsc::Sender<PodNotice> {
+    let (notices, waiting) = mpsc::channel(NOTICES_WAITING);
+    let api = cluster.connect(cluster.request_timeout);
+    let (node, metrics) = (settings.agent.node_name.clone(), metrics.clone());
+    actix::Arbiter::new().spawn(write_notices(api, node, waiting, metrics));
+    notices
 }

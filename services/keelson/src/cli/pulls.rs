@@ -123,16 +123,19 @@ fn table(list: &pb::PullList, now: i64) -> String {
             u64::from(list.queued) - listed
         ));
     }
-    let mut finished = Table::new(&["ID", "FINISHED", "ENDED", "TOOK", "ATTEMPTS", "ERROR"]);
+    let mut finished =
+        Table::new(&["ID", "FINISHED", "ENDED", "WAITED", "TOOK", "ATTEMPTS", "REASON", "ERROR"]);
     for pull in &list.finished {
         let ended = format!("{} {} ago", state(pull), since_ms(pull.finished_unix_ms, now));
-        let took = took(pull).map(duration_ms).unwrap_or_default();
+        let took = if pull.pull_time_ms > 0 { duration_ms(pull.pull_time_ms) } else { String::new() };
         finished.row([
             pull.id.to_string(),
             image(&pull.image),
             ended,
+            duration_ms(pull.queue_wait_ms),
             took,
             pull.attempts.to_string(),
+            clean(&pull.reason),
             one_line(&pull.error),
         ]);
     }
@@ -216,6 +219,9 @@ mod tests {
             started_unix_ms: 12_000,
             finished_unix_ms: 55_000,
             error: "not found".into(),
+            reason: "NotFound".into(),
+            queue_wait_ms: 2_000,
+            pull_time_ms: 43_000,
             ..pb::Pull::default()
         };
         pb::PullList {
@@ -244,8 +250,8 @@ ID  IMAGE                               STATE      FOR  CALLERS  POD        PROG
 42  ghcr.io/acme/x@sha256:abababababab  queued #1  30s  1        -          -
 and 9999 more queued (--max-queued lists more)
 
-ID  FINISHED                     ENDED            TOOK  ATTEMPTS  ERROR
-40  docker.io/library/nothing:1  failed 5.0s ago  43s   4         not found
+ID  FINISHED                     ENDED            WAITED  TOOK  ATTEMPTS  REASON    ERROR
+40  docker.io/library/nothing:1  failed 5.0s ago  2.0s    43s   4         NotFound  not found
 ";
         assert_eq!(table(&list(), 60_000), expected);
     }

@@ -8,7 +8,9 @@ use std::{
 use bytes::Bytes;
 use http::Version;
 use k8s_openapi::api::core::v1::Node;
-use keelson_actors::cluster::{ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, Owner, Written};
+use keelson_actors::cluster::{
+    ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, Owner, PodEvent, PodEventApi as _, Written,
+};
 use serde_json::json;
 
 use super::script::{Reply, Server, api};
@@ -283,4 +285,39 @@ async fn a_cancelled_call_leaves_the_next_one_whole() {
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.connection, 1);
+}
+
+#[tokio::test]
+async fn events_on_pods_are_created_and_patched() {
+    let mut server = Server::plain().await;
+    let api = server.api();
+    let event = PodEvent {
+        name: "web.1".into(),
+        namespace: "shop/../x".into(),
+        pod: "web".into(),
+        uid: "u".into(),
+        reason: "ImagePullQueued",
+        message: "waiting".into(),
+        count: 1,
+        first_unix_ms: 1_999,
+        last_unix_ms: 61_000,
+        node: "n1".into(),
+    };
+    server.reply(Reply::json(201, "{}"));
+    api.create_pod_event(event.clone()).await.unwrap();
+    let seen = server.seen().await;
+    assert_eq!(seen.line, "POST /api/v1/namespaces/shop%2F..%2Fx/events", "the name is one part of the path");
+    let body: serde_json::Value = serde_json::from_str(&seen.body).unwrap();
+    assert_eq!(
+        (&body["involvedObject"]["uid"], &body["firstTimestamp"], &body["lastTimestamp"], &body["count"]),
+        (&json!("u"), &json!("1970-01-01T00:00:01Z"), &json!("1970-01-01T00:01:01Z"), &json!(1))
+    );
+    server.reply(Reply::ok());
+    api.patch_pod_event(PodEvent { count: 2, ..event }).await.unwrap();
+    let seen = server.seen().await;
+    assert_eq!(seen.line, "PATCH /api/v1/namespaces/shop%2F..%2Fx/events/web.1");
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&seen.body).unwrap(),
+        json!({"count": 2, "lastTimestamp": "1970-01-01T00:01:01Z", "message": "waiting"})
+    );
 }

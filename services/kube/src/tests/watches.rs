@@ -75,6 +75,9 @@ fn begin(server: &Server) -> Feed {
     feed
 }
 
+/// The pods of the node that have not ended.
+const OF_NODE: &str = "spec.nodeName%3Dn1%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed";
+
 #[tokio::test]
 async fn pods_are_listed_and_watched_in_one_request() {
     let mut server = Server::plain().await;
@@ -93,7 +96,7 @@ async fn pods_are_listed_and_watched_in_one_request() {
     assert_eq!(pods.next().await, PodEvent::Gone(named("b")));
     let seen = server.seen().await;
     assert!(seen.line.starts_with("GET /api/v1/pods?watch=true&"), "{}", seen.line);
-    assert_eq!(seen.query("fieldSelector"), Some("spec.nodeName%3Dn1"));
+    assert_eq!(seen.query("fieldSelector"), Some(OF_NODE));
     assert_eq!(seen.query("sendInitialEvents"), Some("true"));
     assert_eq!(seen.query("resourceVersionMatch"), Some("NotOlderThan"));
     assert_eq!(seen.query("allowWatchBookmarks"), Some("true"));
@@ -137,7 +140,7 @@ async fn fall_back(refuse: impl AsyncFnOnce(&Server)) {
     assert_eq!(pods.next().await, PodEvent::Present(named("b")));
     assert!(server.seen().await.query("sendInitialEvents").is_some());
     let list = server.seen().await;
-    assert_eq!(list.line, "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1&resourceVersion=0");
+    assert_eq!(list.line, format!("GET /api/v1/pods?fieldSelector={OF_NODE}&resourceVersion=0"));
     assert!(list.header("accept").starts_with("application/json;as=PartialObjectMetadataList;"));
     let watch = server.seen().await;
     assert_eq!((watch.query("resourceVersion"), watch.query("sendInitialEvents")), (Some("9"), None));

@@ -20,6 +20,9 @@ use crate::{
     server::ApiServer,
 };
 
+/// A pod that has ended needs no image any more; its metadata do not tell.
+const HAS_NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
 /// Which pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodRef {
@@ -38,7 +41,7 @@ pub enum PodEvent {
     Present(PodRef),
     /// It is being deleted: it has a `deletionTimestamp`.
     Terminating(PodRef),
-    /// The API server has it no more. Told only when the server said so.
+    /// It has ended, or the API server has it no more. Told only when the server said so.
     Gone(PodRef),
 }
 
@@ -47,8 +50,9 @@ pub trait PodSink: Send {
     /// Something became of a pod. Must not block.
     fn pod(&mut self, event: PodEvent);
 
-    /// Everything that the server has was told of. Called after each list, the first time when the watch begins.
-    fn synced(&mut self) {}
+    /// Everything that the server has was told of: `live` are the uids of these pods, and those that the kubelet has for
+    /// static pods among them. Called after each list, the first time when the watch begins.
+    fn synced(&mut self, _live: HashSet<String>) {}
 }
 
 impl<F: FnMut(PodEvent) + Send> PodSink for F {
@@ -70,6 +74,16 @@ struct Meta {
     namespace: String,
     name: String,
     deletion_timestamp: Option<String>,
+    annotations: Annotations,
+}
+
+/// The annotations that are looked at.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Annotations {
+    /// On the mirror of a static pod: the uid that the kubelet has for it.
+    #[serde(rename = "kubernetes.io/config.mirror")]
+    mirror: Option<String>,
 }
 
 /// What is known of the pods.
@@ -83,12 +97,14 @@ struct Known {
     namespace: String,
     name: String,
     terminating: bool,
+    /// The uid that the kubelet has for a static pod.
+    static_uid: Option<String>,
 }
 
 impl Table {
     /// A pod as it is now; an event if that is news. A pod that is being deleted stays so.
     fn put(&mut self, pod: PodMeta) -> Option<PodEvent> {
-        let Meta { uid, namespace, name, deletion_timestamp } = pod.metadata;
+        let Meta { uid, namespace, name, deletion_timestamp, annotations } = pod.metadata;
         let terminating = deletion_timestamp.is_some();
         if uid.is_empty() {
             return None;
@@ -98,8 +114,13 @@ impl Table {
         if before == Some(true) || before == Some(terminating) {
             return None;
         }
-        self.pods.insert(uid, Known { namespace, name, terminating });
+        self.pods.insert(uid, Known { namespace, name, terminating, static_uid: annotations.mirror });
         Some(if terminating { PodEvent::Terminating(pod) } else { PodEvent::Present(pod) })
+    }
+
+    /// The uids by which the kubelet knows the pods that there are.
+    fn live(&self) -> HashSet<String> {
+        self.pods.iter().map(|(uid, known)| known.static_uid.as_ref().unwrap_or(uid).clone()).collect()
     }
 
     fn gone(&mut self, uid: &str) -> Option<PodEvent> {
@@ -139,7 +160,7 @@ impl<S: PodSink> NodePods<'_, S> {
                 for event in self.table.synced(self.listing.take().unwrap_or_default()) {
                     self.sink.pod(event);
                 }
-                self.sink.synced();
+                self.sink.synced(self.table.live());
                 return;
             }
             Change::Put(pod) => match &mut self.listing {
@@ -168,7 +189,8 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
     }
 
     fn selectors(&self) -> Vec<String> {
-        vec![format!("fieldSelector={}", escaped(&format!("spec.nodeName={}", self.node)))]
+        let fields = format!("spec.nodeName={},{HAS_NOT_ENDED}", self.node);
+        vec![format!("fieldSelector={}", escaped(&fields))]
     }
 
     async fn tell(&mut self, changes: Vec<Change<PodMeta>>) -> Answer {
@@ -208,6 +230,7 @@ mod tests {
                 namespace: "ns".into(),
                 name: format!("pod-{uid}"),
                 deletion_timestamp: terminating.then(|| "2026-01-01T00:00:00Z".into()),
+                annotations: Annotations::default(),
             },
         }
     }
@@ -227,6 +250,15 @@ mod tests {
         assert_eq!(table.gone("a"), Some(PodEvent::Gone(named("a"))));
         assert_eq!(table.gone("a"), None);
         assert_eq!(table.put(pod("", false)), None);
+    }
+
+    #[test]
+    fn a_static_pod_is_live_by_the_uid_that_the_kubelet_has() {
+        let json = r#"{"metadata":{"uid":"m","namespace":"ns","name":"etcd-n1","labels":{"a":"b"},
+            "annotations":{"kubernetes.io/config.mirror":"static","kubernetes.io/config.hash":"static"}}}"#;
+        let mut table = Table::default();
+        table.synced(vec![serde_json::from_str(json).unwrap(), pod("a", false)]);
+        assert_eq!(table.live(), HashSet::from(["static".to_owned(), "a".to_owned()]));
     }
 
     #[test]

@@ -140,6 +140,7 @@ impl Agent {
             clock,
             runtime,
             metrics: metrics.clone(),
+            notices: None,
             changes: watch::channel(0).0,
             recorder: recorder.clone(),
         };

@@ -1,0 +1,48 @@
+//! What image pulls learn from the pods of the node.
+//!
+//! Owns: the translation of pod events. In: the watch of the pods. Out: `PodGone`, `PodForgotten` and `PodsSynced` for the
+//! PullCoordinator.
+
+use std::{collections::HashSet, sync::Arc};
+
+use keelson_actors::{
+    cluster::ChoreHealth,
+    inspect::Mailbox,
+    pulls::{PodForgotten, PodGone, PodsSynced, PullCoordinator},
+};
+use keelson_kube::{ApiServer, PodEvent, PodRef, PodSink, watch_pods};
+use tokio::sync::watch;
+
+/// Tells the PullCoordinator which pods there are, and which go.
+pub(super) async fn follow(
+    api: &ApiServer,
+    node: &str,
+    health: &watch::Sender<ChoreHealth>,
+    pulls: Mailbox<PullCoordinator>,
+) {
+    watch_pods(api, node, health, ToPulls { pulls }).await;
+}
+
+struct ToPulls {
+    pulls: Mailbox<PullCoordinator>,
+}
+
+impl PodSink for ToPulls {
+    /// At most two messages for a pod that goes, of which a node has some hundreds.
+    fn pod(&mut self, event: PodEvent) {
+        let gone =
+            |pod: &PodRef| PodGone { uid: pod.uid.clone(), pod: format!("{}/{}", pod.namespace, pod.name) };
+        match event {
+            PodEvent::Present(_) => {}
+            PodEvent::Terminating(pod) => self.pulls.deliver(gone(&pod)),
+            PodEvent::Gone(pod) => {
+                self.pulls.deliver(gone(&pod));
+                self.pulls.deliver(PodForgotten { uid: pod.uid });
+            }
+        }
+    }
+
+    fn synced(&mut self, live: HashSet<String>) {
+        self.pulls.deliver(PodsSynced { live: Arc::new(live) });
+    }
+}
