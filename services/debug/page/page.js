@@ -190,6 +190,8 @@ function updateFinished(item, pull) {
   if (begun && pull.finished_unix_ms) meta.push(`took ${duration(pull.finished_unix_ms - begun)}`);
   if (pull.progress?.bytes_done) meta.push(bytes(pull.progress.bytes_done));
   if (pull.attempts > 1) meta.push(plural(pull.attempts, "attempt"));
+  if (pull.reason) meta.push(pull.reason);
+  if (pull.queue_wait_ms >= 1000) meta.push(`waited ${duration(pull.queue_wait_ms)}`);
   if (pull.resumed) meta.push("resumed");
   text(partOf(item, "meta"), meta.join(" · "));
   show(partOf(item, "error"), pull.error);

@@ -8,6 +8,7 @@
 #![allow(clippy::print_stderr)]
 
 mod alive;
+mod events;
 mod pods;
 mod register;
 mod restarts;

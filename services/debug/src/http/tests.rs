@@ -110,6 +110,7 @@ async fn pulls_and_their_query() {
         "id": 7, "image": "r.example/a:1", "registry": "r.example", "runtime_handler": "", "state": "running",
         "position": 0, "callers": 2, "attempts": 1, "with_credentials": false, "pod": "", "requested_unix_ms": 1000,
         "started_unix_ms": 2000, "finished_unix_ms": 0, "error": "", "resumed": false,
+        "reason": "", "queue_wait_ms": 0, "pull_time_ms": 0,
         "progress": {"bytes_done": 1, "bytes_total": 2, "layers_done": 0, "layers_total": 0, "bytes_per_second": 0,
                      "idle_ms": 0, "phase": "downloading"}
     });
