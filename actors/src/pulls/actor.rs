@@ -34,7 +34,7 @@ use crate::{
     clock::Clock,
     durable::LoggedFailure,
     inspect::{Mailbox, Recorder, Status},
-    metrics::{Metrics, Reason},
+    metrics::Metrics,
     runtime::{
         CancelPull, CheckImageFs, CheckPresent, DropLease, MeasureLease, Pull, PullFinished, PullPresence,
         PullProgress, ReapLeases, RenewLeases, RuntimeChanged, RuntimeClient, RuntimePull,
@@ -192,12 +192,7 @@ impl PullCoordinator {
             }
             Effect::Cancel { pull, attempt } => self.runtime.deliver(CancelPull { pull, attempt }),
             Effect::Reply { caller, answer } => {
-                // Who is sent to a successor is not refused.
-                if let Answer::Refused(refusal) = &answer
-                    && *refusal != Refusal::Moved
-                {
-                    self.metrics.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
-                }
+                self.metrics.answered(&answer);
                 if let Some(to) = self.answers.remove(&caller) {
                     // A caller that has just left does not read it.
                     let _ = to.send(answer);

@@ -165,6 +165,7 @@ mod tests {
             image: "r.io/a".into(),
             runtime_handler: String::new(),
             requested_unix_ms: 1,
+            wanted_unix_ms: None,
             attempts: 1,
             with_credentials: false,
             state: RecordState::Running,

@@ -6,7 +6,7 @@
 use super::PullCoordinator;
 use crate::{
     metrics::{EventResult, Metrics, PullResult, Reason},
-    pulls::core::{FinishedPull, PodNotice, Tally},
+    pulls::core::{Answer, FinishedPull, PodNotice, Refusal, Tally},
 };
 
 /// Counts a pull that ended, and logs it.
@@ -30,6 +30,15 @@ pub(super) fn tell_end(metrics: &Metrics, pull: &FinishedPull) {
 }
 
 impl Metrics {
+    /// Counts a caller that is refused. One that is sent to a successor is not.
+    pub(super) fn answered(&self, answer: &Answer) {
+        if let Answer::Refused(refusal) = answer
+            && *refusal != Refusal::Moved
+        {
+            self.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
+        }
+    }
+
     pub(super) fn tally(&self, tally: Tally) {
         let (family, reason) = match tally {
             Tally::Joined(reason) => (&self.deduplicated, reason),
