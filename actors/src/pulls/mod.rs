@@ -34,8 +34,7 @@ pub use image::{ImageName, ImageNameError, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 pub use messages::{
     AnswerTo, CallerLeft, Claim, Configure, CountNow, DiskPressure, Drain, HandOver, HandedOver, Inspected,
     LimitView, ListPulls, PodForgotten, PodGone, PodsSynced, PredecessorEnded, PredecessorGone, PullsFlow,
-    RequestPull,
-    SetLimit,
+    RequestPull, SetLimit,
 };
 pub use notices::{NOTICES_WAITING, write_notices};
 pub use record::{KeptLease, PullRecord, RecordState};

@@ -105,6 +105,6 @@ async fn ten_thousand_callers_of_one_image_cost_one_pull() -> Result<()> {
     ensure!(gets.len() == 1, "the layer was fetched once: {gets:?}");
     let manifests = node.proxy.records().gets(&image.manifest).len();
     ensure!(manifests <= 1, "the manifest was fetched {manifests} times");
-    metric_is(&agent, "keelson_image_pulls_total{result=\"succeeded\"}", 1.0).await?;
+    metric_is(&agent, "keelson_image_pulls_total{result=\"succeeded\",reason=\"Pulled\"}", 1.0).await?;
     idle(&agent).await
 }

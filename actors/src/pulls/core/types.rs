@@ -14,11 +14,11 @@ use super::{
     },
     Release,
 };
+use super::{PodNotice, Tally};
 use crate::{
     host::FileSystem,
     runtime::{Capabilities, Progress, PullReply},
 };
-use super::{PodNotice, Tally};
 
 /// Names a pull for as long as the agent's state lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
