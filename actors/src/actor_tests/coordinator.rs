@@ -78,8 +78,8 @@ fn a_restart_reloads_the_queue_and_tells_the_callers() {
             "the queue survives; I7: what a caller waits for comes first"
         );
         assert!(succeeded(waiting).await, "who asks again joins");
+        pass(10_000).await;
         assert_eq!(world.runtime.log().iter().filter(|line| line.starts_with("pull ")).count(), 4);
-        pass(10).await;
         let list = world.list().await;
         assert_eq!((list.running, list.queued, list.callers), (0, 0, 0), "no slot leaks");
         pass(1_010).await;

@@ -1,7 +1,7 @@
 //! A journal that is read late: pulls began without it, from memory.
 //!
 //! Owns: what must not happen before the journal has been read (leases that it names are not reaped), and how its
-//! records join the pulls of this process. In: the records. Out: pulls in the order running, journal, new. No pull
+//! records join the pulls of this process. In: the records. Out: pulls in the order running, new, journal. No pull
 //! is lost, and none that runs or has succeeded meanwhile is started a second time.
 
 use std::{
@@ -103,10 +103,10 @@ impl Core {
         fx.extend(self.restore(rest, leases, limit, now));
         self.reap(&mut fx);
         if matches!(self.health, Health::Up(_)) {
-            self.schedule(now, &mut fx);
             for id in restored {
                 self.ask_presence(id, now, &mut fx);
             }
+            self.schedule(now, &mut fx);
         }
         fx
     }

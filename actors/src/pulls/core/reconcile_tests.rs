@@ -17,6 +17,7 @@ fn record(id: u64, image: &str, state: RecordState) -> PullRecord {
         image: image.into(),
         runtime_handler: String::new(),
         requested_unix_ms: 5,
+        wanted_unix_ms: None,
         attempts: 0,
         with_credentials: false,
         state,
@@ -43,7 +44,7 @@ fn queue(bench: &Bench) -> Vec<String> {
 }
 
 #[test]
-fn i4_what_runs_comes_first_then_the_journal_then_what_is_new() {
+fn i4_what_runs_comes_first_then_what_callers_wait_for_then_the_journal() {
     let mut bench = unread(1);
     let running = bench.ask(image("r/running"));
     bench.ask(image("r/new-1"));
@@ -55,9 +56,12 @@ fn i4_what_runs_comes_first_then_the_journal_then_what_is_new() {
     ];
     bench.reconcile(records, vec![], None);
     assert_eq!(bench.started(), [bench.pull(running)], "nothing overtakes what runs");
-    assert_eq!(queue(&bench), ["r/old-running", "r/old-queued", "r/old-last", "r/new-1", "r/new-2"]);
+    // I7: nobody has asked for these again.
+    assert_eq!(queue(&bench), ["r/new-1", "r/new-2", "r/old-running", "r/old-queued", "r/old-last"]);
+    bench.ask(image("r/old-queued"));
+    assert_eq!(queue(&bench), ["r/old-queued", "r/new-1", "r/new-2", "r/old-running", "r/old-last"]);
     bench.finish(bench.pull(running), ok());
-    assert_eq!(names(&bench.core, &bench.started()[1..]), ["r/old-running"]);
+    assert_eq!(names(&bench.core, &bench.started()[1..]), ["r/old-queued"]);
 }
 
 #[test]
@@ -141,7 +145,7 @@ fn i4_ids_that_are_taken_lose_no_record() {
     // The clock has stepped back since an earlier process began without its journal.
     bench.reconcile(vec![record(taken, "r/c", RecordState::Queued)], vec![], None);
     assert_eq!(bench.core.pulls.len(), 3);
-    assert_eq!(queue(&bench), ["r/c", "r/b"]);
+    assert_eq!(queue(&bench), ["r/b", "r/c"]);
     let journal = bench.core.journal(bench.now);
     assert_eq!(journal.pulls.len(), 3);
 }
