@@ -219,7 +219,9 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         }
         ("pulls.retained_bytes_max", _) => words(&["0", "1Mi", "1500Mi", "1Ti"]),
         ("pulls.retain_min_free_percent", _) => (0u32..=99).prop_map(Json::from).boxed(),
-        ("pulls.progress_retention", _) => (1u32..=1440).prop_map(|m| format!("{m}m").into()).boxed(),
+        ("pulls.progress_retention" | "pulls.record_max_age", _) => {
+            (1u32..=1440).prop_map(|m| format!("{m}m").into()).boxed()
+        }
         ("endpoints.min_interval", _) => (0u32..=10_000).prop_map(|ms| format!("{ms}ms").into()).boxed(),
         ("pulls.progress_interval", _) => (50u32..=60_000).prop_map(|ms| format!("{ms}ms").into()).boxed(),
         (_, Json::String(_)) => (1u32..=119).prop_map(|s| format!("{s}s").into()).boxed(),

@@ -76,8 +76,13 @@ impl Bound {
             }
             Ok(_) => match UnixStream::connect(path).await {
                 Ok(_) => return Err(ListenError::InUse(path.to_owned())),
-                // Nobody behind it: left over from a process that was killed.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                // Nobody behind it: left over from a process that was killed, perhaps while we connected.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset
+                    ) =>
+                {
                     tracing::info!(socket = %path.display(), "replacing a stale socket");
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -120,7 +120,8 @@ async fn pulls_and_their_query() {
     });
     let expected = json!({
         "limit": limit, "running": 1, "queued": 0, "callers": 0, "oldest_wait_ms": 0, "pulls": [pull],
-        "finished": [], "runtime_health": "up", "runtime_error": ""
+        "finished": [], "runtime_health": "up", "runtime_error": "", "passed_through": 0, "retained": 0,
+        "retained_bytes": 0
     });
     assert_eq!(pulls, expected);
 
