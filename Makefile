@@ -12,7 +12,7 @@ TARGET = $(shell scripts/target-dir.sh)
 MINUTES ?= 60
 PROFILE ?= release
 
-.PHONY: help run cluster test soak conformance-kube-proxy bench bench-proxy fmt lint docs deny fuzz clean
+.PHONY: help run cluster test soak systemd-check conformance-kube-proxy bench bench-proxy fmt lint docs deny fuzz clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -39,6 +39,13 @@ soak: ## pull random images under random faults and check invariants (MINUTES=60
 	@tests/peers/build.sh containerd cri-driver kubernetes
 	@$(CARGO) build --profile $(PROFILE) -p keelson -p keelson-tests --bin keelson --bin keelson-soak
 	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
+
+systemd-check: ## restart the shipped units under a real systemd in namespaces of its own (root, systemd 252, overlayfs)
+	@scripts/install-packages.sh test
+	@tests/peers/build.sh containerd cri-driver
+	@$(CARGO) build -p keelson
+	@KEELSON_PROGRAM=$(TARGET)/debug/keelson $(CARGO) test --config "target.'cfg(all())'.runner='$(CURDIR)/tests/systemd/run.sh'" \
+		-p keelson-tests --test systemd -- --ignored --nocapture
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson
 	@scripts/install-packages.sh test

@@ -247,6 +247,8 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
     // The two belong together: without KillMode=process systemd would end an agent that hands over.
     ensure!(value(&service, "ExecStart")?.ends_with("/keelson agent --systemd-handover"));
     ensure!(value(&service, "KillMode")? == "process");
+    // The agent feeds the watchdog, and the main process is its stand-in.
+    ensure!(value(&service, "NotifyAccess")? == "all");
     ensure!(value(&service, "Restart")? == "always");
     ensure!(value(&service, "StateDirectory")? == "keelson");
     ensure!(defaults.contains("#state_dir = \"/var/lib/keelson\""));

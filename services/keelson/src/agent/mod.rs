@@ -61,6 +61,7 @@ use handover::{
 };
 use jobs::{Attempt, Job, Jobs};
 use parts::Running;
+use stand_in::StandIn;
 use view::View;
 
 /// How long replies have to reach their callers once nothing runs any more.
@@ -127,7 +128,9 @@ async fn agent(
         actix::spawn(link.follow(running.pulls.clone()));
     }
     let offer = handover::offer::Offer::bind(&handover, adopted).await?;
-    systemd::ready(&settings);
+    let stand_in = start_stand_in(systemd_handover).await;
+    systemd::ready(&settings, stand_in.as_ref().map(StandIn::pid));
+    signals.follow(stand_in);
     tracing::info!(
         cri = %settings.cri.listen,
         runtime = %settings.cri.runtime_endpoint,
@@ -148,11 +151,13 @@ async fn agent(
     drop(watchdog);
     // The clients of the agent before this one may be about to come.
     let is_used = is_successor || running.front.was_used();
-    let patience = match waits_for_successor && is_used {
+    // Without a stand-in, systemd starts no successor before this process has ended.
+    let can_be_replaced = !systemd::is_manager() || signals.has_stand_in;
+    let patience = match waits_for_successor && is_used && can_be_replaced {
         true => settings.agent.handover_timeout,
         false => Duration::ZERO,
     };
-    stop(Stopping { running, sockets, offer, patience, systemd_handover }, &settings, &mut signals).await;
+    stop(Stopping { running, sockets, offer, patience }, &settings, &mut signals).await;
     tracing::info!("keelson ends");
     Ok(ExitCode::SUCCESS)
 }
@@ -316,17 +321,18 @@ struct Stopping {
     offer: Offer,
     /// How long a successor is waited for.
     patience: Duration,
-    /// systemd starts the successor while this process runs.
-    systemd_handover: bool,
 }
 
 /// Hands over to a successor; without one, starts no more pulls, waits for those that run, then closes the sockets.
 async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signals) {
-    let Stopping { running, sockets, mut offer, patience, systemd_handover } = stopping;
-    systemd::stopping();
+    let Stopping { running, sockets, mut offer, patience } = stopping;
     let mut deadline = tokio::time::Instant::now() + settings.agent.drain_timeout;
     offer.stopping();
-    let patience = let_systemd_start(patience, systemd_handover).await;
+    match signals.has_stand_in {
+        // systemd may have started the successor by now: it would take the notification for the successor's.
+        true => signals.end_stand_in(),
+        false => systemd::stopping(),
+    }
     let successor = match wait_for_successor(&mut offer, patience, &mut deadline, signals).await {
         Some(successor) => Some(successor),
         None => drain(&running, &mut offer, settings, &mut deadline, signals).await,
@@ -345,22 +351,21 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
     }
 }
 
-/// systemd starts a successor only when the main process has ended: makes it so, or says that nobody is to be waited for.
-async fn let_systemd_start(patience: Duration, systemd_handover: bool) -> Duration {
-    if patience.is_zero() || !systemd::is_manager() {
-        return patience;
+/// A process for systemd to follow, with `--systemd-handover`.
+async fn start_stand_in(systemd_handover: bool) -> Option<StandIn> {
+    if !systemd_handover || !systemd::is_manager() {
+        return None;
     }
-    if !systemd_handover {
-        return Duration::ZERO;
-    }
-    match stand_in::take_the_end().await {
-        Ok(()) => patience,
-        Err(error) => {
+    let started = StandIn::start().await;
+    started
+        .inspect_err(|error| {
             let reason = format!("{error:#}");
-            tracing::error!(reason, "systemd cannot start a successor before this agent ends");
-            Duration::ZERO
-        }
-    }
+            tracing::error!(
+                reason,
+                "no stand-in; systemd starts a successor only after this agent has ended"
+            );
+        })
+        .ok()
 }
 
 /// The agent serves as before while it waits.
@@ -435,6 +440,9 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// Until it has ended.
+    stand_in: Option<StandIn>,
+    has_stand_in: bool,
 }
 
 impl Signals {
@@ -444,7 +452,20 @@ impl Signals {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
             hangup: listen(SignalKind::hangup())?,
+            stand_in: None,
+            has_stand_in: false,
         })
+    }
+
+    /// From now on systemd's signals arrive at this process.
+    fn follow(&mut self, stand_in: Option<StandIn>) {
+        self.has_stand_in = stand_in.is_some();
+        self.stand_in = stand_in;
+    }
+
+    /// Lets systemd start the next agent; a no-op if systemd has ended the stand-in.
+    fn end_stand_in(&mut self) {
+        self.stand_in.take().into_iter().for_each(StandIn::finish);
     }
 
     async fn next(&mut self) -> Told {
@@ -453,10 +474,24 @@ impl Signals {
             // Somebody at a terminal.
             _ = self.interrupt.recv() => Told::Stop { replaced: false },
             _ = self.hangup.recv() => Told::Reload,
+            event = stand_in_event(&mut self.stand_in) => match event {
+                stand_in::Event::Reload => Told::Reload,
+                stand_in::Event::Ended => {
+                    self.stand_in = None;
+                    Told::Stop { replaced: true }
+                }
+            },
         }
     }
 
     async fn stop(&mut self) {
         while matches!(self.next().await, Told::Reload) {}
+    }
+}
+
+async fn stand_in_event(stand_in: &mut Option<StandIn>) -> stand_in::Event {
+    match stand_in {
+        Some(stand_in) => stand_in.next().await,
+        None => std::future::pending().await,
     }
 }

@@ -1,88 +1,157 @@
-//! A process that ends in the agent's place, so that systemd starts the next agent while this one finishes its calls.
+//! The main process of the agent's service under systemd, so that systemd starts the next agent while this one finishes its
+//! calls.
 //!
-//! Owns: that process. In: SIGTERM of an agent that systemd runs with `--systemd-handover`. Out: `MAINPID=` of a child
-//! that systemd has adopted, and then its end. systemd starts a service again only when the main process has ended; with
-//! `KillMode=process` it leaves the former one alone (decision 0019).
+//! Owns: that process and both ends of its pipes. In: `--systemd-handover`; signals that systemd sends to its main process.
+//! Out: `MAINPID=` with READY; SIGTERM and SIGHUP as events of the agent.
+//!
+//! systemd starts a service again only when its main process has ended, and systemd 252 ignores `MAINPID=` of a service that
+//! is stopping. So the agent names the stand-in when it is ready. The stand-in ends on SIGTERM, and `KillMode=process` leaves
+//! the agent alone. The stand-in also ends when the agent does, and passes SIGABRT of systemd's watchdog on (decision 0019).
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _},
-    process::{ChildStdin, Command, ExitCode, Stdio},
-    time::Duration,
+    io::{self, Read as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::Context as _;
 use clap::Args;
-use sd_notify::NotifyState;
-use tokio::{io::AsyncReadExt as _, net::UnixStream};
+use nix::{sys::signal::Signal, unistd::Pid};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::unix::pipe,
+    signal::unix::{SignalKind, signal},
+};
 
-/// How long systemd may take to read what it was told.
-const BARRIER: Duration = Duration::from_secs(2);
+/// Written to the agent on SIGHUP.
+const RELOAD: u8 = b'R';
+/// Written to the stand-in by an agent that ends without an error.
+const DONE: u8 = b'D';
 
 /// Flags of the hidden command.
 #[derive(Debug, Args)]
 pub(crate) struct StandInArgs {
-    /// Wait for the end of standard input.
+    /// Process ID of the agent
+    #[arg(long)]
+    agent: i32,
+    /// Stay until the agent ends or a signal arrives
     #[arg(long)]
     wait: bool,
 }
 
-/// The hidden command. Without `--wait` it starts itself with it, prints that process's id, and ends, so that the child
-/// becomes one of the service manager's.
+/// The hidden command. Without `--wait` it starts itself with it and ends, so that the service manager adopts the child.
 ///
 /// # Errors
-/// The child cannot be started.
+/// The child cannot be started, or its pipes cannot be used.
 pub(crate) fn run(args: &StandInArgs) -> anyhow::Result<ExitCode> {
-    if args.wait {
-        // An error ends it just as well.
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    if !args.wait {
+        itself(args.agent).arg("--wait").spawn().context("cannot start the stand-in")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let child = itself().arg("--wait").stdout(Stdio::null()).spawn().context("cannot start the stand-in")?;
-    crate::cli::print(&format!("{}\n", child.id()))?;
-    Ok(ExitCode::SUCCESS)
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(wait(Pid::from_raw(args.agent)))
 }
 
-/// This program, though its file may have been replaced by then.
-fn itself() -> Command {
+/// This program, even if its file was replaced.
+fn itself(agent: i32) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("stand-in").stderr(Stdio::null());
+    command.arg0("keelson");
+    command.args(["stand-in", "--agent", &agent.to_string()]).stderr(Stdio::null());
     command
 }
 
-/// Makes a stand-in the service's main process and ends it. The agent is not systemd's main process afterwards.
-///
-/// # Errors
-/// The stand-in cannot be started, or systemd cannot be told.
-pub(super) async fn take_the_end() -> anyhow::Result<()> {
-    let (pid, hold) = tokio::task::spawn_blocking(start).await??;
-    sd_notify::notify(&[NotifyState::MainPid(pid)]).context("systemd cannot be told of the stand-in")?;
-    barrier().await?;
-    tracing::info!(pid, "systemd follows a stand-in, which ends now");
-    drop(hold);
-    Ok(())
+async fn wait(agent: Pid) -> anyhow::Result<ExitCode> {
+    let mut input = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
+    let mut output = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut abort = signal(SignalKind::from_raw(nix::libc::SIGABRT))?;
+    output.write_all(format!("{}\n", std::process::id()).as_bytes()).await?;
+    loop {
+        tokio::select! {
+            // The agent's end of the pipe is closed: the agent has ended.
+            last = input.read_u8() => return Ok(match last {
+                Ok(DONE) => ExitCode::SUCCESS,
+                _ => ExitCode::FAILURE,
+            }),
+            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+            _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+            _ = hangup.recv() => output.write_all(&[RELOAD]).await?,
+            // systemd's watchdog: the agent may not be able to read a pipe. It has not ended, so its ID is its own.
+            _ = abort.recv() => {
+                nix::sys::signal::kill(agent, Signal::SIGABRT).context("cannot abort the agent")?;
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+    }
 }
 
-/// Starts the stand-in; it lives until the second value is dropped.
-fn start() -> anyhow::Result<(u32, ChildStdin)> {
-    let spawned = itself().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+/// What systemd told the stand-in.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// It ended: the service is being stopped or restarted.
+    Ended,
+    Reload,
+}
+
+/// The stand-in, as the agent has it. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct StandIn {
+    pid: u32,
+    events: pipe::Receiver,
+    hold: pipe::Sender,
+}
+
+impl StandIn {
+    /// Starts a stand-in and waits until it handles signals.
+    ///
+    /// # Errors
+    /// The process cannot be started or ended at once.
+    pub(super) async fn start() -> anyhow::Result<Self> {
+        let (pid, input, output) = tokio::task::spawn_blocking(spawn).await??;
+        let events = pipe::Receiver::from_owned_fd(output).context("the output of the stand-in")?;
+        let hold = pipe::Sender::from_owned_fd(input).context("the input of the stand-in")?;
+        Ok(Self { pid, events, hold })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(super) async fn next(&mut self) -> Event {
+        match self.events.read_u8().await {
+            Ok(RELOAD) => Event::Reload,
+            _ => Event::Ended,
+        }
+    }
+
+    /// Lets the stand-in end as a process without an error does.
+    pub(super) fn finish(self) {
+        // It may have ended already.
+        let _ = self.hold.try_write(&[DONE]);
+    }
+}
+
+fn spawn() -> anyhow::Result<(u32, OwnedFd, OwnedFd)> {
+    let agent = i32::try_from(std::process::id()).context("the agent's process ID")?;
+    let spawned = itself(agent).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.context("cannot start the stand-in")?;
-    let (hold, output) = (child.stdin.take(), child.stdout.take());
-    let mut line = String::new();
-    BufReader::new(output.context("the stand-in has no output")?).read_line(&mut line)?;
-    let ended = child.wait()?;
-    anyhow::ensure!(ended.success(), "the stand-in ended with {ended}");
-    let pid = line.trim().parse().context("the stand-in tells no process id")?;
-    Ok((pid, hold.context("the stand-in has no input")?))
-}
-
-/// Waits until systemd has read everything before (`BARRIER=1`): it closes the descriptor then.
-async fn barrier() -> anyhow::Result<()> {
-    let (mut near, far) = UnixStream::pair()?;
-    let sent =
-        sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[std::os::fd::AsFd::as_fd(&far)]);
-    sent.context("systemd cannot be told of the stand-in")?;
-    drop(far);
-    // The end of the stream, or the end of patience with a service manager that knows no barriers.
-    let _ = tokio::time::timeout(BARRIER, near.read_to_end(&mut Vec::new())).await;
-    Ok(())
+    let (input, output) = (child.stdin.take(), child.stdout.take());
+    let ended = child.wait().context("cannot wait for the starter of the stand-in")?;
+    anyhow::ensure!(ended.success(), "the starter of the stand-in ended with {ended}");
+    let mut output = output.context("the stand-in has no output")?;
+    // Byte by byte: what follows the line are events.
+    let mut line = Vec::new();
+    for byte in io::Read::by_ref(&mut output).bytes() {
+        match byte.context("cannot read from the stand-in")? {
+            b'\n' => break,
+            byte => line.push(byte),
+        }
+    }
+    let pid = String::from_utf8_lossy(&line).parse().context("the stand-in reports no process ID")?;
+    Ok((pid, OwnedFd::from(input.context("the stand-in has no input")?), OwnedFd::from(output)))
 }

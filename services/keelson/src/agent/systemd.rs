@@ -51,9 +51,13 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-pub(super) fn ready(settings: &Settings) {
+/// Sent once. `main_pid`: the process that systemd follows from now on instead of this one; systemd accepts it only while
+/// the service starts or runs.
+pub(super) fn ready(settings: &Settings, main_pid: Option<u32>) {
     let status = format!("serving {} before {}", settings.cri.listen, settings.cri.runtime_endpoint);
-    notify(&[NotifyState::Ready, NotifyState::Status(&status)]);
+    let mut states = vec![NotifyState::Ready, NotifyState::Status(&status)];
+    states.extend(main_pid.map(NotifyState::MainPid));
+    notify(&states);
 }
 
 /// As [`ready`], of a proxy.
