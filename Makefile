@@ -41,11 +41,9 @@ soak: ## pull random images under random faults and check invariants (MINUTES=60
 	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
 
 systemd-check: ## restart the shipped units under a real systemd in namespaces of its own (root, systemd 252, overlayfs)
-	@scripts/install-packages.sh test
-	@tests/peers/build.sh containerd cri-driver
 	@$(CARGO) build -p keelson
-	@KEELSON_PROGRAM=$(TARGET)/debug/keelson $(CARGO) test --config "target.'cfg(all())'.runner='$(CURDIR)/tests/systemd/run.sh'" \
-		-p keelson-tests --test systemd -- --ignored --nocapture
+	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/restarts.sh \
+		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson
 	@scripts/install-packages.sh test

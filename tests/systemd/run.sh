@@ -94,6 +94,7 @@ if [ "${1:-}" = --inside ]; then
 fi
 
 [ "$(id -u)" = 0 ] || { echo "run.sh: needs root" >&2; exit 1; }
+[ -x /usr/lib/systemd/systemd ] || { echo "run.sh: systemd is not installed" >&2; exit 1; }
 program=$(realpath "${KEELSON_PROGRAM:-$repository/target/debug/keelson}")
 work=$(mktemp -d)
 mkdir "$work/root"

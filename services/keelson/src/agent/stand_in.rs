@@ -10,10 +10,7 @@
 
 use std::{
     io::{self, Read as _},
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::process::CommandExt as _,
-    },
+    os::fd::{AsFd as _, OwnedFd},
     process::{Command, ExitCode, Stdio},
 };
 
@@ -58,7 +55,6 @@ pub(crate) fn run(args: &StandInArgs) -> anyhow::Result<ExitCode> {
 /// This program, even if its file was replaced.
 fn itself(agent: i32) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("keelson");
     command.args(["stand-in", "--agent", &agent.to_string()]).stderr(Stdio::null());
     command
 }
