@@ -135,6 +135,8 @@ pub struct Metrics {
     pub store_errors: Counter,
     /// 0 while the journal on disk lags behind.
     pub store_durable: Gauge,
+    /// 1 while the store is open.
+    pub store_open: Gauge,
 }
 
 fn pull_buckets() -> Histogram {
@@ -184,6 +186,7 @@ impl Default for Metrics {
                 durable.set(1);
                 durable
             },
+            store_open: Gauge::default(),
         }
     }
 }
@@ -219,6 +222,7 @@ impl Metrics {
             self.store_errors.clone(),
         );
         own.register("store_durable", "0 while the journal on disk lags behind", self.store_durable.clone());
+        own.register("store_open", "1 while the state store is open", self.store_open.clone());
     }
 
     fn register_kubelet(&self, kubelet: &mut Registry) {

@@ -184,6 +184,9 @@ impl AgentView for FakeView {
             schema_version: 1,
             size_bytes: 524_288,
             last_error: String::new(),
+            not_open_reason: String::new(),
+            not_open_since_unix_ms: 0,
+            next_try_unix_ms: 0,
             damaged_moved_to: "/var/lib/keelson/state.damaged-20261121T101500Z".into(),
             tables: vec![table("leases", 4), table("pulls", 16), table("settings", 1)],
         })

@@ -11,7 +11,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use keelson_actors::{
@@ -24,7 +24,7 @@ use keelson_actors::{
 use keelson_config::{Gate, Loaded};
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
 use keelson_proto::{debug as pb, endpoints, node};
-use keelson_storage::{DeferredStore, StateStore as _};
+use keelson_storage::{DeferredStore, StateStore as _, StoreState};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
@@ -185,6 +185,35 @@ fn job_check(recorder: &Recorder) -> Option<Check> {
     Some(Check { name: recorder.name().into(), ok: false, message, since_unix_ms: failure.since_unix_ms })
 }
 
+/// Why the store is not open; empty if it is.
+#[derive(Default)]
+struct NotOpen {
+    reason: String,
+    since_unix_ms: i64,
+    next_try_unix_ms: i64,
+}
+
+impl NotOpen {
+    fn of(state: &StoreState) -> Self {
+        if state.is_open() {
+            return Self::default();
+        }
+        let unix_ms = |time: Option<SystemTime>| {
+            let since_epoch = time.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+            since_epoch.and_then(|time| i64::try_from(time.as_millis()).ok()).unwrap_or_default()
+        };
+        let next_try = match state {
+            StoreState::Unavailable { next_try, .. } => *next_try,
+            _ => None,
+        };
+        Self {
+            reason: state.reason().unwrap_or_default().to_owned(),
+            since_unix_ms: unix_ms(state.since()),
+            next_try_unix_ms: unix_ms(next_try),
+        }
+    }
+}
+
 /// Bounds a question to an actor.
 pub(super) async fn asked<T>(
     question: impl Future<Output = Result<T, MailboxError>>,
@@ -286,6 +315,7 @@ impl AgentView for View {
 
     async fn storage(&self) -> Result<pb::Storage, ViewError> {
         let store = self.0.parts.store.clone();
+        let not_open = NotOpen::of(&store.state());
         let stats = tokio::task::spawn_blocking(move || store.stats()).await;
         let stats =
             stats.map_err(|error| ViewError::Unavailable(format!("the store did not answer: {error}")))?;
@@ -297,7 +327,10 @@ impl AgentView for View {
             path: shown(stats.path),
             schema_version: stats.schema_version,
             size_bytes: stats.size_bytes,
-            last_error: stats.last_error.unwrap_or_default(),
+            last_error: stats.last_error.filter(|_| not_open.reason.is_empty()).unwrap_or_default(),
+            not_open_reason: not_open.reason,
+            not_open_since_unix_ms: not_open.since_unix_ms,
+            next_try_unix_ms: not_open.next_try_unix_ms,
             damaged_moved_to: shown(stats.damaged_moved_to),
             tables: stats
                 .tables
@@ -365,6 +398,7 @@ impl AgentView for View {
         // A coordinator that does not answer must not hide the metrics that say so.
         let _ = asked(self.0.parts.pulls.ask(CountNow {})).await;
         self.0.parts.heartbeats.count_now();
+        self.0.parts.metrics.store_open.set(self.0.parts.store.state().is_open().into());
         let mut text = String::new();
         // Into a string, encoding cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.0.registry);

@@ -9,7 +9,7 @@ use keelson_proto::debug as pb;
 
 use super::{
     AgentArgs, Output, client, exit,
-    format::{bytes, clean, one_line},
+    format::{bytes, clean, duration_ms, one_line, since_ms},
     output::{json, print},
     table::Table,
 };
@@ -43,17 +43,32 @@ async fn run(args: StateArgs) -> anyhow::Result<()> {
     let storage = answer.map_err(client::Refused::from)?.into_inner();
     let text = match args.output {
         Output::Json => json(&storage)?,
-        Output::Table => describe(&storage),
+        Output::Table => describe(&storage, super::pulls::now_unix_ms()),
     };
     print(&text)?;
     Ok(())
 }
 
-fn describe(storage: &pb::Storage) -> String {
-    let health = match storage.last_error.as_str() {
-        "" => "the last write reached the disk".to_owned(),
-        error => format!("THE LAST WRITE FAILED: {}", one_line(error)),
-    };
+fn health(storage: &pb::Storage, now: i64) -> String {
+    match (storage.not_open_reason.as_str(), storage.last_error.as_str()) {
+        ("", "") => "the last write reached the disk".to_owned(),
+        ("", error) => format!("THE LAST WRITE FAILED: {}", one_line(error)),
+        (reason, _) => {
+            let since = match storage.not_open_since_unix_ms {
+                0 => String::new(),
+                since => format!(", since {}", since_ms(since, now)),
+            };
+            let next_try = match storage.next_try_unix_ms {
+                0 => String::new(),
+                next_try => format!(", next try in {}", duration_ms(next_try.saturating_sub(now))),
+            };
+            format!("not open: {}{since}{next_try}", one_line(reason))
+        }
+    }
+}
+
+fn describe(storage: &pb::Storage, now: i64) -> String {
+    let health = health(storage, now);
     let mut text = format!(
         "Backend:  {}\nPath:     {}\nSchema:   {}\nSize:     {}\nHealth:   {health}\n",
         clean(&storage.backend),
@@ -100,15 +115,30 @@ Health:   the last write reached the disk
 TABLE  RECORDS
 pulls  16
 ";
-        assert_eq!(describe(&sound), expected);
+        assert_eq!(describe(&sound, 0), expected);
         let broken = pb::Storage {
             last_error: "no space left on device".into(),
             damaged_moved_to: "/var/lib/keelson/state.damaged-1".into(),
             tables: Vec::new(),
             ..sound
         };
-        let text = describe(&broken);
+        let text = describe(&broken, 0);
         assert!(text.contains("Health:   THE LAST WRITE FAILED: no space left on device\n"), "{text}");
         assert!(text.ends_with("is now at /var/lib/keelson/state.damaged-1\n"), "{text}");
+    }
+
+    #[test]
+    fn i4_a_store_that_is_not_open_says_why_since_when_and_when_it_is_tried_again() {
+        let away = |next_try_unix_ms| pb::Storage {
+            not_open_reason: "cannot open the lock file /x/lock: Read-only file system".into(),
+            not_open_since_unix_ms: 100_000,
+            next_try_unix_ms,
+            ..pb::Storage::default()
+        };
+        let why = "cannot open the lock file /x/lock: Read-only file system, since 1m30s";
+        assert_eq!(health(&away(202_000), 190_000), format!("not open: {why}, next try in 12s"));
+        assert_eq!(health(&away(0), 190_000), format!("not open: {why}"));
+        let opening = pb::Storage { not_open_reason: "it is being opened".into(), ..pb::Storage::default() };
+        assert_eq!(health(&opening, 190_000), "not open: it is being opened");
     }
 }
