@@ -141,11 +141,12 @@ fn spawn() -> anyhow::Result<(u32, OwnedFd, OwnedFd)> {
     anyhow::ensure!(ended.success(), "the starter of the stand-in ended with {ended}");
     let mut output = output.context("the stand-in has no output")?;
     // Byte by byte: what follows the line are events.
-    let mut line = Vec::new();
-    for byte in io::Read::by_ref(&mut output).bytes() {
-        match byte.context("cannot read from the stand-in")? {
-            b'\n' => break,
-            byte => line.push(byte),
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    loop {
+        io::Read::read_exact(&mut output, &mut byte).context("cannot read from the stand-in")?;
+        match byte {
+            [b'\n'] => break,
+            [byte] => line.push(byte),
         }
     }
     let pid = String::from_utf8_lossy(&line).parse().context("the stand-in reports no process ID")?;
