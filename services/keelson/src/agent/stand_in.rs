@@ -9,7 +9,7 @@
 //! the agent alone. The stand-in also ends when the agent does, and passes SIGABRT of systemd's watchdog on (decision 0019).
 
 use std::{
-    io::{self, Read as _},
+    io,
     os::fd::{AsFd as _, OwnedFd},
     process::{Command, ExitCode, Stdio},
 };
