@@ -28,7 +28,9 @@ python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py
 disks=(mke2fs:e2fsprogs mount:mount fsfreeze:util-linux)
 # What kube-proxy runs, and what looks at its rules.
 rules=(nft:nftables conntrack:conntrack)
-suites=("${run[@]}" "${cluster[@]}" "${python[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
+# What CRI-O starts beside every container. The suites build CRI-O itself.
+crio=(conmon:conmon)
+suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
     "${rules[@]}" "${disks[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;

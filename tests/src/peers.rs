@@ -11,6 +11,11 @@ pub fn containerd_v2() -> Result<PathBuf> {
     Ok(built("containerd")?.join("containerd"))
 }
 
+/// The folder of CRI-O 1.34 and its `pinns`, built from the Go module in `tests/peers/crio`.
+pub fn crio() -> Result<PathBuf> {
+    built("crio")
+}
+
 /// The CRI client of another make, built from `tests/peers/cri-driver`.
 pub fn cri_driver() -> Result<PathBuf> {
     Ok(built("cri-driver")?.join("cri-driver"))
