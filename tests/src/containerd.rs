@@ -1,10 +1,13 @@
-//! Owns: a containerd of the test's own, with root, state and socket in the test's folder.
-//! In: which containerd, and settings that a test may need to change. Out: its socket, and control over its life.
+//! Owns: a container runtime of the test's own, with root, state and socket in the test's folder: a containerd, or a
+//! CRI-O, whose settings are in [`crate::crio`].
+//! In: which runtime, and settings that a test may need to change. Out: its socket, and control over its life.
 //!
 //! The daemon's own limit on downloads is set far above what the tests pull, so that what they measure is the
 //! limit of the agent.
 
 use crate::cri::Cri;
+use crate::crio;
+use crate::images::Image;
 use crate::peers;
 use crate::process::{Process, Program};
 use crate::scratch::Scratch;
@@ -16,17 +19,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-/// Which containerd.
+/// Which runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Debian's containerd 1.6.
     Debian16,
     /// containerd 2.4, built from its Go module. It pulls through its transfer service.
     V2,
+    /// CRI-O 1.34, built from its Go module. It has neither leases nor a content API.
+    Crio,
 }
 
 impl Kind {
-    /// Both, for tests that run on each.
+    /// Both containerds, for tests that run on each.
     pub const ALL: [Self; 2] = [Self::Debian16, Self::V2];
 }
 
@@ -37,7 +42,7 @@ pub struct Options {
     pub sandbox_image: Option<String>,
     /// The daemon's own limit on blobs in flight.
     pub max_concurrent_downloads: u32,
-    /// containerd 2 only: after how long without a byte it gives a pull up.
+    /// Not containerd 1.6: after how long without a byte it gives a pull up.
     pub image_pull_progress_timeout: Option<String>,
     /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
     pub mirrors: BTreeMap<String, String>,
@@ -58,7 +63,7 @@ impl Default for Options {
     }
 }
 
-/// A containerd of the test's own. Killed on drop; what it mounted goes with the test's folder.
+/// A container runtime of the test's own. Killed on drop; what it mounted goes with the test's folder.
 #[derive(Debug)]
 pub struct Containerd {
     kind: Kind,
@@ -77,37 +82,47 @@ impl Containerd {
 
     /// Starts one in a folder of the caller's, whose contents of an earlier run it takes over.
     pub async fn start_in(folder: &Path, kind: Kind, options: &Options) -> Result<Self> {
-        let config = folder.join("config.toml");
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        if options.network {
+            write_network(folder)?;
+        }
+        let (socket, program) = match kind {
+            Kind::Crio => {
+                let driver = if snapshotter(folder)? == "overlayfs" { "overlay" } else { "vfs" };
+                (crio::SOCKET, crio::program(folder, driver, options)?)
+            }
+            Kind::Debian16 => {
+                let path = peers::system("containerd", "containerd")?;
+                ("containerd.sock", Self::program(folder, kind, options, path)?)
+            }
+            Kind::V2 => ("containerd.sock", Self::program(folder, kind, options, peers::containerd_v2()?)?),
+        };
+        let mut containerd = Self { kind, socket: folder.join(socket), program, process: None };
+        containerd.start_again().await?;
+        Ok(containerd)
+    }
+
+    /// Writes the settings of a containerd and returns the program that runs with them.
+    fn program(folder: &Path, kind: Kind, options: &Options, path: PathBuf) -> Result<Program> {
+        let config = folder.join("config.toml");
         fs::write(&config, settings(folder, kind, options)?)
             .with_context(|| format!("cannot write {}", config.display()))?;
         for (name, address) in &options.mirrors {
             reach(folder, name, address)?;
         }
-        if options.network {
-            write_network(folder)?;
-        }
-
-        let path = match kind {
-            Kind::Debian16 => peers::system("containerd", "containerd")?,
-            Kind::V2 => peers::containerd_v2()?,
-        };
         // Its shim is looked for in PATH, and must be of its own make.
         let beside = path.parent().map(Path::to_owned).unwrap_or_default();
         let search = std::env::var("PATH").unwrap_or_default();
-        let program = Program {
+        Ok(Program {
             name: format!("containerd ({kind:?})"),
             path,
             args: vec!["--config".to_owned(), config.display().to_string()],
             env: vec![("PATH".to_owned(), format!("{}:{search}:/usr/sbin:/sbin", beside.display()))],
             log: folder.join("containerd.log"),
-        };
-        let mut containerd = Self { kind, socket: folder.join("containerd.sock"), program, process: None };
-        containerd.start_again().await?;
-        Ok(containerd)
+        })
     }
 
-    /// Which containerd it is.
+    /// Which runtime it is.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -128,9 +143,27 @@ impl Containerd {
     }
 
     /// Says that the registry `name` is reached at `address` over plain HTTP, from the next pull on. For a registry
-    /// on loopback the two are the same: without being told, containerd 2 tries TLS there first.
+    /// on loopback the two are the same: without being told, containerd 2 tries TLS there first. CRI-O is told of
+    /// these in advance, and of others in [`Options::mirrors`] alone.
     pub fn reach(&self, name: &str, address: &str) -> Result<()> {
-        reach(self.socket.parent().context("the socket is in a folder")?, name, address)
+        match self.kind {
+            Kind::Debian16 | Kind::V2 => reach(self.folder()?, name, address),
+            Kind::Crio if name == address && name.starts_with("127.0.0.1:") => Ok(()),
+            Kind::Crio => bail!("CRI-O is told of {name} at its start only: name it in Options::mirrors"),
+        }
+    }
+
+    /// The folder with everything of its own.
+    pub fn folder(&self) -> Result<&Path> {
+        self.socket.parent().context("the socket is in a folder")
+    }
+
+    /// What PullImage answers for this image, pulled from the registry at `address`.
+    pub fn reference(&self, image: &Image, address: &str) -> String {
+        match self.kind {
+            Kind::Debian16 | Kind::V2 => image.config.0.clone(),
+            Kind::Crio => image.at_digest(address),
+        }
     }
 
     /// Its log so far.
@@ -140,26 +173,25 @@ impl Containerd {
 
     /// Kills it with SIGKILL. What it has written stays.
     pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("containerd is not running")?.kill9()
+        self.process.take().context("the runtime is not running")?.kill9()
     }
 
     /// Ends it with SIGTERM.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("containerd is not running")?.terminate(PATIENCE).await
+        self.process.take().context("the runtime is not running")?.terminate(PATIENCE).await
     }
 
     /// Starts it after [`Containerd::kill9`] or [`Containerd::terminate`] and waits until its CRI answers.
     pub async fn start_again(&mut self) -> Result<()> {
         if self.process.is_some() {
-            bail!("containerd is running already");
+            bail!("the runtime is running already");
         }
         let mut process = self.program.start()?;
         if let Err(error) = Cri::ready(&self.socket).await {
+            let name = &self.program.name;
             return Err(error.context(match process.ended()? {
-                Some(status) => {
-                    format!("containerd ended with {status}; its log ends:\n{}", process.log_tail())
-                }
-                None => format!("containerd does not get ready; its log ends:\n{}", process.log_tail()),
+                Some(status) => format!("{name} ended with {status}; its log ends:\n{}", process.log_tail()),
+                None => format!("{name} does not get ready; its log ends:\n{}", process.log_tail()),
             }));
         }
         self.process = Some(process);
@@ -190,6 +222,7 @@ fn snapshotter(folder: &Path) -> Result<&'static str> {
     }
 }
 
+/// The settings of a containerd.
 fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     let snapshotter = snapshotter(folder)?;
     let at = folder.display();
@@ -206,6 +239,7 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     let sandbox_line =
         |key: &str| sandbox.map(|image| format!("  {key} = \"{image}\"\n")).unwrap_or_default();
     Ok(match kind {
+        Kind::Crio => bail!("CRI-O has settings of another kind"),
         Kind::Debian16 => {
             let cri = "io.containerd.grpc.v1.cri";
             format!(

@@ -59,11 +59,16 @@ impl Pull {
     }
 
     /// For a pod of the namespace `default`.
-    pub fn pod(mut self, name: &str, uid: &str) -> Self {
+    pub fn pod(self, name: &str, uid: &str) -> Self {
+        self.pod_in("default", name, uid)
+    }
+
+    /// For a pod.
+    pub fn pod_in(mut self, namespace: &str, name: &str, uid: &str) -> Self {
         let metadata = PodSandboxMetadata {
             name: name.to_owned(),
             uid: uid.to_owned(),
-            namespace: "default".to_owned(),
+            namespace: namespace.to_owned(),
             attempt: 0,
         };
         self.request.sandbox_config =

@@ -1,7 +1,7 @@
 //! The harness of Keelson's suites: real components, each of the test's own.
 //!
-//! Owns: a containerd ([`containerd`]), a registry ([`registry`]), images ([`images`]), a proxy that measures and
-//! breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`], and
+//! Owns: a containerd or CRI-O ([`containerd`], [`crio`]), a registry ([`registry`]), images ([`images`]), a proxy that
+//! measures and breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`], and
 //! under load [`load`]), small disks that fill up or hang ([`disk`]), a cluster: etcd, API server, controllers and
 //! kubelets ([`kube`]), service endpoints with consumers of them ([`endpoints`]), the network of a node with everybody
 //! who asks and answers in it ([`net`]).
@@ -17,6 +17,7 @@
 pub mod agent;
 pub mod containerd;
 pub mod cri;
+pub mod crio;
 pub mod disk;
 pub mod driver;
 pub mod endpoints;
@@ -47,6 +48,20 @@ macro_rules! on_both_runtimes {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $name() -> anyhow::Result<()> {
                 super::$name($crate::containerd::Kind::V2).await
+            })*
+        }
+    };
+}
+
+/// Makes one test on CRI-O of each function named, which takes a [`containerd::Kind`] and returns
+/// `anyhow::Result<()>`: `crio::NAME`.
+#[macro_export]
+macro_rules! on_crio {
+    ($($name:ident),* $(,)?) => {
+        mod crio {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::containerd::Kind::Crio).await
             })*
         }
     };

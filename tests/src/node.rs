@@ -1,4 +1,4 @@
-//! Owns: what most tests need together. In: which containerd. Out: a registry, a proxy before it, and a containerd.
+//! Owns: what most tests need together. In: which runtime. Out: a registry, a proxy before it, and a runtime.
 
 use crate::agent::{Agent, Settings};
 use crate::containerd::{Containerd, Kind, Options};
@@ -11,7 +11,7 @@ use anyhow::Result;
 /// A node with a registry: everything but the agent.
 #[derive(Debug)]
 pub struct Node {
-    /// The runtime.
+    /// The runtime, which may be a CRI-O.
     pub containerd: Containerd,
     /// What the runtime pulls through: images are named after [`FaultProxy::address`].
     pub proxy: FaultProxy,
@@ -57,5 +57,10 @@ impl Node {
     /// The name under which the runtime pulls an image through the proxy.
     pub fn name(&self, image: &Image) -> String {
         image.at(self.proxy.address())
+    }
+
+    /// What PullImage answers when the runtime has pulled an image through the proxy.
+    pub fn reference(&self, image: &Image) -> String {
+        self.containerd.reference(image, self.proxy.address())
     }
 }
