@@ -1,7 +1,8 @@
 //! The harness of Keelson's suites: real components, each of the test's own.
 //!
 //! Owns: a containerd or CRI-O ([`containerd`], [`crio`]), a registry ([`registry`]), images ([`images`]), a proxy that
-//! measures and breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`], [`driver`], and
+//! measures and breaks what goes between them ([`proxy`]), an agent ([`agent`]), CRI clients of two makes ([`cri`],
+//! [`driver`], and
 //! under load [`load`]), small disks that fill up or hang ([`disk`]), a cluster: etcd, API server, controllers and
 //! kubelets ([`kube`]), service endpoints with consumers of them ([`endpoints`]), the network of a node with everybody
 //! who asks and answers in it ([`net`]).

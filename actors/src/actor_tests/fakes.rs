@@ -78,7 +78,8 @@ pub(super) struct FakeRuntime {
 
 impl FakeRuntime {
     pub(super) fn new() -> Arc<Self> {
-        let capabilities = Capabilities { pull_option: false, leases: true, content: true };
+        let capabilities =
+            Capabilities { leases: true, content: true, ignores_namespace: true, ..Capabilities::default() };
         let script = Mutex::new(Script { capabilities, ..Script::default() });
         Arc::new_cyclic(|me| Self {
             script,

@@ -32,6 +32,9 @@ pub struct HandedState {
     /// Set if the ending agent has not read the journal: it may hold records that `pulls` and `leases` lack.
     #[serde(default)]
     pub unread: Option<UnreadJournal>,
+    /// The runtime is known to ignore namespaces, so that pulls may have callers of several.
+    #[serde(default)]
+    pub ignores_namespace: bool,
 }
 
 /// What a successor has to know to reconcile with a journal that its predecessor has not read.

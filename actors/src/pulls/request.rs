@@ -85,7 +85,11 @@ fn secret_fields(auth: &cri::AuthConfig) -> [&str; 5] {
     [&auth.username, &auth.password, &auth.auth, &auth.identity_token, &auth.registry_token]
 }
 
-/// What makes two requests one pull: the image, the runtime handler and the credentials.
+/// What makes two requests one pull: the image, the runtime handler, the credentials and the pod's namespace.
+///
+/// A runtime may choose credentials and the signature policy by namespace, as CRI-O does: an anonymous pull that
+/// succeeds in one namespace proves nothing for another. The core leaves the namespace out where the runtime is known
+/// not to use it ([`crate::runtime::Capabilities::ignores_namespace`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PullKey {
     /// The image's full form.
@@ -94,6 +98,8 @@ pub struct PullKey {
     pub handler: Arc<str>,
     /// `None`: anonymous.
     pub credentials: Option<CredentialsId>,
+    /// Of the sandbox config; empty where it names none.
+    pub namespace: Arc<str>,
 }
 
 /// The pod that asks, from the sandbox config.
@@ -160,7 +166,8 @@ impl PullCall {
             image.runtime_handler
         };
         let credentials = request.auth.as_ref().and_then(|auth| salt.id(auth));
-        let key = PullKey { image: name.full().clone(), handler: handler.into(), credentials };
+        let namespace = sandbox.metadata.as_ref().map(|m| m.namespace.as_str()).unwrap_or_default().into();
+        let key = PullKey { image: name.full().clone(), handler: handler.into(), credentials, namespace };
         let pod = sandbox.metadata.filter(|m| !m.uid.is_empty()).map(|m| Pod {
             namespace: m.namespace,
             name: m.name,
@@ -190,7 +197,9 @@ impl PullCall {
             ..Default::default()
         };
         let request = cri::PullImageRequest { image: Some(spec), auth: None, sandbox_config: sandbox };
-        let key = PullKey { image: name.full().clone(), handler: handler.into(), credentials: None };
+        let namespace = pod.as_ref().map(|pod| pod.namespace.as_str()).unwrap_or_default().into();
+        let key =
+            PullKey { image: name.full().clone(), handler: handler.into(), credentials: None, namespace };
         let wire = request.encode_to_vec().into();
         Ok(Self { image: image.into(), name, key, pod, option: None, metadata: Vec::new(), wire })
     }
@@ -345,6 +354,26 @@ mod tests {
         assert_eq!(&*decode(&request, &salt).expect("valid").key.handler, "kata");
         request.image.as_mut().expect("set above").runtime_handler = "gvisor".into();
         assert_eq!(&*decode(&request, &salt).expect("valid").key.handler, "gvisor");
+    }
+
+    /// I2: a runtime may decide by namespace what it lets a pod use.
+    #[test]
+    fn the_namespace_is_part_of_the_key() {
+        let salt = CredentialsSalt::random();
+        let key = |namespace: Option<&str>, uid: &str| {
+            let mut request = request(None);
+            let sandbox = request.sandbox_config.as_mut().expect("set above");
+            sandbox.metadata = namespace.map(|namespace| cri::PodSandboxMetadata {
+                uid: uid.into(),
+                namespace: namespace.into(),
+                ..Default::default()
+            });
+            decode(&request, &salt).expect("valid").key
+        };
+        assert_eq!(key(Some("a"), "u1"), key(Some("a"), "u2"), "another pod of the namespace");
+        assert_ne!(key(Some("a"), "u1"), key(Some("b"), "u1"));
+        assert_ne!(key(Some("a"), "u1"), key(None, ""), "no sandbox config");
+        assert_ne!(key(Some("a"), ""), key(Some("b"), ""), "no pod is known, its namespace is");
     }
 
     #[test]

@@ -122,6 +122,9 @@ pub struct Capabilities {
     pub leases: bool,
     /// It has containerd's content API, so progress can be shown.
     pub content: bool,
+    /// It is known not to look at a pod's namespace when it pulls. `false` is the safe assumption: requests of different
+    /// namespaces then never share a pull.
+    pub ignores_namespace: bool,
 }
 
 /// How far a pull is.

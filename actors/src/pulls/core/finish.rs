@@ -214,8 +214,9 @@ impl Core {
                 self.by_image.remove(&key.image);
             }
         }
-        if self.by_key.get(key) == Some(&id) {
-            self.by_key.remove(key);
+        let joined_by = self.key_of(&pull.call);
+        if self.by_key.get(&joined_by) == Some(&id) {
+            self.by_key.remove(&joined_by);
         }
         Some(pull)
     }
@@ -269,6 +270,7 @@ impl Core {
         let was_up = matches!(self.health, Health::Up(_));
         let had_leases = matches!(self.health, Health::Up(Capabilities { leases: true, .. }));
         self.health = Health::Up(capabilities);
+        self.set_namespaces_matter(!capabilities.ignores_namespace);
         self.away_since = None;
         if !had_leases && capabilities.leases {
             self.reap(fx);

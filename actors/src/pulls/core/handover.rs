@@ -73,6 +73,7 @@ impl Core {
             leases,
             limit: self.limit_override,
             salt: None,
+            ignores_namespace: !self.namespaces_matter,
             unread: self.unread.as_ref().map(|unread| UnreadJournal { limit_changed: unread.limit_changed }),
         }
     }
@@ -87,6 +88,7 @@ impl Core {
 
     /// Takes over what a predecessor handed over. To be called once, on an empty core.
     pub fn take_over(&mut self, state: HandedState, now: Now) -> Vec<Effect> {
+        self.namespaces_matter = !state.ignores_namespace;
         if let Some(unread) = state.unread {
             self.take_over_unread(unread, now);
         }
@@ -112,9 +114,10 @@ impl Core {
             call.key.credentials = running.credentials;
             pull.call = Arc::new(call);
         }
-        let (place, key) = (pull.place(), pull.call.key.clone());
+        let (place, call) = (pull.place(), pull.call.clone());
         self.held.remove(&place);
         self.queue.remove(place);
+        let key = self.key_of(&call);
         self.by_key.entry(key).or_insert(id);
         self.take_slot(id, if running.present { Lane::Present } else { Lane::Counted });
     }
@@ -167,9 +170,10 @@ impl Core {
         let until = now.mono + self.policy.resume_window;
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         pull.stage = Stage::Held { until };
-        let place = pull.place();
-        if self.by_key.get(&pull.call.key) == Some(&id) {
-            self.by_key.remove(&pull.call.key);
+        let (place, call) = (pull.place(), pull.call.clone());
+        let key = self.key_of(&call);
+        if self.by_key.get(&key) == Some(&id) {
+            self.by_key.remove(&key);
         }
         self.arm(until, Timer::Held(id));
         self.held.insert(place);

@@ -37,6 +37,8 @@ mod life_tests;
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
+mod namespace_tests;
+#[cfg(test)]
 mod presence_tests;
 #[cfg(test)]
 mod properties;
@@ -268,9 +270,12 @@ pub struct Core {
     draining: bool,
     /// Set once everything is handed over to a successor: the pulls that go on here.
     handed: Option<BTreeSet<PullId>>,
+    /// Whether pulls of different namespaces are different pulls: until a runtime is known that ignores namespaces.
+    /// What was known of a runtime holds while it is away.
+    namespaces_matter: bool,
     pulls: HashMap<PullId, Pull>,
     callers: HashMap<CallerId, Caller>,
-    /// Pulls that a new caller with this key joins.
+    /// Pulls that a new caller with this key, as [`Core::key_of`] makes it, joins.
     by_key: HashMap<PullKey, PullId>,
     /// All pulls of an image.
     by_image: HashMap<Arc<str>, Vec<PullId>>,
@@ -321,6 +326,7 @@ impl Core {
             health: Health::Unknown,
             draining: false,
             handed: None,
+            namespaces_matter: true,
             pulls: HashMap::new(),
             callers: HashMap::new(),
             by_key: HashMap::new(),

@@ -12,9 +12,11 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     CallerId, Effect, Event, Lane, Policy, PullId, Stage,
-    testing::{Ask, Bench, CONTAINERD, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds},
+    testing::{
+        Ask, Bench, CONTAINERD, CRIO, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds,
+    },
 };
-use crate::runtime::Phase;
+use crate::runtime::{Capabilities, Phase};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -37,9 +39,7 @@ enum Step {
         phase: Phase,
         bytes: u64,
     },
-    Up {
-        obedient: bool,
-    },
+    Up(Capabilities),
     /// Percent of the image file system that is free.
     ImageFs(Option<u64>),
     Pressure(bool),
@@ -88,13 +88,15 @@ fn ask() -> impl Strategy<Value = Step> {
         select(vec!["r/a", "r/b", "slow.example/a", "slow.example/b"]),
         select(vec!["", "", "one", "two"]),
         select(vec!["", "p", "q"]),
+        select(vec!["a", "b"]),
         option::weighted(0.2, 0_u32..4),
     )
-        .prop_map(|(image, password, pod, option)| Ask {
+        .prop_map(|(image, password, pod, namespace, option)| Ask {
             image: image.into(),
             password: password.into(),
             pod: pod.into(),
             handler: String::new(),
+            namespace: namespace.into(),
             option,
         });
     (ask, option::weighted(0.2, 1_u64..100)).prop_map(|(ask, patience)| Step::Ask { ask, patience })
@@ -117,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (which.clone(), option::weighted(0.8, 0_u64..3000))
             .prop_map(|(which, bytes)| Step::Measured { which, bytes }),
         3 => (which, phase, 0_u64..5).prop_map(|(which, phase, bytes)| Step::Progress { which, phase, bytes }),
-        3 => any::<bool>().prop_map(|obedient| Step::Up { obedient }),
+        3 => select(vec![CONTAINERD, OBEDIENT, CRIO]).prop_map(Step::Up),
         1 => Just(Step::Down),
         1 => select(vec!["p", "q"]).prop_map(Step::PodGone),
         1 => select(vec!["p", "q"]).prop_map(Step::PodForgotten),
@@ -166,8 +168,8 @@ impl Run {
             Step::Progress { which, phase, bytes } => {
                 self.bench.progress(self.which(which), reading(phase, bytes));
             }
-            Step::Up { obedient } => {
-                self.bench.event(Event::RuntimeUp(if obedient { OBEDIENT } else { CONTAINERD }));
+            Step::Up(capabilities) => {
+                self.bench.event(Event::RuntimeUp(capabilities));
             }
             Step::ImageFs(percent) => self.bench.event(Event::ImageFs(percent.map(percent_free))),
             Step::Pressure(is_true) => self.bench.event(Event::DiskPressure(is_true)),
@@ -274,7 +276,7 @@ impl Run {
 
     /// Lets everything end well.
     fn settle(&mut self) {
-        self.step(Step::Up { obedient: false });
+        self.step(Step::Up(CONTAINERD));
         self.step(Step::Pressure(false));
         self.step(Step::ImageFs(None));
         self.step(Step::Limit(Some(0)));

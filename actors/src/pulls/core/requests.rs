@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     clock::Now,
-    pulls::{record::Write, request::PullCall},
+    pulls::{
+        record::Write,
+        request::{PullCall, PullKey},
+    },
 };
 
 impl Core {
@@ -66,7 +69,7 @@ impl Core {
     /// The pull that a caller with this call waits for: one with the same key, or a held one whose
     /// credentials are gone (there is no result to share yet, so any credentials may take it up).
     fn joinable(&self, call: &PullCall) -> Option<PullId> {
-        if let Some(id) = self.by_key.get(&call.key)
+        if let Some(id) = self.by_key.get(&self.key_of(call))
             && let Some(pull) = self.pulls.get(id)
             && (self.policy.deduplicate || (pull.resumed && pull.callers.is_empty()))
         {
@@ -74,12 +77,42 @@ impl Core {
         }
         let held = |id: &&PullId| {
             self.pulls.get(id).is_some_and(|pull| {
+                let (kept, wanted) = (&pull.call.key, &call.key);
                 matches!(pull.stage, Stage::Held { .. })
-                    && pull.call.key.handler == call.key.handler
-                    && pull.with_credentials == call.key.credentials.is_some()
+                    && kept.handler == wanted.handler
+                    && pull.with_credentials == wanted.credentials.is_some()
+                    && (!self.namespaces_matter || kept.namespace == wanted.namespace)
             })
         };
         self.by_image.get(&call.key.image)?.iter().find(held).copied()
+    }
+
+    /// What makes this call one pull with others, as far as is known of the runtime.
+    pub(super) fn key_of(&self, call: &PullCall) -> PullKey {
+        let mut key = call.key.clone();
+        if !self.namespaces_matter {
+            key.namespace = Arc::from("");
+        }
+        key
+    }
+
+    /// Takes over what the runtime does with namespaces. Pulls that were apart stay apart; new callers join the first.
+    pub(super) fn set_namespaces_matter(&mut self, matter: bool) {
+        if self.namespaces_matter == matter {
+            return;
+        }
+        self.namespaces_matter = matter;
+        self.by_key.clear();
+        let mut places: Vec<_> = self.pulls.values().map(Pull::place).collect();
+        places.sort_unstable();
+        for (_, id) in places {
+            if let Some(pull) = self.pulls.get(&id)
+                && !matches!(pull.stage, Stage::Held { .. })
+            {
+                let key = self.key_of(&pull.call);
+                self.by_key.entry(key).or_insert(id);
+            }
+        }
     }
 
     /// Somebody wants the pull (again). Says whether a held place was taken up.
@@ -98,7 +131,8 @@ impl Core {
         pull.call = call;
         self.held.remove(&pull.place());
         self.timers.remove(&(until, Timer::Held(id)));
-        self.by_key.entry(pull.call.key.clone()).or_insert(id);
+        let call = pull.call.clone();
+        self.by_key.entry(self.key_of(&call)).or_insert(id);
         self.enqueue(id);
         true
     }
@@ -149,7 +183,7 @@ impl Core {
         if matches!(pull.stage, Stage::Held { .. }) {
             self.held.insert(pull.place());
         } else {
-            self.by_key.entry(pull.call.key.clone()).or_insert(id);
+            self.by_key.entry(self.key_of(&pull.call)).or_insert(id);
         }
         self.pulls.insert(id, pull);
     }

@@ -28,9 +28,13 @@ use crate::{
 };
 
 /// A runtime with leases and progress, but without the pull option.
-pub(super) const CONTAINERD: Capabilities = Capabilities { pull_option: false, leases: true, content: true };
+pub(super) const CONTAINERD: Capabilities =
+    Capabilities { pull_option: false, leases: true, content: true, ignores_namespace: true };
 /// One that keeps the limit itself.
-pub(super) const OBEDIENT: Capabilities = Capabilities { pull_option: true, leases: true, content: true };
+pub(super) const OBEDIENT: Capabilities = Capabilities { pull_option: true, ..CONTAINERD };
+/// One with neither leases nor progress, which may decide by namespace.
+pub(super) const CRIO: Capabilities =
+    Capabilities { pull_option: false, leases: false, content: false, ignores_namespace: false };
 
 pub(super) const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -43,6 +47,8 @@ pub(super) struct Ask {
     pub(super) password: String,
     pub(super) handler: String,
     pub(super) pod: String,
+    /// Of the pod; empty: `ns`.
+    pub(super) namespace: String,
     pub(super) option: Option<u32>,
 }
 
@@ -59,6 +65,10 @@ impl Ask {
         Self { pod: pod.into(), ..self }
     }
 
+    pub(super) fn namespace(self, namespace: &str) -> Self {
+        Self { namespace: namespace.into(), ..self }
+    }
+
     pub(super) fn option(self, option: u32) -> Self {
         Self { option: Some(option), ..self }
     }
@@ -72,7 +82,7 @@ impl Ask {
         let metadata = cri::PodSandboxMetadata {
             name: self.pod.clone(),
             uid: self.pod.clone(),
-            namespace: "ns".into(),
+            namespace: if self.namespace.is_empty() { "ns".into() } else { self.namespace.clone() },
             attempt: 0,
         };
         let request = cri::PullImageRequest {
@@ -420,7 +430,8 @@ impl Core {
         let by_image: usize = self.by_image.values().map(Vec::len).sum();
         assert_eq!(by_image, self.pulls.len(), "index by image");
         for (key, id) in &self.by_key {
-            assert_eq!(self.pulls.get(id).map(|pull| &pull.call.key), Some(key), "index by key");
+            let of_pull = self.pulls.get(id).map(|pull| self.key_of(&pull.call));
+            assert_eq!(of_pull.as_ref(), Some(key), "index by key");
         }
         let present = |(_, id): &super::Place| self.pulls.get(id).is_some_and(super::Pull::is_queued);
         assert!(self.present.iter().all(present), "present are queued");

@@ -66,9 +66,10 @@ impl Core {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         let Stage::Held { until } = pull.stage else { return };
         pull.stage = Stage::Queued { presence: Presence::Unasked };
-        let (place, key) = (pull.place(), pull.call.key.clone());
+        let (place, call) = (pull.place(), pull.call.clone());
         self.held.remove(&place);
         self.disarm(until, Timer::Held(id));
+        let key = self.key_of(&call);
         self.by_key.entry(key).or_insert(id);
         self.enqueue(id);
         self.ask_presence(id, now, fx);

@@ -47,6 +47,8 @@ use stream::Watched;
 const SHORT_CALL: Duration = Duration::from_secs(10);
 /// Metadata by which containerd runs a call within a lease.
 const LEASE_HEADER: &str = "containerd-lease";
+/// `RuntimeName` of the runtimes whose PullImage does not look at the pod's namespace.
+const NAMESPACE_BLIND: [&str; 1] = ["containerd"];
 
 /// The runtime behind a unix socket.
 #[derive(Clone)]
@@ -158,9 +160,11 @@ impl Inner {
                 pull_option: false,
                 leases: self.leases.supported().await?,
                 content: self.progress.lock().await.supported().await?,
+                ignores_namespace: false,
             },
         };
-        let capabilities = Capabilities { pull_option, ..containerd };
+        let ignores_namespace = NAMESPACE_BLIND.contains(&version.runtime_name.as_str());
+        let capabilities = Capabilities { pull_option, ignores_namespace, ..containerd };
         *known = Some(capabilities);
         Ok(RuntimeInfo { name: version.runtime_name, version: version.runtime_version, capabilities })
     }

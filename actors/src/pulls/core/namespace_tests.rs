@@ -1,0 +1,116 @@
+//! I2: requests of different namespaces share a pull only where the runtime is known not to look at the namespace.
+
+use keelson_proto::Code;
+
+use super::{
+    Event, Policy,
+    testing::{Ask, Bench, CONTAINERD, CRIO, fails, image, ok},
+};
+use crate::runtime::Capabilities;
+
+fn ask(namespace: &str) -> Ask {
+    image("r/a").pod(&format!("pod-of-{namespace}")).namespace(namespace)
+}
+
+fn limit(limit: u32) -> Policy {
+    Policy { limit, ..Policy::default() }
+}
+
+/// A core before this runtime; `None`: it has not answered yet.
+fn before(runtime: Option<Capabilities>, policy: Policy) -> Bench {
+    let mut bench = Bench::new(policy);
+    if let Some(capabilities) = runtime {
+        bench.event(Event::RuntimeUp(capabilities));
+    }
+    bench
+}
+
+/// I2: by runtime, how many pulls the requests of two namespaces and one without a pod are.
+#[test]
+fn namespaces_share_only_where_the_runtime_ignores_them() {
+    let unknown = Capabilities { leases: true, content: true, ..Capabilities::default() };
+    for (name, runtime, expected) in [
+        ("containerd", Some(CONTAINERD), 1),
+        ("CRI-O", Some(CRIO), 3),
+        ("unknown, with leases", Some(unknown), 3),
+        ("not known yet", None, 3),
+    ] {
+        let mut bench = before(runtime, limit(5));
+        let callers = [ask("a"), ask("b"), ask("a"), image("r/a"), ask("b")].map(|ask| bench.ask(ask));
+        let pulls = callers.map(|caller| bench.pull(caller));
+        assert_eq!(bench.core.pulls.len(), expected, "{name}");
+        assert_eq!((pulls[0], pulls[1]), (pulls[2], pulls[4]), "{name}: one namespace is one pull");
+    }
+}
+
+/// I2: the anonymous pull of a namespace that the runtime refuses does not succeed with that of another.
+#[test]
+fn a_refused_namespace_is_refused_while_another_pulls() {
+    let mut bench = before(Some(CRIO), limit(5));
+    let (good, bad) = (bench.ask(ask("a")), bench.ask(ask("b")));
+    assert_eq!(bench.starts.len(), 2, "the runtime decides about each");
+    bench.finish(bench.pull(bad), fails(Code::Unknown, "SignatureValidationFailed: rejected by policy"));
+    assert_eq!(bench.status(bad).message, "SignatureValidationFailed: rejected by policy");
+    bench.finish(bench.pull(good), ok());
+    assert!(bench.succeeded(good));
+}
+
+/// I2: credentials of one request do not carry over to another namespace either.
+#[test]
+fn equal_credentials_of_two_namespaces_are_two_pulls() {
+    let mut bench = before(Some(CRIO), limit(5));
+    let (one, other) = (bench.ask(ask("a").auth("pw")), bench.ask(ask("b").auth("pw")));
+    assert_ne!(bench.pull(one), bench.pull(other));
+}
+
+/// I2: a request that came while the runtime was away is keyed as the strictest runtime needs it, and shared with later
+/// ones as soon as the runtime is known not to mind.
+#[test]
+fn requests_from_before_the_runtime_answered_stay_apart() {
+    let mut bench = before(None, limit(1));
+    let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
+    assert_ne!(bench.pull(first), bench.pull(second));
+    bench.event(Event::RuntimeUp(CONTAINERD));
+    let third = bench.ask(ask("c"));
+    assert_eq!(bench.pull(third), bench.pull(first), "the first of them is the one to join");
+    bench.finish(bench.pull(first), ok());
+    assert!(bench.succeeded(first) && bench.succeeded(third) && bench.waits(second));
+    bench.finish(bench.pull(second), ok());
+    assert!(bench.succeeded(second));
+}
+
+/// I2: what is known of a runtime holds while it is away, and another runtime that comes back is believed.
+#[test]
+fn the_runtime_that_comes_back_decides() {
+    let mut bench = before(Some(CONTAINERD), limit(5));
+    bench.event(Event::RuntimeDown("gone".into()));
+    let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
+    assert_eq!(bench.pull(first), bench.pull(second));
+    bench.event(Event::RuntimeUp(CRIO));
+    let third = bench.ask(ask("b"));
+    assert_ne!(bench.pull(third), bench.pull(first));
+}
+
+/// I2: after a restart a pull goes on for its own namespace alone.
+#[test]
+fn a_resumed_pull_is_joined_by_its_own_namespace_only() {
+    let mut bench = before(Some(CRIO), limit(5));
+    bench.ask(ask("a"));
+    bench = bench.kill(limit(5));
+    let (stranger, owner) = (bench.ask(ask("b")), bench.ask(ask("a")));
+    assert_ne!(bench.pull(stranger), bench.pull(owner));
+    assert_eq!(bench.core.pulls.len(), 2);
+}
+
+/// I2: a place that waits for credentials waits for those of its namespace.
+#[test]
+fn a_held_place_is_for_its_own_namespace() {
+    for (runtime, expected) in [(CRIO, 2), (CONTAINERD, 1)] {
+        let mut bench = before(Some(runtime), limit(5));
+        bench.ask(ask("a").auth("pw"));
+        bench = bench.kill(limit(5));
+        bench.event(Event::RuntimeUp(runtime));
+        bench.ask(ask("b").auth("pw"));
+        assert_eq!(bench.core.pulls.len(), expected, "{runtime:?}");
+    }
+}
