@@ -190,7 +190,7 @@ impl Drop for Process {
 }
 
 /// Programs that may run on when the process that started them is gone.
-const STRAYS: [&str; 14] = [
+const STRAYS: [&str; 16] = [
     "containerd-shim-runc-v2",
     "containerd-shim",
     "runc",
@@ -202,13 +202,15 @@ const STRAYS: [&str; 14] = [
     "kube-proxy",
     "kubelet",
     "keelson",
+    "crio",
+    "conmon",
     "chromedriver",
     "chromium",
     "chrome_crashpad_handler",
 ];
 
 /// Kills what outlives its starter and names something below `folder` in its command line, and its children: the
-/// shims that containerd leaves behind, the containers under them, and browsers whose driver was killed.
+/// shims that a runtime leaves behind, the containers under them, and browsers whose driver was killed.
 pub fn end_all_of(folder: &Path) {
     let own = std::process::id();
     let needle = folder.as_os_str().as_encoded_bytes();

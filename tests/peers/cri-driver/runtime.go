@@ -103,9 +103,10 @@ func run(ctx context.Context, o options, args []string) (any, error) {
 	ids := map[string]string{"pod": sandbox}
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: *name},
-		Image:    &runtimeapi.ImageSpec{Image: f.Arg(0)},
-		Command:  f.Args()[1:],
-		LogPath:  *name + ".log",
+		// As the kubelet does; CRI-O starts no container without the name that the user wrote.
+		Image:   &runtimeapi.ImageSpec{Image: f.Arg(0), UserSpecifiedImage: f.Arg(0)},
+		Command: f.Args()[1:],
+		LogPath: *name + ".log",
 		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 			NamespaceOptions: host.NamespaceOptions,
 		}},

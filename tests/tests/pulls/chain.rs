@@ -7,12 +7,14 @@ use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::failed;
 use keelson_tests::images::{ImageSpec, LARGE, TINY};
-use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{Fault, Match};
 use keelson_tests::util::until;
+use keelson_tests::{on_both_runtimes, on_crio};
 use tonic::Code;
 
 on_both_runtimes!(the_lower_agent_keeps_the_limit_of_the_upper, a_runtime_without_the_option_falls_back);
+
+on_crio!(the_lower_agent_keeps_the_limit_of_the_upper, a_runtime_without_the_option_falls_back,);
 
 /// The lower agent has no limit of its own and is quick to say that the limit it was handed is reached.
 fn lower() -> Settings {

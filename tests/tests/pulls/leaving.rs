@@ -10,9 +10,9 @@ use keelson_tests::cri::failed;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::{Image, ImageSpec, LARGE, TINY};
 use keelson_tests::node::Node;
-use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{self, Fault, Match, Outcome, Seen};
 use keelson_tests::util::{PATIENCE, eventually, until};
+use keelson_tests::{on_both_runtimes, on_crio};
 use std::path::PathBuf;
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
@@ -22,6 +22,12 @@ on_both_runtimes!(
     case_07_a_killed_caller_leaves_nothing_behind,
     case_08_a_cancel_without_keeping_begins_from_zero,
     case_09_a_cancel_with_a_lease_goes_on_where_it_was,
+    the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it,
+);
+
+on_crio!(
+    case_07_a_killed_caller_leaves_nothing_behind,
+    the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it,
 );
 
 async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()> {
@@ -144,9 +150,8 @@ fn in_namespace<T>(message: T) -> Result<Request<T>> {
     Ok(request)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it() -> Result<()> {
-    let rig = Rig::start(Kind::V2, &Settings::new().set("pulls.cancel_grace", "10m")).await?;
+async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::new().set("pulls.cancel_grace", "10m")).await?;
     let image = ImageSpec::single("left", TINY).push(rig.node.registry.address(), None).await?;
     let name = rig.node.name(&image);
     let hold = rig.hold(&image);
@@ -162,7 +167,7 @@ async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it() -
     rig.see("it is wanted again", |pulls| pulls.state(&name) == Some("running") && pulls.callers == 1)
         .await?;
     rig.node.proxy.remove(hold);
-    assert_eq!(third.await??, image.config.0);
+    assert_eq!(third.await??, rig.node.reference(&image));
     let gets = rig.records().gets(&image.layers[0].digest);
     ensure!(
         gets.len() == 1 && gets[0].outcome == Outcome::Complete,

@@ -1,4 +1,4 @@
-//! Image pulls through the real agent, before a real containerd and a real registry.
+//! Image pulls through the real agent, before a real containerd or CRI-O and a real registry.
 //!
 //! Owns: what shows that the agent keeps its promises about pulls. In: the `keelson` program and the components that
 //! the harness starts. Out: nothing. What counts is measured outside the agent: at the registry (the proxy before it),
@@ -11,6 +11,7 @@
 
 mod chain;
 mod clients;
+mod crio;
 mod errors;
 mod leaving;
 mod limit;

@@ -8,16 +8,20 @@ use keelson_tests::containerd::Kind;
 use keelson_tests::cri::failed;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::TINY;
+use keelson_tests::{on_both_runtimes, on_crio};
 use tonic::Code;
+
+on_both_runtimes!(a_request_with_the_option_waits_where_others_do_not);
+
+on_crio!(a_request_with_the_option_waits_where_others_do_not);
 
 fn patient() -> Settings {
     Settings::new().set("pulls.reject_retries", 100).set("pulls.reject_retry_interval", "5s")
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_with_the_option_waits_where_others_do_not() -> Result<()> {
+async fn a_request_with_the_option_waits_where_others_do_not(kind: Kind) -> Result<()> {
     // No limit of the agent's own.
-    let rig = Rig::start(Kind::V2, &patient()).await?;
+    let rig = Rig::start(kind, &patient()).await?;
     let images = rig.node.push_many("option", 4, TINY).await?;
     let holds = rig.hold_each(&images);
     let first = rig.begin(&images[0]);
@@ -42,7 +46,7 @@ async fn a_request_with_the_option_waits_where_others_do_not() -> Result<()> {
     let seen = rig.callers(2).await?;
     ensure!((seen.running, seen.queued) == (1, 1), "{seen:?}");
     rig.node.proxy.remove(holds[2]);
-    assert_eq!(two.await??.success()?["imageRef"], images[2].config.0.as_str());
+    assert_eq!(two.await??.success()?["imageRef"], rig.node.reference(&images[2]));
     rig.active(&images[1..2]).await?;
     rig.node.proxy.remove(holds[1]);
     all_succeed([one], &images[1..]).await
@@ -78,7 +82,7 @@ async fn a_wrong_option_is_an_invalid_argument() -> Result<()> {
     assert_eq!(rig.records().count(), 0, "a pull was begun");
     // 0 is no limit.
     let pull = rig.ask(image).annotation(PULL_OPTION_ANNOTATION, "0");
-    assert_eq!(rig.begin_with(pull.clone()).await??, image.config.0);
+    assert_eq!(rig.begin_with(pull.clone()).await??, rig.node.reference(image));
     Ok(())
 }
 

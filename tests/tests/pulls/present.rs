@@ -6,14 +6,20 @@ use keelson_tests::agent::Settings;
 use keelson_tests::containerd::Kind;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::{ImageSpec, LARGE, LayerSpec, TINY};
-use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{Fault, Match};
+use keelson_tests::{on_both_runtimes, on_crio};
 
 on_both_runtimes!(
     case_05_a_present_image_passes_a_full_queue,
     case_05_a_tag_that_moved_is_counted,
     i13_a_present_image_is_not_counted_on_an_idle_node,
     i13_a_tag_that_moved_is_noticed_within_a_progress_interval
+);
+
+on_crio!(
+    case_05_a_present_image_passes_a_full_queue,
+    case_05_a_tag_that_moved_is_counted,
+    i13_a_present_image_is_not_counted_on_an_idle_node
 );
 
 async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
@@ -26,10 +32,10 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     rig.active(&images[1..2]).await?;
 
     // Every slot is held, and two wait: both kinds of client get their answer.
-    assert_eq!(rig.cri.pull(&rig.ask(there).pod("web", "uid-1")).await?, there.config.0);
+    assert_eq!(rig.cri.pull(&rig.ask(there).pod("web", "uid-1")).await?, rig.node.reference(there));
     let driver = Driver::new(&rig.agent.endpoint())?;
     let answer = driver.run(&["pull", &rig.node.name(there)]).await?.success()?;
-    assert_eq!(answer["imageRef"], there.config.0.as_str());
+    assert_eq!(answer["imageRef"], rig.node.reference(there));
     let seen = rig.pulls().await?;
     ensure!((seen.running, seen.queued, seen.callers) == (1, 2, 3), "{seen:?}");
     assert_eq!(rig.records().full_fetches(&there.layers[0]), 1);
@@ -43,7 +49,7 @@ async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1)).await?;
     let spec = ImageSpec::single("moved", TINY);
     let before = spec.push(rig.node.registry.address(), None).await?;
-    assert_eq!(rig.begin(&before).await??, before.config.0);
+    assert_eq!(rig.begin(&before).await??, rig.node.reference(&before));
     let after = ImageSpec { layers: vec![LayerSpec::random(LARGE / 3, 4711)], ..spec };
     let after = after.push(rig.node.registry.address(), None).await?;
     ensure!(
@@ -66,8 +72,8 @@ async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
     rig.active(std::slice::from_ref(&stalled)).await?;
     ensure!(!moved.is_finished(), "it ended without a slot");
     rig.node.proxy.remove(hold);
-    assert_eq!(first.await??, stalled.config.0);
-    assert_eq!(moved.await??, after.config.0);
+    assert_eq!(first.await??, rig.node.reference(&stalled));
+    assert_eq!(moved.await??, rig.node.reference(&after));
     assert_eq!(rig.records().full_fetches(&after.layers[0]), 1);
     rig.idle().await
 }
@@ -85,10 +91,10 @@ async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Resul
     let seen =
         rig.see("it runs beside the limit", |pulls| pulls.state(&name) == Some("running_present")).await?;
     ensure!((seen.running, seen.queued) == (0, 0), "{seen:?}");
-    assert_eq!(rig.begin(other).await??, other.config.0);
+    assert_eq!(rig.begin(other).await??, rig.node.reference(other));
     ensure!(!going.is_finished(), "it ended without its registry");
     rig.node.proxy.remove(asks_registry);
-    assert_eq!(going.await??, there.config.0);
+    assert_eq!(going.await??, rig.node.reference(there));
     assert_eq!(rig.records().full_fetches(&there.layers[0]), 1);
     rig.idle().await
 }

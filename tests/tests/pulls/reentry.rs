@@ -6,11 +6,13 @@ use keelson_tests::agent::Settings;
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::failed;
 use keelson_tests::images::{ImageSpec, TINY};
-use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy;
 use keelson_tests::registry::{ALICE, BOB};
+use keelson_tests::{on_both_runtimes, on_crio};
 
 on_both_runtimes!(case_21_the_third_credential_is_good_while_the_queue_is_busy);
+
+on_crio!(case_21_the_third_credential_is_good_while_the_queue_is_busy,);
 
 async fn case_21_the_third_credential_is_good_while_the_queue_is_busy(kind: Kind) -> Result<()> {
     let rig = Rig::with_users(kind, &Settings::limit(1)).await?;
@@ -49,8 +51,8 @@ async fn case_21_the_third_credential_is_good_while_the_queue_is_busy(kind: Kind
         ensure!(seen.running == 1, "it takes a slot twice: {seen:?}");
     }
     rig.node.proxy.clear_rules();
-    assert_eq!(try_one.await??, tried.config.0);
-    assert_eq!(going_first.await??, first.config.0);
+    assert_eq!(try_one.await??, rig.node.reference(tried));
+    assert_eq!(going_first.await??, rig.node.reference(first));
     crate::rig::all_succeed(going, others).await?;
 
     // The order at the registry, one entry for each pull.

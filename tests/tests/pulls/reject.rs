@@ -7,8 +7,13 @@ use keelson_tests::containerd::Kind;
 use keelson_tests::cri::failed;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::TINY;
+use keelson_tests::{on_both_runtimes, on_crio};
 use std::time::{Duration, Instant};
 use tonic::Code;
+
+on_both_runtimes!(i19_a_pull_beyond_the_limit_waits_and_is_then_rejected);
+
+on_crio!(i19_a_pull_beyond_the_limit_waits_and_is_then_rejected);
 
 fn rejecting(retries: i64) -> Settings {
     Settings::limit(1)
@@ -18,9 +23,8 @@ fn rejecting(retries: i64) -> Settings {
 }
 
 /// I19: the words say what happened: it waited, and was not tried.
-#[tokio::test(flavor = "multi_thread")]
-async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected() -> Result<()> {
-    let rig = Rig::start(Kind::V2, &rejecting(2)).await?;
+async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &rejecting(2)).await?;
     let images = rig.node.push_many("reject", 4, TINY).await?;
     let there = &images[3];
     rig.begin(there).await??;
@@ -43,7 +47,7 @@ async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected() -> Result<()> 
     assert_eq!(go.code, "ResourceExhausted", "{}", go.text);
     ensure!(go.message.starts_with("TooManyPullingInParallel"), "{}", go.text);
     // An image that is there is not beyond any limit.
-    assert_eq!(rig.begin(there).await??, there.config.0);
+    assert_eq!(rig.begin(there).await??, rig.node.reference(there));
 
     rig.node.proxy.remove(hold);
     all_succeed([first], &images).await?;

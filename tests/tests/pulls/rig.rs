@@ -15,7 +15,7 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-/// An agent before a containerd before a registry.
+/// An agent before a runtime before a registry.
 pub(crate) struct Rig {
     /// A connection to the agent.
     pub(crate) cri: Cri,
@@ -120,7 +120,10 @@ impl Rig {
 
     /// How often the runtime was asked to pull this name, by its own account.
     pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
-        let said = format!("PullImage \\\"{name}\\\"");
+        let said = match self.node.containerd.kind() {
+            Kind::Crio => format!("Pulling image: {name}\""),
+            Kind::Debian16 | Kind::V2 => format!("PullImage \\\"{name}\\\""),
+        };
         let log = self.node.containerd.log()?;
         Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
     }
@@ -154,7 +157,10 @@ pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> boo
 pub(crate) async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
     for (going, image) in going.into_iter().zip(images) {
         let reference = going.await?.with_context(|| format!("the pull of {}", image.repo))?;
-        ensure!(reference == image.config.0, "{} is {}, not {reference}", image.repo, image.config);
+        // containerd answers with the image's id, CRI-O with its name by digest.
+        let by_digest = format!("/{}@{}", image.repo, image.manifest);
+        let is_it = reference == image.config.0 || reference.ends_with(&by_digest);
+        ensure!(is_it, "{} is {} or {by_digest}, not {reference}", image.repo, image.config);
     }
     Ok(())
 }

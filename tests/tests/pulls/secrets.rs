@@ -7,10 +7,10 @@ use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::Kind;
 use keelson_tests::cri::{Pull, failed};
 use keelson_tests::images::{ImageSpec, TINY};
-use keelson_tests::on_both_runtimes;
 use keelson_tests::registry::ALICE;
 use keelson_tests::scratch::Scratch;
 use keelson_tests::util::{PATIENCE, eventually};
+use keelson_tests::{on_both_runtimes, on_crio};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -19,6 +19,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 on_both_runtimes!(no_credential_is_found_anywhere);
+
+on_crio!(no_credential_is_found_anywhere,);
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 

@@ -7,12 +7,14 @@ use keelson_tests::containerd::Kind;
 use keelson_tests::cri::failed;
 use keelson_tests::driver::Driver;
 use keelson_tests::images::{Image, ImageSpec, TINY};
-use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::Seen;
 use keelson_tests::registry::{ALICE, BOB};
 use keelson_tests::util::until;
+use keelson_tests::{on_both_runtimes, on_crio};
 
 on_both_runtimes!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share);
+
+on_crio!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share,);
 
 /// The requests about one image, without what differs between images.
 fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
@@ -44,19 +46,22 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     let hold = rig.hold(shared);
     let name = rig.node.name(shared);
     let other = rig.agent.cri().await?;
-    let tonic = [begin(&rig.cri, rig.ask(shared)), begin(&other, rig.ask(shared).pod("web", "uid-1"))];
+    let tonic = [
+        begin(&rig.cri, rig.ask(shared).pod("app", "uid-0")),
+        begin(&other, rig.ask(shared).pod("web", "uid-1")),
+    ];
     let driver = Driver::new(&rig.agent.endpoint())?;
     let go = tokio::spawn({
         let name = name.clone();
-        async move { driver.run(&["pull", &name]).await }
+        async move { driver.run(&["pull", "--pod", "default/go/uid-2", &name]).await }
     });
     let seen = rig.callers(3).await?;
     ensure!(seen.pulls.len() == 1 && seen.pulls[0].callers == 3 && seen.running == 1, "{seen:?}");
     rig.node.proxy.remove(hold);
     for going in tonic {
-        assert_eq!(going.await??, shared.config.0);
+        assert_eq!(going.await??, rig.node.reference(shared));
     }
-    assert_eq!(go.await??.success()?["imageRef"], shared.config.0.as_str());
+    assert_eq!(go.await??.success()?["imageRef"], rig.node.reference(shared));
 
     let seen = rig.records().all();
     assert_eq!(shape(&seen, shared), shape(&seen, alone), "three callers made other requests than one");
@@ -85,8 +90,8 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
     let other = rig.begin_with(rig.ask(&image).user(&BOB));
     rig.callers(2).await?;
     rig.node.proxy.remove(hold);
-    assert_eq!(good.await??, image.config.0);
-    assert_eq!(other.await??, image.config.0);
+    assert_eq!(good.await??, rig.node.reference(&image));
+    assert_eq!(other.await??, rig.node.reference(&image));
     assert_eq!(rig.asked_of_runtime(&rig.node.name(&image))? - before, 4, "one call upstream for each");
     let used: Vec<_> = rig.records().all().into_iter().filter_map(|seen| seen.authorization).collect();
     for user in [ALICE, BOB] {
