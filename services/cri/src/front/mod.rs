@@ -57,6 +57,8 @@ const STREAM_WINDOW: u32 = 1024 * 1024;
 const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
 /// How long a client may take to say that it speaks HTTP/2.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long it may still take once the agent leaves.
+const LEAVING_HANDSHAKE: Duration = Duration::from_secs(5);
 /// The largest block of headers, as in grpc-go.
 pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
 
@@ -259,14 +261,20 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let stopped = reached(phase.clone(), Phase::Leaving);
-    let cut = reached(phase, Phase::Cut);
+    let cut = reached(phase.clone(), Phase::Cut);
     tokio::pin!(stopped, cut);
     let io = Corked::new(io);
     let mut handshake = limits().handshake::<_, Bytes>(io.clone());
     let handshake = poll_fn(|cx| io.drive(cx, |cx| Pin::new(&mut handshake).poll(cx)));
+    // A client whose connection is closed before GOAWAY fails its calls and backs off.
+    let left = async {
+        stopped.as_mut().await;
+        tokio::time::sleep(LEAVING_HANDSHAKE).await;
+    };
     let shaken = tokio::select! {
         shaken = tokio::time::timeout(HANDSHAKE, handshake) => shaken,
-        () = &mut stopped => return,
+        () = left => return,
+        () = &mut cut => return,
     };
     let mut connection = match shaken {
         Ok(Ok(connection)) => connection,
@@ -275,6 +283,9 @@ where
         Err(_) => return tracing::debug!("a CRI client said nothing for {HANDSHAKE:?}"),
     };
     let upstream = Arc::new(Upstream::new(front.parts.runtime_socket.clone()));
+    // The future of the phase may have ended during the handshake.
+    let stopped = reached(phase, Phase::Leaving);
+    tokio::pin!(stopped);
     let mut draining = false;
     // Dropped by each call at its end. None: the connection ends with its last call, whether the client answers or not.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);

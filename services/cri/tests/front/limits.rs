@@ -247,9 +247,23 @@ fn a_graceful_stop_lets_running_calls_end() {
         let idle = agent.client().await;
         assert_eq!(idle.call(VERSION, EMPTY).await.code(), 0);
         // In the middle of its handshake, which may take 10 s.
-        let silent = UnixStream::connect(&agent.socket).await.unwrap();
+        let mut silent = UnixStream::connect(&agent.socket).await.unwrap();
+        let mut head = [0; 9];
+        silent.read_exact(&mut head).await.expect("the settings of the server, once it was accepted");
+        silent.read_exact(&mut vec![0; usize::from(head[2])]).await.unwrap();
         until("it is at the runtime", || !runtime.calls(ImageStatus::PATH).is_empty()).await;
         agent.phase.send_replace(Phase::Leaving);
+        // I8: a client in its handshake hears GOAWAY, by which it knows that it may call elsewhere.
+        let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
+        silent.write_all(&preface).await.unwrap();
+        loop {
+            silent.read_exact(&mut head).await.expect("GOAWAY comes before the end");
+            if head[3] == Frame::GOAWAY {
+                break;
+            }
+            let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+            silent.read_exact(&mut vec![0; length]).await.unwrap();
+        }
         tokio::time::sleep(SECOND).await;
         assert!(!client.frames.of_kind(Frame::GOAWAY).is_empty());
         assert!(UnixStream::connect(&agent.socket).await.is_err(), "nobody listens any more");
@@ -258,10 +272,10 @@ fn a_graceful_stop_lets_running_calls_end() {
         assert!(!serving.is_finished(), "a call still runs");
         gate.send_replace(true);
         assert_eq!(running.reply().await.unwrap().code(), 0);
+        drop(silent);
         let since = tokio::time::Instant::now();
         serving.await.unwrap();
         assert!(since.elapsed() < SECOND, "{:?}", since.elapsed());
-        drop(silent);
     });
 }
 
