@@ -274,8 +274,10 @@ settings! {
         /// Above the kubelet's 15 (`imageGCHighThresholdPercent: 85`, `imagefs.available<15%`), so that its garbage
         /// collection and eviction never act because of retained content; 0 for no such check.
         retain_min_free_percent: u32 = 20, zero_or("no check", 1, 99), live;
-        /// A running pull without any progress for this long is cancelled and its slot freed; 0s for off.
+        /// A running pull whose downloads receive no byte for this long is cancelled and its slot freed; 0s for off.
         stall_timeout: Duration = mins(10), zero_or("off", secs(1), hours(24)), live;
+        /// A running pull that has not ended after this long is cancelled, whatever it does; 0s for off.
+        max_pull_time: Duration = secs(0), zero_or("off", secs(1), hours(24)), live;
         /// With `when_full = "reject"`: for how many intervals a pull waits for a slot before it is refused.
         reject_retries: u32 = 3, within(0, 100), live;
         /// With `when_full = "reject"`: the length of one interval.

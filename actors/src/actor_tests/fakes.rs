@@ -22,8 +22,8 @@ use crate::{
     host::{FileSystem, FileSystemReader},
     pulls::PullCall,
     runtime::{
-        Capabilities, Progress, PullReply, RUNTIME_READY, Runtime, RuntimeCondition, RuntimeError,
-        RuntimeImage, RuntimeInfo, RuntimePull,
+        Capabilities, Ingest, Progress, PullReading, PullReply, RUNTIME_READY, Readings, Runtime,
+        RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull,
     },
 };
 
@@ -233,18 +233,21 @@ impl Runtime for FakeRuntime {
         async move { closed.notified().await }.boxed()
     }
 
-    fn progress(
-        &self,
-        leases: Vec<String>,
-    ) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>> {
+    /// Each pull with progress downloads one blob, named after its lease.
+    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Readings, RuntimeError>> {
         let mut script = self.script();
         script.readings.push(Instant::now());
-        let known = leases.into_iter().filter_map(|lease| {
-            let progress = script.progress.get(&lease).or_else(|| script.progress.get("*")).copied()?;
-            Some((lease, progress))
-        });
-        let known: Vec<_> = known.collect();
-        async move { Ok(known) }.boxed()
+        let mut readings = Readings::default();
+        for lease in leases {
+            let progress = script.progress.get(&lease).or_else(|| script.progress.get("*")).copied();
+            let Some(progress) = progress else { continue };
+            let reference = format!("layer-{lease}");
+            let ingest = Ingest { offset: progress.bytes_done, started_unix_ms: i64::MAX };
+            readings.ingests.insert(reference.clone(), ingest);
+            let reading = PullReading { progress, has_manifest: true, refs: vec![reference] };
+            readings.pulls.insert(lease, reading);
+        }
+        async move { Ok(readings) }.boxed()
     }
 
     fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>> {

@@ -165,6 +165,7 @@ fn progress_is_read_from_pulls_that_take_a_while() {
             bytes_total: 100,
             layers_done: 1,
             layers_total: 3,
+            ..Progress::default()
         };
         world.runtime.script().progress.insert("*".into(), reading);
         world.runtime.does("r/a", [Does::Succeed(Duration::from_secs(10))]);

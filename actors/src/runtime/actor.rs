@@ -28,11 +28,12 @@ use tokio::{
 
 use super::{
     core::{Core, Effect, Event, Health},
+    downloads::{DownloadTracker, RunningPull},
     report::ImageCache,
     retained::ImageFsCheck,
     types::{
-        Capabilities, PROBE_BACKOFF, Phase, Progress, PullReply, Runtime, RuntimeError, RuntimeInfo,
-        RuntimePull,
+        Capabilities, PROBE_BACKOFF, Phase, Progress, PullReply, Readings, Runtime, RuntimeError,
+        RuntimeInfo, RuntimePull,
     },
 };
 use crate::{
@@ -176,6 +177,7 @@ pub struct RuntimeClient {
     probe: Option<SpawnHandle>,
     pub(super) images: ImageCache,
     pub(super) image_fs_check: ImageFsCheck,
+    downloads: DownloadTracker,
 }
 
 struct Running {
@@ -212,6 +214,7 @@ impl RuntimeClient {
             probe: None,
             images: ImageCache::default(),
             image_fs_check: ImageFsCheck::default(),
+            downloads: DownloadTracker::default(),
         }
     }
 
@@ -319,18 +322,13 @@ impl RuntimeClient {
     fn read_progress(&mut self, ctx: &mut Context<Self>) {
         let pause = *self.interval.borrow();
         let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
-        let due: Vec<(PullId, String)> = self
-            .running
-            .iter()
-            .filter(|(_, running)| content && running.since.elapsed() >= PROGRESS_AFTER)
-            .filter_map(|((pull, _), running)| Some((*pull, running.lease.clone()?)))
-            .collect();
+        let due = if content { self.due() } else { Vec::new() };
         let runtime = self.runtime.clone();
         let read = async move {
             let read = if due.is_empty() {
-                Ok(Vec::new())
+                Ok(Readings::default())
             } else {
-                let leases = due.iter().map(|(_, lease)| lease.clone()).collect();
+                let leases = due.iter().map(|pull| pull.lease.clone()).collect();
                 runtime.progress(leases).await
             };
             tokio::time::sleep(pause).await;
@@ -345,11 +343,31 @@ impl RuntimeClient {
         }));
     }
 
-    fn tell_progress(&self, due: &[(PullId, String)], read: &[(String, Progress)]) {
+    /// The pulls to read now, those that started first at the front.
+    fn due(&self) -> Vec<RunningPull> {
+        let now_unix_ms = self.clock.now().unix_ms;
+        let mut due: Vec<(Instant, RunningPull)> = self
+            .running
+            .iter()
+            .filter(|(_, running)| running.since.elapsed() >= PROGRESS_AFTER)
+            .filter_map(|(key, running)| {
+                let age = i64::try_from(running.since.elapsed().as_millis()).unwrap_or(i64::MAX);
+                let started_unix_ms = now_unix_ms.saturating_sub(age);
+                let lease = running.lease.clone()?;
+                Some((running.since, RunningPull { key: *key, lease, started_unix_ms }))
+            })
+            .collect();
+        due.sort_by_key(|(since, pull)| (*since, pull.key));
+        due.into_iter().map(|(_, pull)| pull).collect()
+    }
+
+    fn tell_progress(&mut self, due: &[RunningPull], read: &Readings) {
+        let downloads = self.downloads.observe(due, read, self.clock.now().mono);
         let Some(coordinator) = &self.coordinator else { return };
-        for (pull, lease) in due {
-            if let Some((_, progress)) = read.iter().find(|(of, _)| of == lease) {
-                coordinator.deliver(PullProgress { pull: *pull, progress: *progress });
+        for (pull, download) in due.iter().zip(downloads) {
+            if let Some(reading) = read.pulls.get(&pull.lease) {
+                let progress = Progress { download, ..reading.progress };
+                coordinator.deliver(PullProgress { pull: pull.key.0, progress });
             }
         }
     }
@@ -416,7 +434,7 @@ impl DownloadWatch {
         loop {
             tokio::time::sleep(PRESENT_READING).await;
             let Ok(read) = self.runtime.progress(vec![self.lease.clone()]).await else { continue };
-            let Some((_, progress)) = read.into_iter().find(|(lease, _)| *lease == self.lease) else {
+            let Some(progress) = read.pulls.get(&self.lease).map(|reading| reading.progress) else {
                 continue;
             };
             if progress.phase == Phase::Downloading {

@@ -10,6 +10,7 @@
 
 mod actor;
 pub mod core;
+mod downloads;
 mod report;
 mod retained;
 mod types;
@@ -22,7 +23,7 @@ pub use actor::{
 pub use report::ReportRuntime;
 pub use retained::{CheckImageFs, ImageFsRead, LeaseMeasured, MeasureLease, RenewLeases};
 pub use types::{
-    Capabilities, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress, PullReply, RUNTIME_READY,
-    Runtime, RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, RuntimeReport,
-    WireStatus,
+    Capabilities, Download, Ingest, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress,
+    PullReading, PullReply, RUNTIME_READY, Readings, Runtime, RuntimeCondition, RuntimeError, RuntimeImage,
+    RuntimeInfo, RuntimePull, RuntimeReport, WireStatus,
 };

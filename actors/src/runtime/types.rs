@@ -3,7 +3,12 @@
 //! Owns: the trait [`Runtime`] that a service implements, and what passes through it.
 //! In: calls from the RuntimeClient actor. Out: answers; an error always names the socket.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -140,6 +145,54 @@ pub struct Progress {
     pub layers_done: u32,
     /// 0 until the manifest is known.
     pub layers_total: u32,
+    /// Whether its downloads move, wait or hang.
+    pub download: Download,
+}
+
+/// What is known of the downloads of a running pull, from two readings or more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Download {
+    /// There is none: the pull unpacks, or is between two steps. Or it is not known.
+    #[default]
+    Unknown,
+    /// A blob of it grew since the reading before, or its download began.
+    Moving,
+    /// It may wait for the limit on downloads of the runtime itself (containerd
+    /// `max_concurrent_downloads`), or for a blob that an older pull downloads.
+    Waiting,
+    /// It downloads, and no byte came since the reading before.
+    Idle,
+}
+
+/// A reading of the runtime's downloads.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Readings {
+    /// Every unfinished blob of the runtime, by its ref, whoever downloads it.
+    pub ingests: BTreeMap<String, Ingest>,
+    /// What is known of the pulls that were asked about, by lease.
+    pub pulls: BTreeMap<String, PullReading>,
+    /// Why a lease could not be read, if that is so for any.
+    pub failed: Option<RuntimeError>,
+}
+
+/// An unfinished blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ingest {
+    /// Bytes written.
+    pub offset: u64,
+    /// When it was begun, in Unix milliseconds; a download that is taken up again keeps this time.
+    pub started_unix_ms: i64,
+}
+
+/// A reading of one pull.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PullReading {
+    /// How far it is; [`Progress::download`] is not set.
+    pub progress: Progress,
+    /// Whether the manifest is known, and so the blobs that belong to the pull.
+    pub has_manifest: bool,
+    /// The refs of its unfinished blobs.
+    pub refs: Vec<String>,
 }
 
 /// What a running pull does.
@@ -197,10 +250,7 @@ pub trait Runtime: Send + Sync + 'static {
     fn connection_closed(&self) -> BoxFuture<'static, ()>;
 
     /// Reads how far the pulls in these leases are. A lease of which nothing is known is left out.
-    fn progress(
-        &self,
-        leases: Vec<String>,
-    ) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>>;
+    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Readings, RuntimeError>>;
 
     /// Deletes a lease; one that is not there is no error.
     fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>>;

@@ -49,6 +49,8 @@ mod reconcile_tests;
 #[cfg(test)]
 mod retained_tests;
 #[cfg(test)]
+mod stall_tests;
+#[cfg(test)]
 mod table_tests;
 #[cfg(test)]
 mod testing;
@@ -161,12 +163,18 @@ struct Pull {
     presence_until: Option<Duration>,
     /// The journal has its record.
     journaled: bool,
-    /// When it is looked at whether it stalls.
-    stall_at: Option<Duration>,
+    /// When it is given up (`pulls.max_pull_time`).
+    give_up_at: Option<Duration>,
     /// Until when it may run beside the limit.
     lane_until: Option<Duration>,
     progress: Option<Progress>,
+    /// When the runtime was last asked for it.
+    asked: Duration,
+    /// When the progress last changed.
     progressed: Duration,
+    /// Since when it downloads without a new byte, as far as is known; as long as it does not, the time of the
+    /// last reading.
+    idle_since: Duration,
     rate: view::Rate,
 }
 
@@ -201,7 +209,7 @@ impl Pull {
             of_stage,
             self.cancel_at.map(|at| (at, Timer::Grace(self.id))),
             self.presence_until.map(|at| (at, Timer::Presence(self.id))),
-            self.stall_at.map(|at| (at, Timer::Stall(self.id))),
+            self.give_up_at.map(|at| (at, Timer::PullTime(self.id))),
             self.lane_until.map(|at| (at, Timer::PresentLane(self.id))),
         ]
         .into_iter()
@@ -241,7 +249,7 @@ enum Timer {
     Lost(PullId),
     Pause(PullId),
     Presence(PullId),
-    Stall(PullId),
+    PullTime(PullId),
     PresentLane(PullId),
     LeaseExpiry(String),
     /// Free space of the image file system is to be read.
@@ -421,7 +429,7 @@ impl Core {
                 Timer::Lost(pull) => self.lost_over(pull, now, fx),
                 Timer::Pause(pull) => self.pause_over(pull, now, fx),
                 Timer::Presence(pull) => self.presence_late(pull, now, fx),
-                Timer::Stall(pull) => self.stall_due(pull, now, fx),
+                Timer::PullTime(pull) => self.pull_time_over(pull, now, fx),
                 Timer::PresentLane(pull) => self.present_lane_over(pull, now, fx),
                 Timer::LeaseExpiry(lease) => self.release(&lease, ReleaseReason::Expired, fx),
                 Timer::Space => self.space_due(fx),
@@ -440,14 +448,14 @@ impl Core {
             fx.push(Effect::Persist(Write::Limit(None)));
         }
         let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);
-        let watch = policy.stall_timeout != self.policy.stall_timeout;
+        let watch = policy.max_pull_time != self.policy.max_pull_time;
         self.policy = policy;
         self.keep_space(fx);
         self.keep_budget(fx);
         if watch {
             let slots: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).collect();
             for id in slots {
-                self.watch_stall(id, now);
+                self.watch_pull_time(id, now);
             }
         }
         if reclass {
@@ -520,7 +528,7 @@ impl Core {
         for timer in pull.timers() {
             self.timers.remove(&timer);
         }
-        (pull.cancel_at, pull.stall_at, pull.lane_until) = (None, None, None);
+        (pull.cancel_at, pull.give_up_at, pull.lane_until) = (None, None, None);
         pull.presence_until = None;
     }
 

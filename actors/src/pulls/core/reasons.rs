@@ -135,6 +135,7 @@ impl Refusal {
             Self::Deadline(..) => "DeadlineExceeded",
             Self::RuntimeAway { .. } => "RuntimeUnavailable",
             Self::Stalled { .. } => "Stalled",
+            Self::PullTime { .. } => "PullTimeExceeded",
             Self::PodGone { .. } => "PodDeleted",
             Self::Stopping => "Stopping",
             Self::Moved => "Moved",

@@ -148,10 +148,12 @@ impl Core {
             cancel_at: None,
             presence_until: None,
             journaled: true,
-            stall_at: None,
+            give_up_at: None,
             lane_until: None,
             progress: None,
+            asked: now.mono,
             progressed: now.mono,
+            idle_since: now.mono,
             rate: Rate::default(),
             call: Arc::new(call),
         });

@@ -84,8 +84,9 @@ fn only_what_a_retry_can_use_is_retained() {
 #[test]
 fn a_stall_a_cancel_and_a_lost_runtime_retain() {
     let mut bench = Bench::up(Policy { stall_timeout: Some(seconds(60)), ..policy() });
-    begin(&mut bench, "r/stalls", 10);
+    let pull = begin(&mut bench, "r/stalls", 10);
     bench.pass(seconds(60));
+    bench.progress(pull, reading(Phase::Downloading, 10));
     let caller = bench.ask(image("r/left"));
     bench.leave(caller);
     bench.pass(seconds(10));

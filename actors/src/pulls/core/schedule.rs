@@ -3,7 +3,7 @@
 //! Owns: the two lanes, starting and re-starting pulls, and turning a pull of a present image that
 //! proves to be a download back into a counted one.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
@@ -14,11 +14,8 @@ use super::{
 use crate::{
     clock::Now,
     pulls::record::{PullRecord, RecordState},
-    runtime::{Phase, Progress},
+    runtime::{Download, Phase, Progress},
 };
-
-/// The least pause between two looks at whether a pull stalls.
-const STALL_PAUSE: Duration = Duration::from_millis(100);
 
 impl Core {
     /// Starts every queued pull that may start.
@@ -106,7 +103,7 @@ impl Core {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         pull.stage = Stage::Running;
         pull.attempts += 1;
-        pull.progressed = now.mono;
+        (pull.asked, pull.progressed, pull.idle_since) = (now.mono, now.mono, now.mono);
         let (attempt, call, lease) = (pull.attempts, pull.call.clone(), pull.lease.clone());
         let present = pull.lane == Some(Lane::Present);
         if present {
@@ -116,20 +113,19 @@ impl Core {
         }
         self.persist(id, fx);
         fx.push(Effect::Start { pull: id, attempt, call, lease, option, present });
-        self.watch_stall(id, now);
+        self.watch_pull_time(id, now);
     }
 
-    /// Sets the time to see whether a running pull stalls, as the settings want it now.
-    pub(super) fn watch_stall(&mut self, id: PullId, now: Now) {
+    /// Sets the time at which a running pull is given up, as the settings want it now.
+    pub(super) fn watch_pull_time(&mut self, id: PullId, now: Now) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
-        if let Some(at) = pull.stall_at.take() {
-            self.timers.remove(&(at, Timer::Stall(id)));
+        if let Some(at) = pull.give_up_at.take() {
+            self.timers.remove(&(at, Timer::PullTime(id)));
         }
-        if let (Stage::Running, Some(limit)) = (&pull.stage, self.policy.stall_timeout) {
-            let from = if pull.expects_bytes() { pull.progressed } else { now.mono };
-            let at = (from + limit).max(now.mono + STALL_PAUSE);
-            pull.stall_at = Some(at);
-            self.timers.insert((at, Timer::Stall(id)));
+        if let (Stage::Running, Some(limit)) = (&pull.stage, self.policy.max_pull_time) {
+            let at = (pull.asked + limit).max(now.mono);
+            pull.give_up_at = Some(at);
+            self.timers.insert((at, Timer::PullTime(id)));
         }
     }
 
@@ -188,15 +184,21 @@ impl Core {
         if !matches!(pull.stage, Stage::Running) {
             return;
         }
-        if pull.progress.is_none_or(|last| last != progress) {
+        let is_same = |last: Progress| Progress { download: progress.download, ..last } == progress;
+        let has_moved = !pull.progress.is_some_and(is_same);
+        if has_moved {
             pull.progressed = now.mono;
             self.moved = Some(now.mono);
+        }
+        if has_moved || progress.download != Download::Idle {
+            pull.idle_since = now.mono;
         }
         pull.rate.add(now.mono, progress.bytes_done);
         pull.progress = Some(progress);
         if pull.lane == Some(Lane::Present) && progress.phase == Phase::Downloading {
             self.leave_present_lane(id, now, fx);
         }
+        self.end_if_stalled(id, now, fx);
     }
 
     pub(super) fn present_lane_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
@@ -265,21 +267,40 @@ impl Core {
         self.enqueue(id);
     }
 
-    pub(super) fn stall_due(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+    /// Gives up a pull that has downloaded without a new byte for too long. Only a reading can say so: waiting for
+    /// the runtime, unpacking, and readings that fail or do not come are not stalls.
+    fn end_if_stalled(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.stall_timeout) else { return };
-        let idle = now.mono.saturating_sub(pull.progressed);
-        if !matches!(pull.stage, Stage::Running) || !pull.expects_bytes() || idle < limit {
-            self.watch_stall(id, now);
-            return;
+        let idle = now.mono.saturating_sub(pull.idle_since);
+        if matches!(pull.stage, Stage::Running) && idle >= limit {
+            let (registry, kept) = (pull.call.name.registry().to_string(), self.kept_words(pull));
+            self.end_running(id, &Refusal::Stalled { registry, idle, kept }, now, fx);
         }
+    }
+
+    pub(super) fn pull_time_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+        let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.max_pull_time) else { return };
+        if matches!(pull.stage, Stage::Running) {
+            let phase = pull.progress.map_or("pulling", |progress| progress.phase.name());
+            let refusal = Refusal::PullTime { limit, phase, kept: self.kept_words(pull) };
+            self.end_running(id, &refusal, now, fx);
+        }
+    }
+
+    fn kept_words(&self, pull: &Pull) -> &'static str {
         let keeps = pull.lease.is_some() && self.retains();
-        let kept = if keeps { "; what has arrived is kept for the next try" } else { "" };
-        let refusal = Refusal::Stalled { registry: pull.call.name.registry().to_string(), idle, kept };
+        if keeps { "; what has arrived is kept for the next try" } else { "" }
+    }
+
+    /// Cancels a running pull and tells its callers why.
+    fn end_running(&mut self, id: PullId, refusal: &Refusal, now: Now, fx: &mut Vec<Effect>) {
+        let Some(pull) = self.pulls.get(&id) else { return };
         fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
         fx.push(Effect::Note(Note { warn: true, text: format!("{}: {refusal}", pull.call.name.full()) }));
         for caller in pull.callers.clone() {
             self.refuse(caller, refusal.clone(), fx);
         }
+        self.because(id, refusal.reason());
         self.end(id, End::Failed(refusal.to_string()), now, fx);
     }
 }
@@ -288,11 +309,6 @@ impl Pull {
     /// The runtime was asked, by this agent or by the one before it.
     pub(super) fn is_asked(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Predecessor)
-    }
-
-    /// Without readings nothing is known; while it unpacks no byte is expected.
-    fn expects_bytes(&self) -> bool {
-        self.progress.is_some_and(|progress| progress.phase != Phase::Unpacking)
     }
 
     pub(super) fn record(&self) -> PullRecord {

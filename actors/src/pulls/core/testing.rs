@@ -24,7 +24,7 @@ use crate::{
         record::{KeptLease, PullRecord, Write},
         request::{CredentialsSalt, PullCall},
     },
-    runtime::{Capabilities, Phase, Progress, PullReply, WireStatus},
+    runtime::{Capabilities, Download, Phase, Progress, PullReply, WireStatus},
 };
 
 /// A runtime with leases and progress, but without the pull option.
@@ -114,8 +114,10 @@ pub(super) fn lost(message: &str) -> Outcome {
     Outcome::Lost(Arc::new(PullReply::status(Code::Unavailable, message)))
 }
 
+/// What is downloaded has not grown since the reading before.
 pub(super) fn reading(phase: Phase, bytes_done: u64) -> Progress {
-    Progress { phase, bytes_done, bytes_total: 1000, layers_done: 0, layers_total: 2 }
+    let download = if phase == Phase::Downloading { Download::Idle } else { Download::Unknown };
+    Progress { phase, bytes_done, bytes_total: 1000, layers_done: 0, layers_total: 2, download }
 }
 
 /// An image file system of which so many percent are free.
@@ -457,7 +459,7 @@ impl Core {
                 | T::Lost(id)
                 | T::Pause(id)
                 | T::Presence(id)
-                | T::Stall(id)
+                | T::PullTime(id)
                 | T::PresentLane(id) => self
                     .pulls
                     .get(id)
@@ -467,8 +469,8 @@ impl Core {
         }
         for pull in self.pulls.values() {
             assert!(pull.timers().all(|timer| self.timers.contains(&timer)), "timers of {pull:?}");
-            let watched = matches!(pull.stage, Stage::Running) && self.policy.stall_timeout.is_some();
-            assert_eq!(pull.stall_at.is_some(), watched, "stall watch of {pull:?}");
+            let watched = matches!(pull.stage, Stage::Running) && self.policy.max_pull_time.is_some();
+            assert_eq!(pull.give_up_at.is_some(), watched, "time limit of {pull:?}");
         }
         for (lease, kept) in &self.kept {
             assert!(self.timers.contains(&(kept.until, T::LeaseExpiry(lease.clone()))), "expiry of {lease}");

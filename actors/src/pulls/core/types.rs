@@ -62,8 +62,10 @@ pub struct Policy {
     pub retained_bytes_max: u64,
     /// Below this share of free bytes or inodes of the image file system nothing is retained; 0: no such check.
     pub retain_min_free_percent: u32,
-    /// A pull without a new byte for so long is given up.
+    /// A pull that downloads without a new byte for so long is given up.
     pub stall_timeout: Option<Duration>,
+    /// A pull that the runtime has not ended after so long is given up, whatever it does.
+    pub max_pull_time: Option<Duration>,
     /// In reject mode a caller waits for a slot for this many intervals (KEP-3673: retries).
     pub reject_retries: u32,
     /// Length of such an interval.
@@ -106,6 +108,7 @@ impl Default for Policy {
             retained_bytes_max: 2 << 30,
             retain_min_free_percent: 20,
             stall_timeout: Some(600 * second),
+            max_pull_time: None,
             reject_retries: 3,
             reject_interval: 10 * second,
             runtime_retries: 2,
@@ -346,6 +349,18 @@ pub enum Refusal {
         /// Says whether the bytes are kept.
         kept: &'static str,
     },
+    /// `pulls.max_pull_time` is over.
+    #[error(
+        "the container runtime did not end the pull within {limit:?} (pulls.max_pull_time); the pull was cancelled while {phase}{kept}"
+    )]
+    PullTime {
+        /// The setting.
+        limit: Duration,
+        /// What the pull did by its last reading.
+        phase: &'static str,
+        /// Says whether the bytes are kept.
+        kept: &'static str,
+    },
     /// The pod of a waiting caller is deleted or terminating.
     #[error("pod {pod} was deleted while its image pull waited: {image}")]
     PodGone {
@@ -377,7 +392,7 @@ impl Refusal {
             Self::TooMany { .. } | Self::TooManyCallers(_) | Self::Busy(_) | Self::QueueTime(..) => {
                 Code::ResourceExhausted
             }
-            Self::Deadline(..) | Self::Stalled { .. } => Code::DeadlineExceeded,
+            Self::Deadline(..) | Self::Stalled { .. } | Self::PullTime { .. } => Code::DeadlineExceeded,
             Self::RuntimeAway { .. } | Self::Stopping | Self::Moved | Self::Restarting => Code::Unavailable,
             // Not CANCELLED, which would say that the caller itself gave up. The kubelet retries neither within
             // the call, and tries its next credential with either.

@@ -21,7 +21,7 @@ use hyper_util::rt::TokioIo;
 use keelson_actors::{
     pulls::PullCall,
     runtime::{
-        Capabilities, Progress, PullReply, Runtime, RuntimeCondition, RuntimeError, RuntimeImage,
+        Capabilities, PullReply, Readings, Runtime, RuntimeCondition, RuntimeError, RuntimeImage,
         RuntimeInfo, RuntimePull, WireStatus,
     },
 };
@@ -355,14 +355,13 @@ impl Runtime for ContainerRuntime {
         async move { closed.notified().await }.boxed()
     }
 
-    fn progress(
-        &self,
-        leases: Vec<String>,
-    ) -> BoxFuture<'static, Result<Vec<(String, Progress)>, RuntimeError>> {
+    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Readings, RuntimeError>> {
         let inner = self.inner.clone();
         async move {
             let mut reader = inner.progress.lock().await;
-            short(reader.read(leases)).await.map_err(|status| inner.error(&status))
+            let read = short(reader.read(leases)).await.map_err(|status| inner.error(&status))?;
+            let (readings, failed) = read;
+            Ok(Readings { failed: failed.map(|status| inner.error(&status)), ..readings })
         }
         .boxed()
     }

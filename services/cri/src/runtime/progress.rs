@@ -1,24 +1,34 @@
 //! How far pulls are, from containerd's content API.
 //!
-//! Owns: what was learned of manifests and blobs. In: the leases of running pulls. Out: a
-//! [`Progress`] for each of which something is known. A pull's lease lists the blobs it has and the
-//! ingests it writes; the manifest among those blobs says how many bytes and layers there will be.
-//! Every blob is read at most once, and only small ones.
+//! Owns: what was learned of manifests and blobs. In: the leases of running pulls. Out: [`Readings`]: every
+//! ingest of the runtime, and for each lease of which something is known how far its pull is and which ingests
+//! are its own. A pull's lease lists the blobs it has and the ingests it writes; the manifest among those blobs
+//! says how many bytes and layers there will be. Every blob is read at most once, and only small ones.
+//!
+//! A lease is of an image and a handler. After a tag has moved it may hold two manifests: the one whose blobs
+//! were written last is that of the running pull, and until a blob is written, the one that arrived last.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use keelson_actors::runtime::{Phase, Progress};
+use keelson_actors::runtime::{Ingest, Phase, Progress, PullReading, Readings};
 use keelson_proto::containerd::{
     content::{InfoRequest, ListStatusesRequest, ReadContentRequest, content_client::ContentClient},
     leases::{ListResourcesRequest, leases_client::LeasesClient},
 };
 use serde::Deserialize;
+use tokio::time::Instant;
 use tonic::{Code, Status, transport::Channel};
 
 use super::leases::{answers, in_namespace};
 
 /// Larger blobs are layers, not manifests (the distribution specification's limit for manifests).
 const MAX_MANIFEST: i64 = 4 * 1024 * 1024;
+
+/// What was learned of a blob that no reading meets any more is kept for so long.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// A manifest, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -33,16 +43,30 @@ struct Blob {
     size: u64,
 }
 
-/// Bytes written so far, by ingest ref.
-type Ingests = HashMap<String, u64>;
+/// A time of containerd's, in Unix milliseconds.
+type At = i64;
+
+/// A manifest in the content store.
+#[derive(Debug, Clone)]
+struct Known {
+    manifest: Manifest,
+    /// The latest sign that a pull uses it: its arrival, or a write to one of its blobs.
+    used: At,
+    arrived: At,
+}
+
+/// The ingests of all blobs, by digest: the ref, and what is known.
+type ByDigest<'a> = HashMap<&'a str, (&'a str, Ingest, At)>;
 
 pub(super) struct ProgressReader {
     content: ContentClient<Channel>,
     leases: LeasesClient<Channel>,
     /// By digest; `None`: it is no manifest.
-    blobs: HashMap<String, Option<Manifest>>,
+    blobs: HashMap<String, Option<Known>>,
     /// Layers that are complete although the lease does not list them: they were there before.
     there: HashSet<String>,
+    /// When a reading last met a blob.
+    seen: HashMap<String, Instant>,
 }
 
 impl ProgressReader {
@@ -52,6 +76,7 @@ impl ProgressReader {
             leases: LeasesClient::new(channel),
             blobs: HashMap::new(),
             there: HashSet::new(),
+            seen: HashMap::new(),
         }
     }
 
@@ -61,34 +86,46 @@ impl ProgressReader {
         answers(self.content.list_statuses(in_namespace(none)).await)
     }
 
-    pub(super) async fn read(&mut self, leases: Vec<String>) -> Result<Vec<(String, Progress)>, Status> {
+    /// Reads all ingests, and what belongs to these leases. A lease that cannot be read does not keep the others
+    /// from being read.
+    pub(super) async fn read(&mut self, leases: Vec<String>) -> Result<(Readings, Option<Status>), Status> {
         let all =
             self.content.list_statuses(in_namespace(ListStatusesRequest { filters: Vec::new() })).await?;
-        let ingests: Ingests = all
-            .into_inner()
-            .statuses
-            .into_iter()
-            .map(|status| (status.r#ref, u64::try_from(status.offset).unwrap_or(0)))
-            .collect();
-        let mut read = Vec::with_capacity(leases.len());
-        let mut seen = HashSet::new();
+        let statuses = all.into_inner().statuses;
+        let mut readings = Readings::default();
+        let mut by_digest = ByDigest::new();
+        for status in &statuses {
+            let ingest = Ingest {
+                offset: u64::try_from(status.offset).unwrap_or(0),
+                started_unix_ms: unix_ms(status.started_at.as_ref()),
+            };
+            readings.ingests.insert(status.r#ref.clone(), ingest);
+            let updated = unix_ms(status.updated_at.as_ref());
+            by_digest.insert(digest_of(&status.r#ref), (&status.r#ref, ingest, updated));
+        }
+        let (mut seen, mut failed) = (HashSet::new(), None);
         for lease in leases {
-            if let Some(progress) = self.of_lease(&lease, &ingests, &mut seen).await? {
-                read.push((lease, progress));
+            match self.of_lease(&lease, &by_digest, &mut seen).await {
+                Ok(Some(reading)) => drop(readings.pulls.insert(lease, reading)),
+                Ok(None) => {}
+                Err(status) => failed = Some(status),
             }
         }
-        // What no running pull refers to is forgotten.
-        self.blobs.retain(|digest, _| seen.contains(digest));
-        self.there.retain(|digest| seen.contains(digest));
-        Ok(read)
+        // What no running pull refers to is forgotten, but not at once: a reading need not be of all pulls.
+        let now = Instant::now();
+        self.seen.extend(seen.into_iter().map(|digest| (digest, now)));
+        self.seen.retain(|_, at| now.duration_since(*at) < FORGET_AFTER);
+        self.blobs.retain(|digest, _| self.seen.contains_key(digest));
+        self.there.retain(|digest| self.seen.contains_key(digest));
+        Ok((readings, failed))
     }
 
     async fn of_lease(
         &mut self,
         lease: &str,
-        ingests: &Ingests,
+        ingests: &ByDigest<'_>,
         seen: &mut HashSet<String>,
-    ) -> Result<Option<Progress>, Status> {
+    ) -> Result<Option<PullReading>, Status> {
         let list = ListResourcesRequest { id: lease.to_owned() };
         let resources = match self.leases.list_resources(in_namespace(list)).await {
             Ok(resources) => resources.into_inner().resources,
@@ -96,48 +133,53 @@ impl ProgressReader {
             Err(status) if status.code() == Code::NotFound => return Ok(None),
             Err(status) => return Err(status),
         };
-        let mut complete = HashSet::new();
-        for resource in resources.into_iter().filter(|resource| resource.r#type == "content") {
-            complete.insert(resource.id);
-        }
-        let mut manifest = None;
+        let content = resources.into_iter().filter(|resource| resource.r#type == "content");
+        let complete: HashSet<String> = content.map(|resource| resource.id).collect();
         for digest in &complete {
             seen.insert(digest.clone());
-            let known = self.manifest(digest, &complete).await?;
-            manifest = manifest.or(known);
+            self.learn(digest, &complete).await?;
         }
-        let Some(manifest) = manifest else { return Ok(Some(Progress::default())) };
-        for layer in &manifest.layers {
-            seen.insert(layer.digest.clone());
-            if !complete.contains(&layer.digest) && ingest(ingests, &layer.digest).is_none() {
-                self.look_for(&layer.digest).await?;
+        let Some(manifest) = self.manifest_in_use(&complete, ingests) else {
+            return Ok(Some(PullReading::default()));
+        };
+        for blob in manifest.blobs() {
+            seen.insert(blob.digest.clone());
+            if !complete.contains(&blob.digest) && !ingests.contains_key(blob.digest.as_str()) {
+                self.look_for(&blob.digest).await?;
             }
         }
-        Ok(Some(measure(
-            &manifest,
-            |digest| complete.contains(digest) || self.there.contains(digest),
-            ingests,
-        )))
+        let is_there = |digest: &str| complete.contains(digest) || self.there.contains(digest);
+        Ok(Some(measure(&manifest, is_there, ingests)))
     }
 
-    /// The manifest that this blob is, if it is one.
-    async fn manifest(
-        &mut self,
-        digest: &str,
-        complete: &HashSet<String>,
-    ) -> Result<Option<Manifest>, Status> {
-        if let Some(known) = self.blobs.get(digest) {
-            return Ok(known.clone());
+    /// The manifest of the running pull, among those of its lease.
+    fn manifest_in_use(&mut self, complete: &HashSet<String>, ingests: &ByDigest<'_>) -> Option<Manifest> {
+        let mut newest: Option<(At, At, &str)> = None;
+        for digest in complete {
+            let Some(Some(known)) = self.blobs.get_mut(digest) else { continue };
+            let written = known.manifest.blobs().filter_map(|blob| ingests.get(blob.digest.as_str()));
+            let written = written.map(|(_, _, updated)| *updated).max();
+            known.used = known.used.max(written.unwrap_or(known.used));
+            newest = newest.max(Some((known.used, known.arrived, digest)));
         }
-        let known_layer = |manifest: &Manifest| manifest.layers.iter().any(|layer| layer.digest == digest);
-        let is_layer = complete.iter().filter_map(|other| self.blobs.get(other)).flatten().any(known_layer);
-        let manifest = if is_layer { None } else { self.fetch(digest).await? };
-        self.blobs.insert(digest.to_owned(), manifest.clone());
-        Ok(manifest)
+        let (_, _, digest) = newest?;
+        self.blobs.get(digest).and_then(Option::as_ref).map(|known| known.manifest.clone())
     }
 
-    async fn fetch(&mut self, digest: &str) -> Result<Option<Manifest>, Status> {
-        let Some(size) = self.size(digest).await? else { return Ok(None) };
+    /// Finds out whether this blob is a manifest, once.
+    async fn learn(&mut self, digest: &str, complete: &HashSet<String>) -> Result<(), Status> {
+        if self.blobs.contains_key(digest) {
+            return Ok(());
+        }
+        let has_layer = |known: &Known| known.manifest.layers.iter().any(|layer| layer.digest == digest);
+        let is_layer = complete.iter().filter_map(|other| self.blobs.get(other)).flatten().any(has_layer);
+        let known = if is_layer { None } else { self.fetch(digest).await? };
+        self.blobs.insert(digest.to_owned(), known);
+        Ok(())
+    }
+
+    async fn fetch(&mut self, digest: &str) -> Result<Option<Known>, Status> {
+        let Some((size, arrived)) = self.info(digest).await? else { return Ok(None) };
         if size > MAX_MANIFEST {
             return Ok(None);
         }
@@ -147,53 +189,70 @@ impl ProgressReader {
         while let Some(piece) = stream.message().await? {
             bytes.extend_from_slice(&piece.data);
         }
-        Ok(serde_json::from_slice(&bytes).ok())
+        let manifest = serde_json::from_slice(&bytes).ok();
+        Ok(manifest.map(|manifest| Known { manifest, used: arrived, arrived }))
     }
 
-    async fn size(&mut self, digest: &str) -> Result<Option<i64>, Status> {
+    /// Size and time of arrival of a complete blob.
+    async fn info(&mut self, digest: &str) -> Result<Option<(i64, At)>, Status> {
         match self.content.info(in_namespace(InfoRequest { digest: digest.to_owned() })).await {
-            Ok(info) => Ok(info.into_inner().info.map(|info| info.size)),
+            Ok(info) => Ok(info.into_inner().info.map(|info| (info.size, unix_ms(info.created_at.as_ref())))),
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
     }
 
     async fn look_for(&mut self, digest: &str) -> Result<(), Status> {
-        if !self.there.contains(digest) && self.size(digest).await?.is_some() {
+        if !self.there.contains(digest) && self.info(digest).await?.is_some() {
             self.there.insert(digest.to_owned());
         }
         Ok(())
     }
 }
 
-/// containerd names a layer's ingest after its digest.
-fn ingest(ingests: &Ingests, digest: &str) -> Option<u64> {
-    ingests.get(&format!("layer-{digest}")).copied()
+impl Manifest {
+    /// The layers and the config.
+    fn blobs(&self) -> impl Iterator<Item = &Blob> {
+        self.layers.iter().chain([&self.config])
+    }
 }
 
-fn measure(manifest: &Manifest, complete: impl Fn(&str) -> bool, ingests: &Ingests) -> Progress {
+fn unix_ms(at: Option<&prost_types::Timestamp>) -> At {
+    at.map_or(0, |at| at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000))
+}
+
+/// containerd names an ingest after the kind of the blob and its digest, such as `layer-sha256:..`; a name from
+/// the annotation `org.opencontainers.image.ref.name` may be between them, followed by `@`.
+fn digest_of(reference: &str) -> &str {
+    reference.rsplit(['-', '@']).next().unwrap_or(reference)
+}
+
+fn measure(manifest: &Manifest, complete: impl Fn(&str) -> bool, ingests: &ByDigest<'_>) -> PullReading {
     let mut progress = Progress {
         layers_total: u32::try_from(manifest.layers.len()).unwrap_or(u32::MAX),
         ..Progress::default()
     };
-    let mut downloading = false;
-    for blob in manifest.layers.iter().chain([&manifest.config]) {
+    let mut refs = Vec::new();
+    for blob in manifest.blobs() {
         progress.bytes_total = progress.bytes_total.saturating_add(blob.size);
         if complete(&blob.digest) {
             progress.bytes_done = progress.bytes_done.saturating_add(blob.size);
-        } else if let Some(offset) = ingest(ingests, &blob.digest) {
-            downloading = true;
-            progress.bytes_done = progress.bytes_done.saturating_add(offset.min(blob.size));
+        } else if let Some((reference, ingest, _)) = ingests.get(blob.digest.as_str()) {
+            refs.push((*reference).to_owned());
+            progress.bytes_done = progress.bytes_done.saturating_add(ingest.offset.min(blob.size));
         }
     }
     let done = manifest.layers.iter().filter(|layer| complete(&layer.digest)).count();
     progress.layers_done = u32::try_from(done).unwrap_or(u32::MAX);
-    progress.phase = match (done == manifest.layers.len(), downloading) {
-        (true, _) => Phase::Unpacking,
-        (false, true) => Phase::Downloading,
-        (false, false) => Phase::Resolving,
+    // The runtime needs the config before it unpacks. After that, layers that are neither there nor on their way
+    // are not fetched at all: their snapshots are there (containerd `discard_unpacked_layers`).
+    progress.phase = match (refs.is_empty(), complete(&manifest.config.digest)) {
+        (false, _) => Phase::Downloading,
+        (true, true) => Phase::Unpacking,
+        (true, false) if done == manifest.layers.len() => Phase::Unpacking,
+        (true, false) => Phase::Resolving,
     };
-    progress
+    PullReading { progress, has_manifest: true, refs }
 }
 
 #[cfg(test)]
@@ -213,21 +272,29 @@ mod tests {
         );
     }
 
+    /// I3: what is neither there nor on its way is not a download.
     #[test]
     fn phases_and_bytes() {
-        let measured = |complete: &[&str], ingests: &[(&str, u64)]| {
-            let ingests = ingests.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect();
-            let progress = measure(&manifest(), |digest| complete.contains(&digest), &ingests);
-            (progress.phase, progress.bytes_done, progress.layers_done)
+        let measured = |complete: &[&str], ingests: &[(&'static str, u64)]| {
+            let ingest = |offset| Ingest { offset, started_unix_ms: 0 };
+            let ingests =
+                ingests.iter().map(|(name, bytes)| (digest_of(name), (*name, ingest(*bytes), 0))).collect();
+            let reading = measure(&manifest(), |digest| complete.contains(&digest), &ingests);
+            let Progress { phase, bytes_done, layers_done, .. } = reading.progress;
+            (phase, bytes_done, layers_done, reading.refs.len())
         };
-        assert_eq!(measured(&[], &[]), (Phase::Resolving, 0, 0));
-        assert_eq!(measured(&["sha256:c"], &[("layer-sha256:a", 40)]), (Phase::Downloading, 50, 0));
+        let (a, b, c) = ("sha256:a", "sha256:b", "sha256:c");
+        assert_eq!(measured(&[], &[]), (Phase::Resolving, 0, 0, 0));
+        assert_eq!(measured(&[], &[("config-sha256:c", 3)]), (Phase::Downloading, 3, 0, 1));
+        assert_eq!(measured(&[c], &[("layer-sha256:a", 40)]), (Phase::Downloading, 50, 0, 1));
+        assert_eq!(measured(&[c, a], &[("layer-name-x@sha256:b", 999)]), (Phase::Downloading, 410, 1, 1));
         assert_eq!(
-            measured(&["sha256:c", "sha256:a"], &[("layer-sha256:b", 999)]),
-            (Phase::Downloading, 410, 1)
+            measured(&[c, a], &[("layer-sha256:z", 1)]),
+            (Phase::Unpacking, 110, 1, 0),
+            "b is discarded"
         );
-        assert_eq!(measured(&["sha256:c", "sha256:a", "sha256:b"], &[]), (Phase::Unpacking, 410, 2));
-        let total = measure(&manifest(), |_| false, &Ingests::new());
+        assert_eq!(measured(&[c, a, b], &[]), (Phase::Unpacking, 410, 2, 0));
+        let total = measure(&manifest(), |_| false, &ByDigest::new()).progress;
         assert_eq!((total.bytes_total, total.layers_total), (410, 2));
     }
 }

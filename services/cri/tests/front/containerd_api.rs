@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use keelson_actors::{
     pulls::{ListPulls, PullCall, core::Policy},
-    runtime::{Phase, Progress, PullReply, Runtime as _, RuntimePull},
+    runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
 };
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::Code;
@@ -355,8 +355,8 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let read = || async {
             let read = client.progress(vec!["gone".into(), "keelson-1".into()]).await.unwrap();
-            assert!(read.len() <= 1 && read.iter().all(|(lease, _)| lease == "keelson-1"));
-            read.first().map(|(_, progress)| *progress)
+            assert!(read.failed.is_none() && read.pulls.keys().all(|lease| lease == "keelson-1"));
+            read.pulls.get("keelson-1").map(|reading| reading.progress)
         };
         assert_eq!(read().await, None, "no lease yet");
         containerd.put_lease("keelson-1", &[], &[]);
@@ -378,6 +378,7 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
             bytes_total: 460,
             layers_done: 1,
             layers_total: 3,
+            ..Progress::default()
         };
         assert_eq!(read().await, Some(progress));
         containerd.put_blob("sha256:a", 100, "a layer");
@@ -392,6 +393,7 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
             bytes_total: 460,
             layers_done: 3,
             layers_total: 3,
+            ..Progress::default()
         };
         assert_eq!(read().await, Some(done));
         assert_eq!(read().await, Some(done));
@@ -411,7 +413,7 @@ fn a_large_blob_is_no_manifest_and_is_not_read() {
         containerd.put_lease("keelson-1", &[], &[("content", "sha256:l"), ("content", "sha256:gone")]);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let read = client.progress(vec!["keelson-1".into()]).await.unwrap();
-        assert_eq!(read, [("keelson-1".to_owned(), Progress::default())]);
+        assert_eq!(read.pulls, [("keelson-1".to_owned(), PullReading::default())].into());
         assert!(containerd.journal().is_empty());
     });
 }

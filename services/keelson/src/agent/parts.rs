@@ -89,6 +89,7 @@ pub(super) fn policy(settings: &Settings) -> Policy {
         retained_bytes_max: pulls.retained_bytes_max.0,
         retain_min_free_percent: pulls.retain_min_free_percent,
         stall_timeout: some(pulls.stall_timeout),
+        max_pull_time: some(pulls.max_pull_time),
         reject_retries: pulls.reject_retries,
         reject_interval: pulls.reject_retry_interval,
         runtime_retries: pulls.runtime_retries,
