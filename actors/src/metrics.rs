@@ -74,6 +74,15 @@ pub struct ReleaseLabel {
     pub reason: &'static str,
 }
 
+/// A failed call on an API that only containerd has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ApiFailure {
+    /// `leases` or `content`.
+    pub api: &'static str,
+    /// The gRPC code, such as `PermissionDenied`.
+    pub code: &'static str,
+}
+
 type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Every family. Cheap to clone: the values are shared.
@@ -131,6 +140,8 @@ pub struct Metrics {
     pub resumed: Counter,
     /// 1 while the runtime serves.
     pub runtime_up: Gauge,
+    /// Failed calls on the runtime's lease and content APIs.
+    pub runtime_api_errors: Family<ApiFailure, Counter>,
     /// Writes to the store that failed.
     pub store_errors: Counter,
     /// 0 while the journal on disk lags behind.
@@ -180,6 +191,7 @@ impl Default for Metrics {
             passing_through: Gauge::default(),
             resumed: Counter::default(),
             runtime_up: Gauge::default(),
+            runtime_api_errors: Family::default(),
             store_errors: Counter::default(),
             store_durable: {
                 let durable = Gauge::default();
@@ -215,6 +227,11 @@ impl Metrics {
             self.passing_through.clone(),
         );
         own.register("image_pulls_resumed", "Image pulls taken over from the journal", self.resumed.clone());
+        own.register(
+            "runtime_api_errors",
+            "Failed calls on the lease and content APIs of the container runtime, by gRPC code",
+            self.runtime_api_errors.clone(),
+        );
         own.register("runtime_up", "1 while the container runtime serves", self.runtime_up.clone());
         own.register(
             "store_write_errors",

@@ -22,8 +22,8 @@ use crate::{
     host::{FileSystem, FileSystemReader},
     pulls::PullCall,
     runtime::{
-        Capabilities, Ingest, Progress, PullReading, PullReply, RUNTIME_READY, Readings, Runtime,
-        RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull,
+        Capabilities, FailureKind, Ingest, ProbeFailure, Progress, PullReading, PullReply, RUNTIME_READY,
+        Readings, Runtime, RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull,
     },
 };
 
@@ -167,12 +167,14 @@ impl Runtime for FakeRuntime {
         SOCKET
     }
 
-    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, RuntimeError>> {
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, ProbeFailure>> {
         let mut script = self.script();
         script.probes.push(Instant::now());
         let info =
             RuntimeInfo { name: "fake".into(), version: "v1".into(), capabilities: script.capabilities };
-        let result = script.down.clone().map_or(Ok(info), |reason| Err(self.error(&reason)));
+        let result = script.down.clone().map_or(Ok(info), |reason| {
+            Err(ProbeFailure { error: self.error(&reason), kind: FailureKind::Gone })
+        });
         async move { result }.boxed()
     }
 

@@ -32,7 +32,7 @@ use super::{
     report::ImageCache,
     retained::ImageFsCheck,
     types::{
-        Capabilities, PROBE_BACKOFF, Phase, Progress, PullReply, Readings, Runtime, RuntimeError,
+        Capabilities, PROBE_BACKOFF, Phase, ProbeFailure, Progress, PullReply, Readings, Runtime,
         RuntimeInfo, RuntimePull,
     },
 };
@@ -247,6 +247,13 @@ impl RuntimeClient {
             match effect {
                 Effect::ProbeAfter(pause) => self.probe_after(pause, ctx),
                 Effect::Announce => self.announce(),
+                Effect::Warn(reason) => {
+                    tracing::warn!(
+                        reason,
+                        "the container runtime does not answer probes in full; it stays in use"
+                    );
+                    self.recorder().error(format!("stays in use: {reason}"));
+                }
             }
         }
     }
@@ -262,9 +269,8 @@ impl RuntimeClient {
             }
             runtime.probe().await
         };
-        let then = |result: Result<RuntimeInfo, RuntimeError>, actor: &mut Self, ctx: &mut Context<Self>| {
+        let then = |result: Result<RuntimeInfo, ProbeFailure>, actor: &mut Self, ctx: &mut Context<Self>| {
             actor.probe = None;
-            let result = result.map_err(|error| error.to_string());
             let effects = actor.core.handle(Event::Probed(result), actor.clock.now());
             actor.perform(effects, ctx);
         };
@@ -651,6 +657,7 @@ impl Handler<RuntimeState> for RuntimeClient {
             "health": health,
             "since_unix_ms": since,
             "reason": reason,
+            "probe_error": self.core.degraded(),
             "runtime_name": runtime.map(|info| &info.name),
             "runtime_version": runtime.map(|info| &info.version),
             "pull_option": runtime.map(|info| info.capabilities.pull_option),

@@ -3,12 +3,17 @@
 //! Owns: the health of the runtime and the time of the next probe. In: results of probes, calls
 //! that were lost, connections that closed. Out: when to probe, and changes worth telling. A lost call is
 //! not yet a dead runtime: it only makes the next probe come at once, and its answer be told even if it
-//! is the old one. Nor is a closed connection: it makes the next probe come at once.
+//! is the old one. Nor is a closed connection: it makes the next probe come at once. A runtime that serves stays
+//! up while it is only slow: it is down when its connection is gone or it says so, or after
+//! [`SILENT_PROBES`] probes in a row that it did not answer at all.
 
 use std::time::Duration;
 
-use super::types::{PROBE_BACKOFF, PROBE_INTERVAL, RuntimeInfo};
+use super::types::{FailureKind, PROBE_BACKOFF, PROBE_INTERVAL, ProbeFailure, RuntimeInfo};
 use crate::clock::Now;
+
+/// After so many probes without any answer a runtime that served is down.
+pub const SILENT_PROBES: u32 = 3;
 
 /// What is known of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +40,7 @@ pub enum Health {
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A probe ended.
-    Probed(Result<RuntimeInfo, String>),
+    Probed(Result<RuntimeInfo, ProbeFailure>),
     /// A call broke off without an answer.
     CallLost,
     /// A connection to the runtime closed.
@@ -49,6 +54,8 @@ pub enum Effect {
     ProbeAfter(Duration),
     /// Tell the neighbours what [`Core::health`] says now.
     Announce,
+    /// The runtime began to fail probes, and stays up.
+    Warn(String),
 }
 
 /// The state.
@@ -56,13 +63,17 @@ pub enum Effect {
 pub struct Core {
     health: Health,
     failures: u32,
+    /// Probes in a row without any answer.
+    silent: u32,
+    /// Why the last probe failed although the runtime is up.
+    degraded: Option<String>,
     /// A call was lost since the last probe began: what the next one says is news.
     suspect: bool,
 }
 
 impl Default for Core {
     fn default() -> Self {
-        Self { health: Health::Unknown, failures: 0, suspect: false }
+        Self { health: Health::Unknown, failures: 0, silent: 0, degraded: None, suspect: false }
     }
 }
 
@@ -71,6 +82,12 @@ impl Core {
     #[must_use]
     pub fn health(&self) -> &Health {
         &self.health
+    }
+
+    /// Why the last probe failed, if the runtime is up all the same.
+    #[must_use]
+    pub fn degraded(&self) -> Option<&str> {
+        self.degraded.as_deref()
     }
 
     /// The one way in.
@@ -90,12 +107,38 @@ impl Core {
                 vec![Effect::ProbeAfter(Duration::ZERO)]
             }
             Event::Probed(Ok(info)) => self.up(info, now),
-            Event::Probed(Err(reason)) => self.down(reason, now),
+            Event::Probed(Err(failure)) => self.failed(failure, now),
         }
     }
 
+    fn failed(&mut self, failure: ProbeFailure, now: Now) -> Vec<Effect> {
+        let ProbeFailure { error, kind } = failure;
+        let reason = error.to_string();
+        self.silent = if kind == FailureKind::Silent { self.silent.saturating_add(1) } else { 0 };
+        let stays = match kind {
+            FailureKind::Gone => false,
+            FailureKind::Silent => self.silent < SILENT_PROBES,
+            FailureKind::Busy => true,
+        };
+        if !stays || !matches!(self.health, Health::Up { .. }) {
+            return self.down(reason, now);
+        }
+        let mut effects = vec![Effect::ProbeAfter(self.back_off())];
+        if self.degraded.replace(reason.clone()).is_none() {
+            effects.insert(0, Effect::Warn(reason));
+        }
+        effects
+    }
+
+    fn back_off(&mut self) -> Duration {
+        let (first, longest) = PROBE_BACKOFF;
+        let pause = first.saturating_mul(1 << self.failures.min(10)).min(longest);
+        self.failures = self.failures.saturating_add(1);
+        pause
+    }
+
     fn up(&mut self, info: RuntimeInfo, now: Now) -> Vec<Effect> {
-        self.failures = 0;
+        (self.failures, self.silent, self.degraded) = (0, 0, None);
         let news = match &self.health {
             Health::Up { info: known, .. } => self.suspect || *known != info,
             _ => true,
@@ -115,9 +158,8 @@ impl Core {
 
     fn down(&mut self, reason: String, now: Now) -> Vec<Effect> {
         self.suspect = false;
-        let (first, longest) = PROBE_BACKOFF;
-        let pause = first.saturating_mul(1 << self.failures.min(10)).min(longest);
-        self.failures = self.failures.saturating_add(1);
+        self.degraded = None;
+        let pause = self.back_off();
         let (news, since_unix_ms) = match &self.health {
             Health::Down { reason: known, since_unix_ms } => (*known != reason, *since_unix_ms),
             _ => (true, now.unix_ms),
@@ -133,10 +175,19 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::types::RuntimeError, *};
 
     fn info(version: &str) -> RuntimeInfo {
         RuntimeInfo { name: "containerd".into(), version: version.into(), ..Default::default() }
+    }
+
+    fn failure(kind: FailureKind, reason: &str) -> Event {
+        let error = RuntimeError { endpoint: "unix:///r".into(), reason: reason.into() };
+        Event::Probed(Err(ProbeFailure { error, kind }))
+    }
+
+    fn refused() -> Event {
+        failure(FailureKind::Gone, "refused")
     }
 
     fn run(core: &mut Core, event: Event) -> Vec<Effect> {
@@ -159,7 +210,7 @@ mod tests {
         let mut core = Core::default();
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            for effect in run(&mut core, Event::Probed(Err("refused".into()))) {
+            for effect in run(&mut core, refused()) {
                 if let Effect::ProbeAfter(pause) = effect {
                     pauses.push(pause.as_millis());
                 }
@@ -167,7 +218,7 @@ mod tests {
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3000, 3000, 3000]);
         run(&mut core, Event::Probed(Ok(info("1"))));
-        let effects = run(&mut core, Event::Probed(Err("refused".into())));
+        let effects = run(&mut core, refused());
         assert_eq!(effects, [Effect::Announce, Effect::ProbeAfter(Duration::from_millis(100))]);
     }
 
@@ -183,7 +234,7 @@ mod tests {
     #[test]
     fn a_lost_call_of_a_dead_runtime_changes_nothing() {
         let mut core = Core::default();
-        run(&mut core, Event::Probed(Err("refused".into())));
+        run(&mut core, refused());
         assert_eq!(run(&mut core, Event::CallLost), []);
     }
 
@@ -200,7 +251,62 @@ mod tests {
     #[test]
     fn a_closed_connection_of_a_dead_runtime_keeps_the_back_off() {
         let mut core = Core::default();
-        run(&mut core, Event::Probed(Err("refused".into())));
+        run(&mut core, refused());
         assert_eq!(run(&mut core, Event::ConnectionClosed), []);
+    }
+
+    /// I10: a probe that is missed does not stop new pulls.
+    #[test]
+    fn a_runtime_that_is_slow_is_up_and_one_that_says_nothing_three_times_is_down() {
+        use FailureKind::{Busy, Gone, Silent};
+        let cases: [(&[FailureKind], bool); 8] = [
+            (&[Gone], false),
+            (&[Silent], true),
+            (&[Silent, Silent], true),
+            (&[Silent, Silent, Silent], false),
+            (&[Silent, Silent, Busy, Silent, Silent], true),
+            (&[Busy; 20], true),
+            (&[Busy, Gone], false),
+            (&[Silent, Gone], false),
+        ];
+        for (kinds, stays) in cases {
+            let mut core = Core::default();
+            run(&mut core, Event::Probed(Ok(info("1"))));
+            let mut warnings = 0;
+            for kind in kinds {
+                let effects = run(&mut core, failure(*kind, "slow"));
+                warnings += effects.iter().filter(|effect| matches!(effect, Effect::Warn(_))).count();
+            }
+            assert_eq!(matches!(core.health(), Health::Up { .. }), stays, "{kinds:?}");
+            assert_eq!(core.degraded().is_some(), stays, "{kinds:?}");
+            assert_eq!(warnings, usize::from(kinds != [Gone]), "said once: {kinds:?}");
+            run(&mut core, Event::Probed(Ok(info("1"))));
+            assert_eq!(core.degraded(), None);
+            run(&mut core, failure(Silent, "slow"));
+            run(&mut core, failure(Silent, "slow"));
+            assert!(matches!(core.health(), Health::Up { .. }), "it counts from the last answer");
+        }
+    }
+
+    /// I10: to be up in the first place it has to answer everything, as for the kubelet.
+    #[test]
+    fn a_runtime_that_is_not_up_yet_must_answer_the_whole_probe() {
+        for kind in [FailureKind::Gone, FailureKind::Silent, FailureKind::Busy] {
+            let mut core = Core::default();
+            run(&mut core, failure(kind, "not yet"));
+            assert!(matches!(core.health(), Health::Down { .. }), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_slow_runtime_is_probed_with_back_off_and_pulls_that_were_lost_wait_for_its_answer() {
+        let mut core = Core::default();
+        run(&mut core, Event::Probed(Ok(info("1"))));
+        run(&mut core, Event::CallLost);
+        let effects = run(&mut core, failure(FailureKind::Busy, "slow"));
+        let [first, second] = [100, 200].map(|ms| Effect::ProbeAfter(Duration::from_millis(ms)));
+        assert_eq!(effects, [Effect::Warn("unix:///r: slow".into()), first]);
+        assert_eq!(run(&mut core, failure(FailureKind::Busy, "slow")), [second]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, LATER]);
     }
 }

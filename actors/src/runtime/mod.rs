@@ -23,7 +23,7 @@ pub use actor::{
 pub use report::ReportRuntime;
 pub use retained::{CheckImageFs, ImageFsRead, LeaseMeasured, MeasureLease, RenewLeases};
 pub use types::{
-    Capabilities, Download, Ingest, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase, Progress,
-    PullReading, PullReply, RUNTIME_READY, Readings, Runtime, RuntimeCondition, RuntimeError, RuntimeImage,
-    RuntimeInfo, RuntimePull, RuntimeReport, WireStatus,
+    Capabilities, Download, FailureKind, Ingest, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase,
+    ProbeFailure, Progress, PullReading, PullReply, RUNTIME_READY, Readings, Runtime, RuntimeCondition,
+    RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, RuntimeReport, WireStatus,
 };

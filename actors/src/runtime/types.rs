@@ -66,6 +66,27 @@ pub struct RuntimeError {
     pub reason: String,
 }
 
+/// Why a probe failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct ProbeFailure {
+    /// What failed, and where.
+    pub error: RuntimeError,
+    /// What it says about the runtime.
+    pub kind: FailureKind,
+}
+
+/// What a failed probe says about the runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureKind {
+    /// There is no connection, or the runtime says itself that it is not ready.
+    Gone,
+    /// The connection is there, but `Version` was not answered, or with an error.
+    Silent,
+    /// `Version` was answered, but `ImageFsInfo` was not, or with an error: it takes long while layers are unpacked.
+    Busy,
+}
+
 /// What a probe learned: the runtime serves.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeInfo {
@@ -123,7 +144,8 @@ pub struct RuntimeImage {
 pub struct Capabilities {
     /// It obeys the pull option (it said so in a response header).
     pub pull_option: bool,
-    /// It has containerd's lease API, so progress can be kept.
+    /// It has containerd's lease API, so progress can be kept. An API that fails is there; only UNIMPLEMENTED means
+    /// that it is not.
     pub leases: bool,
     /// It has containerd's content API, so progress can be shown.
     pub content: bool,
@@ -226,7 +248,7 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Asks whether the runtime serves (CRI `Version` and `ImageFsInfo`, the kubelet's own start-up
     /// probes) and what it can do.
-    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, RuntimeError>>;
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, ProbeFailure>>;
 
     /// CRI `PullImage`. Never fails: what went wrong is in the reply, and the flag tells whether the
     /// call was lost (no answer, or one that only says that the runtime is not ready).

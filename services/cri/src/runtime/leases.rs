@@ -10,7 +10,6 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    error::Error as _,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -90,16 +89,6 @@ pub(super) fn in_namespace<T>(message: T) -> Request<T> {
     request
 }
 
-/// Whether an API of containerd's can be used: not if there is none, nor if it refuses. A runtime that
-/// is away or not ready yet says neither.
-pub(super) fn answers<T>(probed: Result<T, Status>) -> Result<bool, Status> {
-    match probed {
-        Ok(_) => Ok(true),
-        Err(status) if status.code() == Code::Unavailable || status.source().is_some() => Err(status),
-        Err(_) => Ok(false),
-    }
-}
-
 impl LeaseBook {
     pub(super) fn new(channel: Channel, owner: &str) -> Self {
         Self {
@@ -114,10 +103,10 @@ impl LeaseBook {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the runtime has a lease API at all.
-    pub(super) async fn supported(&self) -> Result<bool, Status> {
+    /// A call that changes nothing, to see whether the runtime has a lease API.
+    pub(super) async fn ask(&self) -> Result<(), Status> {
         let none = ListRequest { filters: vec!["id==keelson-probe".into()] };
-        answers(self.client.clone().list(in_namespace(none)).await)
+        self.client.clone().list(in_namespace(none)).await.map(drop)
     }
 
     pub(super) fn using(&self, lease: &str) -> Using {

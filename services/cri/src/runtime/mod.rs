@@ -5,6 +5,7 @@
 //! No keep-alive pings are sent: containerd answers frequent ones with GOAWAY, and a unix socket
 //! tells when its peer is gone, which is passed on at once.
 
+mod apis;
 mod cleanup;
 mod leases;
 mod progress;
@@ -19,10 +20,11 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
 use keelson_actors::{
+    metrics::Metrics,
     pulls::PullCall,
     runtime::{
-        Capabilities, PullReply, Readings, Runtime, RuntimeCondition, RuntimeError, RuntimeImage,
-        RuntimeInfo, RuntimePull, WireStatus,
+        Capabilities, FailureKind, ProbeFailure, PullReply, Readings, Runtime, RuntimeCondition,
+        RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, WireStatus,
     },
 };
 use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
@@ -38,6 +40,7 @@ use tonic::{
 };
 
 use crate::front::{MAX_HEADERS, grpc::MAX_MESSAGE};
+use apis::{Api, Apis};
 pub use cleanup::{AgentLease, CleanupError, LeaseCleaner};
 use leases::LeaseBook;
 use progress::ProgressReader;
@@ -45,6 +48,8 @@ use stream::Watched;
 
 /// A probe that takes longer has failed; so has any other short call.
 const SHORT_CALL: Duration = Duration::from_secs(10);
+/// How long a pull waits before each further try to make its lease. After the last it goes on without one.
+const LEASE_RETRIES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 /// Metadata by which containerd runs a call within a lease.
 const LEASE_HEADER: &str = "containerd-lease";
 /// `RuntimeName` of the runtimes whose PullImage does not look at the pod's namespace.
@@ -63,8 +68,7 @@ struct Inner {
     closed: Arc<Notify>,
     leases: LeaseBook,
     progress: Mutex<ProgressReader>,
-    /// What the runtime can do, asked once for each of its lives.
-    known: Mutex<Option<Capabilities>>,
+    apis: Arc<Apis>,
 }
 
 impl fmt::Debug for ContainerRuntime {
@@ -78,14 +82,25 @@ impl ContainerRuntime {
     /// of the caller. `owner` is the state folder's random id, by which the agent knows its leases.
     #[must_use]
     pub fn new(socket: PathBuf, owner: &str) -> Self {
+        Self::with_metrics(socket, owner, &Metrics::default())
+    }
+
+    /// As [`ContainerRuntime::new`], and failed calls are counted in `metrics`.
+    #[must_use]
+    pub fn with_metrics(socket: PathBuf, owner: &str, metrics: &Metrics) -> Self {
+        let apis = Arc::new(Apis::new(metrics.clone()));
+        let made = apis.clone();
         let endpoint = format!("unix://{}", socket.display());
         let closed = Arc::new(Notify::new());
         let tell = closed.clone();
-        let channel = connect(socket, move |stream| Watched::new(stream, tell.clone()));
+        let channel = connect(socket, move |stream| {
+            made.connected();
+            Watched::new(stream, tell.clone())
+        });
         let inner = Inner {
             leases: LeaseBook::new(channel.clone(), owner),
             progress: Mutex::new(ProgressReader::new(channel.clone())),
-            known: Mutex::new(None),
+            apis,
             endpoint,
             channel,
             closed,
@@ -119,24 +134,16 @@ impl Inner {
         RuntimeError { endpoint: self.endpoint.clone(), reason }
     }
 
-    async fn probe(&self) -> Result<RuntimeInfo, RuntimeError> {
-        let asked = tokio::time::timeout(SHORT_CALL, self.ask()).await;
-        let outcome = match asked {
-            Ok(Ok(info)) => return Ok(info),
-            Ok(Err(status)) => self.error(&status),
-            Err(_) => {
-                let reason = format!("did not answer the probe within {SHORT_CALL:?}");
-                RuntimeError { endpoint: self.endpoint.clone(), reason }
-            }
-        };
-        *self.known.lock().await = None;
-        Err(outcome)
-    }
-
     /// The kubelet's own start-up probes: the runtime serves when both succeed.
-    async fn ask(&self) -> Result<RuntimeInfo, Status> {
+    async fn probe(&self) -> Result<RuntimeInfo, ProbeFailure> {
+        let failed = |status: Status, kind| {
+            let is_gone = status.source().is_some() || status.code() == Code::Unavailable;
+            let kind = if is_gone { FailureKind::Gone } else { kind };
+            ProbeFailure { error: self.error(&status), kind }
+        };
         let mut runtime = cri::runtime_service_client::RuntimeServiceClient::new(self.channel.clone());
-        let version = runtime.version(cri::VersionRequest { version: "v1".into() }).await?;
+        let version = runtime.version(cri::VersionRequest { version: "v1".into() });
+        let version = short(version).await.map_err(|status| failed(status, FailureKind::Silent))?;
         let options: Vec<String> = version
             .metadata()
             .get_all(PULL_OPTIONS_HEADER)
@@ -151,27 +158,38 @@ impl Inner {
         let is_agent = !options.is_empty();
         let version = version.into_inner();
         let mut images = cri::image_service_client::ImageServiceClient::new(self.channel.clone());
-        images.image_fs_info(cri::ImageFsInfoRequest {}).await?;
-        let mut known = self.known.lock().await;
-        let containerd = match *known {
-            Some(known) => known,
-            None if is_agent => Capabilities::default(),
-            None => Capabilities {
-                pull_option: false,
-                leases: self.leases.supported().await?,
-                content: self.progress.lock().await.supported().await?,
-                ignores_namespace: false,
-            },
+        let fs_info = images.image_fs_info(cri::ImageFsInfoRequest {});
+        short(fs_info).await.map_err(|status| failed(status, FailureKind::Busy))?;
+        let capabilities = Capabilities {
+            pull_option,
+            leases: !is_agent && self.has(Api::Leases).await,
+            content: !is_agent && self.has(Api::Content).await,
+            ignores_namespace: NAMESPACE_BLIND.contains(&version.runtime_name.as_str()),
         };
-        let ignores_namespace = NAMESPACE_BLIND.contains(&version.runtime_name.as_str());
-        let capabilities = Capabilities { pull_option, ignores_namespace, ..containerd };
-        *known = Some(capabilities);
         Ok(RuntimeInfo { name: version.runtime_name, version: version.runtime_version, capabilities })
+    }
+
+    /// Whether the runtime has this API. One that fails is there.
+    async fn has(&self, api: Api) -> bool {
+        if let Some(known) = self.apis.exists(api) {
+            return known;
+        }
+        let asked = match api {
+            Api::Leases => short(self.leases.ask()).await,
+            Api::Content => {
+                let asking = self.progress.lock().await.ask();
+                short(asking).await
+            }
+        };
+        match self.apis.called(api, asked) {
+            Ok(()) => true,
+            Err(status) => status.code() != Code::Unimplemented,
+        }
     }
 
     async fn pull(&self, mut pull: RuntimePull) -> (PullReply, bool) {
         if let Some(lease) = &pull.lease
-            && let Err(status) = self.leases.ensure(lease).await
+            && let Err(status) = self.make_lease(lease).await
             && let Some(lost) = self.without_lease(&mut pull, &status)
         {
             return lost;
@@ -195,15 +213,28 @@ impl Inner {
         }
     }
 
+    /// Makes the lease of a pull. Errors that may pass are given a moment.
+    async fn make_lease(&self, lease: &str) -> Result<(), Status> {
+        for pause in LEASE_RETRIES {
+            match self.apis.called(Api::Leases, self.leases.ensure(lease).await) {
+                Err(status) if may_pass(&status) => tokio::time::sleep(pause).await,
+                other => return other,
+            }
+        }
+        self.apis.called(Api::Leases, self.leases.ensure(lease).await)
+    }
+
     /// There is no lease to pull in: if that is because the runtime is away, so is the pull. Else it
     /// goes on without one: pods must start, even if what a cancelled pull has fetched is then lost.
     fn without_lease(&self, pull: &mut RuntimePull, status: &Status) -> Option<(PullReply, bool)> {
         let reply = self.reply_of(status);
-        if reply.1 || status.code() == Code::Unavailable {
-            return Some((reply.0, true));
+        if reply.1 {
+            return Some(reply);
         }
-        let image = &*pull.call.image;
-        tracing::warn!(image, reason = describe(status), "the pull goes on without a lease");
+        if status.code() != Code::Unimplemented {
+            let image = &*pull.call.image;
+            tracing::warn!(image, reason = describe(status), "the pull goes on without a lease");
+        }
         pull.lease = None;
         None
     }
@@ -230,13 +261,12 @@ impl Inner {
             );
             return (PullReply::status(Code::Unavailable, text), true);
         }
-        let not_ready = status.code() == Code::Unavailable && status.message().contains("not initialized");
         let wire = WireStatus {
             code: status.code(),
             message: status.message().to_owned(),
             details: status.details().to_vec().into(),
         };
-        (PullReply { result: Err(wire), metadata: custom(status.metadata()) }, not_ready)
+        (PullReply { result: Err(wire), metadata: custom(status.metadata()) }, is_not_ready(status))
     }
 
     async fn image_size(&self, call: &PullCall) -> Result<Option<u64>, RuntimeError> {
@@ -271,6 +301,18 @@ fn describe(status: &Status) -> String {
         None if status.message().is_empty() => format!("{:?}", status.code()),
         None => status.message().to_owned(),
     }
+}
+
+/// containerd says so while it starts.
+fn is_not_ready(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.message().contains("not initialized")
+}
+
+/// Whether another try may succeed. Where the runtime is away, the whole pull is tried again.
+fn may_pass(status: &Status) -> bool {
+    status.source().is_none()
+        && !is_not_ready(status)
+        && !matches!(status.code(), Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
 }
 
 fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
@@ -312,7 +354,7 @@ impl Runtime for ContainerRuntime {
         &self.inner.endpoint
     }
 
-    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, RuntimeError>> {
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, ProbeFailure>> {
         let inner = self.inner.clone();
         async move { inner.probe().await }.boxed()
     }
@@ -359,8 +401,11 @@ impl Runtime for ContainerRuntime {
         let inner = self.inner.clone();
         async move {
             let mut reader = inner.progress.lock().await;
-            let read = short(reader.read(leases)).await.map_err(|status| inner.error(&status))?;
-            let (readings, failed) = read;
+            let read = inner.apis.called(Api::Content, short(reader.read(leases)).await);
+            let (readings, failed) = read.map_err(|status| inner.error(&status))?;
+            if let Some(status) = &failed {
+                let _ = inner.apis.called::<()>(Api::Content, Err(status.clone()));
+            }
             Ok(Readings { failed: failed.map(|status| inner.error(&status)), ..readings })
         }
         .boxed()

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use tonic::{Code, Status, transport::Channel};
 
-use super::leases::{answers, in_namespace};
+use super::leases::in_namespace;
 
 /// Larger blobs are layers, not manifests (the distribution specification's limit for manifests).
 const MAX_MANIFEST: i64 = 4 * 1024 * 1024;
@@ -80,10 +80,11 @@ impl ProgressReader {
         }
     }
 
-    /// Whether the runtime has a content API at all.
-    pub(super) async fn supported(&mut self) -> Result<bool, Status> {
+    /// A call that changes nothing, to see whether the runtime has a content API.
+    pub(super) fn ask(&self) -> impl Future<Output = Result<(), Status>> + use<> {
         let none = ListStatusesRequest { filters: vec!["ref==keelson-probe".into()] };
-        answers(self.content.list_statuses(in_namespace(none)).await)
+        let mut content = self.content.clone();
+        async move { content.list_statuses(in_namespace(none)).await.map(drop) }
     }
 
     /// Reads all ingests, and what belongs to these leases. A lease that cannot be read does not keep the others

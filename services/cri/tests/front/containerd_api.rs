@@ -200,8 +200,9 @@ fn a_lease_that_cannot_be_made_costs_the_progress_and_not_the_pull() {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let runtime = serve(&sockets, &containerd);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        containerd.fail_next_lease_call(2, "disk full");
+        containerd.fail_own_api(Some((2, "disk full")));
         let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
+        containerd.fail_own_api(None);
         assert_eq!((code(&reply), lost), (None, false));
         assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
         // A runtime that is not ready is another matter: the pull waits for it.
@@ -300,23 +301,6 @@ fn two_agents_in_a_row_leave_leases_to_the_one_beside_containerd() {
         assert_eq!(pulls.len(), 2);
         let of_near = |lease: &http::HeaderValue| lease.to_str().unwrap().contains(OWNER);
         assert!(pulls.iter().all(|call| of_near(&call.headers["containerd-lease"])), "{pulls:?}");
-    });
-}
-
-#[test]
-fn a_lease_api_that_is_refused_is_as_good_as_none() {
-    run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        containerd.fail_next_lease_call(7, "not for you");
-        let capabilities = client.probe().await.unwrap().capabilities;
-        assert_eq!((capabilities.leases, capabilities.content), (false, true));
-        // But one that is not there yet says nothing about the runtime's next hour.
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        containerd.fail_next_lease_call(14, "server is not initialized yet");
-        assert!(client.probe().await.is_err());
-        assert!(client.probe().await.unwrap().capabilities.leases);
     });
 }
 

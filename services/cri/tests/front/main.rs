@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod containerd_api;
+mod containerd_errors;
 mod decision;
 mod limits;
 mod outage;

@@ -147,7 +147,7 @@ pub(super) fn start(
         move |ctx: &mut actix::Context<RuntimeClient>| {
             ctx.set_mailbox_capacity(RUNTIME_MAILBOX);
             // The channel's tasks live where it is made: on this actor's arbiter.
-            let runtime = Arc::new(ContainerRuntime::new(endpoint, &owner));
+            let runtime = Arc::new(ContainerRuntime::with_metrics(endpoint, &owner, &metrics));
             RuntimeClient::new(RuntimeClientParts {
                 runtime,
                 file_systems: Arc::new(LinuxHost::new()),

@@ -30,10 +30,16 @@ pub(crate) struct OneLease {
 struct State {
     leases: BTreeMap<String, OneLease>,
     blobs: BTreeMap<String, (i64, Bytes)>,
-    ingests: BTreeMap<String, i64>,
+    /// Offset, and when it was written to last, in Unix seconds.
+    ingests: BTreeMap<String, (i64, i64)>,
+    /// When blobs arrived, in Unix seconds.
+    arrived: BTreeMap<String, i64>,
     journal: Vec<String>,
     without_own_api: bool,
     lease_errors: Vec<(i32, &'static str)>,
+    /// What every call on the content API fails with.
+    content_error: Option<(i32, &'static str)>,
+    lease_error: Option<(i32, &'static str)>,
 }
 
 /// A containerd.
@@ -56,6 +62,22 @@ impl Containerd {
         self.state().lease_errors.push((code, text));
     }
 
+    /// From now on every call on the lease API and on the content API fails so, or (`None`) none.
+    pub(crate) fn fail_own_api(&self, error: Option<(i32, &'static str)>) {
+        let mut state = self.state();
+        (state.lease_error, state.content_error) = (error, error);
+    }
+
+    /// From now on every call on the content API fails so, or (`None`) none.
+    pub(crate) fn fail_content_api(&self, error: Option<(i32, &'static str)>) {
+        self.state().content_error = error;
+    }
+
+    /// It is another runtime now: with or without the APIs of its own.
+    pub(crate) fn set_own_api(&self, has: bool) {
+        self.state().without_own_api = !has;
+    }
+
     pub(crate) fn put_lease(&self, id: &str, labels: &[(&str, &str)], resources: &[(&str, &str)]) {
         let own = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
         let labels = labels.iter().map(own).collect();
@@ -76,7 +98,20 @@ impl Containerd {
     }
 
     pub(crate) fn put_ingest(&self, reference: &str, offset: i64) {
-        self.state().ingests.insert(reference.to_owned(), offset);
+        self.put_ingest_at(reference, offset, 0);
+    }
+
+    pub(crate) fn put_ingest_at(&self, reference: &str, offset: i64, updated: i64) {
+        self.state().ingests.insert(reference.to_owned(), (offset, updated));
+    }
+
+    pub(crate) fn remove_ingest(&self, reference: &str) {
+        self.state().ingests.remove(reference);
+    }
+
+    pub(crate) fn put_blob_at(&self, digest: &str, size: i64, content: &str, arrived: i64) {
+        self.put_blob(digest, size, content);
+        self.state().arrived.insert(digest.to_owned(), arrived);
     }
 
     /// Every call on the own API that changed something or read a blob, in order.
@@ -124,7 +159,8 @@ impl Containerd {
 
     async fn lease_call(self, mut call: Call, method: &str) {
         let refusal = self.refusal(&call).or_else(|| {
-            let (code, text) = self.state().lease_errors.pop()?;
+            let mut state = self.state();
+            let (code, text) = state.lease_errors.pop().or(state.lease_error)?;
             Some(grpc_status(code, text))
         });
         if let Some(refusal) = refusal {
@@ -185,20 +221,29 @@ impl Containerd {
     }
 
     async fn content_call(self, mut call: Call, method: &str) {
-        if let Some(refusal) = self.refusal(&call) {
+        let error = self.state().content_error.map(|(code, text)| grpc_status(code, text));
+        if let Some(refusal) = self.refusal(&call).or(error) {
             return call.refuse(refusal);
         }
         match method {
             "ListStatuses" => {
                 let statuses = self.state().ingests.clone().into_iter();
-                let status = |(r#ref, offset)| Status { r#ref, offset, ..Default::default() };
+                let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+                let status = |(r#ref, (offset, updated))| Status {
+                    r#ref,
+                    offset,
+                    updated_at: at(updated),
+                    ..Default::default()
+                };
                 call.answer(&ListStatusesResponse { statuses: statuses.map(status).collect() }).await;
             }
             "Info" => {
                 let InfoRequest { digest } = call.message().await;
                 let size = self.state().blobs.get(&digest).map(|(size, _)| *size);
                 let Some(size) = size else { return call.refuse(grpc_status(5, "content: not found")) };
-                let info = Some(Info { digest, size, ..Default::default() });
+                let arrived = self.state().arrived.get(&digest).copied().unwrap_or(0);
+                let created_at = Some(prost_types::Timestamp { seconds: arrived, nanos: 0 });
+                let info = Some(Info { digest, size, created_at, ..Default::default() });
                 call.answer(&InfoResponse { info }).await;
             }
             "Read" => {

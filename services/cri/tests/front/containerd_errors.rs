@@ -1,0 +1,284 @@
+//! I10 and I3: a containerd whose own APIs fail, come back, or are replaced.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use keelson_actors::{
+    metrics::{ApiFailure, Metrics},
+    pulls::{ListPulls, core::Policy},
+    runtime::{Capabilities, FailureKind, Runtime as _, core::Health},
+};
+use keelson_cri::runtime::ContainerRuntime;
+
+use crate::support::{
+    Agent, Call, Containerd, FakeRuntime, HOLD, IMAGE_FS_INFO, PULL_IMAGE, Sockets, VERSION, frame,
+    grpc_status, pull_request, run, until,
+};
+
+const OWNER: &str = "0123456789abcdef";
+const MANIFEST: &str = r#"{"schemaVersion":2,"config":{"digest":"sha256:c","size":10},
+    "layers":[{"digest":"sha256:a","size":100},{"digest":"sha256:b","size":300}]}"#;
+const OTHER_MANIFEST: &str = r#"{"schemaVersion":2,"config":{"digest":"sha256:d","size":20},
+    "layers":[{"digest":"sha256:a","size":100},{"digest":"sha256:e","size":7000}]}"#;
+
+fn serve(sockets: &Sockets, containerd: &Containerd) -> FakeRuntime {
+    let containerd = containerd.clone();
+    FakeRuntime::start(&sockets.runtime(), move |call: Call| containerd.clone().handle(call))
+}
+
+const PERMISSION_DENIED: i32 = 7;
+const INTERNAL: i32 = 13;
+
+/// I10: only UNIMPLEMENTED means that there is no such API. Every other error is counted, the runtime stays up, and
+/// what it can do is known as soon as it answers.
+#[test]
+fn an_api_that_fails_is_there() {
+    run(async {
+        for (code, name) in
+            [(PERMISSION_DENIED, "PermissionDenied"), (INTERNAL, "Internal"), (14, "Unavailable")]
+        {
+            let (sockets, containerd) = (Sockets::new(), Containerd::default());
+            let _runtime = serve(&sockets, &containerd);
+            let metrics = Metrics::default();
+            let client = ContainerRuntime::with_metrics(sockets.runtime(), OWNER, &metrics);
+            containerd.fail_own_api(Some((code, "not for you")));
+            let all = Capabilities { leases: true, content: true, ..Capabilities::default() };
+            assert_eq!(client.probe().await.unwrap().capabilities, all, "{name}");
+            for api in ["leases", "content"] {
+                let counted = metrics.runtime_api_errors.get_or_create(&ApiFailure { api, code: name }).get();
+                // A runtime that is away is the matter of its probe.
+                assert_eq!(counted, u64::from(code != 14), "{api} {name}");
+            }
+            containerd.fail_own_api(None);
+            assert_eq!(client.probe().await.unwrap().capabilities, all);
+            containerd.set_own_api(false);
+            assert_eq!(client.probe().await.unwrap().capabilities, all, "known for this connection");
+        }
+    });
+}
+
+/// I10: a pull whose lease cannot be made goes on without it, and the next one has a lease again.
+#[test]
+fn pulls_go_on_without_leases_as_long_as_these_fail() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let runtime = serve(&sockets, &containerd);
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        let client = agent.client().await;
+        let with_lease = || {
+            let pulls = runtime.calls(PULL_IMAGE);
+            pulls.iter().map(|call| call.headers.contains_key("containerd-lease")).collect::<Vec<_>>()
+        };
+        for (error, image) in [(PERMISSION_DENIED, "r.io/a"), (INTERNAL, "r.io/b")] {
+            containerd.fail_own_api(Some((error, "the metadata store is on fire")));
+            let reply = client.call(PULL_IMAGE, frame(&pull_request(image))).await;
+            assert_eq!(reply.code(), 0, "{}", reply.text());
+            // Probes do not turn the API off either.
+            tokio::time::sleep(Duration::from_secs(30)).await;
+        }
+        containerd.fail_own_api(None);
+        let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/c"))).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        assert_eq!(with_lease(), [false, false, true]);
+    });
+}
+
+/// I10: an error that passes costs no lease.
+#[test]
+fn a_lease_that_could_not_be_made_is_tried_again() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let runtime = serve(&sockets, &containerd);
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        containerd.fail_next_lease_call(INTERNAL, "database is locked");
+        containerd.fail_next_lease_call(INTERNAL, "database is locked");
+        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        assert!(runtime.calls(PULL_IMAGE)[0].headers.contains_key("containerd-lease"));
+    });
+}
+
+/// I10: another runtime at the same socket is learned again, in both directions.
+#[test]
+fn a_runtime_that_is_replaced_is_learned_again() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let agent = Agent::start(&sockets).await;
+        for has_own_api in [true, false, true] {
+            containerd.set_own_api(has_own_api);
+            let mut runtime = serve(&sockets, &containerd);
+            let learned = |health: &Health| match health {
+                Health::Up { info, .. } => {
+                    (info.capabilities.leases, info.capabilities.content) == (has_own_api, has_own_api)
+                }
+                _ => false,
+            };
+            agent.health.clone().wait_for(learned).await.unwrap();
+            let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+            assert_eq!(reply.code(), 0, "{}", reply.text());
+            let pull = runtime.calls(PULL_IMAGE).pop().expect("a pull");
+            assert_eq!(pull.headers.contains_key("containerd-lease"), has_own_api);
+            runtime.vanish().await;
+        }
+    });
+}
+
+/// I10: what a probe that fails says about the runtime.
+#[test]
+fn a_probe_tells_a_busy_runtime_from_a_dead_one() {
+    run(async {
+        let cases = [
+            (VERSION, None, FailureKind::Silent),
+            (VERSION, Some(14), FailureKind::Gone),
+            (VERSION, Some(INTERNAL), FailureKind::Silent),
+            (IMAGE_FS_INFO, None, FailureKind::Busy),
+            (IMAGE_FS_INFO, Some(14), FailureKind::Gone),
+            (IMAGE_FS_INFO, Some(INTERNAL), FailureKind::Busy),
+        ];
+        for (path, code, expected) in cases {
+            let (sockets, containerd) = (Sockets::new(), Containerd::default());
+            let _runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+                let containerd = containerd.clone();
+                async move {
+                    match code {
+                        _ if call.path != path => containerd.handle(call).await,
+                        Some(code) => call.refuse(grpc_status(code, "no")),
+                        None => {
+                            tokio::time::sleep(Duration::from_secs(60)).await;
+                            containerd.handle(call).await;
+                        }
+                    }
+                }
+            });
+            let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+            let failure = client.probe().await.unwrap_err();
+            assert_eq!(failure.kind, expected, "{path} {code:?}: {failure}");
+        }
+        let sockets = Sockets::new();
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        assert_eq!(client.probe().await.unwrap_err().kind, FailureKind::Gone, "nobody listens");
+    });
+}
+
+/// I10: while ImageFsInfo takes minutes, pulls start all the same.
+#[test]
+fn a_busy_runtime_gets_new_pulls() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let slow = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_slow = slow.clone();
+        let _runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+            let (containerd, is_slow) = (containerd.clone(), is_slow.clone());
+            async move {
+                if call.path == IMAGE_FS_INFO && is_slow.load(std::sync::atomic::Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_secs(300)).await;
+                }
+                containerd.handle(call).await;
+            }
+        });
+        let agent = Agent::start(&sockets).await;
+        agent.runtime_up().await;
+        slow.store(true, std::sync::atomic::Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let began = tokio::time::Instant::now();
+        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        assert_eq!(reply.code(), 0, "{}", reply.text());
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}
+
+/// I3: while readings fail nothing stalls; when they succeed again, a download that hangs is found.
+#[test]
+fn readings_that_fail_are_no_stall_and_stalls_are_found_again_after() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let own = containerd.clone();
+        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+            let containerd = own.clone();
+            async move {
+                if call.path == PULL_IMAGE {
+                    let lease = containerd.enter_lease(&call).unwrap().expect("a lease");
+                    containerd.put_blob("sha256:m", 200, MANIFEST);
+                    containerd.put_lease(&lease, &[], &[("content", "sha256:m")]);
+                    containerd.put_ingest("layer-sha256:b", 120);
+                    tokio::time::sleep(Duration::from_secs(3000)).await;
+                }
+                containerd.handle(call).await;
+            }
+        });
+        let policy = Policy { hold: HOLD, stall_timeout: Some(Duration::from_secs(60)), ..Policy::default() };
+        let agent = Agent::start_with(&sockets, policy).await;
+        agent.runtime_up().await;
+        containerd.fail_content_api(Some((INTERNAL, "a disk that hangs")));
+        let client = agent.client().await;
+        let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        until("it runs", || !runtime.calls(PULL_IMAGE).is_empty()).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(
+            agent.pulls.ask(ListPulls { max_queued: 10 }).await.unwrap().running,
+            1,
+            "nothing is known"
+        );
+        containerd.fail_content_api(None);
+        let reply = pull.reply().await.unwrap();
+        assert_eq!(reply.code(), 4, "{}", reply.text());
+        assert!(reply.text().contains("stall_timeout"), "{}", reply.text());
+    });
+}
+
+/// I3: after a tag has moved the lease holds two manifests. The one that the pull is at work on counts, in either
+/// direction, and it does not change from one reading to the next.
+#[test]
+fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        containerd.put_blob_at("sha256:old", 200, MANIFEST, 100);
+        containerd.put_blob_at("sha256:new", 200, OTHER_MANIFEST, 200);
+        // What an interrupted pull of the old one has left.
+        containerd.put_ingest_at("layer-sha256:b", 120, 150);
+        let both = [("content", "sha256:old"), ("content", "sha256:new")];
+        containerd.put_lease("keelson-1", &[], &both);
+        let total = async || {
+            let read = client.progress(vec!["keelson-1".into()]).await.unwrap();
+            let totals: BTreeMap<String, u64> = read
+                .pulls
+                .into_iter()
+                .map(|(lease, reading)| (lease, reading.progress.bytes_total))
+                .collect();
+            totals["keelson-1"]
+        };
+        for _ in 0..20 {
+            assert_eq!(total().await, 7120, "the one that arrived last");
+        }
+        // The tag has moved back: the old one is fetched.
+        containerd.put_ingest_at("layer-sha256:b", 130, 300);
+        for _ in 0..20 {
+            assert_eq!(total().await, 410, "the one that is written to");
+        }
+        containerd.remove_ingest("layer-sha256:b");
+        for _ in 0..20 {
+            assert_eq!(total().await, 410, "it stays so while it unpacks");
+        }
+    });
+}
+
+/// I3: a lease that cannot be read does not keep the others from it.
+#[test]
+fn one_pull_that_cannot_be_read_does_not_hide_the_others() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        containerd.put_blob("sha256:m", 200, MANIFEST);
+        containerd.put_lease("keelson-1", &[], &[("content", "sha256:m")]);
+        containerd.put_lease("keelson-2", &[], &[("content", "sha256:m")]);
+        containerd.fail_next_lease_call(INTERNAL, "this one is broken");
+        let read = client.progress(vec!["keelson-1".into(), "keelson-2".into()]).await.unwrap();
+        assert_eq!(read.pulls.keys().collect::<Vec<_>>(), ["keelson-2"]);
+        let failed = read.failed.expect("the first failed").to_string();
+        assert!(failed.contains("this one is broken"), "{failed}");
+    });
+}
