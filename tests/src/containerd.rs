@@ -2,8 +2,8 @@
 //! CRI-O, whose settings are in [`crate::crio`].
 //! In: which runtime, and settings that a test may need to change. Out: its socket, and control over its life.
 //!
-//! The daemon's own limit on downloads is set far above what the tests pull, so that what they measure is the
-//! limit of the agent.
+//! The daemon's own limit on downloads is its default, as on a node. A test that keeps more downloads waiting at the
+//! registry than that sets it to [`MANY_DOWNLOADS`].
 
 use crate::cri::Cri;
 use crate::crio;
@@ -35,13 +35,20 @@ impl Kind {
     pub const ALL: [Self; 2] = [Self::Debian16, Self::V2];
 }
 
+/// A limit on downloads of the daemon's own that no test reaches.
+pub const MANY_DOWNLOADS: u32 = 50;
+
 /// What a test may want to be different.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The pause image; needed only by tests that run pods.
     pub sandbox_image: Option<String>,
-    /// The daemon's own limit on blobs in flight.
+    /// The daemon's own limit on blobs in flight: of containerd 1.6 for each pull, of containerd 2 for all.
     pub max_concurrent_downloads: u32,
+    /// Whether it deletes layers that it has unpacked.
+    pub discard_unpacked_layers: bool,
+    /// Whether layers pass a gate before they are unpacked: [`Containerd::close_unpack_gate`].
+    pub unpack_gate: bool,
     /// Not containerd 1.6: after how long without a byte it gives a pull up.
     pub image_pull_progress_timeout: Option<String>,
     /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
@@ -55,7 +62,9 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             sandbox_image: None,
-            max_concurrent_downloads: 50,
+            max_concurrent_downloads: 3,
+            discard_unpacked_layers: false,
+            unpack_gate: false,
             image_pull_progress_timeout: None,
             mirrors: BTreeMap::new(),
             network: false,
@@ -171,6 +180,18 @@ impl Containerd {
         fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
     }
 
+    /// From now on no layer is unpacked, if it was started with [`Options::unpack_gate`].
+    pub fn close_unpack_gate(&self) -> Result<()> {
+        let gate = unpack_gate(self.socket.parent().context("the socket is in a folder")?);
+        fs::write(&gate, "").with_context(|| format!("cannot write {}", gate.display()))
+    }
+
+    /// Layers are unpacked again.
+    pub fn open_unpack_gate(&self) -> Result<()> {
+        let gate = unpack_gate(self.socket.parent().context("the socket is in a folder")?);
+        fs::remove_file(&gate).with_context(|| format!("cannot remove {}", gate.display()))
+    }
+
     /// Kills it with SIGKILL. What it has written stays.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().context("the runtime is not running")?.kill9()
@@ -222,18 +243,36 @@ fn snapshotter(folder: &Path) -> Result<&'static str> {
     }
 }
 
+/// While this file exists, layers wait to be unpacked.
+fn unpack_gate(folder: &Path) -> PathBuf {
+    folder.join("unpack-gate-is-closed")
+}
+
+/// A program of the tests that containerd sends each layer through as it unpacks it.
+fn unpack_gate_settings(folder: &Path) -> String {
+    let layer = "application/vnd.oci.image.layer.v1.tar";
+    let gate = unpack_gate(folder);
+    format!(
+        "[stream_processors.\"test.unpack-gate\"]\n  accepts = [\"{layer}\"]\n  returns = \"{layer}\"\n\
+         \x20 path = \"/bin/sh\"\n  args = [\"-c\", \"while [ -e {gate} ]; do sleep 0.05; done; exec cat\"]\n",
+        gate = gate.display()
+    )
+}
+
 /// The settings of a containerd.
 fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     let snapshotter = snapshotter(folder)?;
     let at = folder.display();
     let downloads = options.max_concurrent_downloads;
+    let discard = options.discard_unpacked_layers;
+    let gate = if options.unpack_gate { unpack_gate_settings(folder) } else { String::new() };
     let sandbox = options.sandbox_image.as_deref();
     let common = |version: u8| {
         format!(
             "version = {version}\nroot = \"{at}/root\"\nstate = \"{at}/state\"\n\
              [grpc]\n  address = \"{at}/containerd.sock\"\n\
              [ttrpc]\n  address = \"{at}/containerd.sock.ttrpc\"\n\
-             [plugins.\"io.containerd.internal.v1.opt\"]\n  path = \"{at}/opt\"\n"
+             [plugins.\"io.containerd.internal.v1.opt\"]\n  path = \"{at}/opt\"\n{gate}"
         )
     };
     let sandbox_line =
@@ -245,6 +284,7 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
             format!(
                 "{common}[plugins.\"{cri}\"]\n  restrict_oom_score_adj = true\n  max_concurrent_downloads = {downloads}\n\
                  {sandbox}  [plugins.\"{cri}\".containerd]\n    snapshotter = \"{snapshotter}\"\n\
+                 \x20   discard_unpacked_layers = {discard}\n\
                  \x20 [plugins.\"{cri}\".registry]\n    config_path = \"{at}/certs.d\"\n\
                  \x20 [plugins.\"{cri}\".cni]\n    bin_dir = \"/usr/lib/cni\"\n    conf_dir = \"{at}/cni\"\n",
                 common = common(2),
@@ -260,11 +300,13 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
             format!(
                 "{common}[plugins.\"io.containerd.transfer.v1.local\"]\n  max_concurrent_downloads = {downloads}\n\
                  [plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n\
-                 [plugins.\"{images}\"]\n  snapshotter = \"{snapshotter}\"\n{progress}\
+                 [plugins.\"{images}\"]\n  snapshotter = \"{snapshotter}\"\n{discard}{progress}\
                  \x20 [plugins.\"{images}\".registry]\n    config_path = \"{at}/certs.d\"\n{pinned}\
                  [plugins.\"{runtime}\"]\n  restrict_oom_score_adj = true\n\
                  \x20 [plugins.\"{runtime}\".cni]\n    bin_dirs = [\"/usr/lib/cni\"]\n    conf_dir = \"{at}/cni\"\n",
                 common = common(3),
+                // Any value but the default leaves the transfer service for the old path too.
+                discard = if discard { "  discard_unpacked_layers = true\n" } else { "" },
                 progress = progress
                     .map(|t| format!("  image_pull_progress_timeout = \"{t}\"\n"))
                     .unwrap_or_default(),

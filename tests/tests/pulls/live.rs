@@ -9,7 +9,8 @@ use serde_json::Value;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sighup_raises_lowers_and_lifts_the_limit() -> Result<()> {
-    let mut rig = Rig::start(Kind::V2, &Settings::limit(1)).await?;
+    // In the end four downloads are held back at once, one more than the runtime's default.
+    let mut rig = Rig::start_with_many_downloads(Kind::V2, &Settings::limit(1)).await?;
     let images = rig.node.push_many("live", 8, TINY).await?;
     let holds = rig.hold_each(&images);
     let going = rig.begin_in_order(&images).await?;

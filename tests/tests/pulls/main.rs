@@ -29,3 +29,4 @@ mod sharing;
 mod signed_urls;
 mod stall;
 mod v1alpha2;
+mod waiting;

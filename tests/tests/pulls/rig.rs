@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::agent::{Agent, Settings};
-use keelson_tests::containerd::{Kind, Options};
+use keelson_tests::containerd::{Kind, MANY_DOWNLOADS, Options};
 use keelson_tests::cri::{Cri, Pull};
 use keelson_tests::images::Image;
 use keelson_tests::node::Node;
@@ -29,6 +29,18 @@ pub(crate) type Going = JoinHandle<Result<String, Status>>;
 impl Rig {
     pub(crate) async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
         Self::before(Node::start(kind).await?, settings).await
+    }
+
+    /// With these settings of the runtime.
+    pub(crate) async fn start_with(kind: Kind, options: &Options, settings: &Settings) -> Result<Self> {
+        Self::before(Node::start_with(kind, Access::Anonymous, options).await?, settings).await
+    }
+
+    /// With a runtime that downloads far more at once than is its default: for tests that hold more pulls back at the
+    /// registry than the default lets pass.
+    pub(crate) async fn start_with_many_downloads(kind: Kind, settings: &Settings) -> Result<Self> {
+        let options = Options { max_concurrent_downloads: MANY_DOWNLOADS, ..Options::default() };
+        Self::start_with(kind, &options, settings).await
     }
 
     /// With a registry that asks for credentials.
@@ -199,6 +211,17 @@ pub(crate) struct Progress {
     pub(crate) bytes_total: u64,
     pub(crate) layers_done: u32,
     pub(crate) layers_total: u32,
+    pub(crate) idle_ms: u64,
+    pub(crate) phase: PhaseName,
+}
+
+/// What a pull does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PhaseName {
+    Resolving,
+    Downloading,
+    Unpacking,
 }
 
 impl Pulls {
