@@ -84,7 +84,9 @@ async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
 }
 
 async fn the_runtime_is_not_the_limiter(kind: Kind) -> Result<()> {
-    let node = Node::start(kind).await?;
+    // Its default of three downloads at a time is for the whole daemon in containerd 2.
+    let options = Options { max_concurrent_downloads: 50, ..Options::default() };
+    let node = Node::start_with(kind, Access::Anonymous, &options).await?;
     let images = node.push_many("many", 30, TINY).await?;
     let cri = node.containerd.cri().await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);

@@ -64,6 +64,8 @@ struct Inner {
 
 /// Wants that wait for a caller, so that every caller finds one.
 const DIRECT_AHEAD: usize = 6;
+/// How often an image is pushed to a registry before that counts as a failure of the run.
+const PUSHES: u32 = 10;
 const PODS_AHEAD: usize = 2;
 
 /// Sizes of layers: below and above the first MiB that containerd writes unseen.
@@ -142,12 +144,26 @@ impl Supply {
         Ok(())
     }
 
+    /// Pushes an image. Blobs that groups have in common, such as equal configurations, may go with another group between
+    /// the push of the blob and that of the manifest; then all of it is pushed again.
+    async fn push(&self, private: bool, spec: &ImageSpec) -> Result<Image> {
+        let mut left = PUSHES;
+        loop {
+            left -= 1;
+            match self.stage.push(private, spec).await {
+                Err(error) if left > 0 => self.timeline.note("pushed again", &format!("{error:#}")),
+                pushed => return pushed,
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     async fn add(&self, rng: &mut SmallRng, number: usize, pods: bool) -> Result<()> {
         let private = !pods && rng.random_bool(0.4);
         let specs = group(rng, number, pods);
         let mut images = Vec::new();
         for spec in &specs {
-            images.push(self.stage.push(private, spec).await?);
+            images.push(self.push(private, spec).await?);
         }
         let address = self.stage.source(private).proxy.address();
         let mut inner = self.lock();
