@@ -168,7 +168,11 @@ fn interruptions(gets: &[&Seen]) -> u64 {
     gets.iter().filter(|get| get.outcome != Outcome::Complete).count() as u64
 }
 
-/// Whether a disk was broken between the first and the last request for a layer.
+/// How long after its disk was broken the journal may lag behind: it is written again 5 s after a write that failed, and an
+/// agent that is killed before that does not know its pulls.
+const JOURNAL_LAGS: Duration = Duration::from_secs(10);
+
+/// Whether a disk was broken between the first and the last request for a layer, or [`JOURNAL_LAGS`] before.
 fn disk_was_broken(gets: &[&Seen], windows: &[Window]) -> bool {
     let (Some(from), Some(to)) = (
         gets.iter().map(|get| get.started).min(),
@@ -179,7 +183,7 @@ fn disk_was_broken(gets: &[&Seen], windows: &[Window]) -> bool {
     windows
         .iter()
         .filter(|window| matches!(window.what, Broken::ImageDisk | Broken::StateDisk))
-        .any(|window| window.from <= to && window.to.is_none_or(|end| end >= from))
+        .any(|window| window.from <= to && window.to.is_none_or(|end| end + JOURNAL_LAGS >= from))
 }
 
 fn line(get: &Seen, timeline: &Timeline) -> String {
