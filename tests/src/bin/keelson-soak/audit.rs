@@ -164,8 +164,12 @@ fn judge_bytes(
     }
 }
 
+/// How often the fetch of a layer was cut: seen at the registry, or by the runtime alone, which was killed with the end of
+/// the answer still on its way and goes on within the layer.
 fn interruptions(gets: &[&Seen]) -> u64 {
-    gets.iter().filter(|get| get.outcome != Outcome::Complete).count() as u64
+    let cut = gets.iter().filter(|get| get.outcome != Outcome::Complete).count();
+    let resumed = gets.iter().filter(|get| get.range_start.is_some_and(|start| start > 0)).count();
+    cut.max(resumed) as u64
 }
 
 /// How long after its disk was broken the journal may lag behind: it is written again 5 s after a write that failed, and an
