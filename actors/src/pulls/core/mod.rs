@@ -146,6 +146,8 @@ struct Pull {
     /// How many of its callers brought which pull option.
     options: BTreeMap<Option<u32>, usize>,
     lease: Option<String>,
+    /// Until when the content of other pulls in its lease is retained: a pull that is denied does not release it.
+    inherited: Option<Duration>,
     with_credentials: bool,
     resumed: bool,
     /// From the journal, and nobody has asked for it since: it comes after all that callers wait for.

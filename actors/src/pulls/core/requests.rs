@@ -155,6 +155,7 @@ impl Core {
             started: None,
             options: BTreeMap::new(),
             lease: None,
+            inherited: None,
             resumed: false,
             unclaimed: false,
             wanted_unix_ms: now.unix_ms,

@@ -138,6 +138,7 @@ impl Core {
             started: None,
             options: BTreeMap::new(),
             lease: record.lease.clone(),
+            inherited: None,
             with_credentials: record.with_credentials,
             resumed: true,
             unclaimed: source == Source::Journal,

@@ -124,33 +124,67 @@ impl Core {
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
-        let image = &pull.call.key.image;
+        let image = pull.call.key.image.clone();
         let Some(lease) = pull.lease.clone() else { return };
-        if self.lease_in_use(image, &lease) {
-            return;
-        }
-        if *end == End::Succeeded {
-            fx.push(Effect::DropLease(lease));
+        let until = self.retained_until(pull, end, failure, now);
+        if self.lease_in_use(&image, &lease) {
+            self.bequeath(&image, &lease, until);
             return;
         }
         let bytes = pull.progress.map(|progress| progress.bytes_done);
-        let useless = failure.filter(|class| !class.is_resumable()).map(ReleaseReason::Failure);
-        if let Some(reason) = useless.or_else(|| self.no_retention()) {
-            fx.push(Effect::DropLease(lease));
-            // Settings that retain nothing release at every end: nothing worth telling.
-            if reason != ReleaseReason::Disabled {
-                fx.push(Effect::Released(Release { image: image.clone(), bytes, reason }));
+        let reason = if until.is_some() { self.no_retention() } else { failure.map(ReleaseReason::Failure) };
+        match until {
+            Some(until) if reason.is_none() => {
+                self.retain(lease, image, bytes, until, now, fx);
             }
-        } else {
-            self.retain(lease, image.clone(), bytes, now, fx);
+            _ => {
+                fx.push(Effect::DropLease(lease));
+                // Settings that retain nothing release at every end: nothing worth telling.
+                if let Some(reason) = reason.filter(|reason| *reason != ReleaseReason::Disabled) {
+                    fx.push(Effect::Released(Release { image, bytes, reason }));
+                }
+            }
         }
         if failure == Some(FailureClass::NoSpace) {
             self.release_all(ReleaseReason::Failure(FailureClass::NoSpace), fx);
         }
     }
 
-    fn retain(&mut self, lease: String, image: Arc<str>, bytes: Option<u64>, now: Now, fx: &mut Vec<Effect>) {
-        let until = now.mono + self.policy.progress_retention;
+    /// Until when a retry may use what is in the lease of a pull that ended; `None`: it cannot.
+    fn retained_until(
+        &self,
+        pull: &super::Pull,
+        end: &End,
+        failure: Option<FailureClass>,
+        now: Now,
+    ) -> Option<Duration> {
+        match failure {
+            _ if *end == End::Succeeded => None,
+            // Says nothing about the content that pulls with other credentials have fetched.
+            Some(FailureClass::Denied) => pull.inherited.filter(|until| *until > now.mono),
+            Some(class) if !class.is_resumable() => None,
+            _ => Some(now.mono + self.policy.progress_retention),
+        }
+    }
+
+    /// Hands what a retry can use to the pulls that are using the same lease.
+    fn bequeath(&mut self, image: &Arc<str>, lease: &str, until: Option<Duration>) {
+        for id in self.by_image.get(image).into_iter().flatten() {
+            if let Some(heir) = self.pulls.get_mut(id).filter(|pull| pull.lease.as_deref() == Some(lease)) {
+                heir.inherited = heir.inherited.max(until);
+            }
+        }
+    }
+
+    fn retain(
+        &mut self,
+        lease: String,
+        image: Arc<str>,
+        bytes: Option<u64>,
+        until: Duration,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) {
         // A reading of 0 may be older than the first bytes.
         let bytes = bytes.filter(|bytes| *bytes > 0);
         fx.push(Effect::Persist(Write::PutLease(KeptLease {
@@ -181,12 +215,12 @@ impl Core {
         self.arm(until, Timer::LeaseExpiry(lease));
     }
 
-    /// A pull uses the lease again.
-    pub(super) fn take_kept(&mut self, lease: &str, fx: &mut Vec<Effect>) {
-        if let Some(kept) = self.kept.remove(lease) {
-            self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
-            fx.push(Effect::Persist(Write::DeleteLease(lease.to_owned())));
-        }
+    /// A pull uses the lease again. Out: until when its content was to be retained.
+    pub(super) fn take_kept(&mut self, lease: &str, fx: &mut Vec<Effect>) -> Option<Duration> {
+        let kept = self.kept.remove(lease)?;
+        self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
+        fx.push(Effect::Persist(Write::DeleteLease(lease.to_owned())));
+        Some(kept.until)
     }
 
     fn first_to_expire(&self) -> Option<String> {

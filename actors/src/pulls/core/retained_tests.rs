@@ -81,6 +81,40 @@ fn only_what_a_retry_can_use_is_retained() {
     }
 }
 
+const DENIED: &str = "pull access denied: insufficient_scope: authorization failed";
+
+/// I1: a caller whose credentials are wrong does not release what others have fetched, nor does it extend how long it is
+/// retained.
+#[test]
+fn a_denied_pull_leaves_retained_content_to_those_who_may_use_it() {
+    let mut bench = Bench::up(Policy { progress_retention: seconds(100), ..policy() });
+    fail(&mut bench, "r/a", 700, Code::Unknown, CUT);
+    bench.pass(seconds(60));
+    let wrong = bench.ask(image("r/a").auth("wrong"));
+    bench.finish(bench.pull(wrong), fails(Code::Unknown, DENIED));
+    assert_eq!((bench.core.kept_leases(), bench.released.len(), bench.dropped.len()), (1, 0, 0));
+    bench.pass(seconds(39));
+    assert_eq!(bench.core.kept_leases(), 1);
+    bench.pass(seconds(2));
+    assert_eq!((bench.core.kept_leases(), reasons(&bench)), (0, vec![ReleaseReason::Expired]));
+}
+
+/// I1: the same where both pulls run at the same time.
+#[test]
+fn a_denied_pull_retains_for_one_that_failed_beside_it() {
+    let mut bench = Bench::up(policy());
+    let good = bench.ask(image("r/a").auth("good"));
+    let wrong = bench.ask(image("r/a").auth("wrong"));
+    let (good, wrong) = (bench.pull(good), bench.pull(wrong));
+    bench.finish(good, fails(Code::Unknown, CUT));
+    assert_eq!(bench.core.kept_leases(), 0, "the lease is still in use");
+    bench.finish(wrong, fails(Code::Unknown, DENIED));
+    assert_eq!((bench.core.kept_leases(), bench.released.len()), (1, 0));
+    let again = bench.ask(image("r/a").auth("good"));
+    bench.finish(bench.pull(again), ok());
+    assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (0, 1));
+}
+
 #[test]
 fn a_stall_a_cancel_and_a_lost_runtime_retain() {
     let mut bench = Bench::up(Policy { stall_timeout: Some(seconds(60)), ..policy() });

@@ -66,9 +66,7 @@ impl Core {
 
     fn start(&mut self, id: PullId, lane: Lane, now: Now, fx: &mut Vec<Effect>) {
         let lease = self.lease_name(id);
-        if let Some(lease) = &lease {
-            self.take_kept(lease, fx);
-        }
+        let inherited = lease.as_ref().and_then(|lease| self.take_kept(lease, fx));
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         self.queue.remove(pull.place());
         self.present.remove(&pull.place());
@@ -77,7 +75,7 @@ impl Core {
         }
         pull.spent.start(now.mono);
         pull.stage = Stage::Running;
-        pull.lease = lease;
+        (pull.lease, pull.inherited) = (lease, inherited.or(pull.inherited));
         pull.started.get_or_insert(now);
         self.take_slot(id, lane);
         self.ask_runtime(id, now, fx);
