@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Runs every test of the workspace; all of it is built already. Suites that live at real intervals (a Lease is renewed
-# every ten seconds), or look on for minutes (a proxy under changes), mostly wait: they run beside the others, and their
-# output comes when they end.
+# Runs every test of the workspace; all of it is built already. Each command selects the whole workspace, because Cargo
+# chooses other features of dependencies, and builds them again, for fewer crates. Suites that live at real intervals (a
+# Lease is renewed every ten seconds), or look on for minutes (a proxy under changes), mostly wait: they run beside the
+# others, and their output comes when they end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo=${CARGO:-cargo}
 
 waiting=(heartbeats lifecycle proxy_life)
 working=()
-for suite in tests/tests/*; do
-    name=$(basename "$suite" .rs)
+for file in {.,services}/*/tests/{*.rs,*/main.rs}; do
+    name=${file##*/tests/}
+    name=${name%/main.rs}
+    name=${name%.rs}
     case " ${waiting[*]} " in
     *" $name "*) ;;
     *) working+=(--test "$name") ;;
@@ -28,13 +31,13 @@ end() {
 trap end EXIT
 
 for suite in "${waiting[@]}"; do
-    "$cargo" test -p keelson-tests --test "$suite" -- --test-threads 4 >"$logs/$suite" 2>&1 &
+    "$cargo" test --workspace --test "$suite" -- --test-threads 4 >"$logs/$suite" 2>&1 &
     pids+=($!)
 done
 
 failed=()
-"$cargo" test --workspace --exclude keelson-tests --no-fail-fast || failed+=(crates)
-"$cargo" test -p keelson-tests --no-fail-fast --lib --bins "${working[@]}" || failed+=(suites)
+"$cargo" test --workspace --no-fail-fast --lib --bins --examples "${working[@]}" || failed+=(others)
+"$cargo" test --workspace --doc || failed+=(docs)
 for index in "${!waiting[@]}"; do
     wait "${pids[index]}" || failed+=("${waiting[index]}")
     cat "$logs/${waiting[index]}"
