@@ -6,13 +6,15 @@
 //! Overlaps that a runtime needs to end a pull that its caller left are short; only longer ones are violations.
 //!
 //! Nothing is fetched twice: containerd writes 1 MiB at a time and goes on with what is on its disk, so each
-//! interruption of a layer may cost [`PART`] bytes, and nothing else may cost any. Layers that were being fetched while
-//! a disk was full or hung are left out: containerd drops what it cannot store, and an agent that lost its journal
-//! cannot tell which content it held.
+//! interruption of a layer may cost [`PART`] bytes, and nothing else may cost any. An interruption is a request that was
+//! cut, or one that was answered whole just before something ended its pull: the registry has sent the end by then, but
+//! the runtime has not stored it. Layers that were being fetched while the image disk was full are left out, because
+//! containerd drops what it cannot store, and those of an agent that was killed while its state disk was broken, because
+//! the next one cannot tell which content it held.
 
 use crate::stage::Stage;
 use crate::supply::{Layer, Supply};
-use crate::timeline::{Broken, Timeline, Window};
+use crate::timeline::{Broken, Timeline, Unsuccessful, Window};
 use keelson_tests::images::BlobDigest;
 use keelson_tests::proxy::{Kind, Outcome, Seen};
 use serde::Serialize;
@@ -27,6 +29,9 @@ const BRIEF: Duration = Duration::from_secs(3);
 
 /// A pull that outlives the death of its agent or runtime by more than this is one that nobody counts.
 const DEATH: Duration = Duration::from_secs(10);
+
+/// Longer than a runtime takes to store the end of a layer on a busy machine.
+const STORING: Duration = Duration::from_secs(2);
 
 /// What the registries sent.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -51,7 +56,8 @@ pub(crate) fn judge(stage: &Stage, timeline: &Timeline, supply: &Supply, limit: 
     let windows = timeline.windows();
     let mut sent = Sent { requests: seen.len(), ..Sent::default() };
     judge_limit(&seen, &windows, timeline, limit, &mut sent);
-    judge_bytes(&seen, &windows, timeline, &supply.layers(), &mut sent);
+    let broken = Ends { windows: &windows, unsuccessful: &timeline.all_unsuccessful() };
+    judge_bytes(&seen, &broken, timeline, &supply.layers(), &mut sent);
     sent
 }
 
@@ -125,9 +131,15 @@ fn over_limit(seen: &[Seen], deaths: &[Instant], limit: usize, now: Instant) -> 
     (most, overlaps)
 }
 
+/// What may have ended a pull.
+struct Ends<'a> {
+    windows: &'a [Window],
+    unsuccessful: &'a [Unsuccessful],
+}
+
 fn judge_bytes(
     seen: &[Seen],
-    windows: &[Window],
+    ends: &Ends<'_>,
     timeline: &Timeline,
     layers: &HashMap<BlobDigest, Layer>,
     sent: &mut Sent,
@@ -142,10 +154,10 @@ fn judge_bytes(
     for (digest, gets) in gets {
         let Some(layer) = layers.get(digest) else { continue };
         let bytes: u64 = gets.iter().map(|get| get.bytes).sum();
-        let interrupted = interruptions(&gets);
+        let interrupted = ends.interruptions(&gets);
         sent.layer_bytes += bytes;
         sent.interruptions += interrupted;
-        if disk_was_broken(&gets, windows) {
+        if ends.lost_by_a_disk(&gets) {
             sent.layers_not_judged += 1;
             continue;
         }
@@ -164,30 +176,50 @@ fn judge_bytes(
     }
 }
 
-/// How often the fetch of a layer was cut: seen at the registry, or by the runtime alone, which was killed with the end of
-/// the answer still on its way and goes on within the layer.
-fn interruptions(gets: &[&Seen]) -> u64 {
-    let cut = gets.iter().filter(|get| get.outcome != Outcome::Complete).count();
-    let resumed = gets.iter().filter(|get| get.range_start.is_some_and(|start| start > 0)).count();
-    cut.max(resumed) as u64
-}
-
 /// How long after its disk was broken the journal may lag behind: it is written again 5 s after a write that failed, and an
 /// agent that is killed before that does not know its pulls.
 const JOURNAL_LAGS: Duration = Duration::from_secs(10);
 
-/// Whether a disk was broken between the first and the last request for a layer, or [`JOURNAL_LAGS`] before.
-fn disk_was_broken(gets: &[&Seen], windows: &[Window]) -> bool {
-    let (Some(from), Some(to)) = (
-        gets.iter().map(|get| get.started).min(),
-        gets.iter().map(|get| get.finished.unwrap_or(get.started)).max(),
-    ) else {
-        return false;
-    };
-    windows
-        .iter()
-        .filter(|window| matches!(window.what, Broken::ImageDisk | Broken::StateDisk))
-        .any(|window| window.from <= to && window.to.is_none_or(|end| end + JOURNAL_LAGS >= from))
+impl Ends<'_> {
+    /// How often the fetch of a layer was cut, as the registry or the runtime saw it. The last request cannot have been.
+    fn interruptions(&self, gets: &[&Seen]) -> u64 {
+        let cut = |get: &&&Seen| get.outcome != Outcome::Complete || self.ended_storing(get);
+        let cut = gets.iter().filter(cut).count();
+        let resumed = gets.iter().filter(|get| get.range_start.is_some_and(|start| start > 0)).count();
+        cut.max(resumed).min(gets.len().saturating_sub(1)) as u64
+    }
+
+    /// Whether something may have ended the pull before the runtime had stored what was sent.
+    fn ended_storing(&self, get: &Seen) -> bool {
+        let from = get.started;
+        let to = get.finished.unwrap_or(from) + STORING;
+        let tag = get.repo.as_ref().map(|repo| format!("/{repo}:"));
+        let of_image = |image: &str| tag.as_ref().is_some_and(|tag| image.contains(tag));
+        self.unsuccessful.iter().any(|end| from <= end.at && end.at <= to && of_image(&end.image))
+            // Layers of one pull end with the first that fails, and nobody asks a kubelet how its pulls ended.
+            || self.overlaps(&[Broken::AgentKilled, Broken::Runtime, Broken::Registry], from, to).next().is_some()
+    }
+
+    /// Whether what was fetched may have been lost with a disk.
+    fn lost_by_a_disk(&self, gets: &[&Seen]) -> bool {
+        let (Some(from), Some(to)) = (
+            gets.iter().map(|get| get.started).min(),
+            gets.iter().map(|get| get.finished.unwrap_or(get.started)).max(),
+        ) else {
+            return false;
+        };
+        self.overlaps(&[Broken::ImageDisk], from, to).next().is_some()
+            || self.overlaps(&[Broken::AgentKilled], from, to).any(|killed| {
+                let since = killed.from.checked_sub(JOURNAL_LAGS).unwrap_or(killed.from);
+                self.overlaps(&[Broken::StateDisk], since, killed.from).next().is_some()
+            })
+    }
+
+    fn overlaps(&self, what: &[Broken], from: Instant, to: Instant) -> impl Iterator<Item = &Window> {
+        self.windows.iter().filter(move |window| {
+            what.contains(&window.what) && window.from <= to && window.to.is_none_or(|end| end >= from)
+        })
+    }
 }
 
 fn line(get: &Seen, timeline: &Timeline) -> String {
@@ -247,12 +279,16 @@ mod tests {
     }
 
     fn violations(seen: &[Seen], windows: &[Window], size: u64) -> (usize, Sent) {
+        judged(seen, &Ends { windows, unsuccessful: &[] }, size)
+    }
+
+    fn judged(seen: &[Seen], ends: &Ends<'_>, size: u64) -> (usize, Sent) {
         let folder = tempfile::tempdir().unwrap();
         let timeline = Timeline::create(folder.path(), 1).unwrap();
         let layer = Layer { repo: "a".to_owned(), size };
         let layers = HashMap::from([(BlobDigest("sha256:one".to_owned()), layer)]);
         let mut sent = Sent::default();
-        judge_bytes(seen, windows, &timeline, &layers, &mut sent);
+        judge_bytes(seen, ends, &timeline, &layers, &mut sent);
         (timeline.violations(), sent)
     }
 
@@ -271,5 +307,38 @@ mod tests {
         let full = Window { what: Broken::ImageDisk, from: at(base, 0), to: None };
         let (violations, sent) = violations(&twice, &[full], size);
         assert_eq!((violations, sent.layers_not_judged), (0, 1), "the disk was full");
+    }
+    #[test]
+    fn the_end_of_a_pull_just_after_its_layer_was_sent_costs_one_part() {
+        let base = Instant::now();
+        let size = 1 << 20;
+        let sent_at = |from, to| get(base, "a", from, to, size, Outcome::Complete);
+        let twice = [sent_at(10, 11), sent_at(15, 16)];
+        let ended = |image: &str, seconds| {
+            let unsuccessful = [Unsuccessful { image: image.to_owned(), at: at(base, seconds) }];
+            judged(&twice, &Ends { windows: &[], unsuccessful: &unsuccessful }, size).0
+        };
+        assert_eq!(ended("127.0.0.1:1/a:v1", 12), 0, "before the runtime had stored it");
+        assert_eq!(ended("127.0.0.1:1/a:v1", 14), 1, "long after");
+        assert_eq!(ended("127.0.0.1:1/other/a2:v1", 12), 1, "another image");
+        let window = |what, from, to| Window { what, from: at(base, from), to: Some(at(base, to)) };
+        assert_eq!(violations(&twice, &[window(Broken::Runtime, 12, 13)], size).0, 0);
+        assert_eq!(violations(&twice, &[window(Broken::AgentRestarted, 12, 13)], size).0, 1, "is no end");
+        let large = 10 << 20;
+        let twice = [10, 15].map(|from| get(base, "a", from, from + 1, large, Outcome::Complete));
+        assert_eq!(violations(&twice, &[window(Broken::Runtime, 12, 13)], large).0, 1, "more than a part");
+    }
+
+    #[test]
+    fn a_broken_state_disk_loses_layers_only_with_the_agent() {
+        let base = Instant::now();
+        let size = 10 << 20;
+        let twice = [10, 15].map(|from| get(base, "a", from, from + 1, size, Outcome::Complete));
+        let window = |what, from, to| Window { what, from: at(base, from), to: Some(at(base, to)) };
+        let disk = window(Broken::StateDisk, 2, 6);
+        assert_eq!(violations(&twice, &[disk], size).0, 1);
+        assert_eq!(violations(&twice, &[disk, window(Broken::AgentKilled, 12, 13)], size).0, 0);
+        assert_eq!(violations(&twice, &[disk, window(Broken::AgentRestarted, 12, 13)], size).0, 1);
+        assert_eq!(violations(&twice, &[disk, window(Broken::AgentKilled, 30, 31)], size).0, 1, "too late");
     }
 }

@@ -144,6 +144,9 @@ impl Caller {
             Manner::Deadline(time) => Some(cri.pull(&pull.timeout(time)).await),
             Manner::Cancel(time) => tokio::time::timeout(time, cri.pull(&pull)).await.ok(),
         };
+        if !matches!(outcome, Some(Ok(_))) {
+            self.timeline.unsuccessful(&want.name);
+        }
         self.judge(want, manner, began, outcome)
     }
 

@@ -36,6 +36,13 @@ pub(crate) struct Window {
     pub(crate) to: Option<Instant>,
 }
 
+/// A pull that a caller saw end without success.
+#[derive(Clone, Debug)]
+pub(crate) struct Unsuccessful {
+    pub(crate) image: String,
+    pub(crate) at: Instant,
+}
+
 /// An invariant that did not hold.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Violation {
@@ -59,6 +66,7 @@ struct Shared {
 struct Inner {
     file: File,
     windows: Vec<Window>,
+    unsuccessful: Vec<Unsuccessful>,
     counts: BTreeMap<String, u64>,
     violations: Vec<Violation>,
 }
@@ -72,7 +80,8 @@ impl Timeline {
         fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
         let path = out.join("timeline.jsonl");
         let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        let inner = Inner { file, windows: Vec::new(), counts: BTreeMap::new(), violations: Vec::new() };
+        let (windows, unsuccessful) = (Vec::new(), Vec::new());
+        let inner = Inner { file, windows, unsuccessful, counts: BTreeMap::new(), violations: Vec::new() };
         let began_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let shared = Shared { began: Instant::now(), began_unix, inner: Mutex::new(inner) };
         let timeline = Self(Arc::new(shared));
@@ -137,6 +146,17 @@ impl Timeline {
     /// The violations.
     pub(crate) fn listed_violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()
+    }
+
+    /// Notes that a pull ended without success: its caller left or was told of a failure.
+    pub(crate) fn unsuccessful(&self, image: &str) {
+        let ended = Unsuccessful { image: image.to_owned(), at: Instant::now() };
+        self.lock().unsuccessful.push(ended);
+    }
+
+    /// All pulls so far that ended without success.
+    pub(crate) fn all_unsuccessful(&self) -> Vec<Unsuccessful> {
+        self.lock().unsuccessful.clone()
     }
 
     /// Opens a window, which ends when the guard is dropped.
