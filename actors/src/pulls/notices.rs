@@ -19,7 +19,7 @@ pub const NOTICES_WAITING: usize = 64;
 pub async fn write_notices(
     api: impl PodEventApi,
     node: String,
-    mut notices: mpsc::Receiver<PodNotice>,
+    notices: &mut mpsc::Receiver<PodNotice>,
     metrics: Metrics,
 ) {
     while let Some(notice) = notices.recv().await {
@@ -111,12 +111,12 @@ mod tests {
         // The answers, the last one first.
         *fake.errors.lock().unwrap() =
             vec![Some(ApiErrorKind::Forbidden), None, Some(ApiErrorKind::NotFound), None, None];
-        let (to, notices) = mpsc::channel(NOTICES_WAITING);
+        let (to, mut notices) = mpsc::channel(NOTICES_WAITING);
         for count in [1, 2, 3, 4] {
             to.send(notice(count)).await.unwrap();
         }
         drop(to);
-        write_notices(fake.clone(), "n1".into(), notices, metrics.clone()).await;
+        write_notices(fake.clone(), "n1".into(), &mut notices, metrics.clone()).await;
         let calls = fake.calls.lock().unwrap().clone();
         assert_eq!(calls, [("create", 1), ("patch", 2), ("patch", 3), ("create", 3), ("patch", 4)]);
         let count = |result| metrics.pod_events.get_or_create(&EventResult { result }).get();

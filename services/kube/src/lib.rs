@@ -28,4 +28,6 @@ pub use observe::{RequestObserver, RequestSeen};
 pub use server::{ApiServer, ApiServerParts};
 pub use source::{ClusterSource, ExplicitSource};
 pub use transport::{KeepAlive, USER_AGENT};
-pub use watch::{NodeSink, PodEvent, PodRef, PodSink, node_view, watch_endpoints, watch_node, watch_pods};
+pub use watch::{
+    KnownPods, NodeSink, PodEvent, PodRef, PodSink, node_view, watch_endpoints, watch_node, watch_pods,
+};

@@ -71,6 +71,7 @@ const WRITING_PAUSE: Duration = Duration::from_millis(5);
 const MOST_REST: Duration = Duration::from_millis(250);
 
 /// What a [`FilesSource`] is made of.
+#[derive(Clone)]
 pub struct FilesParts {
     /// The folder. It need not exist.
     pub folder: PathBuf,
@@ -129,7 +130,8 @@ impl FilesHandle {
     }
 }
 
-/// A folder of manifests as a source. See the module.
+/// A folder of manifests as a source. See the module. A clone that runs after this one failed has the same handles.
+#[derive(Clone)]
 pub struct FilesSource {
     parts: FilesParts,
     shared: Arc<Shared>,

@@ -12,7 +12,7 @@ mod show;
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
 use keelson_actors::{
     clock::Clock,
     cluster::ChoreHealth,
@@ -38,12 +38,13 @@ use super::{
     LAST_WORDS,
     cluster::{Cluster, NodeSeen, node_channel},
     handles::Handle,
-    heartbeats::wake_watches,
+    heartbeats::{wake_watches, watch_failed},
     jobs::{self, Attempt, Job, Jobs},
 };
 
 const ACTOR: &str = "EndpointPublisher";
 const SERVER: &str = "EndpointsServer";
+const SOURCE: &str = "EndpointsSource";
 /// A source waits for the answer to each of its messages; the rest are questions from people.
 const MAILBOX: usize = 1024;
 /// Names that the history may hold for each revision on average, before it forgets the oldest.
@@ -77,6 +78,7 @@ pub(super) struct On {
     server: EndpointsServer,
     server_metrics: ServerMetrics,
     job: Job,
+    source_job: Job,
     view: watch::Receiver<EndpointsView>,
     place: Place,
     arbiter: actix::ArbiterHandle,
@@ -188,7 +190,8 @@ pub(super) fn start(parts: EndpointsParts) -> (Endpoints, Vec<Handle>) {
         Ok(source) => {
             let on = start_on(parts, source);
             let handle = Handle::on(&on.publisher, || InspectEndpoints {}, || EndpointsCount {});
-            let handles = vec![handle, Handle::job(on.job.recorder())];
+            let jobs = [&on.source_job, &on.job].map(|job| Handle::job(job.recorder()));
+            let handles = std::iter::once(handle).chain(jobs).collect();
             (Endpoints::On(Box::new(on)), handles)
         }
     }
@@ -212,6 +215,7 @@ impl Endpoints {
 fn start_on(parts: EndpointsParts, source: Source) -> On {
     let endpoints = &parts.settings.endpoints;
     let job = Job::new(SERVER, parts.changes.clone());
+    let source_job = Job::new(SOURCE, parts.changes.clone());
     let revisions = endpoints.history as usize;
     let (published, seen) = watch::channel(None);
     let feed =
@@ -244,21 +248,32 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
     let place = match source {
         Source::Kube(cluster) => {
             let api = cluster.connect(cluster.request_timeout);
-            let watched = api.clone();
-            let (node, lease) = (parts.node, parts.lease);
-            arbiter.spawn(async move {
-                let node = follow_node(&watched, node_name, node, sink.clone());
-                join(watch_endpoints(&watched, sink.clone()), node).await;
+            let objects = [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
+            let failed = tells_failure(sink.clone(), objects.to_vec());
+            let (watched, to) = (api.clone(), sink.clone());
+            source_job.keep_on(&arbiter.handle(), 0, failed, move || {
+                let (api, sink) = (watched.clone(), to.clone());
+                async move { watch_endpoints(&api, sink).await }
             });
-            if let Some(lease) = lease {
-                arbiter.spawn(wake_watches(api.clone(), lease));
+            let failed = tells_failure(sink.clone(), vec![SourceKind::Node]);
+            let (watched, node) = (api.clone(), parts.node);
+            source_job.keep_on(&arbiter.handle(), 1, failed, move || {
+                let (api, name, node, sink) =
+                    (watched.clone(), node_name.clone(), node.clone(), sink.clone());
+                async move { follow_node(&api, name, node, sink).await }
+            });
+            if let Some(lease) = parts.lease {
+                let woken = api.clone();
+                let wake = move || wake_watches(woken.clone(), lease.clone());
+                source_job.keep_on(&arbiter.handle(), 2, |_| {}, wake);
             }
             Place::Kube(api)
         }
         Source::Files(folder) => {
+            let failed = tells_failure(sink.clone(), SourceKind::ALL.to_vec());
             let files = FilesSource::new(FilesParts::new(folder, node_name, sink));
             let handle = files.handle();
-            arbiter.spawn(files.run());
+            source_job.keep_on(&arbiter.handle(), 0, failed, move || files.clone().run());
             Place::Files(handle)
         }
     };
@@ -269,7 +284,18 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
     };
     let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
     let arbiter = arbiter.handle();
-    On { publisher, feed, metrics, server, server_metrics, job, view, place, arbiter }
+    On { publisher, feed, metrics, server, server_metrics, job, source_job, view, place, arbiter }
+}
+
+/// Tells the sink that the watches of these kinds have failed; the restarted ones tell it when they succeed.
+fn tells_failure(sink: Arc<dyn EventSink>, kinds: Vec<SourceKind>) -> impl Fn(&str) + Send + 'static {
+    move |reason| {
+        let (sink, kinds, health) = (sink.clone(), kinds.clone(), watch_failed(reason));
+        actix::spawn(async move {
+            join_all(kinds.into_iter().map(|kind| sink.send(SourceEvent::Health(kind, health.clone()))))
+                .await;
+        });
+    }
 }
 
 /// Tells the sink of the Node: of the one that the heartbeats watch, or of one that is watched here.
@@ -304,7 +330,7 @@ async fn tell_node(name: &str, mut node: watch::Receiver<NodeSeen>, sink: &dyn E
         }
         // Its watch ends with the agent only.
         if node.changed().await.is_err() {
-            return;
+            return std::future::pending().await;
         }
     }
 }
@@ -316,7 +342,7 @@ async fn tell_health(mut health: watch::Receiver<ChoreHealth>, sink: &dyn EventS
             sink.send(SourceEvent::Health(SourceKind::Node, now)).await;
         }
         if health.changed().await.is_err() {
-            return;
+            return std::future::pending().await;
         }
     }
 }

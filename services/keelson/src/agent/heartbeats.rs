@@ -28,7 +28,7 @@ use keelson_actors::{
 use keelson_config::{Gate, Settings};
 use keelson_debug::Check;
 use keelson_host::LinuxHost;
-use keelson_kube::{ApiServer, Node, watch_node};
+use keelson_kube::{ApiServer, KnownPods, Node, watch_node};
 use keelson_storage::DeferredStore;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -36,11 +36,13 @@ use tokio::sync::watch;
 use super::{
     cluster::{Cluster, NodeSeen, node_channel},
     handles::Handle,
-    jobs,
+    jobs::{self, Job},
 };
 
 const LEASE_ACTOR: &str = "LeaseRenewer";
 const STATUS_ACTOR: &str = "StatusReporter";
+const NODE_JOB: &str = "NodeWatch";
+const POD_JOB: &str = "PodWatch";
 /// Both get a message for each change of the Node, and questions from people.
 const MAILBOX: usize = 1024;
 
@@ -77,6 +79,8 @@ pub(super) struct On {
     rest: ApiServer,
     healths: Healths,
     node: watch::Receiver<NodeSeen>,
+    node_job: Job,
+    pod_job: Option<Job>,
     arbiters: [actix::ArbiterHandle; 2],
 }
 
@@ -168,18 +172,18 @@ pub(super) fn watches_pods(settings: &Settings) -> bool {
     Cluster::of(settings).is_some() && on(Gate::NodeHeartbeats) && on(Gate::PodAwarePulls)
 }
 
-/// Starts the chore, if the settings say so. Returns with it the handles of its actors.
+/// Starts the chore, if the settings say so. Returns with it the handles of its actors and watches.
 ///
 /// # Errors
 /// A setting of section `[node]` that makes no sense.
-pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, [Handle; 2])> {
+pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, Vec<Handle>)> {
     // Loading the settings has said which; this is for who comes here otherwise.
     let policy = policy(&parts.settings).map_err(|wrong| {
         let wrong: Vec<String> = wrong.iter().map(|of| format!("{}: {}", of.key, of.error)).collect();
         anyhow::anyhow!(wrong.join("; "))
     })?;
     let off = |why: &'static str| {
-        (Heartbeats::Off(why), [Handle::off(LEASE_ACTOR, why), Handle::off(STATUS_ACTOR, why)])
+        (Heartbeats::Off(why), vec![Handle::off(LEASE_ACTOR, why), Handle::off(STATUS_ACTOR, why)])
     };
     let Some(cluster) = parts.cluster.clone() else {
         return Ok(off("no API server is configured (section [kube])"));
@@ -188,10 +192,12 @@ pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, [Hand
         return Ok(off("the feature gate NodeHeartbeats is off"));
     }
     let on = start_on(parts, policy, &cluster);
-    let handles = [
+    let mut handles = vec![
         Handle::on(&on.lease, || LeaseState {}, || LeaseState {}),
         Handle::on(&on.status, || StatusState {}, || StatusState {}),
+        Handle::job(on.node_job.recorder()),
     ];
+    handles.extend(on.pod_job.as_ref().map(|job| Handle::job(job.recorder())));
     Ok((Heartbeats::On(Box::new(on)), handles))
 }
 
@@ -236,7 +242,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         policy,
         metrics: status_metrics.clone(),
         health: status_health,
-        changes: parts.changes,
+        changes: parts.changes.clone(),
         recorder: recorder.clone(),
     };
     let arbiter = jobs::arbiter(c"node-status");
@@ -245,18 +251,37 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
 
     let (node_health, node_watch) = watch::channel(ChoreHealth::Starting);
     let (node, node_seen) = node_channel();
-    let watched = WatchedNode { api: rest.clone(), name: node_name.clone(), health: node_health, seen: node };
-    let (to_lease, to_status) = (lease.clone(), status.clone());
-    // In the role of a node the StatusReporter works the condition out itself.
-    let to_pulls = (role == Role::Companion).then(|| parts.pulls.clone());
-    arbiter.spawn(async move { watched.follow(to_lease, to_status, to_pulls).await });
-    let pod_watch = parts.settings.feature_gates.enabled(Gate::PodAwarePulls).then(|| {
-        let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
-        let (api, pulls) = (rest.clone(), parts.pulls);
-        arbiter.spawn(async move { pods::follow(&api, &node_name, &health, pulls).await });
-        pod_watch
-    });
-    arbiter.spawn(wake_watches(rest.clone(), lease_seen.clone()));
+    let node_health = Arc::new(node_health);
+    let watched = WatchedNode {
+        api: rest.clone(),
+        name: node_name.clone(),
+        health: node_health.clone(),
+        seen: node,
+        lease: lease.clone(),
+        status: status.clone(),
+        // In the role of a node the StatusReporter works the condition out itself.
+        pulls: (role == Role::Companion).then(|| parts.pulls.clone()),
+    };
+    let node_job = Job::new(NODE_JOB, parts.changes.clone());
+    node_job.keep_on(&arbiter.handle(), 0, shows_failure(node_health), move || watched.clone().follow());
+    let (api, lease_seen_too) = (rest.clone(), lease_seen.clone());
+    let wake = move || wake_watches(api.clone(), lease_seen_too.clone());
+    node_job.keep_on(&arbiter.handle(), 1, |_| {}, wake);
+    let (pod_job, pod_watch) = match parts.settings.feature_gates.enabled(Gate::PodAwarePulls) {
+        false => (None, None),
+        true => {
+            let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
+            let (api, pulls, health) = (rest.clone(), parts.pulls, Arc::new(health));
+            let (known, failed) = (KnownPods::default(), shows_failure(health.clone()));
+            let job = Job::new(POD_JOB, parts.changes);
+            job.keep_on(&arbiter.handle(), 0, failed, move || {
+                let (api, name, health) = (api.clone(), node_name.clone(), health.clone());
+                let (known, pulls) = (known.clone(), pulls.clone());
+                async move { pods::follow(&api, &name, &health, known, pulls).await }
+            });
+            (Some(job), Some(pod_watch))
+        }
+    };
     let healths = Healths { lease: lease_seen, status: status_seen, node_watch, pod_watch };
     let clock = parts.clock;
     On {
@@ -271,6 +296,8 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         rest,
         healths,
         node: node_seen,
+        node_job,
+        pod_job,
         arbiters: [lease_arbiter.handle(), arbiter.handle()],
     }
 }
@@ -286,24 +313,36 @@ pub(super) async fn wake_watches(api: ApiServer, mut lease: watch::Receiver<Chor
         }
         failing = !well;
     }
+    // The LeaseRenewer was given up: nothing is learned from it any more.
+    std::future::pending().await
 }
 
+/// Shows that a watch has failed until the restarted one succeeds.
+pub(super) fn shows_failure(health: Arc<watch::Sender<ChoreHealth>>) -> impl Fn(&str) + Send + 'static {
+    move |reason| drop(health.send_replace(watch_failed(reason)))
+}
+
+/// Health of a watch that panicked or ended.
+pub(super) fn watch_failed(reason: &str) -> ChoreHealth {
+    let reason = format!("the watch failed and is restarted: {reason}");
+    ChoreHealth::Failing { reason, since_unix_ms: unix_ms() }
+}
+
+#[derive(Clone)]
 struct WatchedNode {
     api: ApiServer,
     name: String,
-    health: watch::Sender<ChoreHealth>,
+    health: Arc<watch::Sender<ChoreHealth>>,
     seen: watch::Sender<NodeSeen>,
+    lease: Mailbox<LeaseRenewer>,
+    status: Mailbox<StatusReporter>,
+    pulls: Option<Mailbox<PullCoordinator>>,
 }
 
 impl WatchedNode {
-    /// Tells both actors, and whoever else wants to know, what becomes of the Node.
-    async fn follow(
-        self,
-        lease: Mailbox<LeaseRenewer>,
-        status: Mailbox<StatusReporter>,
-        pulls: Option<Mailbox<PullCoordinator>>,
-    ) {
-        let seen = self.seen;
+    /// Tells the actors and the receivers of `seen` of each change of the Node.
+    async fn follow(self) {
+        let Self { api, name, health, seen, lease, status, pulls } = self;
         let mut pressure = None;
         let tell = move |node: Option<Arc<Node>>| {
             seen.send_replace(Some(node.clone()));
@@ -318,7 +357,7 @@ impl WatchedNode {
             lease.deliver(lease::NodeChanged { uid });
             status.deliver(status::NodeChanged { node });
         };
-        watch_node(&self.api, &self.name, &self.health, tell).await;
+        watch_node(&api, &name, &health, tell).await;
     }
 }
 

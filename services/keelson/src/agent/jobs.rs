@@ -1,14 +1,17 @@
-//! Jobs that serve a socket beside the CRI: the debug socket, the HTTP page, the Endpoints API.
+//! Jobs that are no actors: servers of the debug socket, the HTTP page and the Endpoints API; watches, and the writer of
+//! Events on pods.
 //!
-//! Owns: [`Job`], which listens at one or more addresses and keeps trying for as long as the agent lives. In: what to do
-//! at one address. Out: the job's state in its recorder, for `keelson actors`, `/readyz`, the page and the metrics.
+//! Owns: [`Job`], of one or more parts (the addresses of a server, the tasks of a watch) that are retried for as long as
+//! the agent lives. In: what one part does. Out: the job's state in its recorder, for `keelson actors`, `/readyz`, the
+//! page and the metrics.
 //!
-//! An address that cannot be had, a server that ends and one that panics are all the same: the address is `failing`, with
-//! the reason, and is tried again with back-off. Nothing else of the agent notices.
+//! An address that cannot be had, a part that ends and one that panics are all the same: the job is `failing`, with
+//! the reason, and the part is tried again with back-off. Nothing else of the agent notices.
 
 use std::{
     collections::BTreeMap,
     future::Future,
+    rc::Rc,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -28,7 +31,7 @@ use tokio::{
     time::Instant,
 };
 
-/// A server that has served for as long as this begins with the shortest pause when it fails.
+/// A part that has run for as long as this begins with the shortest pause when it fails.
 const QUIET: Duration = Duration::from_secs(60);
 /// How long the start of the agent waits for the first try of each address.
 const FIRST_TRY: Duration = Duration::from_secs(2);
@@ -44,25 +47,30 @@ pub(super) fn arbiter(name: &'static std::ffi::CStr) -> actix::Arbiter {
     arbiter
 }
 
-/// How one address is.
-enum Place {
+/// State of one part of a job.
+enum Part {
     Serves(String),
-    Failing { reason: String, next: Instant },
+    /// Works without an address.
+    Runs,
+    Failing {
+        reason: String,
+        next: Instant,
+    },
 }
 
-/// One job, at any number of addresses. Cheap to clone.
+/// One job of any number of parts. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Job(Arc<Inner>);
 
 struct Inner {
     recorder: Arc<Recorder>,
     changes: watch::Sender<u64>,
-    places: Mutex<BTreeMap<usize, Place>>,
+    parts: Mutex<BTreeMap<usize, Part>>,
 }
 
 impl Job {
     pub(super) fn new(name: &'static str, changes: watch::Sender<u64>) -> Self {
-        Self(Arc::new(Inner { recorder: Recorder::new(name, 0), changes, places: Mutex::default() }))
+        Self(Arc::new(Inner { recorder: Recorder::new(name, 0), changes, parts: Mutex::default() }))
     }
 
     pub(super) fn recorder(&self) -> &Arc<Recorder> {
@@ -71,22 +79,23 @@ impl Job {
 
     /// The addresses that are served.
     pub(super) fn listens(&self) -> Vec<String> {
-        let places = self.0.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let serves = |place: &Place| match place {
-            Place::Serves(label) => Some(label.clone()),
-            Place::Failing { .. } => None,
+        let parts = self.0.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let serves = |part: &Part| match part {
+            Part::Serves(label) => Some(label.clone()),
+            Part::Runs | Part::Failing { .. } => None,
         };
-        places.values().filter_map(serves).collect()
+        parts.values().filter_map(serves).collect()
     }
 
-    fn set(&self, index: usize, place: Place) {
-        let mut places = self.0.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.insert(index, place);
+    fn set(&self, index: usize, part: Part) {
+        let mut parts = self.0.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.insert(index, part);
         let (mut serves, mut failures, mut soonest) = (Vec::new(), Vec::new(), None::<Instant>);
-        for place in places.values() {
-            match place {
-                Place::Serves(label) => serves.push(label.as_str()),
-                Place::Failing { reason, next } => {
+        for part in parts.values() {
+            match part {
+                Part::Serves(label) => serves.push(label.as_str()),
+                Part::Runs => {}
+                Part::Failing { reason, next } => {
                     failures.push(reason.as_str());
                     soonest = Some(soonest.map_or(*next, |soonest| soonest.min(*next)));
                 }
@@ -97,14 +106,45 @@ impl Job {
                 let pause = next.saturating_duration_since(Instant::now());
                 self.0.recorder.failed(Status::Failing, failures.join("; "), pause);
             }
+            None if serves.is_empty() => self.0.recorder.status(Status::Running, ""),
             None => self.0.recorder.status(Status::Running, format!("listens on {}", serves.join(", "))),
         }
-        drop(places);
+        drop(parts);
         self.0.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Keeps `work`, which is not meant to end, running on `arbiter` as part `index` of this job, until the arbiter ends.
+    /// `failed` hears why it ended or panicked each time, before the pause.
+    pub(super) fn keep_on<F, T>(
+        &self,
+        arbiter: &actix::ArbiterHandle,
+        index: usize,
+        failed: impl Fn(&str) + Send + 'static,
+        work: F,
+    ) where
+        F: Fn() -> T + Send + 'static,
+        T: Future<Output = ()> + 'static,
+    {
+        let job = self.clone();
+        arbiter.spawn_fn(move || {
+            actix::spawn(async move {
+                // Nobody stops it: it goes with the arbiter.
+                let (_stop, stop) = watch::channel(false);
+                let attempt = move |attempt: Attempt| {
+                    attempt.job.set(index, Part::Runs);
+                    let work = work();
+                    async move {
+                        work.await;
+                        Ok(())
+                    }
+                };
+                keep(Attempt { job, index, first: None, stop }, failed, attempt).await;
+            });
+        });
     }
 }
 
-/// One try at one address.
+/// One try at one part.
 pub(super) struct Attempt {
     job: Job,
     index: usize,
@@ -117,7 +157,7 @@ impl Attempt {
     /// The address is served from now on.
     pub(super) fn serves(&mut self, label: String) {
         tracing::info!(job = self.job.recorder().name(), address = label, "listening");
-        self.job.set(self.index, Place::Serves(label));
+        self.job.set(self.index, Part::Serves(label));
         self.first = None;
     }
 
@@ -128,7 +168,7 @@ impl Attempt {
     }
 }
 
-/// Runs jobs until it is told to stop.
+/// Runs servers until it is told to stop.
 pub(super) struct Jobs {
     stop: watch::Receiver<bool>,
     first: mpsc::Sender<()>,
@@ -148,8 +188,8 @@ impl Jobs {
         F: Fn(Attempt) -> T + 'static,
         T: Future<Output = anyhow::Result<()>> + 'static,
     {
-        let (job, stop, first) = (job.clone(), self.stop.clone(), self.first.clone());
-        self.tasks.push(actix::spawn(keep(job, index, stop, first, attempt)));
+        let (job, stop, first) = (job.clone(), self.stop.clone(), Some(self.first.clone()));
+        self.tasks.push(actix::spawn(keep(Attempt { job, index, first, stop }, |_| {}, attempt)));
     }
 
     /// Waits for the first try of each address, for a moment: an agent that says that it is ready listens, if it can.
@@ -163,22 +203,26 @@ impl Jobs {
     }
 }
 
-async fn keep<F, T>(job: Job, index: usize, stop: watch::Receiver<bool>, first: mpsc::Sender<()>, attempt: F)
+/// Makes attempts until told to stop; the first one is given.
+async fn keep<F, T>(first: Attempt, failed: impl Fn(&str), attempt: F)
 where
     F: Fn(Attempt) -> T + 'static,
     T: Future<Output = anyhow::Result<()>> + 'static,
 {
+    let (job, index, stop) = (first.job.clone(), first.index, first.stop.clone());
     let (mut first, mut tries, mut said) = (Some(first), 0, String::new());
+    let attempt = Rc::new(attempt);
     loop {
         let began = Instant::now();
-        let this = Attempt { job: job.clone(), index, first: first.take(), stop: stop.clone() };
+        let next = || Attempt { job: job.clone(), index, first: None, stop: stop.clone() };
+        let (this, attempt) = (first.take().unwrap_or_else(next), attempt.clone());
         // A task of its own, so that a panic is an error like any other.
-        let ended = actix::spawn(attempt(this)).await;
+        let ended = actix::spawn(async move { attempt(this).await }).await;
         if *stop.borrow() || stop.has_changed().is_err() {
             return;
         }
         let reason = match ended {
-            Ok(Ok(())) => "the server ended by itself".to_owned(),
+            Ok(Ok(())) => "it ended by itself".to_owned(),
             Ok(Err(error)) => format!("{error:#}"),
             Err(error) => match error.try_into_panic() {
                 Ok(payload) => supervise::panic_text(&*payload),
@@ -197,7 +241,8 @@ where
             recorder.error(reason.clone());
             said.clone_from(&reason);
         }
-        job.set(index, Place::Failing { reason, next: began.max(Instant::now()) + pause });
+        failed(&reason);
+        job.set(index, Part::Failing { reason, next: Instant::now() + pause });
         let mut stop = stop.clone();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -212,7 +257,7 @@ struct JobLabel {
     job: &'static str,
 }
 
-/// Whether each job runs, and how often it was restarted: actors and servers alike.
+/// Whether each job runs, and how often it was restarted: actors, servers and watches alike.
 #[derive(Debug)]
 pub(super) struct JobMetrics(pub(super) Vec<Arc<Recorder>>);
 
@@ -234,5 +279,91 @@ impl Collector for JobMetrics {
         let panics = ConstCounter::new(supervise::panics());
         let help = "Panics in the process";
         panics.encode(encoder.encode_descriptor("keelson_panics", help, None, panics.metric_type())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// I9: a watch that panics, at once or later, or that ends, is restarted, counted and shown with its reason.
+    #[actix::test]
+    async fn i9_a_watch_that_panics_is_restarted_and_counted() {
+        let arbiter = arbiter(c"test");
+        let (changes, _) = watch::channel(0);
+        let job = Job::new("TestWatch", changes);
+        let (tries, runs) = (Arc::new(AtomicU32::new(0)), Arc::new(tokio::sync::Notify::new()));
+        let (seen, mut failures) = mpsc::unbounded_channel();
+        let shown = job.clone();
+        let failed = move |reason: &str| {
+            // Told before the pause; the job is failing from then on.
+            seen.send((reason.to_owned(), shown.recorder().restarts())).expect("the test listens");
+        };
+        let (count, reached) = (tries.clone(), runs.clone());
+        job.keep_on(&arbiter.handle(), 0, failed, move || {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            assert!(number != 0, "panics before it has begun");
+            let reached = reached.clone();
+            async move {
+                tokio::task::yield_now().await;
+                assert!(number != 1, "panics while it runs");
+                if number > 2 {
+                    reached.notify_one();
+                    std::future::pending::<()>().await;
+                }
+            }
+        });
+        let other = Arc::new(AtomicU32::new(0));
+        let started = other.clone();
+        job.keep_on(
+            &arbiter.handle(),
+            1,
+            |_| {},
+            move || {
+                started.fetch_add(1, Ordering::Relaxed);
+                std::future::pending()
+            },
+        );
+        runs.notified().await;
+        for (number, text) in ["panics before", "panics while", "ended by itself"].into_iter().enumerate() {
+            let (reason, restarts) = failures.recv().await.expect("each failure is told");
+            assert!(reason.contains(text), "{reason}");
+            assert_eq!(restarts, number as u64 + 1);
+        }
+        let recorder = job.recorder();
+        assert_eq!((recorder.restarts(), recorder.current_status()), (3, Status::Running));
+        assert!(recorder.overview().last_error.contains("ended by itself"));
+        assert_eq!(
+            (tries.load(Ordering::Relaxed), other.load(Ordering::Relaxed)),
+            (4, 1),
+            "the other part goes on"
+        );
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register_collector(Box::new(JobMetrics(vec![recorder.clone()])));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
+        for line in ["keelson_job_up{job=\"TestWatch\"} 1", "keelson_job_restarts_total{job=\"TestWatch\"} 3"]
+        {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        arbiter.stop();
+    }
+
+    /// I9: while one part waits to be retried the job is failing, with the part's reason.
+    #[actix::test]
+    async fn i9_a_job_is_failing_while_one_of_its_watches_is() {
+        let arbiter = arbiter(c"test");
+        let (changes, mut changed) = watch::channel(0);
+        let job = Job::new("TestWatch", changes);
+        job.keep_on(&arbiter.handle(), 0, |_| {}, || async { panic!("for a test") });
+        job.keep_on(&arbiter.handle(), 1, |_| {}, std::future::pending);
+        while job.recorder().restarts() < 2 || job.recorder().failure().is_none() {
+            changed.changed().await.expect("the job lives");
+        }
+        let failure = job.recorder().failure().expect("it fails");
+        assert!(failure.reason.contains("for a test"), "{}", failure.reason);
+        arbiter.stop();
     }
 }

@@ -163,7 +163,9 @@ pub(super) fn start(
     let runtime = supervise::start(Some(&arbiter.handle()), recorder, make);
 
     let cluster = Cluster::of(&settings);
-    let notices = cluster.as_ref().map(|cluster| write_pod_events(cluster, &settings, &metrics));
+    let event_job = cluster.as_ref().map(|_| Job::new("PodEvents", changes.clone()));
+    let notices = cluster.as_ref().zip(event_job.as_ref());
+    let notices = notices.map(|(cluster, job)| write_pod_events(cluster, job, &settings, &metrics));
     let recorder = Recorder::new("PullCoordinator", PULLS_MAILBOX);
     let parts = PullCoordinatorParts {
         policy: policy(&settings),
@@ -196,7 +198,7 @@ pub(super) fn start(
     let front = FrontThread::start(listeners.cri, front_parts)?;
 
     let (endpoints_view, endpoints_seen) = watch::channel(endpoints::first_view(&settings));
-    let (heartbeats, [lease, status]) = heartbeats::start(HeartbeatsParts {
+    let (heartbeats, reporters) = heartbeats::start(HeartbeatsParts {
         cluster: cluster.clone(),
         endpoints: endpoints_seen,
         settings: settings.clone(),
@@ -220,10 +222,10 @@ pub(super) fn start(
     let mut actors = vec![
         Handle::on(&pulls, || Inspected {}, || LimitView {}),
         Handle::on(&runtime, || RuntimeState {}, || RuntimeState {}),
-        lease,
-        status,
     ];
+    actors.extend(reporters);
     actors.extend(publisher);
+    actors.extend(event_job.iter().map(|job| Handle::job(job.recorder())));
     actors.extend(listeners.jobs.iter().map(|job| Handle::job(job.recorder())));
 
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
@@ -258,10 +260,29 @@ pub(super) fn start(
 }
 
 /// Starts what writes Events on pods, with a thread and a connection of its own.
-fn write_pod_events(cluster: &Cluster, settings: &Settings, metrics: &Metrics) -> mpsc::Sender<PodNotice> {
+fn write_pod_events(
+    cluster: &Cluster,
+    job: &Job,
+    settings: &Settings,
+    metrics: &Metrics,
+) -> mpsc::Sender<PodNotice> {
     let (notices, waiting) = mpsc::channel(NOTICES_WAITING);
     let api = cluster.connect(cluster.request_timeout);
     let (node, metrics) = (settings.agent.node_name.clone(), metrics.clone());
-    actix::Arbiter::new().spawn(write_notices(api, node, waiting, metrics));
+    // One writer at a time has it. A panic loses the Event that was being written.
+    let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
+    job.keep_on(
+        &jobs::arbiter(c"pod-events").handle(),
+        0,
+        |_| {},
+        move || {
+            let (api, node, metrics, waiting) = (api.clone(), node.clone(), metrics.clone(), waiting.clone());
+            async move {
+                write_notices(api, node, &mut *waiting.lock().await, metrics).await;
+                // The coordinator is gone: the agent ends.
+                std::future::pending().await
+            }
+        },
+    );
     notices
 }

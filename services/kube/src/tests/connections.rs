@@ -9,7 +9,7 @@ use super::{
     requests::renewal,
     script::{Authority, Reply, Server, Wire, api, hasty, put},
 };
-use crate::{ExplicitSource, watch_pods};
+use crate::{ExplicitSource, KnownPods, watch_pods};
 
 const H2: &[&str] = &["h2", "http/1.1"];
 
@@ -147,7 +147,8 @@ async fn a_watch_on_a_dead_network_begins_again() {
         r#"{"metadata":{"resourceVersion":"5","annotations":{"k8s.io/initial-events-end":"true"}}}"#,
     );
     let (health, mut watched) = tokio::sync::watch::channel(ChoreHealth::Starting);
-    let watching = tokio::spawn(async move { watch_pods(&api, "n1", &health, |_| {}).await });
+    let watching =
+        tokio::spawn(async move { watch_pods(&api, "n1", &health, KnownPods::default(), |_| {}).await });
     watched.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
     assert_eq!(server.seen().await.connection, 0);
     wire.cut();

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::script::{Feed, Reply, Server};
-use crate::{PodEvent, PodRef, watch_node, watch_pods};
+use crate::{KnownPods, PodEvent, PodRef, watch_node, watch_pods};
 
 struct Pods {
     events: mpsc::UnboundedReceiver<PodEvent>,
@@ -26,11 +26,15 @@ impl Drop for Pods {
 
 impl Pods {
     fn of(server: &Server) -> Self {
+        Self::knowing(server, KnownPods::default())
+    }
+
+    fn knowing(server: &Server, known: KnownPods) -> Self {
         let api = server.api();
         let (tell, events) = mpsc::unbounded_channel();
         let (sender, health) = watch::channel(ChoreHealth::Starting);
         let task = tokio::spawn(async move {
-            watch_pods(&api, "n1", &sender, move |event| drop(tell.send(event))).await;
+            watch_pods(&api, "n1", &sender, known, move |event| drop(tell.send(event))).await;
         });
         Self { events, health, task }
     }
@@ -104,6 +108,26 @@ async fn pods_are_listed_and_watched_in_one_request() {
     assert!((300..600).contains(&seconds), "{seconds}");
     assert!(seen.header("accept").starts_with("application/json;as=PartialObjectMetadata;"));
     server.nothing_more();
+}
+
+/// I9: a watch that is begun anew, as after a panic, tells what became of the pods in between.
+#[tokio::test]
+async fn i9_a_new_watch_tells_of_pods_that_the_last_one_had_seen() {
+    let server = Server::plain().await;
+    let (feed, known) = (begin(&server), KnownPods::default());
+    let mut pods = Pods::knowing(&server, known.clone());
+    feed.event("ADDED", &pod("a", 1, false));
+    feed.event("ADDED", &pod("b", 2, false));
+    all_listed(&feed, 3);
+    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    drop(pods);
+    let feed = begin(&server);
+    let mut pods = Pods::knowing(&server, known);
+    feed.event("ADDED", &pod("b", 5, true));
+    all_listed(&feed, 6);
+    assert_eq!(pods.next().await, PodEvent::Gone(named("a")));
+    assert_eq!(pods.next().await, PodEvent::Terminating(named("b")));
 }
 
 #[tokio::test]
@@ -288,7 +312,9 @@ async fn a_watch_that_is_woken_does_not_wait_out_its_back_off() {
     let api = server.api();
     let (sender, mut health) = watch::channel(ChoreHealth::Starting);
     let watching = api.clone();
-    let task = tokio::spawn(async move { watch_pods(&watching, "n1", &sender, |_: PodEvent| {}).await });
+    let known = KnownPods::default();
+    let task =
+        tokio::spawn(async move { watch_pods(&watching, "n1", &sender, known, |_: PodEvent| {}).await });
     all_listed(&feed, 5);
     let woken = async {
         let well = health.wait_for(|health| *health == ChoreHealth::Well);

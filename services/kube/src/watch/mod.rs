@@ -23,4 +23,4 @@ pub(crate) use {endpoints::collect, reflect::MAX_WATCH};
 
 pub use endpoints::watch_endpoints;
 pub use node::{NodeSink, node_view, watch_node};
-pub use pods::{PodEvent, PodRef, PodSink, watch_pods};
+pub use pods::{KnownPods, PodEvent, PodRef, PodSink, watch_pods};

@@ -5,7 +5,10 @@
 //!
 //! A static pod appears as its mirror, whose uid is not the one that the kubelet gives to the runtime.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use keelson_actors::{cluster::ChoreHealth, endpoints::Answer};
 use serde::Deserialize;
@@ -140,9 +143,20 @@ impl Table {
     }
 }
 
+/// What a watch of pods knows, so that one that is begun anew tells what became of the pods that the last one had seen.
+/// Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct KnownPods(Arc<Mutex<Table>>);
+
+impl KnownPods {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 struct NodePods<'a, S> {
     node: String,
-    table: Table,
+    known: KnownPods,
     /// What came in the listing under way.
     listing: Option<Vec<PodMeta>>,
     health: &'a watch::Sender<ChoreHealth>,
@@ -157,10 +171,12 @@ impl<S: PodSink> NodePods<'_, S> {
                 return;
             }
             Change::Listed => {
-                for event in self.table.synced(self.listing.take().unwrap_or_default()) {
+                let events = self.known.table().synced(self.listing.take().unwrap_or_default());
+                for event in events {
                     self.sink.pod(event);
                 }
-                self.sink.synced(self.table.live());
+                let live = self.known.table().live();
+                self.sink.synced(live);
                 return;
             }
             Change::Put(pod) => match &mut self.listing {
@@ -168,9 +184,9 @@ impl<S: PodSink> NodePods<'_, S> {
                     listed.push(pod);
                     return;
                 }
-                None => self.table.put(pod),
+                None => self.known.table().put(pod),
             },
-            Change::Gone(pod) => self.table.gone(&pod.metadata.uid),
+            Change::Gone(pod) => self.known.table().gone(&pod.metadata.uid),
         };
         if let Some(event) = event {
             self.sink.pod(event);
@@ -212,10 +228,10 @@ pub async fn watch_pods(
     api: &ApiServer,
     node: &str,
     health: &watch::Sender<ChoreHealth>,
+    known: KnownPods,
     sink: impl PodSink,
 ) {
-    let mut subject =
-        NodePods { node: node.to_owned(), table: Table::default(), listing: None, health, sink };
+    let mut subject = NodePods { node: node.to_owned(), known, listing: None, health, sink };
     follow(api, &mut subject).await;
 }
 

@@ -10,7 +10,7 @@ use keelson_actors::{
     inspect::Mailbox,
     pulls::{PodForgotten, PodGone, PodsSynced, PullCoordinator},
 };
-use keelson_kube::{ApiServer, PodEvent, PodRef, PodSink, watch_pods};
+use keelson_kube::{ApiServer, KnownPods, PodEvent, PodRef, PodSink, watch_pods};
 use tokio::sync::watch;
 
 /// Tells the PullCoordinator which pods there are, and which go.
@@ -18,9 +18,10 @@ pub(super) async fn follow(
     api: &ApiServer,
     node: &str,
     health: &watch::Sender<ChoreHealth>,
+    known: KnownPods,
     pulls: Mailbox<PullCoordinator>,
 ) {
-    watch_pods(api, node, health, ToPulls { pulls }).await;
+    watch_pods(api, node, health, known, ToPulls { pulls }).await;
 }
 
 struct ToPulls {
