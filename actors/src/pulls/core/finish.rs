@@ -329,7 +329,7 @@ impl Core {
             }));
         }
         self.health = Health::Down(reason);
-        self.forget_presence(fx);
+        self.forget_presence();
     }
 
     fn name_of(&self, id: PullId) -> String {

@@ -163,8 +163,6 @@ struct Pull {
     cancel_at: Option<Duration>,
     /// Until when the answer about its presence is awaited.
     presence_until: Option<Duration>,
-    /// The journal has its record.
-    journaled: bool,
     /// When it is given up (`pulls.max_pull_time`).
     give_up_at: Option<Duration>,
     /// Until when it may run beside the limit.
@@ -491,10 +489,6 @@ impl Core {
             .collect();
         for caller in waiting {
             self.refuse(caller, Refusal::Stopping, fx);
-        }
-        let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
-        for id in queued {
-            self.journal_if_queued(id, fx);
         }
         let waiting = self.queue.len() + self.held.len();
         let text = format!("stopping: {} pulls go on, {waiting} keep their place", self.slots.len());

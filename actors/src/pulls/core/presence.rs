@@ -5,8 +5,7 @@
 //! anything is counted.
 //!
 //! While the answer is awaited, no pull behind the asked one takes a counted slot, so that the order of arrival holds. An
-//! answer that is late, or an error, means that the pull counts. A pull that waits only for this answer is not in the
-//! journal yet: the write would cost it more than the question does.
+//! answer that is late, or an error, means that the pull counts.
 
 use std::time::Duration;
 
@@ -58,7 +57,6 @@ impl Core {
                 self.enqueue(id);
             }
             self.schedule(now, fx);
-            self.journal_if_queued(id, fx);
         }
     }
 
@@ -71,12 +69,11 @@ impl Core {
         {
             *presence = Presence::Late;
             self.schedule(now, fx);
-            self.journal_if_queued(id, fx);
         }
     }
 
     /// Forgets questions whose answers will not come: the runtime is away.
-    pub(super) fn forget_presence(&mut self, fx: &mut Vec<Effect>) {
+    pub(super) fn forget_presence(&mut self) {
         let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
         for id in queued {
             self.stop_presence_timer(id);
@@ -84,7 +81,6 @@ impl Core {
                 pull.stage = Stage::Queued { presence: Presence::Unasked };
             }
             self.enqueue(id);
-            self.journal_if_queued(id, fx);
         }
         self.present.clear();
     }
@@ -93,20 +89,6 @@ impl Core {
         if let Some(at) = self.pulls.get_mut(&id).and_then(|pull| pull.presence_until.take()) {
             self.disarm(at, Timer::Presence(id));
         }
-    }
-
-    /// Writes the record of a queued pull that has none yet.
-    pub(super) fn journal_if_queued(&mut self, id: PullId, fx: &mut Vec<Effect>) {
-        if self.pulls.get(&id).is_some_and(|pull| pull.is_queued() && !pull.journaled) {
-            self.persist(id, fx);
-        }
-    }
-
-    /// Whether a slot would be free for a queued pull if it were the first.
-    pub(super) fn has_room(&self, id: PullId) -> bool {
-        !self.draining
-            && matches!(self.health, Health::Up(_))
-            && self.class_of(id).is_some_and(|class| self.slot_free(&class))
     }
 
     /// Whether a queued pull has to wait for the answer before it may take a counted slot.

@@ -90,19 +90,45 @@ fn i13_without_a_limit_nothing_is_asked() {
     assert_eq!(bench.checks.len(), 1, "the pull option is a limit");
 }
 
+/// I8: a pull has its place in the journal as soon as it is received, so that `kill -9` while answers about presence are
+/// awaited, are late or came in another order changes no order.
 #[test]
-fn i13_a_pull_is_written_down_once_it_is_decided() {
+fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
+    type Answers = fn(&mut Bench, [PullId; 2]);
+    let cases: [(&str, Answers); 4] = [
+        ("no answer", |_, _| {}),
+        ("the second is absent", |bench, [_, second]| bench.present(second, Some(false))),
+        ("the second cannot be told", |bench, [_, second]| bench.present(second, None)),
+        ("the runtime is away", |bench, _| bench.event(Event::RuntimeDown("away".into()))),
+    ];
+    for (case, answers) in cases {
+        let mut bench = bench(limit(1));
+        let callers = [bench.ask(image("r/1").pod("p")), bench.ask(image("r/2").pod("q"))];
+        let pulls = callers.map(|caller| bench.pull(caller));
+        assert_eq!(bench.journal.pulls.keys().copied().collect::<Vec<_>>(), pulls.map(|id| id.0), "{case}");
+        assert!(bench.starts.is_empty(), "{case}");
+        answers(&mut bench, pulls);
+        let mut bench = bench.kill(limit(1));
+        bench.absent = false;
+        bench.event(Event::RuntimeUp(CONTAINERD));
+        // They come back the other way round, behind somebody new.
+        let new = bench.ask(image("r/new").pod("n"));
+        let [second, first] = [("r/2", "q"), ("r/1", "p")].map(|(name, pod)| bench.ask(image(name).pod(pod)));
+        assert_eq!([first, second].map(|caller| bench.pull(caller)), pulls, "{case}");
+        for caller in [new, second, first] {
+            bench.present(bench.pull(caller), Some(false));
+        }
+        assert_eq!(bench.started(), [pulls[0]], "{case}");
+    }
+}
+
+#[test]
+fn i13_a_present_pull_that_ends_leaves_no_record() {
     let mut bench = bench(limit(1));
-    let (first, second) = (bench.ask(image("r/1")), bench.ask(image("r/2")));
+    let caller = bench.ask(image("r/1"));
+    bench.present(bench.pull(caller), Some(true));
+    bench.finish(bench.pull(caller), ok());
     assert!(bench.journal.pulls.is_empty());
-    bench.present(bench.pull(first), Some(false));
-    bench.present(bench.pull(second), None);
-    assert_eq!(bench.journal.pulls.len(), 2, "one runs, one waits");
-    let third = bench.ask(image("r/3"));
-    assert_eq!(bench.journal.pulls.len(), 3, "it has to wait whatever the answer is");
-    bench.event(Event::RuntimeDown("away".into()));
-    bench.leave(third);
-    assert_eq!(bench.journal.pulls.len(), 2);
 }
 
 #[test]

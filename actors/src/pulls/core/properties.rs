@@ -16,7 +16,10 @@ use super::{
         Ask, Bench, CONTAINERD, CRIO, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds,
     },
 };
-use crate::runtime::{Capabilities, Phase};
+use crate::{
+    pulls::record::RecordState,
+    runtime::{Capabilities, Phase},
+};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -212,14 +215,24 @@ impl Run {
     }
 
     fn kill(&mut self) {
-        let before: BTreeSet<PullId> =
-            self.bench.core.pulls.values().filter(|pull| pull.journaled).map(|pull| pull.id).collect();
+        let ids = |bench: &Bench| -> BTreeSet<PullId> { bench.core.pulls.keys().copied().collect() };
+        let is_queued = |pull: &&super::Pull| pull.record().state == RecordState::Queued;
+        let before = ids(&self.bench);
+        let queued: BTreeSet<PullId> =
+            self.bench.core.pulls.values().filter(is_queued).map(|pull| pull.id).collect();
+        let order = |bench: &Bench| -> Vec<PullId> {
+            let pulls = bench.core.pulls.values().filter(|pull| queued.contains(&pull.id));
+            let places: BTreeSet<_> = pulls.map(|pull| (pull.order, pull.id)).collect();
+            places.into_iter().map(|(_, id)| id).collect()
+        };
+        let order_before = order(&self.bench);
         let bench = std::mem::replace(&mut self.bench, Bench::new(self.policy.clone()));
         let absent = bench.absent;
         self.bench = bench.kill(self.policy.clone());
         self.bench.absent = absent;
-        let after: BTreeSet<PullId> = self.bench.core.pulls.keys().copied().collect();
-        assert_eq!(before, after, "none lost, none made");
+        assert_eq!(before, ids(&self.bench), "none lost, none made");
+        // I8: whatever a pull waited for, its place among those that wait is kept.
+        assert_eq!(order_before, order(&self.bench), "the order of the queue");
         self.left.clear();
     }
 

@@ -51,10 +51,9 @@ impl Core {
             self.ask_presence(pull, now, fx);
         }
         self.schedule(now, fx);
-        // A pull that only waits for the answer about its presence is not worth a write.
-        let undecided = self.awaits_presence(pull) && self.has_room(pull);
-        let worth_a_write = |pull: &Pull| pull.is_queued() && (pull.journaled || !undecided);
-        if news && self.pulls.get(&pull).is_some_and(worth_a_write) {
+        // One that started has its record. The others get it now, also if they only wait for the answer about their
+        // presence: a kill must not let a later pull, whose answer came first, overtake.
+        if news && self.pulls.get(&pull).is_some_and(Pull::is_queued) {
             self.persist(pull, fx);
         }
     }
@@ -164,7 +163,6 @@ impl Core {
             spent: super::reasons::Spent::from(now.mono),
             cancel_at: None,
             presence_until: None,
-            journaled: false,
             give_up_at: None,
             lane_until: None,
             progress: None,
@@ -419,8 +417,7 @@ impl Core {
     }
 
     pub(super) fn persist(&mut self, id: PullId, fx: &mut Vec<Effect>) {
-        if let Some(pull) = self.pulls.get_mut(&id) {
-            pull.journaled = true;
+        if let Some(pull) = self.pulls.get(&id) {
             fx.push(Effect::Persist(Write::PutPull(pull.record())));
         }
     }

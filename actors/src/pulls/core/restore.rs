@@ -148,7 +148,6 @@ impl Core {
             spent: super::reasons::Spent::from(now.mono),
             cancel_at: None,
             presence_until: None,
-            journaled: true,
             give_up_at: None,
             lane_until: None,
             progress: None,

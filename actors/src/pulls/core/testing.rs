@@ -406,7 +406,6 @@ impl Core {
         assert_eq!(by_registry, self.counted, "slots by registry");
         assert!(self.by_registry.values().all(|count| *count > 0), "no registry without a slot is kept");
         for pull in self.pulls.values() {
-            assert!(pull.journaled || self.awaits_presence(pull.id), "no record of {pull:?}");
             let holds = matches!(
                 pull.stage,
                 Stage::Running | Stage::Predecessor | Stage::Lost { .. } | Stage::Pausing { .. }
@@ -480,7 +479,8 @@ impl Core {
     /// The pull for which a slot is free, and which waits for the answer about its presence.
     fn undecided(&self) -> Option<PullId> {
         let (_, id) = self.queue.next(|class| self.slot_free(class))?;
-        (self.has_room(id) && self.awaits_presence(id)).then_some(id)
+        let decides = !self.draining && matches!(self.health, super::Health::Up(_));
+        (decides && self.awaits_presence(id)).then_some(id)
     }
 
     /// The journal that the core would write anew.

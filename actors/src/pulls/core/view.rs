@@ -178,8 +178,7 @@ impl Core {
     /// The journal as it should be, whole.
     #[must_use]
     pub fn truth(&self, now: Now) -> Vec<Write> {
-        let pulls =
-            self.pulls.values().filter(|pull| pull.journaled).map(|pull| Write::PutPull(pull.record()));
+        let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
         let leases = self.kept.iter().map(|(lease, kept)| {
             let (image, expires_unix_ms) = (kept.image.to_string(), now.unix_ms_at(kept.until));
             Write::PutLease(KeptLease { lease: lease.clone(), image, expires_unix_ms })

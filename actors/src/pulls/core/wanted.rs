@@ -119,7 +119,7 @@ impl Core {
     /// Callers wait for these pulls now: after a kill their records are as young as that.
     pub(super) fn write_wanted(&mut self, now: Now, fx: &mut Vec<Effect>) {
         self.wanted_at = None;
-        for pull in self.pulls.values_mut().filter(|pull| pull.journaled && !pull.callers.is_empty()) {
+        for pull in self.pulls.values_mut().filter(|pull| !pull.callers.is_empty()) {
             pull.wanted_unix_ms = now.unix_ms;
             fx.push(Effect::Persist(Write::PutPull(pull.record())));
         }
