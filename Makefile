@@ -19,13 +19,13 @@ help: ## list the commands
 
 run: ## pull images through the agent into a containerd of its own, until Ctrl-C
 	@scripts/install-packages.sh run
-	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-demo
+	@$(CARGO) build --release --workspace --bin keelson --bin keelson-demo
 	@exec $(TARGET)/release/keelson-demo
 
 cluster: ## a control plane whose one node the agent alone keeps Ready, until Ctrl-C
 	@scripts/install-packages.sh cluster
 	@tests/peers/build.sh kubernetes
-	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-cluster
+	@$(CARGO) build --release --workspace --bin keelson --bin keelson-cluster
 	@exec $(TARGET)/release/keelson-cluster
 
 test: ## every test, those on real components included
@@ -37,11 +37,11 @@ test: ## every test, those on real components included
 soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime containerd-1.6")
 	@scripts/install-packages.sh soak
 	@tests/peers/build.sh containerd cri-driver kubernetes
-	@$(CARGO) build --profile $(PROFILE) -p keelson -p keelson-tests --bin keelson --bin keelson-soak
+	@$(CARGO) build --profile $(PROFILE) --workspace --bin keelson --bin keelson-soak
 	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
 
 systemd-check: ## restart the shipped units under a real systemd in namespaces of its own (root, systemd 252, overlayfs)
-	@$(CARGO) build -p keelson
+	@$(CARGO) build --workspace --bin keelson
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/restarts.sh \
 		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
 
@@ -53,13 +53,13 @@ conformance-kube-proxy: ## the suite of service proxies against the real kube-pr
 bench: ## the figures of docs/performance.md, beside direct containerd, a stock kubelet and kube-proxy in the same run
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
-	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-bench
+	@$(CARGO) build --release --workspace --bin keelson --bin keelson-bench
 	@exec $(TARGET)/release/keelson-bench
 
 bench-proxy: ## of these what is about a proxy's rules, beside kube-proxy (ARGS="--sizes 1000x10 --parts cold,change")
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
-	@$(CARGO) build --release -p keelson -p keelson-tests --bin keelson --bin keelson-bench
+	@$(CARGO) build --release --workspace --bin keelson --bin keelson-bench
 	@exec $(TARGET)/release/keelson-bench proxy $(ARGS)
 
 fmt: ## format Rust and Go

@@ -34,6 +34,18 @@ replace() { # COMMAND...: another main process must come
     echo "  main process $(show MainPID), agents $(agents | tr '\n' ' ')"
 }
 
+# Does what a package manager does: a new file takes the place of the program, units are read again, the service is restarted.
+upgrade() { # VERSION
+    cp /usr/bin/keelson /usr/bin/keelson.dpkg-new
+    # Bytes behind the end of an ELF file are another program to the file system, and the same one to the kernel.
+    printf 'version %s' "$1" >> /usr/bin/keelson.dpkg-new
+    mv /usr/bin/keelson.dpkg-new /usr/bin/keelson
+    touch /etc/systemd/system/keelson.service
+    systemctl daemon-reload
+    systemctl restart keelson
+}
+runs_installed_program() { cmp -s "/proc/$1/exe" /usr/bin/keelson; }
+
 mkdir -p "$work/hosts/_default"
 printf '[host."http://127.0.0.1:5999"]\n' > "$work/hosts/_default/hosts.toml"
 cat > "$work/containerd.toml" <<TOML
@@ -64,6 +76,11 @@ load=$!
 until_true 60 grep -q started "$work/load"
 
 for _ in 1 2 3 4 5; do replace systemctl restart keelson; done
+for version in 2 3; do
+    replace upgrade "$version"
+    runs_installed_program "$(agents | tail -n 1)" || fail "the agent after the upgrade runs another program"
+    runs_installed_program "$(show MainPID)" || fail "the main process after the upgrade runs another program"
+done
 replace kill -TERM "$(show MainPID)"
 replace kill -KILL "$(show MainPID)"
 replace kill -TERM "$(agents | tail -n 1)"
