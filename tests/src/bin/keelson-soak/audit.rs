@@ -145,7 +145,9 @@ fn judge_bytes(
     sent: &mut Sent,
 ) {
     let mut gets: HashMap<&BlobDigest, Vec<&Seen>> = HashMap::new();
-    for get in seen.iter().filter(|seen| seen.method == http::Method::GET) {
+    // The body of a refusal (401, 503) is no part of the layer.
+    let is_refusal = |get: &Seen| get.status.is_some_and(|status| !(200..300).contains(&status));
+    for get in seen.iter().filter(|seen| seen.method == http::Method::GET && !is_refusal(seen)) {
         if let Some(digest) = get.digest.as_ref().filter(|digest| layers.contains_key(digest)) {
             gets.entry(digest).or_default().push(get);
         }
@@ -302,6 +304,8 @@ mod tests {
         assert_eq!(violations(std::slice::from_ref(&whole), &[], size).0, 0);
         assert_eq!(violations(&[half.clone(), rest], &[], size).0, 0, "it went on where it was");
         assert_eq!(violations(&[half, whole.clone()], &[], size).0, 1, "it began again");
+        let refused = Seen { status: Some(401), ..get(base, "a", 0, 1, 159, Outcome::Complete) };
+        assert_eq!(violations(&[refused, whole.clone()], &[], size).0, 0);
         let twice = [whole.clone(), whole];
         assert_eq!(violations(&twice, &[], size).0, 1, "nothing was interrupted");
         let full = Window { what: Broken::ImageDisk, from: at(base, 0), to: None };
