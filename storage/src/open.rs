@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::engine::{Engine, EngineError, Totals};
 use crate::error::OpenError;
@@ -66,6 +66,11 @@ pub enum Outcome {
 
 /// Opens the store in `state_dir`, which is made if it is missing.
 pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
+    open_within(state_dir, OPEN_LIMIT)
+}
+
+/// As [`open`]; each step that waits for the disk may take `limit`.
+pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, OpenError> {
     let io_error = |action, path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::io(action, path, source)
@@ -74,32 +79,32 @@ pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
     let lock = Arc::new(take_lock(state_dir)?);
     let store = store_dir(state_dir);
     if is_absent(&store).map_err(io_error("look at", &store))? {
-        let (worker, manifest, totals) = create(state_dir, 1)?;
+        let (worker, manifest, totals) = create(state_dir, 1, limit)?;
         let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
         return Ok(Opened { store, outcome: Outcome::Created });
     }
     let manifest = match Manifest::read_from(&store) {
         Ok(manifest) if manifest.schema > SCHEMA_VERSION => {
-            return set_aside(state_dir, lock, manifest.schema);
+            return set_aside(state_dir, lock, manifest.schema, limit);
         }
         Ok(manifest) if manifest.schema < OLDEST_VERSION => {
             let reason = format!("its schema version {} has never been in use", manifest.schema);
-            return recover(state_dir, lock, reason);
+            return recover(state_dir, lock, reason, limit);
         }
         Ok(manifest) => manifest,
         Err(ManifestError::Damaged { path, reason }) => {
-            return recover(state_dir, lock, format!("{}: {reason}", path.display()));
+            return recover(state_dir, lock, format!("{}: {reason}", path.display()), limit);
         }
         Err(ManifestError::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => {
-            return recover(state_dir, lock, "it is not a folder".to_owned());
+            return recover(state_dir, lock, "it is not a folder".to_owned(), limit);
         }
         Err(ManifestError::Io { path, source }) => return Err(OpenError::io("read", path, source)),
     };
     let Some(attempt) = Attempt::begin(&store) else {
         let reason = format!("{OPENING_ATTEMPTS} processes in a row ended while they opened it");
-        return recover(state_dir, lock, reason);
+        return recover(state_dir, lock, reason, limit);
     };
-    let opened = open_store(&store, manifest, &lock);
+    let opened = open_store(&store, manifest, &lock, limit);
     drop(attempt);
     match opened? {
         Found::Whole { worker, manifest, totals, outcome } => {
@@ -107,7 +112,7 @@ pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
             let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
             Ok(Opened { store, outcome })
         }
-        Found::Damaged(reason) => recover(state_dir, lock, reason),
+        Found::Damaged(reason) => recover(state_dir, lock, reason, limit),
     }
 }
 
@@ -166,7 +171,11 @@ fn is_absent(store: &Path) -> io::Result<bool> {
 }
 
 /// Makes a new store beside its place and moves it there, so that a half-made one is never found.
-fn create(state_dir: &Path, generation: u64) -> Result<(Worker<Engine>, Manifest, Totals), OpenError> {
+fn create(
+    state_dir: &Path,
+    generation: u64,
+    limit: Duration,
+) -> Result<(Worker<Engine>, Manifest, Totals), OpenError> {
     let (store, new) = (store_dir(state_dir), state_dir.join("state.new"));
     let io_error = |action, path: &Path| {
         let path = path.to_owned();
@@ -182,15 +191,14 @@ fn create(state_dir: &Path, generation: u64) -> Result<(Worker<Engine>, Manifest
     let manifest = Manifest { schema: SCHEMA_VERSION, generation };
     let mut worker = Worker::start().map_err(io_error("start the storage thread for", &store))?;
     let dir = manifest.generation_dir(&new);
-    let made = worker.call(OPEN_LIMIT, move |_: &mut Option<Engine>| {
-        Engine::create(&dir, &Records::new(), SCHEMA_VERSION, 0)
-    });
+    let made = worker
+        .call(limit, move |_: &mut Option<Engine>| Engine::create(&dir, &Records::new(), SCHEMA_VERSION, 0));
     fresh(&store, made)?;
     manifest.write_to(&new).map_err(io_error("write the manifest in", &new))?;
     fs::rename(&new, &store).map_err(io_error("move the new store to", &store))?;
     sync_dir(state_dir).map_err(io_error("sync", state_dir))?;
     let dir = manifest.generation_dir(&store);
-    let totals = fresh(&store, worker.call(OPEN_LIMIT, move |slot| open_engine(slot, &dir, SCHEMA_VERSION)))?;
+    let totals = fresh(&store, worker.call(limit, move |slot| open_engine(slot, &dir, SCHEMA_VERSION)))?;
     Ok((worker, manifest, totals))
 }
 
@@ -221,7 +229,12 @@ enum Found {
     Damaged(String),
 }
 
-fn open_store(store: &Path, manifest: Manifest, lock: &Arc<File>) -> Result<Found, OpenError> {
+fn open_store(
+    store: &Path,
+    manifest: Manifest,
+    lock: &Arc<File>,
+    limit: Duration,
+) -> Result<Found, OpenError> {
     let mut worker =
         Worker::start().map_err(|source| OpenError::io("start the storage thread for", store, source))?;
     let (dir, schema) = (manifest.generation_dir(store), manifest.schema);
@@ -235,7 +248,7 @@ fn open_store(store: &Path, manifest: Manifest, lock: &Arc<File>) -> Result<Foun
         drop(held);
         opened
     };
-    let totals = match worker.call(OPEN_LIMIT, opening) {
+    let totals = match worker.call(limit, opening) {
         Ok(Ok(totals)) => totals,
         Ok(Err(EngineError::Damaged(reason))) => return Ok(Found::Damaged(reason)),
         Ok(Err(EngineError::Io { path, source, .. })) => return Err(OpenError::io("open", path, source)),
@@ -253,13 +266,18 @@ fn open_store(store: &Path, manifest: Manifest, lock: &Arc<File>) -> Result<Foun
     if schema == SCHEMA_VERSION {
         return Ok(Found::Whole { worker, manifest, totals, outcome: Outcome::Opened });
     }
-    migrate_store(store, worker, &manifest)
+    migrate_store(store, worker, &manifest, limit)
 }
 
-fn migrate_store(store: &Path, mut worker: Worker<Engine>, old: &Manifest) -> Result<Found, OpenError> {
+fn migrate_store(
+    store: &Path,
+    mut worker: Worker<Engine>,
+    old: &Manifest,
+    limit: Duration,
+) -> Result<Found, OpenError> {
     let from = old.schema;
     let (dir, manifest) = (store.to_owned(), old.clone());
-    let migrated = worker.call(OPEN_LIMIT, move |slot| {
+    let migrated = worker.call(limit, move |slot| {
         generation::rewrite(slot, &dir, &manifest, |records| migrate(records, from))
     });
     let reason = match migrated {
@@ -278,7 +296,7 @@ fn migrate_store(store: &Path, mut worker: Worker<Engine>, old: &Manifest) -> Re
 }
 
 /// Moves the damaged store aside, loudly, and begins anew.
-fn recover(state_dir: &Path, lock: Arc<File>, reason: String) -> Result<Opened, OpenError> {
+fn recover(state_dir: &Path, lock: Arc<File>, reason: String, limit: Duration) -> Result<Opened, OpenError> {
     let store = store_dir(state_dir);
     let generation = generation::next_generation(&store, Manifest::read_from(&store).ok().as_ref());
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(['-', ':'], "");
@@ -289,14 +307,14 @@ fn recover(state_dir: &Path, lock: Arc<File>, reason: String) -> Result<Opened, 
         reason,
         "THE STATE STORE IS DAMAGED. It has been moved aside and the agent starts with an empty one"
     );
-    let (worker, manifest, totals) = create(state_dir, generation)?;
+    let (worker, manifest, totals) = create(state_dir, generation, limit)?;
     let moved = Some(moved_to.clone());
     let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, moved));
     Ok(Opened { store, outcome: Outcome::Recovered { moved_to, reason } })
 }
 
 /// Moves the store of a newer agent aside, untouched, and begins anew: a rollback must start.
-fn set_aside(state_dir: &Path, lock: Arc<File>, found: u32) -> Result<Opened, OpenError> {
+fn set_aside(state_dir: &Path, lock: Arc<File>, found: u32, limit: Duration) -> Result<Opened, OpenError> {
     let store = store_dir(state_dir);
     let moved_to = move_aside(state_dir, &store, format!("state.schema-{found}"))?;
     tracing::warn!(
@@ -305,7 +323,7 @@ fn set_aside(state_dir: &Path, lock: Arc<File>, found: u32) -> Result<Opened, Op
         moved_to = %moved_to.display(),
         "the state store was written by a newer agent; it has been set aside and an empty one is used"
     );
-    let (worker, manifest, totals) = create(state_dir, 1)?;
+    let (worker, manifest, totals) = create(state_dir, 1, limit)?;
     let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
     Ok(Opened { store, outcome: Outcome::NewerSetAside { found, moved_to } })
 }

@@ -3,13 +3,12 @@
 mod neighbours;
 
 use std::{
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use keelson_storage::StoreState;
+use keelson_storage::{StateStoreExt as _, StoreState, Table};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::{fakes::FakeStore, pass, run, settle};
 use crate::{
@@ -21,7 +20,7 @@ use crate::{
     },
     supervise::{PANIC, Restart},
 };
-use neighbours::{FakeApi, FakeHost, FakeSource, Fault, NEW_YEAR, World, idle, report, step_wall};
+use neighbours::{Fault, NEW_YEAR, World, idle, step_wall};
 
 /// Lets time pass in steps in which other threads come to their end as well.
 async fn live(seconds: u64) {
@@ -253,17 +252,9 @@ fn a_store_that_fails_costs_economy_and_no_report() {
 #[test]
 fn i4_a_store_that_cannot_be_read_at_the_start_delays_no_report() {
     run(async {
-        let api = Arc::new(FakeApi::default());
-        api.make();
         let store = FakeStore::new();
         store.fail(true);
-        let source = FakeSource {
-            report: Mutex::new(Ok(report())),
-            flow: Mutex::new(idle()),
-            pressure: Mutex::default(),
-        };
-        let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
-        let world = World::with(Role::Companion, api, Arc::new(host), Arc::new(source), Arc::clone(&store));
+        let world = World::on(Arc::clone(&store));
         live(5).await;
         assert_eq!(*world.health.borrow(), ChoreHealth::Well);
         assert_eq!(world.reporter.recorder().overview().restarts, 0);
@@ -322,6 +313,60 @@ fn i4_a_store_that_is_not_open_is_told_at_once() {
         live(11).await;
         assert_eq!((is()["status"].clone(), world.api.verbs().len()), (json!("False"), 2));
     });
+}
+
+/// I4: conditions of other processes that could not be read at the start are adopted when the store opens, or when a store
+/// that is open can be read; what was reported since then counts more.
+#[test]
+fn i4_conditions_are_adopted_when_the_store_opens_late() {
+    for opens in [true, false] {
+        run(async {
+            let store = FakeStore::new();
+            for kind in ["Kept", "Changed", "Cleared"] {
+                let key = format!("condition/{kind}");
+                let record = json!({"status": "True", "reason": "Told", "message": "m", "ttl_ms": null, "cleared": false});
+                store.put_json(Table::Heartbeats, key.as_bytes(), &record).expect("written");
+            }
+            let since = std::time::SystemTime::UNIX_EPOCH;
+            let away = StoreState::Unavailable { reason: "no space".into(), since, next_try: None };
+            store.fail(true);
+            if opens {
+                store.state.send_replace(away);
+            }
+            let world = World::on(Arc::clone(&store));
+            live(5).await;
+            let kinds = async || {
+                let list = world.reporter.ask(ListConditions {}).await.expect("alive");
+                list.into_iter().map(|of| (of.kind, of.status)).collect::<Vec<_>>()
+            };
+            assert_eq!(kinds().await, []);
+            assert_eq!(world.set("Changed", ConditionStatus::False).await, Ok(true));
+            assert_eq!(world.set("New", ConditionStatus::True).await, Ok(true));
+            assert_eq!(world.set("Cleared", ConditionStatus::True).await, Ok(true));
+            let kind = "Cleared".to_owned();
+            assert_eq!(world.reporter.ask(ClearCondition { kind }).await.expect("alive"), Ok(()));
+            live(11).await;
+            store.fail(false);
+            if opens {
+                store.state.send_replace(StoreState::Open);
+                live(5).await;
+            } else {
+                live(61).await;
+            }
+            let expected = [
+                ("Changed".to_owned(), ConditionStatus::False),
+                ("Kept".to_owned(), ConditionStatus::True),
+                ("New".to_owned(), ConditionStatus::True),
+            ];
+            assert_eq!(kinds().await, expected, "opens: {opens}");
+            live(120).await;
+            assert_eq!(world.api.condition("Kept")["status"], "True");
+            assert_eq!(world.api.condition("Changed")["status"], "False");
+            assert_eq!(world.api.condition("Cleared"), Value::Null);
+            let records = ["condition/Changed", "condition/Kept", "condition/New", "status"];
+            assert_eq!(world.records(), records, "opens: {opens}");
+        });
+    }
 }
 
 /// I1: in the role of a node the agent itself works DiskPressure out, and image pulls hear of it.

@@ -1,8 +1,10 @@
 //! The StatusReporter: performs what the core decides.
 //!
-//! Owns: the core, the one timer, the requests and readings under way, the writes to the store. In: verbs. Out:
+//! Owns: the core, the one timer, the requests and readings under way; [`saving`] has the writes to the store. In: verbs. Out:
 //! requests to the API server, one at a time; records. When the store fails it goes on and says so; what is lost
 //! then is one report's worth of economy after a restart.
+
+mod saving;
 
 use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,7 +23,7 @@ use tokio::{
 use super::{
     compute::conditions::{DISK_PRESSURE, takes_pods},
     core::{Collected, Core, Counted, Effect, Event},
-    external::{ConditionRefused, ConditionView, ExternalWrite},
+    external::{ConditionRefused, ConditionView},
     messages::{
         ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, ReportNow, SetCondition,
         StatusState, StatusTick,
@@ -29,16 +31,16 @@ use super::{
     metrics::StatusMetrics,
     policy::{Role, StatusPolicy},
     sources::{EndpointsView, PullsSource, RuntimeSource},
-    state::{Restored, Stamp, Unsaved, Write, load},
+    state::Unsaved,
 };
 use crate::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi},
-    durable::{LoggedFailure, read_at_start},
+    durable::LoggedFailure,
     host::{Host, HostAsk, HostReadings},
     inspect::{Recorder, Status},
     runtime::core::Health,
-    supervise::{self, Supervision, chain},
+    supervise::{self, Supervision},
 };
 
 /// The wall clock, in milliseconds since the Unix epoch: [`crate::clock::unix_ms`] outside tests.
@@ -54,8 +56,6 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 /// How often a runtime that does not take pods yet is asked after the start, and for how long (kubelet).
 const FIRST_READY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(120));
-/// How long after a failed write it is tried again.
-const SAVE_AGAIN: Duration = Duration::from_secs(30);
 
 /// What the StatusReporter needs.
 pub struct StatusReporterParts {
@@ -112,6 +112,10 @@ pub struct StatusReporter {
     /// Those who wait until it is on disk.
     waiting: Vec<oneshot::Sender<()>>,
     saving: bool,
+    /// When writing is tried again.
+    save_again: Option<SpawnHandle>,
+    /// The store could not be read at the start.
+    unread: bool,
     summary: String,
     /// What was told last of the condition DiskPressure.
     disk_pressure: Option<bool>,
@@ -150,6 +154,8 @@ impl StatusReporter {
             logged: LoggedFailure::default(),
             waiting: Vec::new(),
             saving: false,
+            save_again: None,
+            unread: false,
             summary: String::new(),
             disk_pressure: None,
             node: None,
@@ -291,92 +297,6 @@ impl StatusReporter {
         }
     }
 
-    fn save(&mut self, write: Write, ctx: &mut Context<Self>) {
-        self.unsaved.add(write);
-        self.save_next(ctx);
-    }
-
-    /// Writes what is to be written, one batch at a time.
-    fn save_next(&mut self, ctx: &mut Context<Self>) {
-        if self.saving || self.unsaved.is_empty() {
-            return;
-        }
-        self.saving = true;
-        let (unsaved, waiting) = (std::mem::take(&mut self.unsaved), std::mem::take(&mut self.waiting));
-        let store = self.store.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            let result = unsaved.save(&store);
-            (result, unsaved)
-        });
-        ctx.spawn(wrap_future::<_, Self>(written).map(|written, actor, ctx| {
-            actor.saving = false;
-            for waiting in waiting {
-                // Who asked may have stopped waiting.
-                let _ = waiting.send(());
-            }
-            match written {
-                Ok((Ok(()), _)) => {
-                    actor.logged.clear();
-                    actor.save_next(ctx);
-                }
-                Ok((Err(error), unsaved)) => actor.not_saved(&chain(&error), unsaved, ctx),
-                Err(error) => actor.not_saved(&error.to_string(), Unsaved::default(), ctx),
-            }
-        }));
-    }
-
-    fn not_saved(&mut self, error: &str, unsaved: Unsaved, ctx: &mut Context<Self>) {
-        if self.logged.is_new(error) {
-            let text = format!("what was reported could not be written and is kept in memory: {error}");
-            tracing::error!(actor = "StatusReporter", "{text}");
-            self.recorder().error(text);
-        }
-        self.unsaved.put_back(unsaved);
-        if self.waiting.is_empty() {
-            ctx.run_later(SAVE_AGAIN, |actor, ctx| actor.save_next(ctx));
-        } else {
-            self.save_next(ctx);
-        }
-    }
-
-    /// Reads what is on disk, off this thread and before any message is handled.
-    fn reload(&mut self, ctx: &mut Context<Self>) {
-        let unsaved = self.unsaved.clone();
-        let load = read_at_start(self.store.clone(), move |store| {
-            // What a former self could not write.
-            let saved = unsaved.save(store).is_ok();
-            Ok((load(store)?, saved))
-        });
-        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
-            let restored = match loaded {
-                Ok(Ok((restored, saved))) => {
-                    if saved {
-                        actor.unsaved = Unsaved::default();
-                    }
-                    restored
-                }
-                Ok(Err(error)) => actor.unread(&chain(&error)),
-                Err(error) => actor.unread(&error.to_string()),
-            };
-            let stamp = Stamp::new(&actor.host.facts().boot_id, actor.host.since_boot(), actor.now());
-            actor.step(Event::Started { restored, stamp }, ctx);
-            if let Some(node) = actor.node.clone() {
-                actor.step(Event::Node(node), ctx);
-            }
-            actor.watch_runtime(ctx);
-            actor.watch_store(ctx);
-            actor.watch_first_ready(ctx);
-        }));
-    }
-
-    /// Without its last report the agent compares with what the API server has.
-    fn unread(&self, error: &str) -> Restored {
-        let text = format!("the last report cannot be read; starting without it: {error}");
-        tracing::error!(actor = "StatusReporter", "{text}");
-        self.recorder().error(text);
-        Restored::default()
-    }
-
     /// Tells the core when the runtime comes or goes.
     fn watch_runtime(&mut self, ctx: &mut Context<Self>) {
         let mut health = self.runtime_health.clone();
@@ -403,6 +323,9 @@ impl StatusReporter {
             // A store that is never closed has no states to tell of.
             if changed {
                 actor.watch_store(ctx);
+                if actor.unread && actor.store.subscribe().borrow().is_open() {
+                    actor.save_next(ctx);
+                }
                 actor.step(Event::Changed, ctx);
             }
         }));
@@ -429,14 +352,6 @@ impl StatusReporter {
                 actor.step(Event::RuntimeReady, ctx);
             }
         }));
-    }
-
-    fn save_condition(&mut self, write: ExternalWrite, ctx: &mut Context<Self>) -> oneshot::Receiver<()> {
-        let (done, saved) = oneshot::channel();
-        self.waiting.push(done);
-        self.save(Write::Conditions(vec![write]), ctx);
-        self.changes.send_modify(|count| *count += 1);
-        saved
     }
 }
 
@@ -471,7 +386,7 @@ impl Supervised for StatusReporter {
         self.supervision.restarting();
         self.core = Core::new(self.policy.clone());
         self.timer = None;
-        self.saving = false;
+        (self.saving, self.save_again) = (false, None);
         self.summary.clear();
     }
 }

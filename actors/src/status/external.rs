@@ -256,6 +256,27 @@ impl Externals {
         Self(records.into_iter().filter_map(good).collect())
     }
 
+    /// Adds those of an earlier life that are not known here, as far as there is room. Returns what is added, and what has
+    /// to be written.
+    pub(super) fn adopt(&mut self, records: Vec<ExternalWrite>, now: Moment) -> (usize, Vec<ExternalWrite>) {
+        let (mut adopted, mut dropped) = (0, Vec::new());
+        for (kind, record) in records {
+            let Some(record) = record.filter(|_| !self.0.contains_key(&kind)) else { continue };
+            if self.is_full() {
+                dropped.push((kind, None));
+            } else {
+                self.0.insert(kind, External { record, heard: now });
+                adopted += 1;
+            }
+        }
+        (adopted, dropped)
+    }
+
+    fn is_full(&self) -> bool {
+        let live = self.0.values().filter(|external| !external.record.cleared).count();
+        live >= MOST_CONDITIONS || self.0.len() >= 4 * MOST_CONDITIONS
+    }
+
     /// Takes a report. Returns what has to be written, which is nothing for a repeat.
     ///
     /// # Errors
@@ -404,6 +425,25 @@ pub(super) mod tests {
                 && externals.clear(&kind, 0).is_ok_and(|_| externals.set(one_more(), 0).is_ok())
         };
         assert!((0..1000).take_while(&mut taken).count() < 4 * MOST_CONDITIONS, "memory is bounded");
+    }
+
+    /// I4: what is read late does not replace what is known, and the bound holds.
+    #[test]
+    fn i4_conditions_that_are_read_late_are_added_as_far_as_there_is_room() {
+        let of = |kind: &str| {
+            let mut one = Externals::default();
+            one.set(condition(kind, ConditionStatus::True), 0).expect("taken").expect("news")
+        };
+        let mut externals = Externals::default();
+        externals.set(condition("A", ConditionStatus::False), 0).expect("taken");
+        assert_eq!(externals.adopt(vec![of("A"), of("B"), ("C".to_owned(), None)], 5), (1, Vec::new()));
+        let views = externals.views(5, 0);
+        let shown: Vec<_> = views.iter().map(|view| (view.kind.as_str(), view.status)).collect();
+        assert_eq!(shown, [("A", ConditionStatus::False), ("B", ConditionStatus::True)]);
+        let many: Vec<_> = (0..MOST_CONDITIONS).map(|n| of(&format!("C{n}"))).collect();
+        let (added, dropped) = externals.adopt(many, 6);
+        assert_eq!((added, dropped.len()), (MOST_CONDITIONS - 2, 2));
+        assert!(dropped.iter().all(|(_, record)| record.is_none()), "their records go");
     }
 
     #[test]

@@ -158,6 +158,11 @@ impl Unsaved {
         self.reported.is_none() && self.conditions.is_empty()
     }
 
+    /// Whether a condition of this type is to be written or deleted.
+    pub(super) fn has_condition(&self, kind: &str) -> bool {
+        self.conditions.contains_key(kind)
+    }
+
     pub(super) fn add(&mut self, write: Write) {
         match write {
             Write::Reported(reported) => self.reported = Some(reported),

@@ -206,6 +206,37 @@ fn a_store_that_another_holder_gives_up_is_opened() {
     wait_for(&store, StoreState::is_durable);
 }
 
+/// I4: slow is not damaged. An open that takes too long is tried again and sets nothing aside, however often, and it does
+/// not count as a process that ended while it opened the store.
+#[test]
+fn i4_an_open_that_times_out_is_retried_and_sets_nothing_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    crate::open(dir.path()).unwrap().store.put_json(Table::Meta, b"k", &1).unwrap();
+    let mut timed_out = 0;
+    while timed_out < 10 {
+        match crate::open::open_within(dir.path(), Duration::ZERO) {
+            Err(OpenError::TimedOut { .. }) => timed_out += 1,
+            // The thread of the last try is not done.
+            Err(OpenError::InUse { .. }) => sleep(Duration::from_millis(2)),
+            // This thread was late itself.
+            Ok(opened) => drop(opened),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let (path, mut limits) = (dir.path().to_owned(), [Duration::ZERO; 2].into_iter());
+    let opener = move || {
+        let opened = crate::open::open_within(&path, limits.next().unwrap_or(PATIENCE))?;
+        Ok(opened.store as Arc<dyn StateStore>)
+    };
+    let store = DeferredStore::with_opener(dir.path(), PATIENCE, Box::new(opener)).unwrap();
+    wait_for(&store, StoreState::is_durable);
+    assert_eq!(store.get_json::<u32>(Table::Meta, b"k").unwrap(), Some(1));
+    let entries = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = entries.collect();
+    names.sort();
+    assert_eq!(names, ["lock", "state"]);
+}
+
 #[test]
 fn i6_closing_does_not_wait_longer_than_told_for_a_disk_that_hangs() {
     let (permits, store) = gated();

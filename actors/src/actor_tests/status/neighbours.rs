@@ -269,6 +269,15 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn start(role: Role) -> Self {
+        Self::of(role, FakeStore::new())
+    }
+
+    /// A companion with this store.
+    pub(super) fn on(store: Arc<FakeStore>) -> Self {
+        Self::of(Role::Companion, store)
+    }
+
+    fn of(role: Role, store: Arc<FakeStore>) -> Self {
         let api = Arc::new(FakeApi::default());
         if role == Role::Companion {
             api.make();
@@ -279,7 +288,7 @@ impl World {
             pressure: Mutex::default(),
         };
         let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
-        Self::with(role, api, Arc::new(host), Arc::new(source), FakeStore::new())
+        Self::with(role, api, Arc::new(host), Arc::new(source), store)
     }
 
     pub(super) fn with(

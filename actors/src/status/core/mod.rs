@@ -64,6 +64,13 @@ pub enum Event {
         /// Now, in terms that outlive the process.
         stamp: Stamp,
     },
+    /// The records of an earlier process could be read only now.
+    Adopted {
+        /// Conditions that others set.
+        conditions: Vec<ExternalWrite>,
+        /// Records that cannot be read, a sentence each.
+        unreadable: Vec<String>,
+    },
     /// The time of [`Core::due`] has come.
     Due,
     /// The runtime takes pods for the first time in this life.
@@ -264,6 +271,9 @@ impl Core {
         let mut effects = Vec::new();
         match event {
             Event::Started { restored, stamp } => self.started(restored, stamp, now, &mut effects),
+            Event::Adopted { conditions, unreadable } => {
+                self.adopted(conditions, unreadable, now, &mut effects)
+            }
             Event::Due => {
                 if self.pass.is_none() && self.due.is_some_and(|due| due <= moment(now)) {
                     self.begin(now, &mut effects);
@@ -295,6 +305,27 @@ impl Core {
         self.credit = (2 * self.frequency(), moment(now));
         let wait = if self.policy.role == Role::Node { FIRST_WAIT } else { 0 };
         self.due = Some(moment(now) + wait);
+    }
+
+    fn adopted(
+        &mut self,
+        conditions: Vec<ExternalWrite>,
+        unreadable: Vec<String>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        effects.extend(unreadable.into_iter().map(|text| Effect::Note { warn: true, text }));
+        let (adopted, dropped) = self.externals.adopt(conditions, moment(now));
+        if !dropped.is_empty() {
+            let text =
+                format!("{} conditions of an earlier process are dropped: too many are set", dropped.len());
+            effects.extend([Effect::Note { warn: true, text }, Effect::Save(Write::Conditions(dropped))]);
+        }
+        if adopted > 0 {
+            let text = format!("{adopted} conditions of an earlier process are adopted, read late");
+            effects.push(Effect::Note { warn: false, text });
+            self.prompt(true, now, effects);
+        }
     }
 
     fn frequency(&self) -> i64 {
