@@ -33,7 +33,7 @@ impl Settings {
     }
 
     /// These with others over them.
-    pub(crate) fn under(self, over: &Self) -> Self {
+    pub fn under(self, over: &Self) -> Self {
         Self(merge(self.0, over.0.clone()))
     }
 

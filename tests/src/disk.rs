@@ -40,6 +40,13 @@ impl LoopDisk {
         Ok(stat.blocks_available() * stat.fragment_size())
     }
 
+    /// Bytes that it has for files, used or not.
+    pub fn capacity(&self) -> Result<u64> {
+        let stat = statvfs(&self.mounted_at)
+            .with_context(|| format!("cannot get the size of {}", self.mounted_at.display()))?;
+        Ok(stat.blocks() * stat.fragment_size())
+    }
+
     /// Takes all but `left` bytes until the guard is dropped.
     pub fn fill(&self, left: u64) -> Result<Filler> {
         let path = self.mounted_at.join("filler");

@@ -9,10 +9,12 @@
 
 mod alive;
 mod events;
+mod image_gc;
 mod pods;
 mod register;
 mod restarts;
 mod rig;
 mod rights;
 mod runtime;
+mod stage;
 mod together;
