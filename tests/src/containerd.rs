@@ -15,7 +15,8 @@ use crate::util::PATIENCE;
 use anyhow::{Context as _, Result, bail};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
@@ -34,6 +35,9 @@ impl Kind {
     /// Both containerds, for tests that run on each.
     pub const ALL: [Self; 2] = [Self::Debian16, Self::V2];
 }
+
+/// The folder of network plugins that only know their version, below the folder of a runtime.
+pub(crate) const NETWORK_PLUGINS: &str = "cni-plugins";
 
 /// A limit on downloads of the daemon's own that no test reaches.
 pub const MANY_DOWNLOADS: u32 = 50;
@@ -324,7 +328,15 @@ fn write_network(folder: &Path) -> Result<()> {
     fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
     let network = "{\"cniVersion\": \"0.4.0\", \"name\": \"test\", \"plugins\": [{\"type\": \"bridge\", \
                    \"ipam\": {\"type\": \"host-local\", \"subnet\": \"10.244.0.0/24\"}}]}\n";
-    fs::write(place.join("10-test.conflist"), network).context("cannot write the network configuration")
+    fs::write(place.join("10-test.conflist"), network).context("cannot write the network configuration")?;
+    // CRI-O asks every plugin for its version before it takes a network for configured.
+    let plugins = folder.join(NETWORK_PLUGINS);
+    fs::create_dir_all(&plugins).with_context(|| format!("cannot make {}", plugins.display()))?;
+    let plugin = plugins.join("bridge");
+    let answer = "{\"cniVersion\": \"0.4.0\", \"supportedVersions\": [\"0.4.0\"]}";
+    fs::write(&plugin, format!("#!/bin/sh\necho '{answer}'\n"))
+        .and_then(|()| fs::set_permissions(&plugin, Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", plugin.display()))
 }
 
 /// Writes that the registry `name` is reached at `address` over plain HTTP.

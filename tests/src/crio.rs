@@ -4,15 +4,16 @@
 //! Every registry on loopback is reached over plain HTTP. The folder `policies` holds the signature policies of single
 //! namespaces, `NAMESPACE.json`, which CRI-O reads at every pull; other namespaces use `policy.json`.
 
-use crate::containerd::Options;
+use crate::containerd::{NETWORK_PLUGINS, Options};
 use crate::peers;
 use crate::process::Program;
 use anyhow::{Context as _, Result};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 /// The name of its socket in the folder.
 pub(crate) const SOCKET: &str = "crio.sock";
@@ -29,7 +30,7 @@ pub(crate) fn program(folder: &Path, driver: &str, options: &Options) -> Result<
     }
     let peer = peers::crio()?;
     let conmon = peers::system("conmon", "conmon")?;
-    let runc = peers::system("runc", "runc")?;
+    let runc = runc(folder)?;
     let settings = settings(folder, driver, options, &peer.join("pinns"), &conmon, &runc);
     let files = [
         ("crio.conf", settings),
@@ -60,6 +61,23 @@ pub(crate) fn program(folder: &Path, driver: &str, options: &Options) -> Result<
     })
 }
 
+/// A runc that leaves out the limits of huge pages, which a kubelet always sets. CRI-O passes them on where the kernel
+/// knows the controller, though no hierarchy may have it; containerd has a setting for that.
+fn runc(folder: &Path) -> Result<PathBuf> {
+    let runc = peers::system("runc", "runc")?;
+    let path = folder.join("runc-without-huge-pages");
+    let script = format!(
+        "#!/bin/sh\nlast=\nfor arg; do\n\
+         [ \"$last\" = --bundle ] && sed -z -i 's/\"hugepageLimits\": *\\[[^]]*\\]/\"hugepageLimits\": []/' \"$arg/config.json\"\n\
+         last=$arg\ndone\nexec {} \"$@\"\n",
+        runc.display()
+    );
+    fs::write(&path, script)
+        .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
 fn settings(
     folder: &Path,
     driver: &str,
@@ -88,7 +106,7 @@ fn settings(
          monitor_path = \"{conmon}\"\nmonitor_cgroup = \"pod\"\n\
          [crio.image]\nsignature_policy = \"{at}/policy.json\"\nsignature_policy_dir = \"{at}/{POLICIES}\"\n\
          big_files_temporary_dir = \"{at}/tmp\"\n{pause}{progress}\
-         [crio.network]\nnetwork_dir = \"{at}/cni\"\nplugin_dirs = [\"/usr/lib/cni\"]\n\
+         [crio.network]\nnetwork_dir = \"{at}/cni\"\nplugin_dirs = [\"{at}/{NETWORK_PLUGINS}\"]\n\
          [crio.nri]\nenable_nri = false\n"
     )
 }

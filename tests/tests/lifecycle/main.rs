@@ -8,6 +8,7 @@
 #![allow(clippy::print_stderr)]
 
 mod alive;
+mod crio;
 mod events;
 mod image_gc;
 mod pods;
