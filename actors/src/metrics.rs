@@ -67,6 +67,24 @@ impl PassReason {
     const ALL: [Self; 3] = [Self::NO_DECISION, Self::COORDINATOR_FAILED, Self::COORDINATOR_DISABLED];
 }
 
+/// How taking over from a stopping agent ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HandoverResult {
+    /// `taken_over`; `other_version`: the other agent speaks another version of the protocol, so its end was waited for;
+    /// `failed`: it did not answer, or not in time.
+    pub result: &'static str,
+}
+
+impl HandoverResult {
+    /// See [`HandoverResult::result`].
+    pub const TAKEN_OVER: Self = Self { result: "taken_over" };
+    /// See [`HandoverResult::result`].
+    pub const OTHER_VERSION: Self = Self { result: "other_version" };
+    /// See [`HandoverResult::result`].
+    pub const FAILED: Self = Self { result: "failed" };
+    const ALL: [Self; 3] = [Self::TAKEN_OVER, Self::OTHER_VERSION, Self::FAILED];
+}
+
 /// Why the bytes of an unfinished pull were released.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReleaseLabel {
@@ -134,6 +152,8 @@ pub struct Metrics {
     pub lost: Counter,
     /// Pulls passed to the runtime without a decision, by reason.
     pub passed_through: Family<PassReason, Counter>,
+    /// Starts of this process beside a stopping agent.
+    pub handovers: Family<HandoverResult, Counter>,
     /// 1 from a pull that was passed through until the coordinator answers again.
     pub passing_through: Gauge,
     /// Pulls taken over from the journal at start.
@@ -188,6 +208,13 @@ impl Default for Metrics {
             refused: Family::default(),
             lost: Counter::default(),
             passed_through: Family::default(),
+            handovers: {
+                let handovers = Family::<HandoverResult, Counter>::default();
+                for result in HandoverResult::ALL {
+                    drop(handovers.get_or_create(&result));
+                }
+                handovers
+            },
             passing_through: Gauge::default(),
             resumed: Counter::default(),
             runtime_up: Gauge::default(),
@@ -238,6 +265,7 @@ impl Metrics {
             "Writes to the state store that failed",
             self.store_errors.clone(),
         );
+        own.register("handovers", "Starts beside a stopping agent, by result", self.handovers.clone());
         own.register("store_durable", "0 while the journal on disk lags behind", self.store_durable.clone());
         own.register("store_open", "1 while the state store is open", self.store_open.clone());
     }

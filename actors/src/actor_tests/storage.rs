@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use keelson_storage::StoreState;
+
 use super::*;
 use fakes::Does;
 
@@ -148,6 +150,46 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
         records.sort();
         assert_eq!(records, ["r/new", "r/old-queued", "r/old-running"]);
         assert_eq!(third.runtime.logged("pull r/new"), 0, "it goes on in the second");
+    });
+}
+
+/// I8: the store of a successor is still being opened when it begins: that is no failure, and the journal is written as soon
+/// as it is open.
+#[test]
+fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
+    run(async {
+        let one = || Policy { limit: 1, ..Policy::default() };
+        let first = World::with(one(), FakeRuntime::new(), FakeStore::new(), 100);
+        first.runtime.does("r/running", [Does::Hang]);
+        let _callers = [first.ask("r/running"), first.ask("r/queued")];
+        pass(100).await;
+        let (state, handed) = oneshot::channel();
+        first.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
+        let handed = handed.await.expect("handed over").state;
+        let store = FakeStore::new();
+        store.fail(true);
+        store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
+        let second = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
+        pass(1_000).await;
+        assert_eq!(second.metrics.store_durable.get(), 0, "it is not durable, and says so");
+        let overview = second.pulls.recorder().overview();
+        assert_eq!((&*overview.last_error, second.metrics.store_errors.get()), ("", 0));
+        store.fail(false);
+        store.state.send_replace(StoreState::Open);
+        settle().await;
+        pass(100).await;
+        assert_eq!((second.metrics.store_durable.get(), store.records().len()), (1, 2));
+        // One that never opens is an error in the end.
+        let (state, handed) = oneshot::channel();
+        second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
+        let handed = handed.await.expect("handed over").state;
+        let store = FakeStore::new();
+        store.fail(true);
+        store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
+        let third = World::with_handed(one(), FakeRuntime::new(), store, 100, Some(handed));
+        pass(6_000).await;
+        let error = third.pulls.recorder().overview().last_error;
+        assert!(error.contains("in memory only"), "{error}");
     });
 }
 

@@ -85,6 +85,12 @@ async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
     ensure!(taken.await.is_err(), "it gives nothing away");
     rig.agent.replace().await?;
     rig.agent.cri().await?.version().await?;
+    let metrics = rig.agent.http_get("/metrics").await?.success()?;
+    let line = "keelson_handovers_total{result=\"taken_over\"} 1";
+    ensure!(metrics.text().contains(line), "{}", metrics.text());
+    // The store that is still being opened is no failure.
+    let log = rig.agent.log()?;
+    ensure!(!log.contains("journal could not be written"), "{log}");
     Ok(())
 }
 
@@ -115,6 +121,85 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
     all_succeed(going, &images).await?;
     ensure!(old.wait(keelson_tests::util::PATIENCE).await?.success());
     rig.idle().await
+}
+
+/// What an agent that stops answers to a successor of another version, and whether it says anything more.
+async fn greeted(rig: &Rig, version: u32) -> Result<String> {
+    let mut stream = UnixStream::connect(handover_socket(rig)).await?;
+    say(&mut stream, &format!(r#"{{"hello":{{"version":{version},"pid":1,"new_field":[]}}}}"#)).await?;
+    let status = hear(&mut stream).await?;
+    ensure!(status.contains(r#""is_stopping":true"#), "{status}");
+    let taken = async {
+        say(&mut stream, r#""take""#).await?;
+        hear(&mut stream).await
+    };
+    ensure!(taken.await.is_err(), "it gives no state to another version");
+    Ok(status)
+}
+
+/// I8: with a successor, and then with a predecessor, of an older and of a newer version the agent does what it does
+/// without one: it drains, keeps the queue in the journal, and the next one waits until its predecessor has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<()> {
+    for version in [0, 2] {
+        let settings = settings(1).set("agent.handover_timeout", "2s").set("agent.drain_timeout", "1m");
+        let mut rig = Rig::start(Kind::V2, &settings).await?;
+        let images = rig.node.push_many("version", 2, TINY).await?;
+        let holds = rig.hold_each(&images);
+        let mut going = rig.begin_in_order(&images).await?;
+        rig.active(&images[..1]).await?;
+        rig.agent.sigterm()?;
+        let status =
+            keelson_tests::util::eventually(keelson_tests::util::PATIENCE, "the agent stops", || async {
+                greeted(&rig, version).await
+            })
+            .await?;
+        ensure!(status.contains(r#""version":1"#), "{status}");
+        // It drains: the queued caller is told to come again, the pull that runs goes on to its end.
+        let queued = going.pop().context("two pulls")?.await?;
+        ensure!(queued.is_err_and(|status| status.code() == tonic::Code::Unavailable), "refused");
+        for hold in holds {
+            rig.node.proxy.remove(hold);
+        }
+        all_succeed(going, &images[..1]).await?;
+        ensure!(rig.agent.terminate().await?.success());
+
+        // A predecessor of that version, which stops and takes its time.
+        let socket = handover_socket(&rig);
+        let listener = tokio::net::UnixListener::bind(&socket)?;
+        let (asked, mut questions) = tokio::sync::mpsc::unbounded_channel();
+        let predecessor = tokio::spawn(async move {
+            let status = format!(r#"{{"status":{{"version":{version},"pid":1,"is_stopping":true}}}}"#);
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let hello = hear(&mut stream).await?;
+                say(&mut stream, &status).await?;
+                let more = hear(&mut stream).await;
+                let _ = asked.send((hello, more.is_ok()));
+            }
+            anyhow::Ok(())
+        });
+        let starts = rig.agent.start_again();
+        let ends = async {
+            for _ in 0..20 {
+                let (hello, asks) = questions.recv().await.context("the agent looks again and again")?;
+                ensure!(hello.contains(r#""version":1"#) && !asks, "{hello}: it asks for nothing");
+            }
+            predecessor.abort();
+            std::fs::remove_file(&socket)?;
+            anyhow::Ok(())
+        };
+        let (started, ended) = tokio::join!(starts, ends);
+        ended?;
+        started?;
+        let metrics = rig.agent.http_get("/metrics").await?.success()?;
+        let line = "keelson_handovers_total{result=\"other_version\"} 1";
+        ensure!(metrics.text().contains(line), "{}", metrics.text());
+        rig.cri = rig.agent.cri().await?;
+        // The queued pull was in the journal: it goes on, with its caller or without.
+        all_succeed([rig.begin(&images[1])], &images[1..]).await?;
+        rig.idle().await?;
+    }
+    Ok(())
 }
 
 /// The line that begins with `key=` among those that the agent sends to its service manager.

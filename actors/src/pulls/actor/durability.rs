@@ -49,7 +49,7 @@ impl PullCoordinator {
                 Ok(Err(error)) => actor.begin_unread(&chain(&error), ctx),
                 Err(error) => actor.begin_unread(&error.to_string(), ctx),
             }
-            actor.watch_store(ctx);
+            actor.watch_store(!actor.unread, ctx);
         }));
     }
 
@@ -94,17 +94,20 @@ impl PullCoordinator {
         restored
     }
 
-    /// Catches up as soon as the store is open again, without waiting for the next attempt.
-    pub(super) fn watch_store(&self, ctx: &mut Context<Self>) {
+    /// Catches up as soon as the store is open (again), without waiting for the next attempt. `was_open`: it was when it
+    /// was used last.
+    pub(super) fn watch_store(&self, was_open: bool, ctx: &mut Context<Self>) {
         let mut state = self.journal.store().subscribe();
         let opened = async move {
-            state.wait_for(|state| !state.is_open()).await.ok()?;
+            if was_open {
+                state.wait_for(|state| !state.is_open()).await.ok()?;
+            }
             state.wait_for(StoreState::is_open).await.ok().map(drop)
         };
         ctx.spawn(wrap_future::<_, Self>(opened).map(|opened, actor, ctx| {
             // A store that is never closed has no states to tell of.
             if opened.is_some() {
-                actor.watch_store(ctx);
+                actor.watch_store(true, ctx);
                 actor.catch_up(ctx);
             }
         }));
@@ -146,7 +149,7 @@ impl PullCoordinator {
         self.behind = true;
     }
 
-    fn rewrite_later(&mut self, ctx: &mut Context<Self>) {
+    pub(super) fn rewrite_later(&mut self, ctx: &mut Context<Self>) {
         if !std::mem::replace(&mut self.catch_up_planned, true) {
             ctx.run_later(REWRITE_AFTER, |actor, ctx| {
                 actor.catch_up_planned = false;

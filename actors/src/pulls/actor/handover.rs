@@ -36,9 +36,16 @@ impl PullCoordinator {
         // The journal may say less, if the predecessor's disk was full. It may also say more, if the predecessor
         // has not read it: then it is read before it is rewritten.
         self.behind = true;
+        self.metrics.store_durable.set(0);
         self.perform(effects, ctx);
-        self.catch_up(ctx);
-        self.watch_store(ctx);
+        // The store is still being opened, most likely, which is no failure: its opening is waited for.
+        let is_open = self.journal.store().subscribe().borrow().is_open();
+        if is_open {
+            self.catch_up(ctx);
+        } else {
+            self.rewrite_later(ctx);
+        }
+        self.watch_store(is_open, ctx);
         self.recorder().status(Status::Running, summary(self.core.counts()));
     }
 }

@@ -118,12 +118,16 @@ async fn agent(
     crate::memory::give_back();
     let mut signals = Signals::new()?;
     let handover = handover::socket_path(settings.cri.listen.path());
-    let mut predecessor = handover::take::take_over(&handover)
+    let search = handover::take::take_over(&handover)
         .await
         .with_context(|| format!("cannot listen on {} (cri.listen)", settings.cri.listen))?;
+    let (mut predecessor, result) = (search.predecessor, search.result);
     let is_successor = predecessor.is_some();
     let adopted = predecessor.as_mut().and_then(|predecessor| predecessor.handover.take());
     let (mut running, sockets, link) = start(loaded, inherited, predecessor).await?;
+    if let Some(result) = result {
+        running.view.count_handover(result);
+    }
     if let Some(link) = link {
         actix::spawn(link.follow(running.pulls.clone()));
     }

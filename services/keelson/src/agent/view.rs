@@ -17,7 +17,7 @@ use std::{
 use keelson_actors::{
     clock::unix_ms,
     inspect::{Mailbox, MailboxError, Recorder, Status},
-    metrics::Metrics,
+    metrics::{HandoverResult, Metrics},
     pulls::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
     runtime::core::Health,
 };
@@ -100,6 +100,11 @@ impl View {
     pub(super) fn stop_chores(&self) {
         self.0.parts.heartbeats.stop();
         self.0.parts.endpoints.stop();
+    }
+
+    /// Counts how this agent's start beside a stopping one ended.
+    pub(super) fn count_handover(&self, result: HandoverResult) {
+        self.0.parts.metrics.handovers.get_or_create(&result).inc();
     }
 
     /// From now on not ready.

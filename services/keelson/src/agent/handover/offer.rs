@@ -119,7 +119,7 @@ async fn answer(
     is_stopping: &AtomicBool,
     to_main: &mpsc::Sender<UnixStream>,
 ) -> io::Result<()> {
-    let Frame::Hello { version, .. } = timeout(ANSWER, wire::read(&mut stream)).await?? else {
+    let Frame::Hello { version, .. } = timeout(ANSWER, wire::read_greeting(&mut stream)).await?? else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     let is_stopping = is_stopping.load(Ordering::Relaxed);
@@ -129,7 +129,7 @@ async fn answer(
     if !is_stopping || version != VERSION {
         return Ok(());
     }
-    let Frame::Take = timeout(ANSWER, wire::read(&mut stream)).await?? else {
+    let Frame::Take = timeout(ANSWER, wire::read_greeting(&mut stream)).await?? else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     // Full: somebody else is taking over. Closed: somebody has.

@@ -12,6 +12,7 @@ use std::{
 
 use keelson_actors::{
     inspect::Mailbox,
+    metrics::HandoverResult,
     pulls::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator, core::PullId},
 };
 use tokio::{
@@ -43,6 +44,14 @@ pub(crate) struct Predecessor {
     pub(crate) link: Link,
 }
 
+/// How the search for an agent to take over from ended.
+#[derive(Debug)]
+pub(crate) struct Search {
+    pub(crate) predecessor: Option<Predecessor>,
+    /// For the metric; none where nobody was stopping.
+    pub(crate) result: Option<HandoverResult>,
+}
+
 /// The connection to an agent that was replaced.
 #[derive(Debug)]
 pub(crate) struct Link(UnixStream);
@@ -69,25 +78,38 @@ pub(crate) struct StillRunning {
 ///
 /// # Errors
 /// Another agent runs and does not stop.
-pub(crate) async fn take_over(path: &Path) -> Result<Option<Predecessor>, StillRunning> {
+pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
     let mut until = Instant::now() + PATIENCE;
-    let mut is_logged = false;
+    let (mut is_logged, mut was_foreign) = (false, false);
     loop {
         let seen = look(path).await;
         let over = Instant::now() >= until;
         match &seen {
-            Look::Nobody => return Ok(None),
+            Look::Nobody => {
+                let result = was_foreign.then_some(HandoverResult::OTHER_VERSION);
+                return Ok(Search { predecessor: None, result });
+            }
             Look::Running(pid) if over => return Err(StillRunning { pid: *pid }),
             Look::Unclear(reason) if over => {
                 tracing::warn!(socket = %path.display(), reason, "cannot take over from the agent before this one");
-                return Ok(None);
+                return Ok(Search { predecessor: None, result: Some(HandoverResult::FAILED) });
             }
-            Look::Foreign => until = Instant::now() + PATIENCE,
+            Look::Foreign => {
+                if !std::mem::replace(&mut was_foreign, true) {
+                    tracing::warn!(
+                        socket = %path.display(),
+                        version = VERSION,
+                        "the agent before this one speaks another version of the hand-over; waiting until it has ended"
+                    );
+                }
+                until = Instant::now() + PATIENCE;
+            }
             Look::Running(_) | Look::Unclear(_) => {}
             Look::Taken(_) => {}
         }
         if let Look::Taken(predecessor) = seen {
-            return Ok(Some(*predecessor));
+            let result = Some(HandoverResult::TAKEN_OVER);
+            return Ok(Search { predecessor: Some(*predecessor), result });
         }
         if !std::mem::replace(&mut is_logged, true) {
             tracing::info!(socket = %path.display(), patience = ?PATIENCE, "waiting for the agent before this one");
@@ -113,7 +135,7 @@ async fn look(path: &Path) -> Look {
 async fn talk(mut stream: UnixStream) -> io::Result<Look> {
     let hello = Frame::Hello { version: VERSION, pid: std::process::id() };
     timeout(ANSWER, wire::write(&mut stream, &hello)).await??;
-    match timeout(ANSWER, wire::read(&mut stream)).await?? {
+    match timeout(ANSWER, wire::read_greeting(&mut stream)).await?? {
         Frame::Status { pid, is_stopping: false, .. } => return Ok(Look::Running(pid)),
         Frame::Status { version, .. } if version != VERSION => return Ok(Look::Foreign),
         Frame::Status { .. } => {}

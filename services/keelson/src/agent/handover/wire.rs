@@ -29,6 +29,8 @@ use tokio::{
 pub(super) const VERSION: u32 = 1;
 /// Ten thousand pulls are some 4 MB.
 const MAX_FRAME: usize = 256 * 1024 * 1024;
+/// For the frames before the state, which come from processes that have said nothing of themselves yet.
+const MAX_GREETING: usize = 4096;
 
 /// One message.
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,10 +62,22 @@ pub(super) async fn write(stream: &mut UnixStream, frame: &Frame) -> io::Result<
 /// # Errors
 /// The connection ended (`UnexpectedEof`) or broke, or what came is no frame (`InvalidData`).
 pub(super) async fn read(stream: &mut UnixStream) -> io::Result<Frame> {
+    read_at_most(stream, MAX_FRAME).await
+}
+
+/// The next frame, one of those that come before the state.
+///
+/// # Errors
+/// As [`read`].
+pub(super) async fn read_greeting(stream: &mut UnixStream) -> io::Result<Frame> {
+    read_at_most(stream, MAX_GREETING).await
+}
+
+async fn read_at_most(stream: &mut UnixStream, limit: usize) -> io::Result<Frame> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await?;
     let length = u32::from_be_bytes(length) as usize;
-    if length > MAX_FRAME {
+    if length > limit {
         return Err(invalid("the frame is too large"));
     }
     // Grown as bytes come: the length may be anybody's.
@@ -156,5 +170,16 @@ mod tests {
             drop(near);
             assert!(read(&mut far).await.is_err(), "{garbage:?}");
         }
+    }
+
+    /// I8: a stranger's first frame is small, or refused by its length alone.
+    #[tokio::test]
+    async fn i8_a_greeting_is_small() {
+        let (mut near, mut far) = UnixStream::pair().expect("a pair");
+        write(&mut near, &Frame::Hello { version: u32::MAX, pid: u32::MAX }).await.expect("writes");
+        assert!(matches!(read_greeting(&mut far).await, Ok(Frame::Hello { version: u32::MAX, .. })));
+        near.write_all(&4097_u32.to_be_bytes()).await.expect("writes");
+        let refused = read_greeting(&mut far).await.expect_err("too large");
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "nothing more was waited for");
     }
 }
