@@ -1,5 +1,8 @@
 //! Agent, runtime, or either of them killed at random moments while thirty images are pulled three at a time by
 //! callers that ask again like a kubelet.
+//!
+//! On containerd nothing is fetched twice: leases keep what has arrived. CRI-O has none, and a pull that dies with the agent
+//! or with CRI-O itself begins again; there a layer is asked for again only after a kill.
 
 use crate::common::{MIB, idle, kubelet, no_lease_left, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -8,18 +11,24 @@ use keelson_tests::containerd::Kind;
 use keelson_tests::cri::{Cri, Pull};
 use keelson_tests::images::{Image, ImageSpec};
 use keelson_tests::node::Node;
-use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{Fault, FaultProxy, Kind as What, Match, Seen};
 use keelson_tests::registry::{ALICE, Access, Registry};
 use keelson_tests::util::{Seeded, until};
+use keelson_tests::{on_both_runtimes, on_crio};
 use rand::RngExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 on_both_runtimes!(
+    thirty_images_arrive_though_the_agent_is_killed_fifty_times,
+    thirty_images_arrive_though_the_runtime_is_killed_ten_times,
+    thirty_images_arrive_though_either_or_both_are_killed_twenty_times,
+);
+
+on_crio!(
     thirty_images_arrive_though_the_agent_is_killed_fifty_times,
     thirty_images_arrive_though_the_runtime_is_killed_ten_times,
     thirty_images_arrive_though_either_or_both_are_killed_twenty_times,
@@ -85,7 +94,7 @@ struct Show {
     running: bool,
     /// Where the records of the agent's life begin: in the open proxy and in the private one.
     life: (usize, usize),
-    kills: usize,
+    kills: Vec<Instant>,
     /// Kills while layers were on their way.
     hits: usize,
     most_at_once: usize,
@@ -138,7 +147,7 @@ impl Show {
             agent,
             running: false,
             life: (0, 0),
-            kills: 0,
+            kills: Vec::new(),
             hits: 0,
             most_at_once: 0,
             random,
@@ -183,7 +192,7 @@ impl Show {
     }
 
     fn count_kill(&mut self) {
-        self.kills += 1;
+        self.kills.push(Instant::now());
         self.hits += usize::from(!self.nothing_on_its_way());
     }
 
@@ -219,16 +228,20 @@ impl Show {
         }
         self.end_of_life()?;
         ensure!(self.most_at_once == LIMIT, "the limit was never reached: {} at once", self.most_at_once);
-        ensure!(self.hits >= 5, "of {} kills only {} hit a pull: nothing was tested", self.kills, self.hits);
+        let kills = self.kills.len();
+        ensure!(self.hits >= 5, "of {kills} kills only {} hit a pull: nothing was tested", self.hits);
 
         let cri = self.node.containerd.cri().await?;
         for name in self.names() {
             ensure!(cri.image_status(&name).await?.is_some(), "{name} did not arrive");
         }
-        let lost = self.fetched_once()?;
+        let lost = match self.node.containerd.kind() {
+            Kind::Debian16 | Kind::V2 => self.fetched_once()?,
+            Kind::Crio => self.fetched_again_after_kills_only()?,
+        };
         eprintln!(
-            "{} kills, {} of them in mid-pull; {failures} answers were failures; {lost:.1} MiB were fetched again",
-            self.kills, self.hits
+            "{kills} kills, {} of them in mid-pull; {failures} answers were failures; {lost:.1} MiB were fetched again",
+            self.hits
         );
         self.nothing_is_left().await
     }
@@ -238,12 +251,37 @@ impl Show {
         self.open.iter().map(|image| self.node.name(image)).chain(private).collect()
     }
 
+    fn images(&self) -> impl Iterator<Item = (&FaultProxy, &Image)> {
+        let open = self.open.iter().map(|image| (&self.node.proxy, image));
+        open.chain(self.private.iter().map(|image| (&self.private_proxy, image)))
+    }
+
+    /// Between two GETs of a layer agent or runtime was killed. Returns how many MiB were sent again.
+    fn fetched_again_after_kills_only(&self) -> Result<f64> {
+        let mut lost = 0.0;
+        for (proxy, image) in self.images() {
+            for layer in &image.layers {
+                let gets = proxy.records().gets(&layer.digest);
+                for pair in gets.windows(2) {
+                    let between = pair[0].started..=pair[1].started;
+                    ensure!(
+                        self.kills.iter().any(|kill| between.contains(kill)),
+                        "a layer of {} was asked for again without a kill: {gets:#?}",
+                        image.repo
+                    );
+                }
+                let sent = proxy.records().bytes_sent(&layer.digest);
+                ensure!(sent >= layer.size, "{}: {sent} bytes of {} were sent", image.repo, layer.size);
+                lost += (sent - layer.size) as f64 / MIB as f64;
+            }
+        }
+        Ok(lost)
+    }
+
     /// Every GET went on where the one before had stopped. Returns how many MiB were sent again.
     fn fetched_once(&self) -> Result<f64> {
-        let open = self.open.iter().map(|image| (&self.node.proxy, image));
-        let private = self.private.iter().map(|image| (&self.private_proxy, image));
         let mut lost = 0.0;
-        for (proxy, image) in open.chain(private) {
+        for (proxy, image) in self.images() {
             for layer in &image.layers {
                 let gets = proxy.records().gets(&layer.digest);
                 let span = |seen: &Seen| {
@@ -273,7 +311,9 @@ impl Show {
     /// No slot, lease or damage.
     async fn nothing_is_left(self) -> Result<()> {
         idle(&self.agent).await?;
-        no_lease_left(&self.node.containerd).await?;
+        if self.node.containerd.kind() != Kind::Crio {
+            no_lease_left(&self.node.containerd).await?;
+        }
         let more = self.node.push_many("more", LIMIT + 1, 2 * MIB).await?;
         let hold = self.node.proxy.rule(Match::layers(), Fault::StallAfter(MIB));
         let cri = self.agent.cri().await?;
