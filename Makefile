@@ -34,9 +34,9 @@ test: ## every test, those on real components included
 	$(CARGO) build --workspace --bins --tests --examples
 	@CARGO="$(CARGO)" scripts/test.sh
 
-soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime containerd-1.6")
+soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime crio")
 	@scripts/install-packages.sh soak
-	@tests/peers/build.sh containerd cri-driver kubernetes
+	@tests/peers/build.sh containerd cri-driver crio kubernetes
 	@$(CARGO) build --profile $(PROFILE) --workspace --bin keelson --bin keelson-soak
 	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
 

@@ -35,7 +35,7 @@ suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromiu
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
-soak) wanted=("${run[@]}" "${cluster[@]}" "${disks[@]}") ;;
+soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}") ;;
 bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}") ;;
 test) wanted=("${suites[@]}") ;;
 ci) wanted=("${suites[@]}" shellcheck:shellcheck git:git) ;;

@@ -10,11 +10,14 @@
 //! cut, or one that was answered whole just before something ended its pull: the registry has sent the end by then, but
 //! the runtime has not stored it. Layers that were being fetched while the image disk was full are left out, because
 //! containerd drops what it cannot store, and those of an agent that was killed while its state disk was broken, because
-//! the next one cannot tell which content it held.
+//! the next one cannot tell which content it held. CRI-O is judged otherwise: [`crio`].
+
+mod crio;
 
 use crate::stage::Stage;
 use crate::supply::{Layer, Supply};
 use crate::timeline::{Broken, Timeline, Unsuccessful, Window};
+use keelson_tests::containerd::Kind as Runtime;
 use keelson_tests::images::BlobDigest;
 use keelson_tests::proxy::{Kind, Outcome, Seen};
 use serde::Serialize;
@@ -57,7 +60,10 @@ pub(crate) fn judge(stage: &Stage, timeline: &Timeline, supply: &Supply, limit: 
     let mut sent = Sent { requests: seen.len(), ..Sent::default() };
     judge_limit(&seen, &windows, timeline, limit, &mut sent);
     let broken = Ends { windows: &windows, unsuccessful: &timeline.all_unsuccessful() };
-    judge_bytes(&seen, &broken, timeline, &supply.layers(), &mut sent);
+    match stage.kind {
+        Runtime::Debian16 | Runtime::V2 => judge_bytes(&seen, &broken, timeline, &supply.layers(), &mut sent),
+        Runtime::Crio => crio::judge_requests(&seen, &broken, timeline, &supply.layers(), &mut sent),
+    }
     sent
 }
 

@@ -3,7 +3,7 @@
 //! Owns: the run. In: how long, a seed, a runtime. Out: a report as text and JSON, a time line of everything that was
 //! done, and exit code 1 when an invariant was violated.
 //!
-//! The stage ([`stage`]) is real: containerd, registries, an API server, a stock kubelet, the agent in front of the
+//! The stage ([`stage`]) is real: a runtime, registries, an API server, a stock kubelet, the agent in front of the
 //! runtime. Callers ([`callers`], [`pods`]) want images from a supply ([`supply`]) that never runs dry; faults
 //! ([`faults`]) are drawn from the seed and always undone. [`monitor`] watches the agent meanwhile, [`audit`] judges
 //! afterwards what the registries sent. [`timeline`] is what all of them write to.
@@ -63,6 +63,8 @@ enum Runtime {
     Containerd2,
     #[value(name = "containerd-1.6")]
     Containerd16,
+    #[value(name = "crio")]
+    Crio,
 }
 
 impl Runtime {
@@ -70,6 +72,7 @@ impl Runtime {
         match self {
             Self::Containerd2 => Kind::V2,
             Self::Containerd16 => Kind::Debian16,
+            Self::Crio => Kind::Crio,
         }
     }
 }

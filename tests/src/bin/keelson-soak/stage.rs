@@ -46,6 +46,8 @@ pub(crate) struct Source {
 pub(crate) struct Stage {
     kubelet: Kubelet,
     pub(crate) agent: Mutex<Agent>,
+    /// Which runtime.
+    pub(crate) kind: Kind,
     pub(crate) containerd: Mutex<Containerd>,
     pub(crate) cluster: Cluster,
     /// One that is open to all, and one that asks for credentials.
@@ -102,6 +104,7 @@ impl Stage {
         Ok(Self {
             kubelet,
             agent: Mutex::new(agent),
+            kind,
             containerd: Mutex::new(containerd),
             cluster,
             sources: [open, private],
@@ -184,7 +187,7 @@ impl Stage {
                 .with_context(|| format!("cannot write {}", path.display()))
         };
         keep("keelson.log", self.agent.lock().await.log())?;
-        keep("containerd.log", self.containerd.lock().await.log())?;
+        keep("runtime.log", self.containerd.lock().await.log())?;
         keep("kubelet.log", self.kubelet.log())
     }
 }
