@@ -20,8 +20,11 @@ use crate::{
 
 /// Maximum number of retained leases; then the one that expires first is released.
 const MOST_RETAINED: usize = 1024;
-/// How often free space is read while anything is retained, as the kubelet's eviction manager does.
-pub(super) const SPACE_INTERVAL: Duration = Duration::from_secs(10);
+/// How often free space is read while anything is retained: several times between two passes of the kubelet's eviction
+/// manager, which are 10 s apart.
+const SPACE_INTERVAL: Duration = Duration::from_secs(2);
+/// How often it is read while it is low and nothing is retained.
+const LOW_SPACE_INTERVAL: Duration = Duration::from_secs(10);
 /// How often leases in use and retained ones are checked for renewal. Leases of the runtime live for hours.
 pub(super) const RENEW_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -358,7 +361,8 @@ impl Core {
             }
             _ => {}
         };
-        set(&mut self.timers, &mut self.space.check_at, space, SPACE_INTERVAL, Timer::Space);
+        let pause = if self.kept.is_empty() { LOW_SPACE_INTERVAL } else { SPACE_INTERVAL };
+        set(&mut self.timers, &mut self.space.check_at, space, pause, Timer::Space);
         set(&mut self.timers, &mut self.space.renew_at, leases, RENEW_INTERVAL, Timer::RenewLeases);
     }
 
