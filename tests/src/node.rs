@@ -11,8 +11,8 @@ use anyhow::Result;
 /// A node with a registry: everything but the agent.
 #[derive(Debug)]
 pub struct Node {
-    /// The runtime, which may be a CRI-O.
-    pub containerd: Containerd,
+    /// The runtime: a containerd or a CRI-O.
+    pub runtime: Containerd,
     /// What the runtime pulls through: images are named after [`FaultProxy::address`].
     pub proxy: FaultProxy,
     /// The registry behind it, where images are pushed.
@@ -32,15 +32,15 @@ impl Node {
         let scratch = Scratch::new()?;
         let registry = Registry::start(&scratch, access).await?;
         let proxy = FaultProxy::start(registry.address()).await?;
-        let containerd = Containerd::start(&scratch, kind, options).await?;
-        containerd.reach(proxy.address(), proxy.address())?;
-        containerd.reach(registry.address(), registry.address())?;
-        Ok(Self { containerd, proxy, registry, scratch })
+        let runtime = Containerd::start(&scratch, kind, options).await?;
+        runtime.reach(proxy.address(), proxy.address())?;
+        runtime.reach(registry.address(), registry.address())?;
+        Ok(Self { runtime, proxy, registry, scratch })
     }
 
-    /// Starts an agent before the containerd.
+    /// Starts an agent before the runtime.
     pub async fn agent(&self, settings: &Settings) -> Result<Agent> {
-        Agent::start(&self.scratch, &self.containerd.endpoint(), settings).await
+        Agent::start(&self.scratch, &self.runtime.endpoint(), settings).await
     }
 
     /// Pushes images, `user` being needed where the registry asks for one.
@@ -61,6 +61,6 @@ impl Node {
 
     /// What PullImage answers when the runtime has pulled an image through the proxy.
     pub fn reference(&self, image: &Image) -> String {
-        self.containerd.reference(image, self.proxy.address())
+        self.runtime.reference(image, self.proxy.address())
     }
 }

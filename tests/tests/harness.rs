@@ -41,7 +41,7 @@ async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 3, LARGE / 3).await?;
     node.proxy.throttle(Some(LARGE));
-    let cri = node.containerd.cri().await?;
+    let cri = node.runtime.cri().await?;
     let version = cri.version().await?.runtime_version;
     let expected = match kind {
         Kind::Debian16 => "1.6.",
@@ -88,7 +88,7 @@ async fn the_runtime_is_not_the_limiter(kind: Kind) -> Result<()> {
     let options = Options { max_concurrent_downloads: 50, ..Options::default() };
     let node = Node::start_with(kind, Access::Anonymous, &options).await?;
     let images = node.push_many("many", 30, TINY).await?;
-    let cri = node.containerd.cri().await?;
+    let cri = node.runtime.cri().await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);
     let pulls: Vec<_> = images
         .iter()
@@ -103,7 +103,7 @@ async fn the_runtime_is_not_the_limiter(kind: Kind) -> Result<()> {
         pull.await??;
     }
     if kind == Kind::V2 {
-        let log = node.containerd.log()?;
+        let log = node.runtime.log()?;
         ensure!(!log.contains("use_local_image_pull"), "containerd left the transfer service:\n{log}");
     }
     Ok(())
@@ -115,7 +115,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     let name = node.name(&image);
     let layer = &image.layers[0];
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(5 << 20));
-    let cri = node.containerd.cri().await?;
+    let cri = node.runtime.cri().await?;
     let pull = tokio::spawn({
         let name = name.clone();
         async move { cri.pull_image(&name).await }
@@ -123,13 +123,13 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     until("5 MiB are sent", || node.proxy.records().bytes_sent(&layer.digest) == 5 << 20).await?;
     // The proxy has sent it; give the runtime the time to write it down.
     until("the runtime has written 4 MiB", || ingested(&node).is_some_and(|bytes| bytes >= 4 << 20)).await?;
-    node.containerd.kill9()?;
+    node.runtime.kill9()?;
     failed(pull.await?, "the runtime is dead")?;
     until("the proxy has seen the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
     node.proxy.remove(hold);
 
-    node.containerd.start_again().await?;
-    node.containerd.cri().await?.pull_image(&name).await?;
+    node.runtime.start_again().await?;
+    node.runtime.cri().await?.pull_image(&name).await?;
     let gets = node.proxy.records().gets(&layer.digest);
     assert_eq!(gets.len(), 2, "{gets:?}");
     assert_eq!(gets[0].outcome, Outcome::Aborted);
@@ -145,7 +145,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
 
 /// The bytes of the only layer that the runtime is writing.
 fn ingested(node: &Node) -> Option<u64> {
-    let root = node.containerd.socket().parent()?.join("root/io.containerd.content.v1.content/ingest");
+    let root = node.runtime.socket().parent()?.join("root/io.containerd.content.v1.content/ingest");
     let sizes = std::fs::read_dir(root).ok()?.flatten();
     sizes.filter_map(|entry| Some(std::fs::metadata(entry.path().join("data")).ok()?.len())).max()
 }
@@ -154,7 +154,7 @@ async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let image = ImageSpec::single("faulty", LARGE / 3).push(node.registry.address(), None).await?;
     let name = node.name(&image);
-    let cri = node.containerd.cri().await?;
+    let cri = node.runtime.cri().await?;
 
     let refusal = node.proxy.rule(Match::manifests(), Fault::status(500));
     let error = failed(cri.pull_image(&name).await, "the registry answers 500")?;
@@ -177,7 +177,7 @@ async fn a_registry_with_users_tells_them_apart(kind: Kind) -> Result<()> {
     let node = Node::start_with(kind, Access::Users, &Options::default()).await?;
     let image = ImageSpec::single("secret", TINY).push(node.registry.address(), Some(&ALICE)).await?;
     let name = node.name(&image);
-    let cri = node.containerd.cri().await?;
+    let cri = node.runtime.cri().await?;
     failed(cri.pull_image(&name).await, "it came without credentials")?;
     let wrong = Pull::new(&name).credentials(ALICE.name, BOB.password);
     failed(cri.pull(&wrong).await, "the password is wrong")?;

@@ -57,8 +57,8 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == 5 * MIB).await?;
     caller.abort();
     metric_is(&agent, "keelson_image_pull_retained", 1.0).await?;
-    make_lease(&node.containerd, "of-a-former-agent", Some("0123456789abcdef")).await?;
-    make_lease(&node.containerd, "of-somebody-else", None).await?;
+    make_lease(&node.runtime, "of-a-former-agent", Some("0123456789abcdef")).await?;
+    make_lease(&node.runtime, "of-somebody-else", None).await?;
     let lease = format!("keelson-{NAME}");
     let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable"];
     eventually(PATIENCE, "the agent reports", || async {
@@ -71,7 +71,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
 
     let (code, _, complaint) = cleanup(&agent, &[]).await?;
     ensure!(code == Some(1) && complaint.contains("--force"), "{code:?} {complaint}");
-    ensure!(agent_leases(&node.containerd).await?.len() == 2, "it removed a lease of a running agent");
+    ensure!(agent_leases(&node.runtime).await?.len() == 2, "it removed a lease of a running agent");
 
     agent.kill9()?;
     let (code, text, _) = cleanup(&agent, &["--dry-run", "-o", "json"]).await?;
@@ -79,13 +79,13 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     let would = report["entries"].as_array().context("a list")?.iter();
     let would = would.filter(|entry| entry["outcome"] == "wouldRemove").count();
     ensure!(code == Some(0) && report["dryRun"] == true && would == 3 + own.len(), "{code:?} {report}");
-    ensure!(agent_leases(&node.containerd).await?.len() == 2, "a dry run removed a lease");
+    ensure!(agent_leases(&node.runtime).await?.len() == 2, "a dry run removed a lease");
 
     let (code, text, complaint) = cleanup(&agent, &[]).await?;
     eprintln!("{text}");
     ensure!(code == Some(0), "{code:?} {text} {complaint}");
     ensure!(text.lines().filter(|line| line.starts_with("removed ")).count() == 3 + own.len(), "{text}");
-    let left: Vec<_> = leases(&node.containerd).await?.into_iter().map(|lease| lease.id).collect();
+    let left: Vec<_> = leases(&node.runtime).await?.into_iter().map(|lease| lease.id).collect();
     ensure!(left == ["of-somebody-else"], "{left:?}");
     let conditions = conditions(&cluster).await?;
     ensure!(!own.iter().any(|kind| conditions.iter().any(|have| have == kind)), "{conditions:?}");
@@ -96,7 +96,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     ensure!(code == Some(0) && !agent.state_dir().exists() && !agent.socket().exists(), "{code:?} {text}");
 
     // Nobody to ask: said, and not a success.
-    let mut containerd = node.containerd;
+    let mut containerd = node.runtime;
     containerd.kill9()?;
     let (code, text, _) = cleanup(&agent, &[]).await?;
     ensure!(code == Some(1) && text.contains("FAILED        containerd lease"), "{code:?} {text}");

@@ -38,7 +38,7 @@ async fn silent(kind: Kind) -> Result<()> {
     call.await?.context("the pull that had to wait")?;
     let gets = node.proxy.records().gets(&image.layers[0].digest);
     ensure!(gets.len() == 1, "it was asked for once only: {gets:?}");
-    for log in [agent.log()?, node.containerd.log()?] {
+    for log in [agent.log()?, node.runtime.log()?] {
         ensure!(!log.contains("too_many_pings") && !log.to_lowercase().contains("goaway"), "{log}");
     }
     idle(&agent).await

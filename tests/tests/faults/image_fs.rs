@@ -40,9 +40,9 @@ impl SmallNode {
         let disk = LoopDisk::mount(&scratch.path().join("images.ext4"), &folder.join("root"), bytes)?;
         let registry = Registry::start(&scratch, Access::Anonymous).await?;
         let proxy = FaultProxy::start(registry.address()).await?;
-        let containerd = Containerd::start_in(&folder, kind, &Options::default()).await?;
-        containerd.reach(proxy.address(), proxy.address())?;
-        Ok(Self { node: Node { containerd, proxy, registry, scratch }, disk })
+        let runtime = Containerd::start_in(&folder, kind, &Options::default()).await?;
+        runtime.reach(proxy.address(), proxy.address())?;
+        Ok(Self { node: Node { runtime, proxy, registry, scratch }, disk })
     }
 
     /// Waits until so many bytes are free.
@@ -92,7 +92,7 @@ async fn i1_a_full_disk_is_as_empty_as_without_the_agent(kind: Kind) -> Result<(
     // The second layer of the one does not fit, nor does the extracted layer of the other.
     let specs = [ImageSpec::new("download", &[16 * MIB, 64 * MIB]), ImageSpec::new("extract", &[36 * MIB])];
     let images = node.push(&specs, None).await?;
-    let direct = node.containerd.cri().await?;
+    let direct = node.runtime.cri().await?;
     let agent = node.agent(&quick().set("pulls.retain_min_free_percent", 0)).await?;
     let through = agent.cri().await?;
     let empty = small.disk.available()?;
@@ -104,7 +104,7 @@ async fn i1_a_full_disk_is_as_empty_as_without_the_agent(kind: Kind) -> Result<(
             small.free(empty - NOISE, &format!("{who} leaves nothing of {}", image.repo)).await?;
         }
         metric_is(&agent, RETAINED, 0.0).await?;
-        ensure!(agent_leases(&node.containerd).await?.is_empty(), "a lease is left");
+        ensure!(agent_leases(&node.runtime).await?.is_empty(), "a lease is left");
     }
     ensure!(released(&agent, "no_space").await >= 2.0, "it does not say why");
     Ok(())
@@ -167,7 +167,7 @@ async fn i1_low_space_releases_what_is_retained(kind: Kind) -> Result<()> {
     })
     .await?;
     small.free(left + 3 * MIB, "its bytes are free").await?;
-    ensure!(agent_leases(&node.containerd).await?.is_empty(), "a lease is left");
+    ensure!(agent_leases(&node.runtime).await?.is_empty(), "a lease is left");
 
     drop(filler);
     for image in &images {

@@ -58,8 +58,8 @@ async fn thirty_images_arrive_though_the_runtime_is_killed_ten_times(kind: Kind)
     for _ in 0..10 {
         show.live().await?;
         show.count_kill();
-        show.node.containerd.kill9()?;
-        show.node.containerd.start_again().await?;
+        show.node.runtime.kill9()?;
+        show.node.runtime.start_again().await?;
     }
     show.finish().await
 }
@@ -73,13 +73,13 @@ async fn thirty_images_arrive_though_either_or_both_are_killed_twenty_times(kind
             .context("one of three")?;
         show.count_kill();
         if runtime {
-            show.node.containerd.kill9()?;
+            show.node.runtime.kill9()?;
         }
         if agent {
             show.kill_agent().await?;
         }
         if runtime {
-            show.node.containerd.start_again().await?;
+            show.node.runtime.start_again().await?;
         }
     }
     show.finish().await
@@ -112,7 +112,7 @@ impl Show {
         let node = Node::start(kind).await?;
         let private = Registry::start(&node.scratch, Access::Users).await?;
         let private_proxy = FaultProxy::start(private.address()).await?;
-        node.containerd.reach(private_proxy.address(), private_proxy.address())?;
+        node.runtime.reach(private_proxy.address(), private_proxy.address())?;
         // One layer or two, from 3 to 11 MiB.
         let spec = |repo: &str, n: u64| match n % 3 {
             0 => ImageSpec::new(&format!("{repo}/{n}"), &[(3 + n % 5) * MIB, (4 + n % 3) * MIB]),
@@ -126,7 +126,7 @@ impl Show {
         private_proxy.throttle(Some(RATE));
 
         let limit = i64::try_from(LIMIT)?;
-        let agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::limit(limit))?;
+        let agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::limit(limit))?;
         let (mut callers, arrived) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
         let pulls = open.iter().map(|image| Pull::new(&node.name(image)));
         let private_pulls =
@@ -231,11 +231,11 @@ impl Show {
         let kills = self.kills.len();
         ensure!(self.hits >= 5, "of {kills} kills only {} hit a pull: nothing was tested", self.hits);
 
-        let cri = self.node.containerd.cri().await?;
+        let cri = self.node.runtime.cri().await?;
         for name in self.names() {
             ensure!(cri.image_status(&name).await?.is_some(), "{name} did not arrive");
         }
-        let lost = match self.node.containerd.kind() {
+        let lost = match self.node.runtime.kind() {
             Kind::Debian16 | Kind::V2 => self.fetched_once()?,
             Kind::Crio => self.fetched_again_after_kills_only()?,
         };
@@ -311,8 +311,8 @@ impl Show {
     /// No slot, lease or damage.
     async fn nothing_is_left(self) -> Result<()> {
         idle(&self.agent).await?;
-        if self.node.containerd.kind() != Kind::Crio {
-            no_lease_left(&self.node.containerd).await?;
+        if self.node.runtime.kind() != Kind::Crio {
+            no_lease_left(&self.node.runtime).await?;
         }
         let more = self.node.push_many("more", LIMIT + 1, 2 * MIB).await?;
         let hold = self.node.proxy.rule(Match::layers(), Fault::StallAfter(MIB));

@@ -70,13 +70,13 @@ async fn case_19_a_call_that_the_runtime_lacks_is_unimplemented(kind: Kind) -> R
         "/runtime.v1.InventionService/Invent",
         "/runtime.v99.ImageService/ListImages",
     ] {
-        let direct = call(node.containerd.socket(), path).await?;
+        let direct = call(node.runtime.socket(), path).await?;
         let status = call(&agent.socket(), path).await?;
         ensure!(status.code() == Code::Unimplemented, "{path}: {status}");
         ensure!(status.message() == direct.message(), "{path}: {status} instead of {direct}");
     }
     // What containerd 1.6 does not have, the kubelet's client asks for and does without.
-    let direct = Driver::new(&node.containerd.endpoint())?;
+    let direct = Driver::new(&node.runtime.endpoint())?;
     let driver = Driver::new(&agent.endpoint())?;
     let expected = direct.run(&["stream-images"]).await?;
     let answer = driver.run(&["stream-images"]).await?;

@@ -70,8 +70,8 @@ async fn case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept(kind: 
     let queued = pulling(&cri, Pull::new(&names[0]));
     metric_is(&agent, "keelson_image_pull_queue_depth", 1.0).await?;
 
-    let socket = node.containerd.socket().display().to_string();
-    node.containerd.kill9()?;
+    let socket = node.runtime.socket().display().to_string();
+    node.runtime.kill9()?;
     let status = failed(cri.version().await, "the runtime is away")?;
     ensure!(status.code() == Code::Unavailable && status.message().contains(&socket), "{status}");
     let status = failed(running.await?, "the runtime is away for longer than calls are held")?;
@@ -85,7 +85,7 @@ async fn case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept(kind: 
     ensure!(!queued.is_finished(), "who waited in the queue before waits on");
 
     node.proxy.remove(hold);
-    node.containerd.start_again().await?;
+    node.runtime.start_again().await?;
     queued.await?.context("the caller that had waited in the queue")?;
     for name in &names[1..] {
         cri.pull_image(name).await?;
@@ -119,7 +119,7 @@ async fn a_runtime_that_hangs_is_noticed_and_does_not_take_the_agent_along() -> 
     let cri = agent.cri().await?;
     cri.pull_image(&node.name(&images[0])).await?;
 
-    let stopped = Stopped::stop(pid_behind(node.containerd.socket()).await?)?;
+    let stopped = Stopped::stop(pid_behind(node.runtime.socket()).await?)?;
     // Its socket takes connections still: only an answer that does not come tells.
     let call = pulling(&cri, Pull::new(&node.name(&images[1])));
     let mut request = tonic::Request::new(keelson_proto::cri::ImageStatusRequest::default());

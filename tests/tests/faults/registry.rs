@@ -32,7 +32,7 @@ async fn a_registry_that_answers_with_errors_costs_no_slot(kind: Kind) -> Result
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 6, TINY).await?;
     let agent = node.agent(&Settings::limit(1)).await?;
-    let (direct, cri) = (node.containerd.cri().await?, agent.cri().await?);
+    let (direct, cri) = (node.runtime.cri().await?, agent.cri().await?);
     let faults = [
         (Fault::status(500), "500"),
         (Fault::status(503), "503"),
@@ -71,7 +71,7 @@ async fn a_registry_that_breaks_off_costs_no_slot(kind: Kind) -> Result<()> {
     let name = node.name(&images[0]);
     // No answer at all: the runtime gives up, and its words reach the caller.
     let broken = node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::ResetAfter(0));
-    let direct = node.containerd.cri().await?;
+    let direct = node.runtime.cri().await?;
     let (status, _) = both_fail(&direct, &cri, &name, "the connection breaks").await?;
     ensure!(status.message().contains(node.proxy.address()), "it names the registry: {status}");
     idle(&agent).await?;

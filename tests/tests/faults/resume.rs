@@ -27,7 +27,7 @@ const SENT: u64 = 5 * MIB;
 async fn halfway(node: &Node, image: &Image) -> Result<()> {
     let layer = &image.layers[0].digest;
     until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == SENT).await?;
-    until("the runtime has written 4 MiB", || ingested(&node.containerd) >= SENT - MIB).await
+    until("the runtime has written 4 MiB", || ingested(&node.runtime) >= SENT - MIB).await
 }
 
 async fn one_large(node: &Node) -> Result<(Image, String, RuleId)> {
@@ -55,14 +55,14 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     let mut agent = node.agent(&Settings::limit(3)).await?;
     let call = pulling(&agent.cri().await?, Pull::new(&name));
     halfway(&node, &image).await?;
-    let before = agent_leases(&node.containerd).await?;
+    let before = agent_leases(&node.runtime).await?;
     ensure!(before.len() == 1, "one pull has one lease, not {before:?}");
 
     agent.kill9()?;
     failed(call.await?, "the agent is dead")?;
     until("the runtime stops the pull", || node.proxy.records().active_repos().is_empty()).await?;
-    ensure!(agent_leases(&node.containerd).await? == before, "the lease outlives the agent");
-    collect_garbage(&node.containerd).await?;
+    ensure!(agent_leases(&node.runtime).await? == before, "the lease outlives the agent");
+    collect_garbage(&node.runtime).await?;
 
     // The pull that goes on by itself is held here, so that the caller surely joins it.
     let mark = node.proxy.records().count();
@@ -70,7 +70,7 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     node.proxy.remove(hold);
     agent.start_again().await?;
     until("the agent goes on by itself", || !node.proxy.records().active_repos().is_empty()).await?;
-    ensure!(agent_leases(&node.containerd).await? == before, "it goes on in the lease of before");
+    ensure!(agent_leases(&node.runtime).await? == before, "it goes on in the lease of before");
     let again = pulling(&agent.cri().await?, Pull::new(&name));
     crate::common::metric_is(&agent, "keelson_image_pull_callers", 1.0).await?;
     node.proxy.remove(second);
@@ -80,7 +80,7 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     let layers = node.proxy.records().since(mark).into_iter();
     let layers = layers.filter(|seen| seen.digest.as_ref() == Some(&image.layers[0].digest)).count();
     ensure!(layers == 1, "the caller that asked again started nothing of its own");
-    no_lease_left(&node.containerd).await?;
+    no_lease_left(&node.runtime).await?;
     ensure!(agent.cri().await?.image_status(&name).await?.is_some());
     idle(&agent).await
 }
@@ -91,14 +91,14 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
     ensure!(agent.terminate().await?.success());
     // As if it had been killed between making a lease and the end of its pull, the journal being empty.
     let own = keelson_storage::folder_id(&agent.state_dir());
-    make_lease(&node.containerd, "orphan-1", Some(&own)).await?;
-    make_lease(&node.containerd, "orphan-2", Some(&own)).await?;
-    make_lease(&node.containerd, "of-another-agent", Some("0123456789abcdef")).await?;
-    make_lease(&node.containerd, "of-nobody", None).await?;
+    make_lease(&node.runtime, "orphan-1", Some(&own)).await?;
+    make_lease(&node.runtime, "orphan-2", Some(&own)).await?;
+    make_lease(&node.runtime, "of-another-agent", Some("0123456789abcdef")).await?;
+    make_lease(&node.runtime, "of-nobody", None).await?;
 
     agent.start_again().await?;
     eventually(PATIENCE, "only foreign leases are left", || async {
-        let mut left: Vec<_> = leases(&node.containerd).await?.into_iter().map(|lease| lease.id).collect();
+        let mut left: Vec<_> = leases(&node.runtime).await?.into_iter().map(|lease| lease.id).collect();
         left.sort();
         ensure!(left == ["of-another-agent", "of-nobody"], "these are left: {left:?}");
         Ok(())
@@ -110,7 +110,7 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
     let image = ImageSpec::single("any", MIB).push(node.registry.address(), None).await?;
     agent.cri().await?.pull_image(&node.name(&image)).await?;
     eventually(PATIENCE, "the pull's own lease is gone", || async {
-        let left = leases(&node.containerd).await?;
+        let left = leases(&node.runtime).await?;
         ensure!(left.len() == 2, "these are left: {left:?}");
         Ok(())
     })
@@ -125,16 +125,16 @@ async fn case_12_a_runtime_killed_in_mid_pull_is_waited_for(kind: Kind) -> Resul
     let call = pulling(&cri, Pull::new(&name));
     halfway(&node, &image).await?;
 
-    node.containerd.kill9()?;
+    node.runtime.kill9()?;
     until("the proxy sees the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
     logged(&agent, 0, "lost its runtime").await?;
     ensure!(!call.is_finished(), "the caller is held");
     node.proxy.remove(hold);
-    node.containerd.start_again().await?;
+    node.runtime.start_again().await?;
     call.await?.context("the caller that was held")?;
 
     resumed_with_range(&node, &image)?;
-    no_lease_left(&node.containerd).await?;
+    no_lease_left(&node.runtime).await?;
     // The same connection serves on.
     ensure!(cri.image_status(&name).await?.is_some());
     idle(&agent).await
@@ -147,15 +147,15 @@ async fn case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for(kind: Kind) -> 
     let call = pulling(&Cri::lazy(&agent.socket())?, Pull::new(&name));
     halfway(&node, &image).await?;
 
-    node.containerd.terminate().await?;
+    node.runtime.terminate().await?;
     until("the proxy sees the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
     ensure!(!call.is_finished(), "the caller is held");
     node.proxy.remove(hold);
-    node.containerd.start_again().await?;
+    node.runtime.start_again().await?;
     call.await?.context("the caller that was held")?;
     ensure!(agent.cri().await?.image_status(&name).await?.is_some());
     // The lease is ours, so that a runtime which ends in peace keeps the bytes as one that is killed does.
     resumed_with_range(&node, &image)?;
-    no_lease_left(&node.containerd).await?;
+    no_lease_left(&node.runtime).await?;
     idle(&agent).await
 }

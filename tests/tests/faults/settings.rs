@@ -86,7 +86,7 @@ async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on()
     let cri = first.cri().await?;
     for ((key, value, words), image) in cases.into_iter().zip(&images) {
         let settings = Settings::new().set(key, value.as_str());
-        let mut second = Agent::new(&node.scratch, &node.containerd.endpoint(), &settings)?;
+        let mut second = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
         let (_, said) = refused(&mut second).await?;
         for word in words {
             ensure!(said.contains(word), "{key}: {word:?} is not in:\n{said}");

@@ -36,7 +36,7 @@ impl Busy {
         let agent = node.agent(&settings.set("pulls.max_parallel_image_pulls", 1)).await?;
         let cri = agent.cri().await?;
         let running = pulling(&cri, Pull::new(&node.name(&images[0])));
-        until("a pull stands still", || ingested(&node.containerd) >= 4 * MIB).await?;
+        until("a pull stands still", || ingested(&node.runtime) >= 4 * MIB).await?;
         let queued: Vec<_> =
             images[1..].iter().map(|image| pulling(&cri, Pull::new(&node.name(image)))).collect();
         metric_is(&agent, "keelson_image_pull_queue_depth", 2.0).await?;
@@ -71,7 +71,7 @@ impl Busy {
     }
 
     async fn arrives(&self, image: &Image) -> Result<()> {
-        let cri = self.node.containerd.cri().await?;
+        let cri = self.node.runtime.cri().await?;
         let name = self.node.name(image);
         eventually(PATIENCE, &format!("{name} arrives"), || async {
             cri.image_status(&name).await?.context("it is not there")
@@ -98,7 +98,7 @@ async fn sigterm_lets_running_pulls_end_and_the_next_start_does_the_rest() -> Re
     (&mut busy.running).await?.context("the pull that ran")?;
     busy.ended_well().await?;
     for image in &busy.images[1..] {
-        let there = busy.node.containerd.cri().await?.image_status(&busy.node.name(image)).await?;
+        let there = busy.node.runtime.cri().await?.image_status(&busy.node.name(image)).await?;
         ensure!(there.is_none(), "{} was not to be pulled any more", image.repo);
     }
     busy.agent.start_again().await?;
@@ -121,7 +121,7 @@ async fn when_the_drain_time_is_over_the_next_start_goes_on_where_it_was() -> Re
         busy.node.proxy.remove(busy.hold);
         // The runtime has stopped the pull; from now on only the agent's lease keeps what came.
         until("the runtime has stopped it", || busy.node.proxy.records().active_repos().is_empty()).await?;
-        collect_garbage(&busy.node.containerd).await?;
+        collect_garbage(&busy.node.runtime).await?;
         busy.agent.start_again().await?;
         for image in &busy.images {
             busy.arrives(image).await?;

@@ -122,7 +122,7 @@ fn fill_up(disk: &Path) -> Result<PathBuf> {
 async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 3, TINY).await?;
-    let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::limit(1))?;
+    let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::limit(1))?;
     let disk = small_disk(&agent, "8m")?;
     agent.start_again().await?;
     let cri = agent.cri().await?;

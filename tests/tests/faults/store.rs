@@ -52,7 +52,7 @@ fn remount(at: &Path, flags: MsFlags) -> Result<()> {
 
 /// An agent whose state folder is a file system of its own.
 fn on_a_disk(node: &Node) -> Result<(LoopDisk, Agent)> {
-    let agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::new())?;
+    let agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
     let disk = LoopDisk::mount(&node.scratch.path().join("state.ext4"), &agent.state_dir(), DISK)?;
     Ok((disk, agent))
 }
@@ -91,7 +91,7 @@ async fn i4_a_read_only_file_system_delays_no_call() -> Result<()> {
 async fn i4_a_lock_held_by_another_process_is_waited_for_in_the_background() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let image = node.name(&node.push_many("apps", 1, TINY).await?[0]);
-    let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::new())?;
+    let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
     fs::create_dir_all(agent.state_dir())?;
     let mut holder = Command::new("flock")
         .args(["--exclusive", "--no-fork"])

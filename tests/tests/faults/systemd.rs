@@ -51,7 +51,7 @@ impl Manager {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_tells_that_it_is_ready_lives_reloads_and_stops() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
-    let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::new())?;
+    let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
     let manager = Manager::start(&node.scratch, &mut agent)?;
     agent.env("WATCHDOG_USEC", "300000");
     agent.start_live().await?;
@@ -150,7 +150,7 @@ async fn live(agent: &Agent) -> Result<()> {
 async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 2, MIB).await?;
-    let agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &Settings::limit(1))?;
+    let agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::limit(1))?;
     let log = node.scratch.path().join("activated.log");
     let sockets = Activation::new(&agent)?;
 

@@ -58,7 +58,7 @@ fn i2_a_private_image_is_not_for_pods_of_other_namespaces() -> Result<()> {
         for namespace in ["owner", "locked"] {
             namespace_with_secret(&stage, namespace).await?;
         }
-        let policy = stage.node.containerd.folder()?.join(POLICIES).join("locked.json");
+        let policy = stage.node.runtime.folder()?.join(POLICIES).join("locked.json");
         fs::write(&policy, r#"{"default": [{"type": "reject"}]}"#).context("cannot write the policy")?;
         let image = stage.push(&program("private", &[MIB])?).await?;
 

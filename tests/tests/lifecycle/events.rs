@@ -42,7 +42,7 @@ impl Waiting {
             .set("pulls.max_parallel_image_pulls", 1)
             .set("pulls.queued_event_after", "1s")
             .set("node.node_status_update_frequency", "1s");
-        let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &settings)?;
+        let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
         agent.start_live().await?;
         let hold = node.proxy.rule(Match::layers().repo(&images[0].repo), Fault::Hang);
         let mut going = Vec::new();

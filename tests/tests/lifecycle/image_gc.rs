@@ -122,7 +122,7 @@ impl SmallStage {
 
     async fn has(&self, image: &Image) -> Result<bool> {
         let node = &self.stage.node;
-        Ok(node.containerd.cri().await?.image_status(&node.name(image)).await?.is_some())
+        Ok(node.runtime.cri().await?.image_status(&node.name(image)).await?.is_some())
     }
 }
 
@@ -167,7 +167,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     // Nobody uses it: what the kubelet removes first.
     let spare = small.stage.push(&ImageSpec::single("spare", 24 * MIB)).await?;
     let node = &small.stage.node;
-    node.containerd.cri().await?.pull_image(&node.name(&spare)).await?;
+    node.runtime.cri().await?.pull_image(&node.name(&spare)).await?;
     let free = small.settled().await?;
 
     let images = node.push_many("half", UNFINISHED, BROKEN_AFTER + 4 * MIB).await?;

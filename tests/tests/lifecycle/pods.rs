@@ -82,21 +82,20 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
         let images = apps(&node, &["one", "two", "three", "pause"]).await?;
         let pause = images.last().context("pushed")?.at(node.registry.address());
         // Which pause image a containerd takes is said at its start.
-        node.containerd.terminate().await?;
-        let folder = node.containerd.socket().parent().context("it is in a folder")?.to_owned();
+        node.runtime.terminate().await?;
+        let folder = node.runtime.socket().parent().context("it is in a folder")?.to_owned();
         let options = Options { sandbox_image: Some(pause.clone()), ..options };
-        node.containerd =
-            keelson_tests::containerd::Containerd::start_in(&folder, Kind::V2, &options).await?;
-        node.containerd.cri().await?.pull_image(&pause).await?;
+        node.runtime = keelson_tests::containerd::Containerd::start_in(&folder, Kind::V2, &options).await?;
+        node.runtime.cri().await?.pull_image(&pause).await?;
 
         let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
         let settings = settings("worker", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 1);
         let settings = settings.set("node.node_status_update_frequency", "1s");
-        let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &settings)?;
+        let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
         // It is not ready before the kubelet has made the Node, and the kubelet not before the agent serves.
         agent.start_live().await?;
         let options = KubeletOptions { image_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
-        let kubelet = cluster.kubelet(&node.scratch, "worker", &node.containerd, &options).await?;
+        let kubelet = cluster.kubelet(&node.scratch, "worker", &node.runtime, &options).await?;
         cluster.admin.await_condition("worker", "Ready", "True").await?;
         well(&agent).await?;
 

@@ -44,21 +44,21 @@ impl Site {
         let mut images = apps(&node, &names).await?;
         let pause = images.pop().context("pushed")?.at(node.registry.address());
         // Which pause image a containerd takes is said at its start.
-        node.containerd.terminate().await?;
-        let folder = node.containerd.socket().parent().context("it is in a folder")?.to_owned();
+        node.runtime.terminate().await?;
+        let folder = node.runtime.socket().parent().context("it is in a folder")?.to_owned();
         let options = Options { sandbox_image: Some(pause.clone()), ..options };
-        node.containerd = Containerd::start_in(&folder, Kind::V2, &options).await?;
-        node.containerd.cri().await?.pull_image(&pause).await?;
+        node.runtime = Containerd::start_in(&folder, Kind::V2, &options).await?;
+        node.runtime.cri().await?.pull_image(&pause).await?;
 
         let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
         let settings = settings(name, &identity.kubeconfig())
             .set("agent.handover_timeout", "1m")
             .set("pulls.max_parallel_image_pulls", 3);
-        let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &settings)?;
+        let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
         agent.start_live().await?;
         let options =
             KubeletOptions { runtime_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
-        let kubelet = cluster.kubelet(&node.scratch, name, &node.containerd, &options).await?;
+        let kubelet = cluster.kubelet(&node.scratch, name, &node.runtime, &options).await?;
         cluster.admin.await_condition(name, "Ready", "True").await?;
         agent.ready().await?;
         Ok(Self { name, agent, kubelet, node, images })

@@ -39,13 +39,13 @@ pub(crate) async fn pod_node(scratch: Scratch, folder: &Path, kind: Kind, access
     let user = user(access);
     let pause = program("pause", &[])?.push(registry.address(), user).await?.at(registry.address());
     let options = Options { sandbox_image: Some(pause.clone()), network: true, ..Options::default() };
-    let containerd = Containerd::start_in(folder, kind, &options).await?;
-    containerd.reach(proxy.address(), proxy.address())?;
-    containerd.reach(registry.address(), registry.address())?;
+    let runtime = Containerd::start_in(folder, kind, &options).await?;
+    runtime.reach(proxy.address(), proxy.address())?;
+    runtime.reach(registry.address(), registry.address())?;
     let pull = keelson_tests::cri::Pull::new(&pause);
     let pull = user.map_or_else(|| pull.clone(), |user| pull.clone().user(user));
-    containerd.cri().await?.pull(&pull).await?;
-    Ok(Node { containerd, proxy, registry, scratch })
+    runtime.cri().await?.pull(&pull).await?;
+    Ok(Node { runtime, proxy, registry, scratch })
 }
 
 fn user(access: Access) -> Option<&'static User> {
@@ -75,14 +75,14 @@ impl Stage {
             Some(over) => {
                 let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
                 let settings = settings(name, &identity.kubeconfig()).under(&over);
-                let mut agent = Agent::new(&node.scratch, &node.containerd.endpoint(), &settings)?;
+                let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
                 agent.start_live().await?;
                 options.runtime_endpoint = Some(agent.endpoint());
                 Some(agent)
             }
             None => None,
         };
-        let kubelet = cluster.kubelet(&node.scratch, name, &node.containerd, &options).await?;
+        let kubelet = cluster.kubelet(&node.scratch, name, &node.runtime, &options).await?;
         cluster.admin.await_condition(name, "Ready", "True").await?;
         Ok(Self { kubelet, agent, shared, node, name: name.to_owned(), user: user(access) })
     }

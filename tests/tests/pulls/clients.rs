@@ -45,8 +45,7 @@ async fn the_go_client_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(2)).await?;
     let images = rig.node.push_many("go", 3, TINY).await?;
     let names: Vec<_> = images.iter().map(|image| rig.node.name(image)).collect();
-    let (agent, direct) =
-        (Driver::new(&rig.agent.endpoint())?, Driver::new(&rig.node.containerd.endpoint())?);
+    let (agent, direct) = (Driver::new(&rig.agent.endpoint())?, Driver::new(&rig.node.runtime.endpoint())?);
 
     let answer = agent.run(&["pull", "--pod", "default/web/uid-1", &names[0]]).await?.success()?;
     assert_eq!(answer["imageRef"], rig.node.reference(&images[0]));
@@ -84,7 +83,7 @@ async fn the_go_client_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
 async fn tonic_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(2)).await?;
     let images = rig.node.push_many("tonic", 2, TINY).await?;
-    let direct = rig.node.containerd.cri().await?;
+    let direct = rig.node.runtime.cri().await?;
     for image in &images {
         assert_eq!(rig.begin(image).await??, rig.node.reference(image));
     }
@@ -120,8 +119,7 @@ async fn case_19_stream_images_is_answered_by_the_runtime(kind: Kind) -> Result<
     let rig = Rig::start(kind, &Settings::new()).await?;
     let image = &rig.node.push_many("stream", 1, TINY).await?[0];
     rig.begin(image).await??;
-    let (agent, direct) =
-        (Driver::new(&rig.agent.endpoint())?, Driver::new(&rig.node.containerd.endpoint())?);
+    let (agent, direct) = (Driver::new(&rig.agent.endpoint())?, Driver::new(&rig.node.runtime.endpoint())?);
     let (through, straight) = (agent.run(&["stream-images"]).await?, direct.run(&["stream-images"]).await?);
     match &through.error {
         Some(error) => {

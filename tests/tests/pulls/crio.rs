@@ -49,10 +49,10 @@ async fn namespaces_share_where_the_runtime_ignores_them(kind: Kind) -> Result<(
 /// namespace that may have it.
 async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
-    let policy = rig.node.containerd.folder()?.join(POLICIES).join("locked.json");
+    let policy = rig.node.runtime.folder()?.join(POLICIES).join("locked.json");
     fs::write(&policy, r#"{"default": [{"type": "reject"}]}"#).context("cannot write the policy")?;
     let image = ImageSpec::single("signed", TINY).push(rig.node.registry.address(), None).await?;
-    let direct = rig.node.containerd.cri().await?;
+    let direct = rig.node.runtime.cri().await?;
     let locked = of_pod(&rig, &image, "locked");
     let expected = failed(direct.pull(&locked).await, "the policy rejects it")?;
     ensure!(expected.message().starts_with("SignatureValidationFailed"), "{expected}");
@@ -119,7 +119,7 @@ async fn a_caller_that_leaves_does_not_take_the_others_along(kind: Kind) -> Resu
     let holds = rig.hold_each(&images);
     let [direct, through] = images.as_slice() else { unreachable!("two were pushed") };
 
-    let cri = rig.node.containerd.cri().await?;
+    let cri = rig.node.runtime.cri().await?;
     let first = begin(&cri, rig.ask(direct));
     rig.active(slice::from_ref(direct)).await?;
     let second = begin(&cri, rig.ask(direct));
@@ -154,7 +154,7 @@ async fn a_pull_goes_on_after_the_agent_was_killed(kind: Kind) -> Result<()> {
     rig.agent.start_again().await?;
     rig.see("it runs without a caller", |pulls| (pulls.running, pulls.callers) == (1, 0)).await?;
     rig.node.proxy.remove(hold);
-    let (direct, name) = (rig.node.containerd.cri().await?, rig.node.name(&image));
+    let (direct, name) = (rig.node.runtime.cri().await?, rig.node.name(&image));
     eventually(PATIENCE, "the image arrives", || async {
         direct.image_status(&name).await?.context("it is not there").map(drop)
     })
@@ -172,10 +172,10 @@ async fn a_pull_goes_on_after_the_runtime_was_killed(kind: Kind) -> Result<()> {
     let waiting = rig.begin(&queued);
     rig.callers(2).await?;
 
-    rig.node.containerd.kill9()?;
+    rig.node.runtime.kill9()?;
     rig.active(&[]).await?;
     rig.node.proxy.remove(hold);
-    rig.node.containerd.start_again().await?;
+    rig.node.runtime.start_again().await?;
     // Neither caller hears of it.
     all_succeed([running, waiting], &[image.clone(), queued]).await?;
     fetched_again(&rig, &image)?;

@@ -32,7 +32,7 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
     let at = rig.node.proxy.address();
     let nobody = free_port()?;
     let nobody = format!("127.0.0.1:{nobody}");
-    rig.node.containerd.reach(&nobody, &nobody)?;
+    rig.node.runtime.reach(&nobody, &nobody)?;
 
     let cases = [
         ("no such image", format!("{at}/missing:v1")),
@@ -42,8 +42,8 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
         ("a layer that is not what its digest says", rig.node.name(broken)),
         ("nobody listens", format!("{nobody}/app:v1")),
     ];
-    let direct = rig.node.containerd.cri().await?;
-    let driver = Driver::new(&rig.node.containerd.endpoint())?;
+    let direct = rig.node.runtime.cri().await?;
+    let driver = Driver::new(&rig.node.runtime.endpoint())?;
     let driver_here = Driver::new(&rig.agent.endpoint())?;
     let mut codes = Vec::new();
     for (why, name) in &cases {

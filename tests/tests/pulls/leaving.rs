@@ -91,7 +91,7 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
 
 /// The bytes that the runtime has of the layer that it is writing.
 fn ingested(node: &Node) -> u64 {
-    let beside = node.containerd.socket().parent().map(PathBuf::from).unwrap_or_default();
+    let beside = node.runtime.socket().parent().map(PathBuf::from).unwrap_or_default();
     let ingests = std::fs::read_dir(beside.join("root/io.containerd.content.v1.content/ingest"));
     let sizes = ingests.into_iter().flatten().flatten();
     sizes
@@ -141,7 +141,7 @@ async fn collect_garbage(node: &Node) -> Result<()> {
 }
 
 async fn lease_service(node: &Node) -> Result<LeasesClient<Channel>> {
-    Ok(LeasesClient::new(Endpoint::from_shared(node.containerd.endpoint())?.connect().await?))
+    Ok(LeasesClient::new(Endpoint::from_shared(node.runtime.endpoint())?.connect().await?))
 }
 
 fn in_namespace<T>(message: T) -> Result<Request<T>> {

@@ -16,7 +16,7 @@ async fn a_stalled_registry_holds_its_share_of_the_slots_only() -> Result<()> {
         .set("feature_gates.PerRegistryPullLimit", true);
     let rig = Rig::start(Kind::V2, &settings).await?;
     let slow = FaultProxy::start(rig.node.registry.address()).await?;
-    rig.node.containerd.reach(slow.address(), slow.address())?;
+    rig.node.runtime.reach(slow.address(), slow.address())?;
     let images = rig.node.push_many("stalled", 4, TINY).await?;
     let well = rig.node.push_many("well", 3, TINY).await?;
 

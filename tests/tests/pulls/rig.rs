@@ -132,11 +132,11 @@ impl Rig {
 
     /// How often the runtime was asked to pull this name, by its own account.
     pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
-        let said = match self.node.containerd.kind() {
+        let said = match self.node.runtime.kind() {
             Kind::Crio => format!("Pulling image: {name}\""),
             Kind::Debian16 | Kind::V2 => format!("PullImage \\\"{name}\\\""),
         };
-        let log = self.node.containerd.log()?;
+        let log = self.node.runtime.log()?;
         Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
     }
 }

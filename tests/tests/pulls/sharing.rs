@@ -25,7 +25,7 @@ fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
 async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
     let images = rig.node.push_many("twice", 3, TINY).await?;
-    let direct = rig.node.containerd.cri().await?;
+    let direct = rig.node.runtime.cri().await?;
     let (alone, shared, apart) = (&images[0], &images[1], &images[2]);
 
     // How one pull looks; and that two which nobody makes one are told from it.
@@ -73,7 +73,7 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
 async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
     let rig = Rig::with_users(kind, &Settings::new()).await?;
     let image = ImageSpec::single("secret", TINY).push(rig.node.registry.address(), Some(&ALICE)).await?;
-    let direct = rig.node.containerd.cri().await?;
+    let direct = rig.node.runtime.cri().await?;
     let bad = rig.ask(&image).credentials(ALICE.name, BOB.password);
     let expected = failed(direct.pull(&bad).await, "the password is wrong")?;
     let nobody = failed(direct.pull(&rig.ask(&image)).await, "it came without credentials")?;

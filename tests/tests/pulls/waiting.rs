@@ -73,7 +73,7 @@ async fn unpack_longer_than_the_stall_timeout(kind: Kind, discard: bool) -> Resu
     let rig = Rig::start_with(kind, &options, &Settings::new().set("pulls.stall_timeout", "2s")).await?;
     let [first, second] = sharing_a_layer(&rig).await?;
     assert_eq!(rig.begin(&first).await??, first.config.0);
-    rig.node.containerd.close_unpack_gate()?;
+    rig.node.runtime.close_unpack_gate()?;
     let going = rig.begin(&second);
     let name = rig.node.name(&second);
     rig.see("it has unpacked for three times the stall timeout", |pulls| {
@@ -85,7 +85,7 @@ async fn unpack_longer_than_the_stall_timeout(kind: Kind, discard: bool) -> Resu
     .await?;
     let fetched = rig.records().full_fetches(&second.layers[1]);
     assert_eq!(fetched, 1, "every byte of its own layer is there");
-    rig.node.containerd.open_unpack_gate()?;
+    rig.node.runtime.open_unpack_gate()?;
     assert_eq!(going.await??, second.config.0);
     Ok(())
 }
@@ -95,14 +95,14 @@ async fn a_hung_unpack_ends_with_max_pull_time(kind: Kind) -> Result<()> {
     let options = Options { unpack_gate: true, ..Options::default() };
     let rig = Rig::start_with(kind, &options, &Settings::limit(1).set("pulls.max_pull_time", "5s")).await?;
     let image = rig.node.push_many("hung", 1, TINY).await?.pop().context("one image")?;
-    rig.node.containerd.close_unpack_gate()?;
+    rig.node.runtime.close_unpack_gate()?;
     let going = rig.begin(&image);
     until("its layer is there", || rig.records().full_fetches(&image.layers[0]) == 1).await?;
     let status = failed(going.await?, "it cannot be unpacked")?;
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     ensure!(status.message().contains("pulls.max_pull_time"), "{status}");
     rig.idle().await?;
-    rig.node.containerd.open_unpack_gate()?;
+    rig.node.runtime.open_unpack_gate()?;
     assert_eq!(rig.begin(&image).await??, image.config.0);
     Ok(())
 }

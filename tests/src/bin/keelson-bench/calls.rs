@@ -15,7 +15,7 @@ pub(super) async fn image_status(kind: Kind) -> Result<Vec<Row>> {
     let node = Node::start(kind).await?;
     let images = node.push(&[ImageSpec::single("bench/status", 4096)], None).await?;
     let agent = node.agent(&Settings::limit(3)).await?;
-    let (direct, through) = (node.containerd.cri().await?, agent.cri().await?);
+    let (direct, through) = (node.runtime.cri().await?, agent.cri().await?);
     let name = node.name(&images[0]);
     through.pull_image(&name).await?;
     let (mut by_direct, mut by_agent) = (Vec::new(), Vec::new());

@@ -15,7 +15,7 @@ const ROUNDS: usize = 13;
 pub(super) async fn small_images(kind: Kind) -> Result<Row> {
     let node = Node::start(kind).await?;
     let agent = node.agent(&Settings::new()).await?;
-    let (direct, through) = (node.containerd.cri().await?, agent.cri().await?);
+    let (direct, through) = (node.runtime.cri().await?, agent.cri().await?);
     let (mut by_direct, mut by_agent) = (Vec::new(), Vec::new());
     // The first round of each side warms up and does not count; the sides take turns at going first.
     let mut ratios = Vec::new();

@@ -85,8 +85,7 @@ pub(super) async fn planned_under_load() -> Result<Vec<Row>> {
 
     let (mut direct, mut through) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        for (endpoint, results) in
-            [(node.containerd.endpoint(), &mut direct), (agent.endpoint(), &mut through)]
+        for (endpoint, results) in [(node.runtime.endpoint(), &mut direct), (agent.endpoint(), &mut through)]
         {
             let load = start(&endpoint).await?;
             tokio::time::sleep(QUIET).await;

@@ -159,16 +159,16 @@ impl Lane {
 
     async fn runtime(&mut self, kill: bool) -> Result<()> {
         let stage = self.stage.clone();
-        let mut containerd = stage.containerd.lock().await;
+        let mut runtime = stage.runtime.lock().await;
         let _window = self.timeline.open(Broken::Runtime);
         if kill {
-            containerd.kill9()?;
+            runtime.kill9()?;
         } else {
-            containerd.terminate().await?;
+            runtime.terminate().await?;
         }
         let time = seconds(&mut self.rng, 0.01, 6.0);
         self.pass(time).await;
-        containerd.start_again().await.context("the runtime does not start again")
+        runtime.start_again().await.context("the runtime does not start again")
     }
 
     /// Breaks one of the registries, or both, for some time.

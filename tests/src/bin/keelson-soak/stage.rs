@@ -48,7 +48,7 @@ pub(crate) struct Stage {
     pub(crate) agent: Mutex<Agent>,
     /// Which runtime.
     pub(crate) kind: Kind,
-    pub(crate) containerd: Mutex<Containerd>,
+    pub(crate) runtime: Mutex<Containerd>,
     pub(crate) cluster: Cluster,
     /// One that is open to all, and one that asks for credentials.
     pub(crate) sources: [Source; 2],
@@ -83,21 +83,21 @@ impl Stage {
             mirrors: mirrors.into_iter().map(|name| (name.clone(), name)).collect(),
             ..Options::default()
         };
-        let containerd = Containerd::start_in(&folder, kind, &options).await?;
-        containerd.cri().await?.pull_image(&pause).await?;
+        let runtime = Containerd::start_in(&folder, kind, &options).await?;
+        runtime.cri().await?.pull_image(&pause).await?;
 
         let cluster = Cluster::start_with(&scratch, &ApiOptions::default()).await?;
         cluster.admin.apply(MANIFEST).await?;
         let identity = cluster.service_account(&scratch, "kube-system", "keelson-agent").await?;
         let state_disk = LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?;
         let settings = settings(limit, &identity.kubeconfig(), &state_disk.path().join("state"));
-        let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
+        let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
         agent.start_live().await?;
         let (socket, url) = (agent.socket(), agent.url());
         let agent_pid = AtomicU32::new(agent.pid().unwrap_or_default());
         let options =
             KubeletOptions { runtime_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
-        let kubelet = cluster.kubelet(&scratch, NODE, &containerd, &options).await?;
+        let kubelet = cluster.kubelet(&scratch, NODE, &runtime, &options).await?;
         cluster.admin.await_condition(NODE, "Ready", "True").await?;
         agent.ready().await?;
         timeline.note("stage", "started");
@@ -105,7 +105,7 @@ impl Stage {
             kubelet,
             agent: Mutex::new(agent),
             kind,
-            containerd: Mutex::new(containerd),
+            runtime: Mutex::new(runtime),
             cluster,
             sources: [open, private],
             state_disk,
@@ -187,7 +187,7 @@ impl Stage {
                 .with_context(|| format!("cannot write {}", path.display()))
         };
         keep("keelson.log", self.agent.lock().await.log())?;
-        keep("runtime.log", self.containerd.lock().await.log())?;
+        keep("runtime.log", self.runtime.lock().await.log())?;
         keep("kubelet.log", self.kubelet.log())
     }
 }
