@@ -2,6 +2,7 @@
 
 use crate::common::pulling;
 use crate::fake::FakeRuntime;
+use crate::systemd::Manager;
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::cri::{Cri, Pull};
@@ -14,6 +15,7 @@ use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 const EXAMPLE: &str = "registry.example/good-app:1";
 
@@ -158,6 +160,29 @@ async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     drop(stopped);
     eventually(PATIENCE, "/livez succeeds", || async { agent.http_get("/livez").await?.success().map(drop) })
         .await?;
+    agent.cri().await?.version().await?;
+    Ok(())
+}
+
+/// I9: systemd's watchdog is not fed while the thread of the CRI is stuck, so that systemd restarts the agent.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let runtime = FakeRuntime::start(&scratch)?;
+    let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
+    let manager = Manager::start(&scratch, &mut agent)?;
+    // Fed every 100 ms.
+    agent.env("WATCHDOG_USEC", "300000");
+    agent.start_live().await?;
+    manager.told("WATCHDOG=1").await?;
+    let stopped = Stopped::thread(agent.pid().context("it runs")?, "cri")?;
+    until("the agent notices", || agent.log().is_ok_and(|log| log.contains("the CRI path is stuck"))).await?;
+    let before = manager.waiting();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let told = manager.waiting();
+    ensure!(told.is_empty(), "fed all the same: {told:?}, before: {before:?}");
+    drop(stopped);
+    manager.told("WATCHDOG=1").await?;
     agent.cri().await?.version().await?;
     Ok(())
 }

@@ -18,18 +18,26 @@ use std::time::Duration;
 use tokio::net::UnixDatagram;
 
 /// What systemd listens on.
-struct Manager(UnixDatagram);
+pub(crate) struct Manager(UnixDatagram);
 
 impl Manager {
-    fn start(scratch: &Scratch, agent: &mut Agent) -> Result<Self> {
+    pub(crate) fn start(scratch: &Scratch, agent: &mut Agent) -> Result<Self> {
         let path = scratch.path().join("notify");
         let socket = UnixDatagram::bind(&path).context("cannot listen for notifications")?;
         agent.env("NOTIFY_SOCKET", &path.display().to_string());
         Ok(Self(socket))
     }
 
+    /// What has come and was not asked for yet.
+    pub(crate) fn waiting(&self) -> Vec<String> {
+        let mut buffer = vec![0; 4096];
+        let next =
+            || self.0.try_recv(&mut buffer).ok().map(|n| String::from_utf8_lossy(&buffer[..n]).into_owned());
+        std::iter::from_fn(next).collect()
+    }
+
     /// The fields of the next notification that has this line.
-    async fn told(&self, line: &str) -> Result<BTreeMap<String, String>> {
+    pub(crate) async fn told(&self, line: &str) -> Result<BTreeMap<String, String>> {
         let mut seen = Vec::new();
         let wait = async {
             loop {

@@ -181,17 +181,18 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
     // Dropped by each connection at its end; the last one wakes the receiver.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
     let listener = Arc::new(listener);
-    // A task of its own, so that a panic ends neither the connections nor the listener.
-    loop {
-        let accepting = accept(listener.clone(), front.clone(), phase.clone(), alive.clone());
-        match tokio::spawn(accepting).await {
-            Ok(()) => break,
-            // The panic hook has logged it.
-            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
-        }
-    }
+    restarted(|| accept(listener.clone(), front.clone(), phase.clone(), alive.clone())).await;
     drop((listener, alive));
     gone.recv().await;
+}
+
+/// Runs a task until it ends by itself. One that panics is started again: the connections and the listener, which it
+/// shares, live on.
+async fn restarted<T: Future<Output = ()> + Send + 'static>(task: impl Fn() -> T) {
+    // The panic hook has logged and counted it.
+    while tokio::spawn(task()).await.is_err() {
+        tokio::time::sleep(ACCEPT_AGAIN).await;
+    }
 }
 
 /// Accepts connections while `phase` is [`Phase::Serving`].
@@ -330,5 +331,55 @@ async fn call(
         pull::handle(request, respond, &front, &upstream).await;
     } else {
         pass::handle(request, Bytes::new(), respond, &front, &upstream).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixStream,
+    };
+
+    use super::*;
+
+    /// I9: an accept loop that panics is started again: connections go on, and those that wait in the backlog are accepted.
+    #[tokio::test]
+    async fn i9_an_accept_loop_that_panics_is_started_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("s");
+        let listener = Arc::new(UnixListener::bind(&path).expect("listens"));
+        let rounds = Arc::new(AtomicU32::new(0));
+        let accepting = {
+            let rounds = rounds.clone();
+            restarted(move || {
+                let (listener, round) = (listener.clone(), rounds.fetch_add(1, Ordering::Relaxed));
+                async move {
+                    let (mut stream, _) = listener.accept().await.expect("accepts");
+                    tokio::spawn(async move {
+                        let mut byte = [0];
+                        while stream.read_exact(&mut byte).await.is_ok() {
+                            stream.write_all(&byte).await.expect("echoes");
+                        }
+                    });
+                    assert!(round == 2, "for a test");
+                }
+            })
+        };
+        let clients = async {
+            let mut clients = Vec::new();
+            for _ in 0..3 {
+                clients.push(UnixStream::connect(&path).await.expect("connects"));
+            }
+            for client in clients.iter_mut().rev() {
+                client.write_all(b"x").await.expect("writes");
+                let mut byte = [0];
+                client.read_exact(&mut byte).await.expect("is served, by a loop that has panicked too");
+            }
+        };
+        tokio::join!(accepting, clients);
+        assert_eq!(rounds.load(Ordering::Relaxed), 3, "one that ends by itself is not started again");
     }
 }
