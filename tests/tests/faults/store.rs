@@ -1,14 +1,17 @@
 //! I4 and I6: the agent without its state store. Whatever the disk does, calls pass, images are pulled, and it is said
 //! that the state is not durable; when the disk serves again, it is durable again.
 
-use crate::common::{idle, metric_is};
+use crate::common::{idle, metric_is, pulling};
 use anyhow::{Context as _, Result, ensure};
 use keelson_storage::Manifest;
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::Kind;
+use keelson_tests::cri::Pull;
 use keelson_tests::disk::LoopDisk;
 use keelson_tests::images::TINY;
 use keelson_tests::node::Node;
+use keelson_tests::proxy::{Fault, Match};
+use keelson_tests::util::{PATIENCE, eventually};
 use nix::mount::{MsFlags, mount};
 use std::fs;
 use std::path::Path;
@@ -173,4 +176,84 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
     serves(&agent, &images[3]).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
+}
+
+/// I6: SIGTERM while the disk hangs. The agent is done within its limits: 2 s for the pull that runs, 3 s for the store. Only
+/// the thread that waits for the disk stays until that answers. What was durable is there at the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothing() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let images = node.push_many("apps", 2, TINY).await?;
+    let rules: Vec<_> =
+        images.iter().map(|image| node.proxy.rule(Match::layers().repo(&image.repo), Fault::Hang)).collect();
+    let names: Vec<String> = images.iter().map(|image| node.name(image)).collect();
+    let (disk, mut agent) = on_a_disk(&node)?;
+    agent.configure(&Settings::limit(1).set("agent.drain_timeout", "2s"))?;
+    agent.start_again().await?;
+    let cri = agent.cri().await?;
+    let mut calls = Vec::new();
+    for (callers, name) in (1..).zip(&names) {
+        calls.push(pulling(&cri, Pull::new(name)));
+        callers_are(&agent, callers).await?;
+    }
+    eventually(PATIENCE, "both are in the journal", || async {
+        let storage = agent.json("/debug/storage").await?;
+        let pulls = serde_json::json!({"name": "pulls", "records": 2});
+        ensure!(storage["tables"].as_array().is_some_and(|tables| tables.contains(&pulls)), "{storage}");
+        Ok(())
+    })
+    .await?;
+    {
+        let frozen = disk.freeze(FROZEN);
+        tokio::pin!(frozen);
+        let meanwhile = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            agent.sigterm()?;
+            for call in calls {
+                ensure!(call.await?.is_err(), "its caller is told to come again");
+            }
+            eventually(PATIENCE, "the agent has ended what it can", || async {
+                let log = agent.log()?;
+                ensure!(log.contains("keelson ends"), "{log}");
+                Ok(())
+            })
+            .await
+        };
+        tokio::select! {
+            ended = &mut frozen => {
+                ended?;
+                anyhow::bail!("the disk answered before the agent had ended");
+            }
+            done = meanwhile => done?,
+        }
+        frozen.await?;
+    }
+    ensure!(agent.terminate().await?.success());
+    agent.start_again().await?;
+    ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
+    eventually(PATIENCE, "both go on without a caller", || async {
+        let pulls = agent.pulls_json().await?;
+        ensure!(pulls["running"] == 1 && pulls["queued"] == 1 && pulls["callers"] == 0, "{pulls}");
+        Ok(())
+    })
+    .await?;
+    for rule in rules {
+        node.proxy.remove(rule);
+    }
+    idle(&agent).await?;
+    let cri = agent.cri().await?;
+    for name in &names {
+        ensure!(cri.image_status(name).await?.is_some(), "{name} is there");
+    }
+    ensure!(agent.terminate().await?.success());
+    Ok(())
+}
+
+async fn callers_are(agent: &Agent, count: u64) -> Result<()> {
+    eventually(PATIENCE, "the agent has the caller", || async {
+        let pulls = agent.pulls_json().await?;
+        ensure!(pulls["callers"] == count, "{pulls}");
+        Ok(())
+    })
+    .await
 }

@@ -18,10 +18,14 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-/// A running front.
+/// How long the connections may take to be closed.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// A running front. Dropped: its connections are closed, with the calls on them.
 #[derive(Debug)]
 pub(super) struct FrontThread {
     phases: watch::Sender<Phase>,
+    alive: Option<oneshot::Sender<()>>,
     clients: Arc<AtomicUsize>,
     ended: oneshot::Receiver<()>,
 }
@@ -33,6 +37,7 @@ impl FrontThread {
         let (phases, phase) = watch::channel(Phase::Serving);
         let clients = parts.clients.clone();
         let (ending, ended) = oneshot::channel();
+        let (alive, dropped) = oneshot::channel::<()>();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -42,14 +47,19 @@ impl FrontThread {
             .spawn(move || {
                 runtime.block_on(async {
                     match UnixListener::from_std(listener) {
-                        Ok(listener) => front::serve(listener, parts, phase).await,
+                        Ok(listener) => tokio::select! {
+                            () = front::serve(listener, parts, phase) => {}
+                            _ = dropped => {}
+                        },
                         Err(error) => tracing::error!(%error, "the CRI listener"),
                     }
                 });
+                // Drops the tasks of all connections.
+                runtime.shutdown_background();
                 let _ = ending.send(());
             })
             .context("the thread of the CRI front")?;
-        Ok(Self { phases, clients, ended })
+        Ok(Self { phases, alive: Some(alive), clients, ended })
     }
 
     /// When the front has ended.
@@ -72,11 +82,14 @@ impl FrontThread {
         self.phases.clone()
     }
 
-    /// Takes no new calls, gives those that run `patience` to end.
+    /// Takes no new calls, gives those that run `patience` to end, and closes their connections then. The end of the process
+    /// would do that as well, but not while a thread of it waits for a disk that hangs.
     pub(super) async fn stop(mut self, patience: Duration) {
         self.leave();
         if tokio::time::timeout(patience, &mut self.ended).await.is_err() {
             tracing::info!("calls that still run on the CRI socket are cut off");
+            drop(self.alive.take());
+            let _ = tokio::time::timeout(CLOSING, &mut self.ended).await;
         }
     }
 }
