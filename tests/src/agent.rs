@@ -241,8 +241,15 @@ impl Agent {
         waited.with_context(|| format!("the agent's log ends:\n{log}"))
     }
 
-    /// Replaces it as an upgrade does: SIGTERM, and a start at once. Returns the old process, which ends when it holds no
-    /// call any more, as soon as the new one is ready.
+    /// Restarts it as planned: SIGTERM, and the next process at once, as an upgrade does. Waits until that serves; the one
+    /// before goes on with the calls that it holds. Needs `agent.handover_timeout`, but neither a state disk nor readiness.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.sigterm()?;
+        self.start_serving().await
+    }
+
+    /// As [`Agent::restart`], of one whose runtime serves. Returns the old process, which ends when it holds no call any
+    /// more, as soon as the new one is ready.
     pub async fn replace(&mut self) -> Result<Process> {
         self.sigterm()?;
         self.start_successor().await
@@ -250,11 +257,34 @@ impl Agent {
 
     /// As [`Agent::replace`], of one that was told to end already.
     pub async fn start_successor(&mut self) -> Result<Process> {
-        let old = self.process.take().context("the agent is not running")?;
-        self.process = Some(self.program.start()?);
-        self.owns_state().await?;
+        self.start_serving().await?;
         self.ready().await?;
-        Ok(old)
+        self.predecessors.pop().context("the agent was running")
+    }
+
+    /// Starts the next process beside one that ends, which becomes a predecessor. Until the new one serves, the old one
+    /// may answer in its place.
+    async fn start_serving(&mut self) -> Result<()> {
+        const SERVES: &str = "keelson serves";
+        let old = self.process.take().context("the agent is not running")?;
+        let before = self.log()?.matches(SERVES).count();
+        self.predecessors.push(old);
+        let mut process = self.program.start()?;
+        let served = eventually(2 * PATIENCE, "the next agent serves", || {
+            let (ended, log) = (process.ended(), self.log());
+            async move {
+                let serves = log?.matches(SERVES).count() > before;
+                // One that has ended is told apart below.
+                ensure!(serves || ended?.is_some(), "it does not");
+                Ok(())
+            }
+        })
+        .await;
+        if let Some(status) = process.ended()? {
+            bail!("the next agent ended with {status}; its log ends:\n{}", process.log_tail());
+        }
+        self.process = Some(process);
+        served.with_context(|| format!("its log ends:\n{}", log_tail(&self.log().unwrap_or_default())))
     }
 
     /// Waits until the running process has the state folder: until then another one may answer.
@@ -283,7 +313,7 @@ impl Agent {
 
     /// Sends it SIGTERM without waiting for its end.
     pub fn sigterm(&mut self) -> Result<()> {
-        self.process.as_mut().context("the agent is not running")?.signal(Signal::SIGTERM)
+        self.process.as_mut().context("the agent is not running")?.ask_to_end()
     }
 
     /// Kills it with SIGKILL.
@@ -294,33 +324,6 @@ impl Agent {
     /// Ends it with SIGTERM and says how it ended.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.process.take().context("the agent is not running")?.terminate(PATIENCE).await
-    }
-
-    /// Restarts it as planned: SIGTERM, and the next process at once. Waits until that serves; the one before goes on
-    /// with the calls that it holds. Needs `agent.handover_timeout`, but unlike [`Agent::replace`] neither a state disk nor
-    /// readiness.
-    pub async fn restart(&mut self) -> Result<()> {
-        const SERVES: &str = "keelson serves";
-        let mut old = self.process.take().context("the agent is not running")?;
-        let before = self.log()?.matches(SERVES).count();
-        old.ask_to_end()?;
-        self.predecessors.push(old);
-        let mut process = self.program.start()?;
-        let served = eventually(2 * PATIENCE, "the next agent serves", || {
-            let (ended, log) = (process.ended(), self.log());
-            async move {
-                let serves = log?.matches(SERVES).count() > before;
-                // One that has ended is told apart below.
-                ensure!(serves || ended?.is_some(), "it does not");
-                Ok(())
-            }
-        })
-        .await;
-        if let Some(status) = process.ended()? {
-            bail!("the next agent ended with {status}; its log ends:\n{}", process.log_tail());
-        }
-        self.process = Some(process);
-        served.with_context(|| format!("its log ends:\n{}", log_tail(&self.log().unwrap_or_default())))
     }
 
     /// How many agents that were restarted have not ended yet, because they hold calls.
