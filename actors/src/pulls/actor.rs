@@ -53,21 +53,21 @@ pub struct PullCoordinatorParts {
     pub owner: String,
     /// Where the journal is.
     pub store: Arc<dyn StateStore>,
-    /// Time.
+    /// Wall and monotonic time.
     pub clock: Clock,
     /// Who asks the runtime.
     pub runtime: Mailbox<RuntimeClient>,
-    /// What is counted.
+    /// Families that are shared with the other actors.
     pub metrics: Metrics,
     /// Who writes Events on pods; none without an API server. What finds no room is lost.
     pub notices: Option<mpsc::Sender<PodNotice>>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,
-    /// The note-book.
+    /// Events, errors and latencies, for `keelson actors`.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor.
+/// The actor that decides which pulls run, wait or end. It restarts from the journal.
 pub struct PullCoordinator {
     core: Core,
     policy: Policy,

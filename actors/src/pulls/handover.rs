@@ -45,7 +45,7 @@ pub struct UnreadJournal {
     pub limit_changed: bool,
 }
 
-/// One pull.
+/// A pull that changes hands.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandedPull {
     /// As in the journal.

@@ -41,7 +41,7 @@ pub enum ImageNameError {
         "a repository path is lowercase letters and digits, joined by \".\", \"_\", \"__\" or \"-\", in components between single slashes"
     )]
     Path,
-    /// The tag.
+    /// The tag, after the last colon.
     #[error(
         "a tag is at most {MAX_TAG} letters, digits, \"_\", \".\" and \"-\", and does not start with \".\" or \"-\""
     )]

@@ -105,11 +105,11 @@ pub struct PullKey {
 /// The pod that asks, from the sandbox config.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Pod {
-    /// Its namespace.
+    /// `metadata.namespace`.
     pub namespace: String,
-    /// Its name.
+    /// `metadata.name`.
     pub name: String,
-    /// Its UID.
+    /// `metadata.uid`; of a static pod the one that the kubelet has for it.
     pub uid: String,
 }
 

@@ -1,16 +1,11 @@
 //! The RuntimeClient: makes the calls and watches the runtime's health.
 //!
-//! Owns: the tasks of running pulls, the probe timer, the progress readings. In: verbs from the
-//! PullCoordinator and the StatusReporter. Out: what the runtime said, to the coordinator that subscribed.
+//! Owns: the probe timer, the progress readings, the deletions of leases; [`pulls`] has the tasks of running pulls. In:
+//! verbs from the PullCoordinator and the StatusReporter. Out: what the runtime said, to the coordinator that subscribed.
 
-use std::{
-    cell::Cell,
-    collections::{BTreeSet, HashMap},
-    fmt,
-    rc::Rc,
-    sync::Arc,
-    time::Duration,
-};
+mod pulls;
+
+use std::{cell::Cell, collections::HashMap, fmt, rc::Rc, sync::Arc, time::Duration};
 
 use actix::{
     Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
@@ -29,19 +24,20 @@ use tokio::{
 use super::{
     core::{Core, Effect, Event, Health},
     downloads::{DownloadTracker, RunningPull},
+    messages::{
+        CheckPresent, DropLease, Probe, PullPresence, PullProgress, ReapLeases, RuntimeChanged, RuntimeState,
+        Subscribe,
+    },
     report::ImageCache,
     retained::ImageFsCheck,
-    types::{
-        Capabilities, PROBE_BACKOFF, Phase, ProbeFailure, Progress, PullReply, Readings, Runtime,
-        RuntimeInfo, RuntimePull,
-    },
+    types::{PROBE_BACKOFF, ProbeFailure, Progress, Readings, Runtime, RuntimeInfo},
 };
 use crate::{
     clock::Clock,
     host::FileSystemReader,
-    inspect::{Mailbox, Recorder, verbs},
+    inspect::{Mailbox, Recorder},
     metrics::Metrics,
-    pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
+    pulls::{PullCoordinator, PullId},
     supervise::{self, Supervision},
 };
 
@@ -51,115 +47,25 @@ const PRESENCE_CHECKS: usize = 16;
 /// A pull is not looked at before it is this old: most small images are done by then, and nobody
 /// has had the time to look.
 const PROGRESS_AFTER: Duration = Duration::from_millis(1500);
-/// How often the progress of a pull beside the limit is read until it downloads.
-const PRESENT_READING: Duration = Duration::from_millis(50);
-/// The size of a pulled image, for the kubelet's metric, is asked for so long after the pull: a burst
-/// of pulls must not compete with questions about those that are done.
-const SIZE_AFTER: Duration = Duration::from_secs(2);
-
-verbs! {
-    /// Ask the runtime for an image.
-    Pull => () {
-        /// For which pull.
-        pull: PullId,
-        /// Which attempt, from 1.
-        attempt: u32,
-        /// What to ask.
-        request: RuntimePull,
-        /// How long its first caller has waited already, for the kubelet's metric.
-        waited: Duration,
-        /// Its image is present, so it is not counted: tell at once when it turns out to be a download.
-        present: bool,
-    }
-    /// Stop an attempt; nothing comes back.
-    CancelPull => () {
-        /// Which pull.
-        pull: PullId,
-        /// Which attempt.
-        attempt: u32,
-    }
-    /// Stop every attempt; nothing comes back. A restarted coordinator begins with this.
-    CancelAll => () {}
-    /// Ask whether the image is there.
-    CheckPresent => () {
-        /// For which pull.
-        pull: PullId,
-        /// What it asks for.
-        call: Arc<PullCall>,
-    }
-    /// Delete a lease.
-    DropLease => () {
-        /// Its id.
-        lease: String,
-    }
-    /// Delete all leases of this agent but these and those in use.
-    ReapLeases => () {
-        /// What stays.
-        keep: BTreeSet<String>,
-    }
-    /// Probe now.
-    Probe => () {}
-    /// Tell this coordinator what happens.
-    Subscribe => () {
-        /// Whom.
-        to: Mailbox<PullCoordinator>,
-    }
-    /// What is known of the runtime, for people.
-    RuntimeState => String {}
-    /// To the coordinator: an attempt ended.
-    PullFinished => () {
-        /// Which pull.
-        pull: PullId,
-        /// Which attempt.
-        attempt: u32,
-        /// How.
-        outcome: Outcome,
-    }
-    /// To the coordinator: whether the image is there.
-    PullPresence => () {
-        /// For which pull.
-        pull: PullId,
-        /// `None`: the runtime could not say.
-        present: Option<bool>,
-    }
-    /// To the coordinator: how far a pull is.
-    PullProgress => () {
-        /// Which pull.
-        pull: PullId,
-        /// The reading.
-        progress: Progress,
-    }
-    /// To the coordinator: the runtime came or went.
-    RuntimeChanged => () {
-        /// What it can do, or why it is away.
-        state: Result<Capabilities, String>,
-    }
-    CallEnded => () {
-        pull: PullId,
-        attempt: u32,
-        lost: bool,
-    }
-}
-
 /// What the RuntimeClient needs.
 pub struct RuntimeClientParts {
-    /// The runtime.
+    /// containerd, CRI-O, or another agent.
     pub runtime: Arc<dyn Runtime>,
-    /// Time.
+    /// Wall and monotonic time.
     pub clock: Clock,
     /// Who reads the size of the image file system.
     pub file_systems: Arc<dyn FileSystemReader>,
-    /// What is counted.
+    /// Families that are shared with the other actors.
     pub metrics: Metrics,
     /// How often the progress of running pulls is read (`pulls.progress_interval`).
     pub progress_interval: watch::Receiver<Duration>,
     /// What the last probe said, for readiness and the page.
     pub health: watch::Sender<Health>,
-    /// The note-book.
+    /// Events, errors and latencies, for `keelson actors`.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor.
+/// The actor that makes the calls. Its state does not survive a restart: the coordinator asks again.
 pub struct RuntimeClient {
     core: Core,
     runtime: Arc<dyn Runtime>,
@@ -383,21 +289,6 @@ impl RuntimeClient {
         self.watch_connection(ctx);
         self.read_progress(ctx);
     }
-
-    /// How to notice that a pull downloads; none before a runtime without readings.
-    fn download(&self, pull: PullId, lease: Option<String>) -> Option<DownloadWatch> {
-        let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
-        let (runtime, coordinator) = (self.runtime.clone(), self.coordinator.clone());
-        let watch = |lease| Some(DownloadWatch { runtime, coordinator: coordinator?, pull, lease });
-        lease.filter(|_| content).and_then(watch)
-    }
-
-    fn forget(&mut self, pull: PullId, attempt: u32) {
-        if let Some(running) = self.running.remove(&(pull, attempt)) {
-            running.wanted.set(false);
-            running.task.abort();
-        }
-    }
 }
 
 impl Actor for RuntimeClient {
@@ -421,146 +312,6 @@ impl Supervised for RuntimeClient {
         // Each task's guard tells the coordinator that its pull is lost.
         for (_, running) in self.running.drain() {
             running.task.abort();
-        }
-    }
-}
-
-/// Notices that the pull of a present image is a download: its tag has moved.
-struct DownloadWatch {
-    runtime: Arc<dyn Runtime>,
-    coordinator: Mailbox<PullCoordinator>,
-    pull: PullId,
-    lease: String,
-}
-
-impl DownloadWatch {
-    /// Reads the progress every [`PRESENT_READING`] until something is being downloaded, and tells that. Never ends: it
-    /// is dropped with the pull. An image that is present is pulled within a few of these readings.
-    async fn notice(self) -> std::convert::Infallible {
-        loop {
-            tokio::time::sleep(PRESENT_READING).await;
-            let Ok(read) = self.runtime.progress(vec![self.lease.clone()]).await else { continue };
-            let Some(progress) = read.pulls.get(&self.lease).map(|reading| reading.progress) else {
-                continue;
-            };
-            if progress.phase == Phase::Downloading {
-                self.coordinator.deliver(PullProgress { pull: self.pull, progress });
-                std::future::pending::<()>().await;
-            }
-        }
-    }
-}
-
-/// Sees to it that an attempt ends exactly once, even if its task is dropped.
-struct EndOnce {
-    coordinator: Option<Mailbox<PullCoordinator>>,
-    wanted: Rc<Cell<bool>>,
-    pull: PullId,
-    attempt: u32,
-}
-
-impl EndOnce {
-    fn end(mut self, outcome: Outcome) {
-        self.tell(outcome);
-    }
-
-    fn tell(&mut self, outcome: Outcome) {
-        if let Some(coordinator) = self.coordinator.take()
-            && self.wanted.get()
-        {
-            coordinator.deliver(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
-        }
-    }
-}
-
-impl Drop for EndOnce {
-    fn drop(&mut self) {
-        let reply = PullReply::status(
-            keelson_proto::Code::Unavailable,
-            "the runtime client restarted during the pull",
-        );
-        self.tell(Outcome::Lost(Arc::new(reply)));
-    }
-}
-
-impl Handler<Pull> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: Pull, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Pull>();
-        let Pull { pull, attempt, request, waited, present } = message;
-        let lease = request.lease.clone();
-        let call = request.call.clone();
-        let runtime = self.runtime.clone();
-        let metrics = self.metrics.clone();
-        let me = Mailbox::new(ctx.address(), self.recorder().clone());
-        let wanted = Rc::new(Cell::new(true));
-        let end = EndOnce { coordinator: self.coordinator.clone(), wanted: wanted.clone(), pull, attempt };
-        // A lease that is being deleted must be gone before it is made anew.
-        let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
-        let since = Instant::now();
-        let turns = self.presence.clone();
-        let download = self.download(pull, lease.clone()).filter(|_| present);
-        let task = actix::spawn(async move {
-            if let Some(dropping) = dropping {
-                dropping.await;
-            }
-            let (reply, lost) = match download {
-                Some(download) => tokio::select! {
-                    ended = runtime.pull(request) => ended,
-                    never = download.notice() => match never {},
-                },
-                None => runtime.pull(request).await,
-            };
-            let failed = reply.result.is_err();
-            metrics.operation("pull_image", since.elapsed(), failed);
-            let reply = Arc::new(reply);
-            end.end(if lost { Outcome::Lost(reply) } else { Outcome::Answered(reply) });
-            me.deliver(CallEnded { pull, attempt, lost });
-            if !failed {
-                let took = waited + since.elapsed();
-                tokio::time::sleep(SIZE_AFTER).await;
-                let _turn = turns.acquire_owned().await;
-                let size = runtime.image_size(call).await.ok().flatten();
-                metrics.pulled(took, size);
-            }
-        });
-        self.running.insert((pull, attempt), Running { task: task.abort_handle(), wanted, lease, since });
-    }
-}
-
-impl Handler<CallEnded> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: CallEnded, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CallEnded>();
-        self.running.remove(&(message.pull, message.attempt));
-        self.images.outdate();
-        if message.lost {
-            self.metrics.lost.inc();
-            let effects = self.core.handle(Event::CallLost, self.clock.now());
-            self.perform(effects, ctx);
-        }
-    }
-}
-
-impl Handler<CancelPull> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: CancelPull, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CancelPull>();
-        self.forget(message.pull, message.attempt);
-    }
-}
-
-impl Handler<CancelAll> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CancelAll>();
-        let all: Vec<(PullId, u32)> = self.running.keys().copied().collect();
-        for (pull, attempt) in all {
-            self.forget(pull, attempt);
         }
     }
 }

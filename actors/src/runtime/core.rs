@@ -20,14 +20,14 @@ pub const SILENT_PROBES: u32 = 3;
 pub enum Health {
     /// Not asked yet.
     Unknown,
-    /// It serves.
+    /// It answers its probes.
     Up {
         /// What it said of itself.
         info: RuntimeInfo,
         /// Unix milliseconds of the change.
         since_unix_ms: i64,
     },
-    /// It does not.
+    /// Its connection is gone, it answers UNAVAILABLE, or [`SILENT_PROBES`] probes were not answered.
     Down {
         /// Names the socket.
         reason: String,
@@ -58,7 +58,7 @@ pub enum Effect {
     Warn(String),
 }
 
-/// The state.
+/// What the last probes have shown.
 #[derive(Debug)]
 pub struct Core {
     health: Health,

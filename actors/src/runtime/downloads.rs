@@ -82,7 +82,7 @@ impl Tracked {
     }
 }
 
-/// Remembers readings.
+/// What readings so far have shown of each ingest and pull.
 #[derive(Debug, Default)]
 pub(super) struct DownloadTracker {
     ingests: HashMap<String, Tracked>,

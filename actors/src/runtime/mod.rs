@@ -11,14 +11,16 @@
 mod actor;
 pub mod core;
 mod downloads;
+mod messages;
 mod report;
 mod retained;
 mod types;
 mod version;
 
-pub use actor::{
+pub use actor::{RuntimeClient, RuntimeClientParts};
+pub use messages::{
     CancelAll, CancelPull, CheckPresent, DropLease, Probe, Pull, PullFinished, PullPresence, PullProgress,
-    ReapLeases, RuntimeChanged, RuntimeClient, RuntimeClientParts, RuntimeState, Subscribe,
+    ReapLeases, RuntimeChanged, RuntimeState, Subscribe,
 };
 pub use report::ReportRuntime;
 pub use retained::{CheckImageFs, ImageFsRead, LeaseMeasured, MeasureLease, RenewLeases};

@@ -14,19 +14,19 @@ use crate::{host::FileSystem, inspect::verbs};
 verbs! {
     /// Ask how many bytes a lease holds.
     MeasureLease => () {
-        /// Its id.
+        /// Its ID in containerd.
         lease: String,
     }
     /// Ask how much of the image file system is free.
     CheckImageFs => () {}
     /// Give these leases a new expiry where theirs is near.
     RenewLeases => () {
-        /// Their ids.
+        /// Their IDs in containerd.
         leases: Vec<String>,
     }
     /// To the coordinator: how many bytes a lease holds.
     LeaseMeasured => () {
-        /// Its id.
+        /// Its ID in containerd.
         lease: String,
         /// `None`: the runtime could not say.
         bytes: Option<u64>,

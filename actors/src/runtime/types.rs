@@ -19,7 +19,7 @@ use crate::pulls::PullCall;
 /// One pull, for the runtime.
 #[derive(Debug, Clone)]
 pub struct RuntimePull {
-    /// The request.
+    /// Image, credentials and handler, as the caller sent them.
     pub call: Arc<PullCall>,
     /// The lease to pull in, made first if it is not there.
     pub lease: Option<String>,
@@ -163,7 +163,7 @@ pub struct Progress {
     pub bytes_done: u64,
     /// Of all blobs; 0 until the manifest is known.
     pub bytes_total: u64,
-    /// Complete layers.
+    /// Layers of which every byte is here.
     pub layers_done: u32,
     /// 0 until the manifest is known.
     pub layers_total: u32,
@@ -200,7 +200,7 @@ pub struct Readings {
 /// An unfinished blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ingest {
-    /// Bytes written.
+    /// Bytes written so far; containerd reports them in steps of 1 MiB.
     pub offset: u64,
     /// When it was begun, in Unix milliseconds; a download that is taken up again keeps this time.
     pub started_unix_ms: i64,
@@ -223,7 +223,7 @@ pub enum Phase {
     /// Asking the registry what the reference means.
     #[default]
     Resolving,
-    /// Fetching layers.
+    /// Fetching config and layers.
     Downloading,
     /// Every byte is here; the layers are being extracted.
     Unpacking,

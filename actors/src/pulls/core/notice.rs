@@ -30,15 +30,15 @@ pub struct PodNotice {
     pub pod: Pod,
     /// `metadata.name` of the Event: the same each time.
     pub name: String,
-    /// CamelCase.
+    /// `reason` of the Event, in CamelCase.
     pub reason: &'static str,
-    /// For people.
+    /// `message` of the Event.
     pub message: String,
     /// Counts from 1. Above 1 the Event is to be updated.
     pub count: u32,
     /// When the caller began to be worth an Event, Unix milliseconds.
     pub first_unix_ms: i64,
-    /// Now.
+    /// When this notice was made, Unix milliseconds.
     pub last_unix_ms: i64,
 }
 

@@ -73,7 +73,7 @@ impl Queue {
         self.places.len()
     }
 
-    /// In order.
+    /// All places, the next one to start first.
     pub(super) fn places(&self) -> impl Iterator<Item = Place> + '_ {
         self.places.keys().copied()
     }

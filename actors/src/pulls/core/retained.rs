@@ -73,7 +73,7 @@ pub struct Release {
     pub image: Arc<str>,
     /// `None`: not measured.
     pub bytes: Option<u64>,
-    /// Why.
+    /// The rule that they fell under.
     pub reason: ReleaseReason,
 }
 

@@ -137,9 +137,9 @@ pub enum Outcome {
 pub enum Event {
     /// A caller asks.
     Request {
-        /// Who.
+        /// The ID by which [`Effect::Reply`] will answer it.
         caller: CallerId,
-        /// For what.
+        /// Image, credentials, handler and pod.
         call: Arc<PullCall>,
         /// How long the caller waits at most (its gRPC deadline).
         patience: Option<Duration>,
@@ -148,25 +148,25 @@ pub enum Event {
     CallerLeft(CallerId),
     /// The runtime said whether it has the image; `None`: it could not say.
     Presence {
-        /// Asked for this pull.
+        /// As in [`Effect::CheckPresent`].
         pull: PullId,
-        /// The answer.
+        /// Whether the image is there.
         present: Option<bool>,
     },
     /// The runtime's part ended.
     Finished {
-        /// Which pull.
+        /// As in [`Effect::Start`].
         pull: PullId,
-        /// Which of its attempts; an older one's end means nothing any more.
+        /// As in [`Effect::Start`]; an older one's end means nothing any more.
         attempt: u32,
-        /// How.
+        /// The runtime's reply, or that the call was lost.
         outcome: Outcome,
     },
     /// A new reading of how far a running pull is.
     Progress {
-        /// Which pull.
+        /// As in [`Effect::Start`].
         pull: PullId,
-        /// The reading.
+        /// Bytes, layers and phase.
         progress: Progress,
     },
     /// The runtime answers.
@@ -184,15 +184,15 @@ pub enum Event {
     PodsSynced(Arc<HashSet<String>>),
     /// The object of the pod with this uid is deleted: nothing more will be heard of it.
     PodForgotten(String),
-    /// Settings changed.
+    /// The settings were read again.
     Configure(Box<Policy>),
     /// A person sets the limit, or (`None`) puts it back to the settings.
     SetLimit(Option<u32>),
     /// A pull that goes on in the predecessor ended there.
     PredecessorEnded {
-        /// Which.
+        /// IDs are the same in both processes.
         pull: PullId,
-        /// How.
+        /// Its reply, or that it has to start again here.
         how: HandedOutcome,
     },
     /// The predecessor is gone, or cannot be heard any more.
@@ -243,17 +243,17 @@ pub enum Effect {
     },
     /// Stop a running attempt.
     Cancel {
-        /// Which pull.
+        /// As in [`Effect::Start`].
         pull: PullId,
-        /// Which attempt.
+        /// As in [`Effect::Start`]: no later one is stopped.
         attempt: u32,
     },
     /// Answer a caller. Needs no durability before it: a record that outlives its pull costs one
     /// question for an image that is there.
     Reply {
-        /// Whom.
+        /// As in [`Event::Request`].
         caller: CallerId,
-        /// With what.
+        /// The runtime's reply, or a refusal.
         answer: Answer,
     },
     /// Give up a lease and what only it keeps.
@@ -272,7 +272,7 @@ pub enum Effect {
     TellSuccessor(HandedEnd),
     /// Write an Event on a pod, if there is an API server. Nothing waits for it, and it may be lost.
     Notice(PodNotice),
-    /// Count this.
+    /// Add to a metric.
     Count(Tally),
     /// Something worth an event in the debug view and a line in the log.
     Note(Note),
@@ -283,7 +283,7 @@ pub enum Effect {
 pub struct Note {
     /// Whether somebody should look.
     pub warn: bool,
-    /// Without secrets.
+    /// For log and page, so without secrets.
     pub text: String,
 }
 
@@ -354,7 +354,7 @@ pub enum Refusal {
         "the container runtime did not end the pull within {limit:?} (pulls.max_pull_time); the pull was cancelled while {phase}{kept}"
     )]
     PullTime {
-        /// The setting.
+        /// The value of the setting.
         limit: Duration,
         /// What the pull did by its last reading.
         phase: &'static str,
@@ -405,7 +405,7 @@ impl Refusal {
 /// A pull that ended, for the debug view.
 #[derive(Debug, Clone)]
 pub struct FinishedPull {
-    /// Which.
+    /// As it was shown while it waited and ran.
     pub id: PullId,
     /// As the caller wrote it.
     pub image: Arc<str>,
@@ -421,11 +421,11 @@ pub struct FinishedPull {
     pub attempts: u32,
     /// Carried over a restart.
     pub resumed: bool,
-    /// Unix milliseconds.
+    /// When its first caller asked, Unix milliseconds.
     pub requested_unix_ms: i64,
-    /// Unix milliseconds; `None`: it never started.
+    /// When the runtime was first asked, Unix milliseconds; `None`: never.
     pub started_unix_ms: Option<i64>,
-    /// Unix milliseconds.
+    /// When its last caller was answered or left, Unix milliseconds.
     pub finished_unix_ms: i64,
     /// The last reading.
     pub progress: Option<Progress>,

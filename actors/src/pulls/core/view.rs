@@ -228,17 +228,17 @@ impl Core {
 /// What [`Core::counts`] counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// Under the limit.
+    /// Pulls in flight under the limit.
     pub running: u32,
-    /// Beside it.
+    /// Pulls in flight beside the limit, of present images.
     pub present: u32,
-    /// Waiting for a slot.
+    /// Pulls that wait for a slot.
     pub queued: u32,
-    /// Waiting for credentials.
+    /// Pulls from the journal that wait for a caller with credentials.
     pub held: u32,
-    /// Waiting for an answer.
+    /// Waiters: callers whose call has no answer yet.
     pub callers: u32,
-    /// In force; 0: none.
+    /// The limit in force; 0: none.
     pub limit: u32,
     /// Leases of unfinished pulls that are retained for a retry.
     pub retained: u32,
@@ -269,7 +269,7 @@ pub struct FlowView {
 pub enum RuntimeFlow {
     /// It has not been asked yet.
     Unknown,
-    /// It serves.
+    /// It answers its probes.
     Up,
     /// It does not.
     Away {

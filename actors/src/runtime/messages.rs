@@ -1,0 +1,97 @@
+//! Verbs between the RuntimeClient, the PullCoordinator and people.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use super::types::{Capabilities, Progress, RuntimePull};
+use crate::{
+    inspect::{Mailbox, verbs},
+    pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
+};
+
+verbs! {
+    /// Ask the runtime for an image.
+    Pull => () {
+        /// The pull that [`PullFinished`] and [`PullProgress`] will name.
+        pull: PullId,
+        /// Counted from 1 for each pull.
+        attempt: u32,
+        /// Image, credentials and lease.
+        request: RuntimePull,
+        /// How long its first caller has waited already, for the kubelet's metric.
+        waited: Duration,
+        /// Its image is present, so it is not counted: tell at once when it turns out to be a download.
+        present: bool,
+    }
+    /// Stop an attempt; no [`PullFinished`] follows.
+    CancelPull => () {
+        /// As in [`Pull`].
+        pull: PullId,
+        /// As in [`Pull`]: a later attempt goes on.
+        attempt: u32,
+    }
+    /// Stop every attempt; no [`PullFinished`] follows. A restarted coordinator begins with this.
+    CancelAll => () {}
+    /// Ask whether the image is there; [`PullPresence`] answers.
+    CheckPresent => () {
+        /// The pull that the answer will name.
+        pull: PullId,
+        /// Names the image and the runtime handler.
+        call: Arc<PullCall>,
+    }
+    /// Delete a lease. A pull that needs it next waits for the deletion.
+    DropLease => () {
+        /// Its ID in containerd.
+        lease: String,
+    }
+    /// Delete all leases of this agent but these and those in use.
+    ReapLeases => () {
+        /// IDs of the leases that stay.
+        keep: BTreeSet<String>,
+    }
+    /// Probe the runtime now, not at the next interval.
+    Probe => () {}
+    /// Send [`PullFinished`], [`PullPresence`], [`PullProgress`] and [`RuntimeChanged`] to this coordinator.
+    Subscribe => () {
+        /// Replaces the one before.
+        to: Mailbox<PullCoordinator>,
+    }
+    /// What is known of the runtime, as JSON for people.
+    RuntimeState => String {}
+    /// To the coordinator: an attempt ended.
+    PullFinished => () {
+        /// As in [`Pull`].
+        pull: PullId,
+        /// As in [`Pull`].
+        attempt: u32,
+        /// The runtime's reply, or that the call was lost.
+        outcome: Outcome,
+    }
+    /// To the coordinator: whether the image is there.
+    PullPresence => () {
+        /// As in [`CheckPresent`].
+        pull: PullId,
+        /// `None`: the runtime could not say.
+        present: Option<bool>,
+    }
+    /// To the coordinator: how far a pull is.
+    PullProgress => () {
+        /// As in [`Pull`].
+        pull: PullId,
+        /// Bytes, layers and phase at the last reading.
+        progress: Progress,
+    }
+    /// To the coordinator: the runtime came or went.
+    RuntimeChanged => () {
+        /// What it can do, or why it is away.
+        state: Result<Capabilities, String>,
+    }
+    /// From an attempt's task to the RuntimeClient itself.
+    CallEnded => () {
+        /// As in [`Pull`].
+        pull: PullId,
+        /// As in [`Pull`].
+        attempt: u32,
+        /// The connection broke before the runtime answered.
+        lost: bool,
+    }
+}
