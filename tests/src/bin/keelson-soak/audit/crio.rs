@@ -11,7 +11,11 @@ use crate::timeline::{Broken, Timeline};
 use keelson_tests::images::BlobDigest;
 use keelson_tests::proxy::Seen;
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A pull whose callers have left goes on for this long, `pulls.cancel_grace` and a little more, and may begin with another
+/// layer meanwhile.
+const GRACE: Duration = Duration::from_secs(4);
 
 /// What ends pulls for everybody.
 const REASONS: [Broken; 4] = [Broken::AgentKilled, Broken::Runtime, Broken::Registry, Broken::ImageDisk];
@@ -51,8 +55,9 @@ pub(super) fn judge_requests(
 impl Ends<'_> {
     fn had_a_reason(&self, repo: &str, from: Instant, to: Instant) -> bool {
         let tag = format!("/{repo}:");
-        let ended =
-            |end: &crate::timeline::Unsuccessful| from <= end.at && end.at <= to && end.image.contains(&tag);
+        let ended = |end: &crate::timeline::Unsuccessful| {
+            from <= end.at + GRACE && end.at <= to && end.image.contains(&tag)
+        };
         self.unsuccessful.iter().any(ended) || self.overlaps(&REASONS, from, to).next().is_some()
     }
 }
@@ -61,7 +66,6 @@ impl Ends<'_> {
 mod tests {
     use super::*;
     use crate::timeline::{Unsuccessful, Window};
-    use std::time::Duration;
 
     #[test]
     fn a_reason_lies_between_the_requests_and_concerns_the_image() {
@@ -75,5 +79,10 @@ mod tests {
         assert!(!ends.had_a_reason("apps/two", at(6), at(9)), "a restart is no reason");
         assert!(ends.had_a_reason("apps/one", at(18), at(22)), "a pull of the image failed");
         assert!(!ends.had_a_reason("apps/two", at(18), at(22)), "a pull of another image failed");
+        assert!(
+            ends.had_a_reason("apps/one", at(23), at(30)),
+            "the caller may have left before the first request"
+        );
+        assert!(!ends.had_a_reason("apps/one", at(25), at(30)), "the pull of that caller had ended");
     }
 }
