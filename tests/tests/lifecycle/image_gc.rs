@@ -3,7 +3,7 @@
 //! on containerd itself and with the agent between them, and at its marks as many bytes are free in both.
 
 use crate::rig::run;
-use crate::stage::{Stage, pod_node, program};
+use crate::stage::{Agents, Stage, pod_node, program};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use keelson_tests::agent::Settings;
@@ -53,8 +53,9 @@ impl SmallStage {
         let node = pod_node(scratch, &folder, kind, Access::Anonymous).await?;
         let name = format!("{name}-{}", if with_agent { "agent" } else { "direct" });
         // The shipped value, which the harness turns off.
-        let agent = with_agent.then(|| Settings::new().set("pulls.retain_min_free_percent", 20));
-        let stage = Stage::start(&name, node, Access::Anonymous, agent, options).await?;
+        let settings = || Settings::new().set("pulls.retain_min_free_percent", 20);
+        let agents = if with_agent { Agents::Everything(settings()) } else { Agents::Nothing };
+        let stage = Stage::start(&name, node, Access::Anonymous, agents, options).await?;
         stage.run_pod("keeper", &[]).await?;
         let capacity = disk.capacity()?;
         Ok(Self { disk, stage, capacity })

@@ -9,6 +9,7 @@
 
 mod alive;
 mod crio;
+mod dead_agent;
 mod events;
 mod image_gc;
 mod pods;

@@ -1,6 +1,5 @@
-//! Owns: a node that runs pods: a runtime, a stock kubelet and, where a test wants one, an agent between them, which then
-//! is the kubelet's endpoint for containers and images. In: the runtime, settings of kubelet and agent. Out: pods, and what
-//! the kubelet says of them.
+//! Owns: a node that runs pods: a runtime, a stock kubelet and, where a test wants one, an agent between them. In: the
+//! runtime, settings of kubelet and agent. Out: pods, and what the kubelet says of them.
 
 use crate::pods::{phase, pod};
 use crate::rig::{ACCOUNT, Shared, companion, settings, shared};
@@ -21,6 +20,16 @@ use kube::api::ListParams;
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
+
+/// What goes through an agent between kubelet and runtime.
+pub(crate) enum Agents {
+    /// There is none.
+    Nothing,
+    /// The image service.
+    Images(Settings),
+    /// Both services.
+    Everything(Settings),
+}
 
 /// A node that runs pods. Fields are dropped in this order.
 pub(crate) struct Stage {
@@ -60,28 +69,31 @@ pub(crate) fn program(name: &str, layers: &[u64]) -> Result<ImageSpec> {
 }
 
 impl Stage {
-    /// Starts a kubelet on a runtime of [`pod_node`], through an agent if there are settings for one, and waits until the
-    /// node is ready.
+    /// Starts a kubelet on a runtime of [`pod_node`], and waits until the node is ready.
     pub(crate) async fn start(
         name: &str,
         node: Node,
         access: Access,
-        agent: Option<Settings>,
+        agents: Agents,
         mut options: KubeletOptions,
     ) -> Result<Self> {
         let shared = shared().await?;
         let cluster = &shared.cluster;
-        let agent = match agent {
-            Some(over) => {
-                let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
-                let settings = settings(name, &identity.kubeconfig()).under(&over);
-                let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
-                agent.start_live().await?;
-                options.runtime_endpoint = Some(agent.endpoint());
-                Some(agent)
-            }
-            None => None,
+        let (over, everything) = match agents {
+            Agents::Nothing => (None, false),
+            Agents::Images(settings) => (Some(settings), false),
+            Agents::Everything(settings) => (Some(settings), true),
         };
+        let mut agent = None;
+        if let Some(over) = over {
+            let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
+            let settings = settings(name, &identity.kubeconfig()).under(&over);
+            let mut started = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
+            started.start_live().await?;
+            options.image_endpoint = Some(started.endpoint());
+            options.runtime_endpoint = everything.then(|| started.endpoint());
+            agent = Some(started);
+        }
         let kubelet = cluster.kubelet(&node.scratch, name, &node.runtime, &options).await?;
         cluster.admin.await_condition(name, "Ready", "True").await?;
         Ok(Self { kubelet, agent, shared, node, name: name.to_owned(), user: user(access) })
@@ -160,14 +172,14 @@ impl Stage {
         status.container_statuses.unwrap_or_default().into_iter().next().context("no container yet")
     }
 
-    /// Waits until the kubelet says that the pull of this pod failed, and returns its words.
+    /// Waits until the kubelet says that the pull of this pod failed, and returns its reason and its words.
     pub(crate) async fn pull_failed(&self, namespace: &str, name: &str) -> Result<String> {
         eventually(2 * PATIENCE, &format!("the pull of {name} fails"), || async {
             let state = self.container(namespace, name).await?.state.and_then(|state| state.waiting);
             let waiting = state.context("it does not wait")?;
             let reason = waiting.reason.as_deref().unwrap_or_default();
             ensure!(!matches!(reason, "" | "ContainerCreating"), "it waits: {waiting:?}");
-            Ok(waiting.message.unwrap_or_default())
+            Ok(format!("{reason}: {}", waiting.message.as_deref().unwrap_or_default()))
         })
         .await
         .with_context(|| self.kubelet_says())
