@@ -124,14 +124,14 @@ async fn agent(
     let (mut predecessor, result) = (search.predecessor, search.result);
     let is_successor = predecessor.is_some();
     let adopted = predecessor.as_mut().and_then(|predecessor| predecessor.handover.take());
-    let (mut running, sockets, link) = start(loaded, inherited, predecessor).await?;
+    let (mut running, sockets, link, offering) = start(loaded, inherited, predecessor).await?;
     if let Some(result) = result {
         running.view.count_handover(result);
     }
     if let Some(link) = link {
         actix::spawn(link.follow(running.pulls.clone()));
     }
-    let offer = handover::offer::Offer::bind(&handover, adopted).await?;
+    let offer = handover::offer::Offer::bind(&handover, adopted, &offering).await?;
     let stand_in = start_stand_in(systemd_handover).await;
     systemd::ready(&settings, stand_in.as_ref().map(StandIn::pid));
     signals.follow(stand_in);
@@ -187,7 +187,7 @@ async fn start(
     loaded: Loaded,
     mut inherited: systemd::Inherited,
     predecessor: Option<Predecessor>,
-) -> anyhow::Result<(Running, Sockets, Option<Link>)> {
+) -> anyhow::Result<(Running, Sockets, Option<Link>, Job)> {
     let settings = loaded.settings.clone();
     // Sockets before state: two agents with one socket and two states must not disturb each other,
     // and a socket that cannot be had is a mistake worth knowing before anything is touched.
@@ -220,7 +220,8 @@ async fn start(
         Err(_) => None,
     };
     let (changes, _) = watch::channel(0);
-    let jobs @ [grpc, page] = &["DebugSocket", "DebugHttp"].map(|name| Job::new(name, changes.clone()));
+    let jobs @ [grpc, page, offering] =
+        &["DebugSocket", "DebugHttp", "HandoverSocket"].map(|name| Job::new(name, changes.clone()));
     let mut running =
         parts::start(loaded, parts::Listeners { cri, cri_socket, changes, jobs: jobs.clone() }, state)?;
     running.endpoints = running.view.serve_endpoints().await;
@@ -236,7 +237,7 @@ async fn start(
     }
     // They end by the watch.
     drop(serving.tried().await);
-    Ok((running, Sockets { files, handed }, link))
+    Ok((running, Sockets { files, handed }, link, offering.clone()))
 }
 
 /// Where clients reach the CRI listener: one from systemd may be elsewhere than the settings say. A socket that the agent

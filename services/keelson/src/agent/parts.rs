@@ -119,8 +119,8 @@ pub(super) struct Listeners {
     /// Raised by one with each change that people could see.
     pub(super) changes: watch::Sender<u64>,
     pub(super) cri: UnixListener,
-    /// Of the debug socket and the page.
-    pub(super) jobs: [Job; 2],
+    /// Of the debug socket, the page and the hand-over socket.
+    pub(super) jobs: [Job; 3],
 }
 
 /// `handed`: what the agent before this one handed over.

@@ -10,6 +10,7 @@ use std::{
         unix::net::UnixListener as StdUnixListener,
     },
     path::Path,
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,12 +21,12 @@ use std::{
 use keelson_cri::listen::{Bound, SocketFile};
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::mpsc,
-    task::JoinHandle,
+    sync::{mpsc, watch},
     time::timeout,
 };
 
 use super::{
+    super::jobs::{Job, Jobs},
     take::PATIENCE,
     wire::{self, Frame, VERSION},
 };
@@ -40,15 +41,10 @@ pub(crate) struct Offer {
     file: Option<SocketFile>,
     /// The listener once more, for a successor.
     socket: OwnedFd,
-    serving: JoinHandle<()>,
+    /// Dropped: nobody is answered any more.
+    _serving: watch::Sender<bool>,
     is_stopping: Arc<AtomicBool>,
     successors: mpsc::Receiver<UnixStream>,
-}
-
-impl Drop for Offer {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
 }
 
 impl Offer {
@@ -57,7 +53,11 @@ impl Offer {
     ///
     /// # Errors
     /// Another process listens there, or the system refuses.
-    pub(crate) async fn bind(path: &Path, adopted: Option<StdUnixListener>) -> anyhow::Result<Self> {
+    pub(crate) async fn bind(
+        path: &Path,
+        adopted: Option<StdUnixListener>,
+        job: &Job,
+    ) -> anyhow::Result<Self> {
         let bound = match adopted {
             Some(listener) => Bound::adopted(listener, path)?,
             None => Bound::bind_within(path, 0o600, PATIENCE).await?,
@@ -67,8 +67,22 @@ impl Offer {
         let is_stopping = Arc::new(AtomicBool::new(false));
         // One at a time: the next one finds out how the first fared.
         let (to_main, successors) = mpsc::channel(1);
-        let serving = tokio::task::spawn_local(serve(listener, is_stopping.clone(), to_main));
-        Ok(Self { file: Some(file), socket, serving, is_stopping, successors })
+        let (serving, stop) = watch::channel(false);
+        let (listener, label, stopping) =
+            (Rc::new(listener), format!("unix://{}", path.display()), is_stopping.clone());
+        Jobs::new(stop).keep(job, 0, move |mut attempt| {
+            let (listener, stopping, to_main) = (listener.clone(), stopping.clone(), to_main.clone());
+            attempt.serves(label.clone());
+            async move {
+                tokio::select! {
+                    biased;
+                    () = attempt.stopped() => {}
+                    () = serve(&listener, stopping, to_main) => {}
+                }
+                Ok(())
+            }
+        });
+        Ok(Self { file: Some(file), socket, _serving: serving, is_stopping, successors })
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -89,13 +103,13 @@ impl Offer {
     pub(crate) async fn successor(&mut self) -> UnixStream {
         match self.successors.recv().await {
             Some(stream) => stream,
-            // The task does not end by itself.
+            // The job does not end by itself.
             None => std::future::pending().await,
         }
     }
 }
 
-async fn serve(listener: UnixListener, is_stopping: Arc<AtomicBool>, to_main: mpsc::Sender<UnixStream>) {
+async fn serve(listener: &UnixListener, is_stopping: Arc<AtomicBool>, to_main: mpsc::Sender<UnixStream>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

@@ -162,7 +162,13 @@ async fn talk(mut stream: UnixStream) -> io::Result<Look> {
 impl Link {
     /// Tells the predecessor that connections are accepted here, then tells the coordinator how pulls end that go on
     /// in the predecessor; returns when that is gone.
-    pub(crate) async fn follow(mut self, pulls: Mailbox<PullCoordinator>) {
+    pub(crate) async fn follow(self, pulls: Mailbox<PullCoordinator>) {
+        // A task of its own: if it panics, the pulls must not wait for a process that nobody hears any more.
+        let _ = actix::spawn(self.hear(pulls.clone())).await;
+        pulls.deliver(PredecessorGone {});
+    }
+
+    async fn hear(mut self, pulls: Mailbox<PullCoordinator>) {
         if let Err(error) = wire::write(&mut self.0, &Frame::Serving).await {
             tracing::warn!(%error, "the agent before this one is gone");
         }
@@ -176,10 +182,9 @@ impl Link {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
                         tracing::warn!(%error, "the connection to the agent before this one broke");
                     }
-                    break;
+                    return;
                 }
             }
         }
-        pulls.deliver(PredecessorGone {});
     }
 }
