@@ -67,7 +67,7 @@ impl SmallStage {
 
     /// How often the kubelet has said this of its node.
     async fn events(&self, reason: &str) -> Result<usize> {
-        self.stage.events("Node", &self.stage.name, reason).await
+        Ok(self.stage.events("Node", &self.stage.name, reason).await?.len())
     }
 
     /// The kubelet has reclaimed nothing, and the pod that runs is the first one.

@@ -11,6 +11,7 @@ mod alive;
 mod crio;
 mod dead_agent;
 mod events;
+mod exec;
 mod image_gc;
 mod pods;
 mod register;

@@ -193,10 +193,11 @@ impl Stage {
         Ok(())
     }
 
-    /// How many Events there are of this reason on the node or one of its pods.
-    pub(crate) async fn events(&self, kind: &str, name: &str, reason: &str) -> Result<usize> {
+    /// What Events of this reason say of the node or one of its pods.
+    pub(crate) async fn events(&self, kind: &str, name: &str, reason: &str) -> Result<Vec<String>> {
         let events: Api<Event> = Api::all(self.shared.cluster.admin.client());
         let fields = format!("involvedObject.kind={kind},involvedObject.name={name},reason={reason}");
-        Ok(events.list(&ListParams::default().fields(&fields)).await?.items.len())
+        let found = events.list(&ListParams::default().fields(&fields)).await?.items;
+        Ok(found.into_iter().map(|event| event.message.unwrap_or_default()).collect())
     }
 }
