@@ -1,5 +1,6 @@
 //! A stock kubelet on CRI-O, with the agent between them. CRI-O has no leases: what is cut off begins again.
 
+use crate::pods::pod;
 use crate::rig::run;
 use crate::stage::{Agents, Stage, pod_node, program};
 use anyhow::{Context as _, Result, ensure};
@@ -11,7 +12,7 @@ use keelson_tests::kube::KubeletOptions;
 use keelson_tests::proxy::{Fault, Match, RuleId};
 use keelson_tests::registry::{ALICE, Access};
 use keelson_tests::scratch::Scratch;
-use keelson_tests::util::{PATIENCE, eventually, until};
+use keelson_tests::util::{PATIENCE, eventually, free_port, until};
 use serde_json::json;
 use std::fs;
 
@@ -100,6 +101,20 @@ async fn refused_elsewhere(stage: &Stage, name: &str, image: &Image) -> Result<(
     // The kubelet knows CRI-O's error by its first word.
     ensure!(said.contains("SignatureValidationFailed"), "{said}");
     Ok(())
+}
+
+/// CRI-O says of a registry that refuses connections that it is not available. The pod has the same words as its reason.
+#[test]
+fn case_16_a_registry_that_is_away_is_the_reason_of_its_pod() -> Result<()> {
+    run(async {
+        let stage = stage("crio-away", Access::Anonymous, Settings::limit(3)).await?;
+        let image = format!("127.0.0.1:{}/none:v1", free_port()?);
+        let made = pod(&stage.pod("away"), &stage.name, &image);
+        stage.shared.cluster.admin.apply(&made.to_string()).await?;
+        let said = stage.pull_failed("default", "away").await?;
+        ensure!(said.contains("RegistryUnavailable"), "the kubelet says {said}");
+        stage.delete(&["away"]).await
+    })
 }
 
 /// A pod whose image stands still when 5 MiB of its first layer were sent.
