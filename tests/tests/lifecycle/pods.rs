@@ -1,16 +1,17 @@
 //! Pods that are deleted while their image pull waits for a slot.
 
 use crate::rig::{ACCOUNT, companion, make_node, run, settings, shared, well};
+use crate::stage::{pod_node, program};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_tests::agent::Agent;
-use keelson_tests::containerd::{Kind, Options};
+use keelson_tests::containerd::Kind;
 use keelson_tests::cri::{Cri, Pull, failed};
-use keelson_tests::images::{Image, ImageSpec};
+use keelson_tests::images::Image;
 use keelson_tests::kube::{Cluster, KubeletOptions};
 use keelson_tests::node::Node;
-use keelson_tests::peers;
 use keelson_tests::proxy::{Fault, Match};
 use keelson_tests::registry::Access;
+use keelson_tests::scratch::Scratch;
 use keelson_tests::util::{PATIENCE, eventually};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
@@ -60,15 +61,7 @@ pub(crate) async fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<
 
 /// Images that run, each a layer of its own beside the program.
 pub(crate) async fn apps(node: &Node, names: &[&str]) -> Result<Vec<Image>> {
-    let program = peers::cri_driver()?;
-    let specs: Vec<_> = names
-        .iter()
-        .map(|name| {
-            let mut spec = ImageSpec::program(name, &program, &["pause"]);
-            spec.layers.extend(ImageSpec::single(name, 1 << 20).layers);
-            spec
-        })
-        .collect();
+    let specs: Vec<_> = names.iter().map(|name| program(name, &[1 << 20])).collect::<Result<_>>()?;
     node.push(&specs, None).await
 }
 
@@ -77,16 +70,10 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
-        let options = Options { network: true, ..Options::default() };
-        let mut node = Node::start_with(Kind::V2, Access::Anonymous, &options).await?;
-        let images = apps(&node, &["one", "two", "three", "pause"]).await?;
-        let pause = images.last().context("pushed")?.at(node.registry.address());
-        // Which pause image a containerd takes is said at its start.
-        node.runtime.terminate().await?;
-        let folder = node.runtime.socket().parent().context("it is in a folder")?.to_owned();
-        let options = Options { sandbox_image: Some(pause.clone()), ..options };
-        node.runtime = keelson_tests::containerd::Containerd::start_in(&folder, Kind::V2, &options).await?;
-        node.runtime.cri().await?.pull_image(&pause).await?;
+        let scratch = Scratch::new()?;
+        let folder = scratch.dir("c0")?;
+        let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
+        let images = apps(&node, &["one", "two", "three"]).await?;
 
         let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
         let settings = settings("worker", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 1);

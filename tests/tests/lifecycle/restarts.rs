@@ -2,15 +2,17 @@
 
 use crate::pods::{apps, phase, pod};
 use crate::rig::{ACCOUNT, Shared, companion, run, settings, shared};
+use crate::stage::pod_node;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Event;
 use keelson_tests::agent::Agent;
-use keelson_tests::containerd::{Containerd, Kind, Options};
+use keelson_tests::containerd::Kind;
 use keelson_tests::images::Image;
 use keelson_tests::kube::{Kubelet, KubeletOptions};
 use keelson_tests::node::Node;
 use keelson_tests::proxy::{Fault, Match};
 use keelson_tests::registry::Access;
+use keelson_tests::scratch::Scratch;
 use keelson_tests::util::{PATIENCE, eventually};
 use kube::Api;
 use kube::api::ListParams;
@@ -37,18 +39,12 @@ struct Site {
 impl Site {
     async fn start(shared: &Shared, name: &'static str, count: usize) -> Result<Self> {
         let cluster = &shared.cluster;
-        let options = Options { network: true, ..Options::default() };
-        let mut node = Node::start_with(Kind::V2, Access::Anonymous, &options).await?;
+        let scratch = Scratch::new()?;
+        let folder = scratch.dir("c0")?;
+        let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
         let names: Vec<_> = (0..count).map(|n| format!("{name}/{n}")).collect();
-        let names: Vec<_> = names.iter().map(String::as_str).chain(["pause"]).collect();
-        let mut images = apps(&node, &names).await?;
-        let pause = images.pop().context("pushed")?.at(node.registry.address());
-        // Which pause image a containerd takes is said at its start.
-        node.runtime.terminate().await?;
-        let folder = node.runtime.socket().parent().context("it is in a folder")?.to_owned();
-        let options = Options { sandbox_image: Some(pause.clone()), ..options };
-        node.runtime = Containerd::start_in(&folder, Kind::V2, &options).await?;
-        node.runtime.cri().await?.pull_image(&pause).await?;
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let images = apps(&node, &names).await?;
 
         let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
         let settings = settings(name, &identity.kubeconfig())
