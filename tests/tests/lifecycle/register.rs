@@ -142,10 +142,14 @@ async fn like_a_kubelets(kind: Kind, ours: &'static str, theirs: &'static str) -
     let made = |name: &'static str| async move {
         cluster.admin.await_condition(name, "Ready", "True").await?;
         // The controller's taint of a new node goes when it has seen that it is ready.
-        eventually(PATIENCE, "only the taint that was asked for is left", || async {
+        eventually(PATIENCE, "the controller has seen the node", || async {
             let node = cluster.admin.node(name).await?.context("there is no Node")?;
             let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref()).map_or(0, Vec::len);
             ensure!(taints == 1, "{:?}", node.spec);
+            // The controller adds the old names of two labels, too.
+            let labels = node.metadata.labels.clone().unwrap_or_default();
+            let has = |name: &str| labels.contains_key(&format!("beta.kubernetes.io/{name}"));
+            ensure!(has("os") && has("arch"), "{labels:?}");
             Ok(node)
         })
         .await
