@@ -170,9 +170,10 @@ impl Told {
         if unallocated { Outcome::Drop } else { Outcome::Passes }
     }
 
-    fn policies(&self, name: &PortName) -> Option<(bool, bool)> {
+    /// Its traffic policies, and whether `ip` is its cluster IP: what decides which of them applies there.
+    fn policies(&self, name: &PortName, ip: IpAddr) -> Option<(bool, bool, bool)> {
         let port = self.ports().into_iter().find(|port| port.name == *name)?;
-        Some((port.internal_local, port.external_local))
+        Some((port.internal_local, port.external_local, port.cluster_ip == ip))
     }
 
     fn admits(&self, port: &ServicePort, source: IpAddr, to: IpAddr) -> bool {
@@ -373,55 +374,99 @@ proptest! {
     /// away in both is never let through.
     #[test]
     fn traffic_is_served_between_states(states in vec(vec(event(), 1..=4), 2..=4)) {
-        let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
-        plan.record(true);
-        let (mut table, packets) = (Table::default(), packets());
-        for events in &states {
-            let before: Vec<_> = packets.iter().map(|(from, to)| (send(&table, Family::V4, *from, *to), owner(&plan, *to))).collect();
-            let (old, old_told) = (table.clone(), told.clone());
-            tell(&mut plan, &mut told, events);
-            let ops = in_order(plan.take_ops());
-            let mut new = table.clone();
-            ops.iter().flatten().for_each(|op| new.apply(*op));
-            let mut watched = Vec::new();
-            let mut closed = Vec::new();
-            for ((from, to), (before, owner_before)) in packets.iter().zip(before) {
-                let (after, owner_after) = (send(&new, Family::V4, *from, *to), owner(&plan, *to));
-                if let (Some(first), Some(second)) = (before.served(), after.served()) {
-                    let mut allowed = &first | &second;
-                    // Who changes hands or policy may for a moment be as before with the endpoints of now.
-                    let policies = |told: &Told| owner_after.as_ref().and_then(|name| told.policies(name));
-                    if owner_before != owner_after || policies(&old_told) != policies(&told) {
-                        for told in [&old_told, &told] {
-                            let owners = owner_before.iter().chain(&owner_after);
-                            allowed.extend(owners.flat_map(|name| all_endpoints(told, name)));
-                        }
-                    }
-                    let (ranges, later) = (ranges_of(&old, *to), ranges_of(&new, *to));
-                    let may_drop = !ranges.is_empty() && !later.is_empty() && ranges != later;
-                    watched.push(Watched { from: *from, to: *to, allowed, may_drop });
-                } else if (old.filters(from.1, *to) || new.filters(from.1, *to))
-                    && (old.filters(from.1, *to) || owner_before.is_none())
-                    && (new.filters(from.1, *to) || owner_after.is_none())
-                {
-                    closed.push((*from, *to));
-                }
-            }
-            for op in ops.into_iter().flatten() {
-                table.apply(op);
-                for Watched { from, to, allowed, may_drop } in &watched {
-                    let now = send(&table, Family::V4, *from, *to);
-                    match now.served() {
-                        Some(by) => prop_assert!(by.is_subset(allowed), "{op:?}: {from:?} to {to:?}: {by:?}, not {allowed:?}"),
-                        None => prop_assert!(now == Outcome::Drop && *may_drop, "{op:?}: {from:?} to {to:?}: {now:?}"),
-                    }
-                }
-                for (from, to) in &closed {
-                    let now = send(&table, Family::V4, *from, *to);
-                    prop_assert_eq!(now.served(), None, "{:?}: {:?} to {:?}", op, from, to);
-                }
-            }
-            prop_assert_eq!(&table, &new);
-        }
+        serve_between(&states)?;
     }
+}
+
+/// An address that was a load balancer IP of a Service with external policy `Local` becomes its cluster IP.
+#[test]
+fn traffic_is_served_while_an_external_address_becomes_internal() {
+    let port = |cluster_ip: &str, load_balancer: &[&str], cluster: u8, local: &[u8]| ServicePort {
+        name: PortName {
+            service: ServiceName::new("default", "c"),
+            port: "web".into(),
+            protocol: Protocol::Tcp,
+        },
+        port: 80,
+        cluster_ip: ip(cluster_ip),
+        external_ips: vec![],
+        load_balancer_ips: load_balancer.iter().copied().map(ip).collect(),
+        node_port: 30_002,
+        internal_local: false,
+        external_local: true,
+        affinity_seconds: 10,
+        source_ranges: vec![],
+        has_any: true,
+        cluster: vec![endpoint(cluster)],
+        local: local.iter().copied().map(endpoint).collect(),
+        on_node: vec![],
+        serving: vec![],
+    };
+    let external = port("10.96.0.0", &["10.96.0.2"], 6, &[3]);
+    let internal = port("10.96.0.2", &[], 5, &[]);
+    serve_between(&[vec![Event::Set(2, vec![external])], vec![Event::Set(2, vec![internal])]])
+        .expect("served by the endpoints of before or of now");
+}
+
+/// Applies every state element by element, and checks each packet after each element.
+fn serve_between(states: &[Vec<Event>]) -> Result<(), TestCaseError> {
+    let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
+    plan.record(true);
+    let (mut table, packets) = (Table::default(), packets());
+    for events in states {
+        let before: Vec<_> = packets
+            .iter()
+            .map(|(from, to)| (send(&table, Family::V4, *from, *to), owner(&plan, *to)))
+            .collect();
+        let (old, old_told) = (table.clone(), told.clone());
+        tell(&mut plan, &mut told, events);
+        let ops = in_order(plan.take_ops());
+        let mut new = table.clone();
+        ops.iter().flatten().for_each(|op| new.apply(*op));
+        let mut watched = Vec::new();
+        let mut closed = Vec::new();
+        for ((from, to), (before, owner_before)) in packets.iter().zip(before) {
+            let (after, owner_after) = (send(&new, Family::V4, *from, *to), owner(&plan, *to));
+            if let (Some(first), Some(second)) = (before.served(), after.served()) {
+                let mut allowed = &first | &second;
+                // Who changes hands or policy may for a moment be as before with the endpoints of now.
+                let policies = |told: &Told| owner_after.as_ref().and_then(|name| told.policies(name, to.ip));
+                if owner_before != owner_after || policies(&old_told) != policies(&told) {
+                    for told in [&old_told, &told] {
+                        let owners = owner_before.iter().chain(&owner_after);
+                        allowed.extend(owners.flat_map(|name| all_endpoints(told, name)));
+                    }
+                }
+                let (ranges, later) = (ranges_of(&old, *to), ranges_of(&new, *to));
+                let may_drop = !ranges.is_empty() && !later.is_empty() && ranges != later;
+                watched.push(Watched { from: *from, to: *to, allowed, may_drop });
+            } else if (old.filters(from.1, *to) || new.filters(from.1, *to))
+                && (old.filters(from.1, *to) || owner_before.is_none())
+                && (new.filters(from.1, *to) || owner_after.is_none())
+            {
+                closed.push((*from, *to));
+            }
+        }
+        for op in ops.into_iter().flatten() {
+            table.apply(op);
+            for Watched { from, to, allowed, may_drop } in &watched {
+                let now = send(&table, Family::V4, *from, *to);
+                match now.served() {
+                    Some(by) => prop_assert!(
+                        by.is_subset(allowed),
+                        "{op:?}: {from:?} to {to:?}: {by:?}, not {allowed:?}"
+                    ),
+                    None => {
+                        prop_assert!(now == Outcome::Drop && *may_drop, "{op:?}: {from:?} to {to:?}: {now:?}")
+                    }
+                }
+            }
+            for (from, to) in &closed {
+                let now = send(&table, Family::V4, *from, *to);
+                prop_assert_eq!(now.served(), None, "{:?}: {:?} to {:?}", op, from, to);
+            }
+        }
+        prop_assert_eq!(&table, &new);
+    }
+    Ok(())
 }
