@@ -252,7 +252,7 @@ impl Runtime for FakeRuntime {
         async move { Ok(readings) }.boxed()
     }
 
-    fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>> {
+    fn drop_lease(&self, lease: String, _: bool) -> BoxFuture<'static, Result<(), RuntimeError>> {
         let (me, takes) = (self.me.upgrade().expect("alive"), self.script().drop_takes);
         async move {
             tokio::time::sleep(takes).await;

@@ -204,7 +204,7 @@ impl PullCoordinator {
                     let _ = successor.send(end);
                 }
             }
-            Effect::DropLease(lease) => self.runtime.deliver(DropLease { lease }),
+            Effect::DropLease { lease, collect } => self.runtime.deliver(DropLease { lease, collect }),
             Effect::MeasureLease(lease) => self.runtime.deliver(MeasureLease { lease }),
             Effect::CheckImageFs => self.runtime.deliver(CheckImageFs {}),
             Effect::RenewLeases(leases) => self.runtime.deliver(RenewLeases { leases }),

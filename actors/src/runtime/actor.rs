@@ -336,7 +336,7 @@ impl Handler<DropLease> for RuntimeClient {
 
     fn handle(&mut self, message: DropLease, _: &mut Context<Self>) {
         let _handling = self.recorder().handling::<DropLease>();
-        let deletion = self.runtime.drop_lease(message.lease.clone());
+        let deletion = self.runtime.drop_lease(message.lease.clone(), message.collect);
         let (lease, notes) = (message.lease.clone(), self.recorder().clone());
         let dropping = async move {
             if let Err(error) = deletion.await {

@@ -42,6 +42,8 @@ verbs! {
     DropLease => () {
         /// Its ID in containerd.
         lease: String,
+        /// The runtime frees the space at once.
+        collect: bool,
     }
     /// Delete all leases of this agent but these and those in use.
     ReapLeases => () {

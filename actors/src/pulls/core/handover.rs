@@ -221,7 +221,7 @@ impl Effect {
     pub fn is_the_successors(&self) -> bool {
         matches!(
             self,
-            Self::Persist(_) | Self::DropLease(_) | Self::ReapLeases(_) | Self::CheckPresent { .. }
+            Self::Persist(_) | Self::DropLease { .. } | Self::ReapLeases(_) | Self::CheckPresent { .. }
         )
     }
 

@@ -50,6 +50,11 @@ pub enum ReleaseReason {
 }
 
 impl ReleaseReason {
+    /// Whether the space is needed by others now.
+    pub(super) fn is_for_space(self) -> bool {
+        matches!(self, Self::LowSpace | Self::DiskPressure | Self::Failure(FailureClass::NoSpace))
+    }
+
     /// For labels and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -141,7 +146,8 @@ impl Core {
                 self.retain(lease, image, bytes, until, now, fx);
             }
             _ => {
-                fx.push(Effect::DropLease(lease));
+                let collect = reason.is_some_and(ReleaseReason::is_for_space);
+                fx.push(Effect::DropLease { lease, collect });
                 // Settings that retain nothing release at every end: nothing worth telling.
                 if let Some(reason) = reason.filter(|reason| *reason != ReleaseReason::Disabled) {
                     fx.push(Effect::Released(Release { image, bytes, reason }));
@@ -233,7 +239,7 @@ impl Core {
     pub(super) fn release(&mut self, lease: &str, reason: ReleaseReason, fx: &mut Vec<Effect>) {
         let Some(kept) = self.kept.remove(lease) else { return };
         self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
-        fx.push(Effect::DropLease(lease.to_owned()));
+        fx.push(Effect::DropLease { lease: lease.to_owned(), collect: reason.is_for_space() });
         fx.push(Effect::Persist(Write::DeleteLease(lease.to_owned())));
         fx.push(Effect::Released(Release { image: kept.image, bytes: kept.bytes, reason }));
     }

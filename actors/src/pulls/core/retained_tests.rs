@@ -78,6 +78,8 @@ fn only_what_a_retry_can_use_is_retained() {
         );
         assert_eq!(reasons(&bench), released.map(ReleaseReason::Failure).into_iter().collect::<Vec<_>>());
         assert_eq!((measures(&bench), checks_space(&bench)), (usize::from(kept), kept), "{text}");
+        let needed = released == Some(F::NoSpace);
+        assert_eq!(bench.collections, u32::from(needed), "collected at once where space is needed: {text}");
     }
 }
 
@@ -208,6 +210,7 @@ fn low_space_releases_everything_and_retains_nothing() {
         bench.finish(running, fails(Code::Unknown, CUT));
         assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (2 * left, 2 - 2 * left), "{image_fs:?}");
         assert!(reasons(&bench).iter().all(|reason| *reason == ReleaseReason::LowSpace));
+        assert_eq!(bench.collections, if low { 2 } else { 0 });
     }
 }
 
@@ -241,7 +244,7 @@ fn disk_pressure_releases_everything_and_retains_nothing() {
     bench.event(Event::DiskPressure(true));
     assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (0, 1));
     bench.finish(running, fails(Code::Unknown, CUT));
-    assert_eq!(reasons(&bench), [ReleaseReason::DiskPressure; 2]);
+    assert_eq!((reasons(&bench), bench.collections), (vec![ReleaseReason::DiskPressure; 2], 2));
     bench.event(Event::DiskPressure(false));
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     assert_eq!(bench.core.kept_leases(), 1);
@@ -256,6 +259,7 @@ fn a_pull_that_fails_for_lack_of_space_releases_everything() {
     fail(&mut bench, "r/c", 10, Code::Unknown, FULL);
     assert_eq!((retained(&bench), bench.dropped.len()), ((0, 0), 3));
     assert_eq!(reasons(&bench), [ReleaseReason::Failure(FailureClass::NoSpace); 3]);
+    assert_eq!(bench.collections, 3);
 }
 
 #[test]

@@ -159,6 +159,8 @@ pub(super) struct Bench {
     pub(super) cancels: Vec<(PullId, u32)>,
     pub(super) checks: Vec<PullId>,
     pub(super) dropped: Vec<String>,
+    /// How many of them were to be collected at once.
+    pub(super) collections: u32,
     pub(super) released: Vec<Release>,
     pub(super) notices: Vec<PodNotice>,
     pub(super) tallies: Vec<Tally>,
@@ -189,6 +191,7 @@ impl Bench {
             cancels: Vec::new(),
             checks: Vec::new(),
             dropped: Vec::new(),
+            collections: 0,
             released: Vec::new(),
             notices: Vec::new(),
             tallies: Vec::new(),
@@ -261,7 +264,10 @@ impl Bench {
                     let before = self.answers.insert(*caller, answer.clone());
                     assert!(before.is_none(), "{caller:?} was answered twice");
                 }
-                Effect::DropLease(lease) => self.dropped.push(lease.clone()),
+                Effect::DropLease { lease, collect } => {
+                    self.dropped.push(lease.clone());
+                    self.collections += u32::from(*collect);
+                }
                 Effect::Released(release) => self.released.push(release.clone()),
                 Effect::ReapLeases(_)
                 | Effect::TellSuccessor(_)

@@ -257,7 +257,12 @@ pub enum Effect {
         answer: Answer,
     },
     /// Give up a lease and what only it keeps.
-    DropLease(String),
+    DropLease {
+        /// Its ID in containerd.
+        lease: String,
+        /// The space is needed now. Otherwise the runtime frees it when it next collects garbage.
+        collect: bool,
+    },
     /// Read how many bytes a retained lease holds.
     MeasureLease(String),
     /// Read the free space of the image file system.

@@ -170,9 +170,9 @@ impl LeaseBook {
         }
         let spare = format!("{lease}{SPARE_SUFFIX}");
         self.copy(lease, &spare).await?;
-        self.remove(lease).await?;
+        self.remove(lease, false).await?;
         self.copy(&spare, lease).await?;
-        self.remove(&spare).await?;
+        self.remove(&spare, false).await?;
         Ok(true)
     }
 
@@ -199,8 +199,9 @@ impl LeaseBook {
         Ok(())
     }
 
-    async fn remove(&self, lease: &str) -> Result<(), Status> {
-        let request = DeleteRequest { id: lease.to_owned(), sync: false };
+    /// `collect`: containerd answers after a garbage collection.
+    async fn remove(&self, lease: &str, collect: bool) -> Result<(), Status> {
+        let request = DeleteRequest { id: lease.to_owned(), sync: collect };
         match self.client.clone().delete(in_namespace(request)).await {
             Err(status) if status.code() != Code::NotFound => Err(status),
             _ => Ok(()),
@@ -208,7 +209,7 @@ impl LeaseBook {
     }
 
     /// Deletes a lease, unless a pull has taken it up again.
-    pub(super) async fn delete(&self, lease: &str) -> Result<(), Status> {
+    pub(super) async fn delete(&self, lease: &str, collect: bool) -> Result<(), Status> {
         let _turn = self.turns.take(lease).await;
         {
             let mut uses = self.lock();
@@ -217,7 +218,7 @@ impl LeaseBook {
             }
             uses.remove(lease);
         }
-        self.remove(lease).await
+        self.remove(lease, collect).await
     }
 
     /// Deletes every lease of this owner but `keep` and those known to this process.
@@ -239,7 +240,7 @@ impl LeaseBook {
             // An agent that was killed while it renewed the lease left its bytes to the spare one, until that expires.
             let needed = known && !(is_spare && exists(base));
             if ours && !needed {
-                self.remove(&lease.id).await?;
+                self.remove(&lease.id, false).await?;
                 reaped.push(lease.id.clone());
             }
         }

@@ -48,6 +48,8 @@ use stream::Watched;
 
 /// A probe that takes longer has failed; so has any other short call.
 const SHORT_CALL: Duration = Duration::from_secs(10);
+/// How long a garbage collection of the runtime is waited for.
+const COLLECTION: Duration = Duration::from_secs(120);
 /// How long a pull waits before each further try to make its lease. After the last it goes on without one.
 const LEASE_RETRIES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 /// Metadata by which containerd runs a call within a lease.
@@ -285,9 +287,13 @@ impl Inner {
 
 /// Bounds a call that has no business taking long.
 async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    tokio::time::timeout(SHORT_CALL, call)
+    within(SHORT_CALL, call).await
+}
+
+async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    tokio::time::timeout(limit, call)
         .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {SHORT_CALL:?}"))))
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
 }
 
 /// A status in words. Where tonic made it for a broken connection, the first cause says it best.
@@ -411,9 +417,13 @@ impl Runtime for ContainerRuntime {
         .boxed()
     }
 
-    fn drop_lease(&self, lease: String) -> BoxFuture<'static, Result<(), RuntimeError>> {
+    fn drop_lease(&self, lease: String, collect: bool) -> BoxFuture<'static, Result<(), RuntimeError>> {
         let inner = self.inner.clone();
-        async move { short(inner.leases.delete(&lease)).await.map_err(|status| inner.error(&status)) }.boxed()
+        let limit = if collect { COLLECTION } else { SHORT_CALL };
+        async move {
+            within(limit, inner.leases.delete(&lease, collect)).await.map_err(|status| inner.error(&status))
+        }
+        .boxed()
     }
 
     fn lease_bytes(&self, lease: String) -> BoxFuture<'static, Result<u64, RuntimeError>> {

@@ -61,9 +61,24 @@ fn a_pull_makes_its_lease_first_and_names_it() {
         assert_eq!(containerd.leases()["keelson-1"].labels[OWNED], OWNER);
         assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         assert!(runtime.calls(PULL_IMAGE).iter().all(|call| call.headers["containerd-lease"] == "keelson-1"));
-        client.drop_lease("keelson-1".into()).await.unwrap();
-        client.drop_lease("keelson-1".into()).await.expect("one that is not there is no error");
+        client.drop_lease("keelson-1".into(), false).await.unwrap();
+        client.drop_lease("keelson-1".into(), false).await.expect("one that is not there is no error");
         assert!(containerd.leases().is_empty());
+    });
+}
+
+/// I1: containerd frees what a lease kept when it next collects garbage; where the space is needed it is told to do that now.
+#[test]
+fn a_lease_is_deleted_with_a_garbage_collection_where_space_is_needed() {
+    run(async {
+        let (sockets, containerd) = (Sockets::new(), Containerd::default());
+        let _runtime = serve(&sockets, &containerd);
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        for (lease, collect) in [("keelson-1", false), ("keelson-2", true)] {
+            containerd.put_lease(lease, &[(OWNED, OWNER)], &[]);
+            client.drop_lease(lease.into(), collect).await.unwrap();
+        }
+        assert_eq!(containerd.journal(), ["delete keelson-1", "delete keelson-2 and collect"]);
     });
 }
 
@@ -230,15 +245,15 @@ fn a_lease_in_use_is_not_deleted() {
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let pull = client.pull(pull_in(Some("keelson-1")));
         // Even before it is polled for the first time.
-        client.drop_lease("keelson-1".into()).await.unwrap();
+        client.drop_lease("keelson-1".into(), false).await.unwrap();
         let pull = tokio::spawn(pull);
         until("it runs", || !runtime.calls(PULL_IMAGE).is_empty()).await;
-        client.drop_lease("keelson-1".into()).await.unwrap();
+        client.drop_lease("keelson-1".into(), false).await.unwrap();
         client.reap_leases(BTreeSet::new()).await.unwrap();
         assert!(containerd.leases().contains_key("keelson-1"));
         gate.send_replace(true);
         assert_eq!(code(&pull.await.unwrap().0), None);
-        client.drop_lease("keelson-1".into()).await.unwrap();
+        client.drop_lease("keelson-1".into(), false).await.unwrap();
         assert!(containerd.leases().is_empty());
     });
 }
@@ -314,7 +329,7 @@ fn a_runtime_that_is_gone_is_named_in_every_error() {
             client.probe().map(|result| result.unwrap_err().to_string()).await,
             client.image_size(pull_in(None).call).map(|result| result.unwrap_err().to_string()).await,
             client.progress(vec!["keelson-1".into()]).map(|result| result.unwrap_err().to_string()).await,
-            client.drop_lease("keelson-1".into()).map(|result| result.unwrap_err().to_string()).await,
+            client.drop_lease("keelson-1".into(), false).map(|result| result.unwrap_err().to_string()).await,
             client.reap_leases(BTreeSet::new()).map(|result| result.unwrap_err().to_string()).await,
         ];
         for error in errors {

@@ -179,11 +179,11 @@ impl Containerd {
                 call.answer(&CreateResponse::default()).await;
             }
             "Delete" => {
-                let DeleteRequest { id, .. } = call.message().await;
+                let DeleteRequest { id, sync } = call.message().await;
                 if self.state().leases.remove(&id).is_none() {
                     return call.refuse(grpc_status(5, "lease: not found"));
                 }
-                self.state().journal.push(format!("delete {id}"));
+                self.state().journal.push(format!("delete {id}{}", if sync { " and collect" } else { "" }));
                 call.answer(&()).await;
             }
             "List" => {
