@@ -138,7 +138,8 @@ impl Core {
             started: None,
             options: BTreeMap::new(),
             lease: record.lease.clone(),
-            inherited: None,
+            // Whoever takes its place may have other credentials.
+            inherited: record.lease.as_ref().map(|_| now.mono + self.policy.progress_retention),
             with_credentials: record.with_credentials,
             resumed: true,
             unclaimed: source == Source::Journal,

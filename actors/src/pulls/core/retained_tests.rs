@@ -117,6 +117,21 @@ fn a_denied_pull_retains_for_one_that_failed_beside_it() {
     assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (0, 1));
 }
 
+/// I1: the same for the content of a pull that was running when the agent was killed, whose place is taken by a caller with
+/// wrong credentials.
+#[test]
+fn a_denied_pull_retains_what_was_fetched_before_a_kill() {
+    let mut bench = Bench::up(policy());
+    let good = bench.ask(image("r/a").auth("good"));
+    bench.progress(bench.pull(good), reading(Phase::Downloading, 700));
+    let mut bench = bench.kill(policy());
+    bench.event(Event::RuntimeUp(CONTAINERD));
+    let wrong = bench.ask(image("r/a").auth("wrong"));
+    assert_eq!(bench.pull(wrong), PullId(1), "the place of the killed one");
+    bench.finish(bench.pull(wrong), fails(Code::Unknown, DENIED));
+    assert_eq!((bench.core.kept_leases(), bench.released.len(), bench.dropped.len()), (1, 0, 0));
+}
+
 #[test]
 fn a_stall_a_cancel_and_a_lost_runtime_retain() {
     let mut bench = Bench::up(Policy { stall_timeout: Some(seconds(60)), ..policy() });
