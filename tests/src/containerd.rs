@@ -196,9 +196,14 @@ impl Containerd {
         fs::remove_file(&gate).with_context(|| format!("cannot remove {}", gate.display()))
     }
 
-    /// Kills it with SIGKILL. What it has written stays.
+    /// Kills it with SIGKILL, and what else systemd kills with it: of CRI-O the whole control group, of containerd, whose
+    /// unit says `KillMode=process`, nothing. What it has written stays.
     pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("the runtime is not running")?.kill9()
+        let mut process = self.process.take().context("the runtime is not running")?;
+        match self.kind {
+            Kind::Crio => process.kill9_group(),
+            Kind::Debian16 | Kind::V2 => process.kill9(),
+        }
     }
 
     /// Ends it with SIGTERM.

@@ -3,7 +3,7 @@
 //! to it, and whose log is shown when the test fails.
 
 use anyhow::{Context as _, Result, bail};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -137,6 +137,15 @@ impl Process {
     /// Kills it with SIGKILL and waits until it is gone.
     pub fn kill9(&mut self) -> Result<()> {
         self.signal(Signal::SIGKILL)?;
+        self.asked = true;
+        self.ended = Some(self.child.wait().with_context(|| format!("cannot wait for {}", self.name))?);
+        Ok(())
+    }
+
+    /// The same for it and every process of its group, as systemd does with a control group.
+    pub fn kill9_group(&mut self) -> Result<()> {
+        let group = Pid::from_raw(self.child.id().try_into().context("a pid is positive")?);
+        killpg(group, Signal::SIGKILL).with_context(|| format!("cannot kill the group of {}", self.name))?;
         self.asked = true;
         self.ended = Some(self.child.wait().with_context(|| format!("cannot wait for {}", self.name))?);
         Ok(())

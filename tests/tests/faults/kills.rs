@@ -47,8 +47,9 @@ async fn thirty_images_arrive_though_the_agent_is_killed_fifty_times(kind: Kind)
     let mut show = Show::start(kind).await?;
     for _ in 0..50 {
         show.live().await?;
-        show.count_kill();
+        let since = show.count_hit();
         show.kill_agent().await?;
+        show.kills.push((since, Instant::now()));
     }
     show.finish().await
 }
@@ -57,9 +58,10 @@ async fn thirty_images_arrive_though_the_runtime_is_killed_ten_times(kind: Kind)
     let mut show = Show::start(kind).await?;
     for _ in 0..10 {
         show.live().await?;
-        show.count_kill();
+        let since = show.count_hit();
         show.node.runtime.kill9()?;
         show.node.runtime.start_again().await?;
+        show.kills.push((since, Instant::now()));
     }
     show.finish().await
 }
@@ -71,7 +73,7 @@ async fn thirty_images_arrive_though_either_or_both_are_killed_twenty_times(kind
         let (runtime, agent) = *[(true, false), (false, true), (true, true)]
             .get(show.random.rng().random_range(0..3))
             .context("one of three")?;
-        show.count_kill();
+        let since = show.count_hit();
         if runtime {
             show.node.runtime.kill9()?;
         }
@@ -81,6 +83,7 @@ async fn thirty_images_arrive_though_either_or_both_are_killed_twenty_times(kind
         if runtime {
             show.node.runtime.start_again().await?;
         }
+        show.kills.push((since, Instant::now()));
     }
     show.finish().await
 }
@@ -94,7 +97,8 @@ struct Show {
     running: bool,
     /// Where the records of the agent's life begin: in the open proxy and in the private one.
     life: (usize, usize),
-    kills: Vec<Instant>,
+    /// Each from the decision to when all its effects were over.
+    kills: Vec<(Instant, Instant)>,
     /// Kills while layers were on their way.
     hits: usize,
     most_at_once: usize,
@@ -191,9 +195,9 @@ impl Show {
         [&self.node.proxy, &self.private_proxy].iter().all(|proxy| proxy.records().active_repos().is_empty())
     }
 
-    fn count_kill(&mut self) {
-        self.kills.push(Instant::now());
+    fn count_hit(&mut self) -> Instant {
         self.hits += usize::from(!self.nothing_on_its_way());
+        Instant::now()
     }
 
     async fn kill_agent(&mut self) -> Result<()> {
@@ -263,11 +267,12 @@ impl Show {
             for layer in &image.layers {
                 let gets = proxy.records().gets(&layer.digest);
                 for pair in gets.windows(2) {
-                    let between = pair[0].started..=pair[1].started;
+                    let killed = |(since, until)| since <= pair[1].started && pair[0].started <= until;
                     ensure!(
-                        self.kills.iter().any(|kill| between.contains(kill)),
-                        "a layer of {} was asked for again without a kill: {gets:#?}",
-                        image.repo
+                        self.kills.iter().copied().any(killed),
+                        "a layer of {} was asked for again without a kill: {pair:#?} {:#?}",
+                        image.repo,
+                        self.kills
                     );
                 }
                 let sent = proxy.records().bytes_sent(&layer.digest);
@@ -327,7 +332,10 @@ impl Show {
             call.await??;
         }
         let log = self.agent.log()?;
-        ensure!(log.matches("new state").count() == 1, "the state was made once");
+        // One that is killed before it has written anything leaves nothing to its successor.
+        let before_pulls = log.split("taken over from the journal").next().unwrap_or_default();
+        let (early, all) = (before_pulls.matches("new state").count(), log.matches("new state").count());
+        ensure!(early > 0 && early == all, "a state with pulls was lost: {log}");
         for word in ["damage", "DAMAGE", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
             ensure!(line.is_none(), "the agent's log says {line:?}");

@@ -6,7 +6,7 @@
 use super::PullCoordinator;
 use crate::{
     metrics::{EventResult, Metrics, PullResult, Reason},
-    pulls::core::{Answer, FinishedPull, PodNotice, Refusal, Tally},
+    pulls::core::{Answer, End, FinishedPull, PodNotice, Refusal, Tally},
 };
 
 /// Counts a pull that ended, and logs it.
@@ -17,11 +17,16 @@ pub(super) fn tell_end(metrics: &Metrics, pull: &FinishedPull) {
         metrics.running_time.observe(time.as_secs_f64());
     }
     let pod = pull.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+    let error = match &pull.end {
+        End::Failed(words) | End::Refused(words) => words,
+        End::Succeeded | End::Cancelled => "",
+    };
     tracing::info!(
         image = &*pull.image,
         pod,
         result,
         reason,
+        error,
         attempts = pull.attempts,
         queue_wait = ?pull.queue_wait,
         pull_time = ?pull.pull_time.unwrap_or_default(),

@@ -57,6 +57,10 @@ const UNPACK: &[&str] = &[
     "gzip: invalid",
     "zstd: invalid",
 ];
+/// A limit of the runtime's own; or a snapshot that containerd cannot begin, as where it was killed between the rename of
+/// a snapshot's folder and the record of it. Until a garbage collection has removed that folder, it answers
+/// `failed to rename: ... file exists`.
+const RUNTIME: &[&str] = &["toomanypullinginparallel", "failed to prepare extraction snapshot"];
 const DENIED: &[&str] = &[
     "unauthorized:",
     "access denied",
@@ -135,7 +139,7 @@ impl FailureClass {
         if has(UNPACK) {
             return Self::Unpack;
         }
-        if text.contains("toomanypullinginparallel") {
+        if has(RUNTIME) {
             return Self::Runtime;
         }
         // An expired deadline of the token request also says "failed to authorize": its cause comes first.
@@ -270,6 +274,16 @@ mod tests {
                 F::Unpack,
             ),
             (Code::Unknown, "apply layer error for \"x\": archive/tar: invalid tar header", F::Unpack),
+            (
+                Code::Unknown,
+                "failed to prepare extraction snapshot \"extract-9-xy sha256:1\": failed to rename: rename /c/snapshots/new-1 /c/snapshots/2: file exists",
+                F::Runtime,
+            ),
+            (
+                Code::Unknown,
+                "failed to prepare extraction snapshot \"extract-9-xy sha256:1\": mkdir /c/snapshots/new-1: no space left on device",
+                F::NoSpace,
+            ),
             (
                 Code::Unknown,
                 "copying system image from manifest list: writing blob: adding layer with blob \"sha256:1\": processing tar file(exit status 1)",
