@@ -321,6 +321,11 @@ impl Agent {
         self.process.take().context("the agent is not running")?.kill9()
     }
 
+    /// Waits until it ends by itself, or after [`Agent::sigterm`], and says how it ended.
+    pub async fn end(&mut self) -> Result<ExitStatus> {
+        self.process.take().context("the agent is not running")?.wait(PATIENCE).await
+    }
+
     /// Ends it with SIGTERM and says how it ended.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.process.take().context("the agent is not running")?.terminate(PATIENCE).await

@@ -228,7 +228,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
         }
         frozen.await?;
     }
-    ensure!(agent.terminate().await?.success());
+    ensure!(agent.end().await?.success());
     agent.start_again().await?;
     ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
     eventually(PATIENCE, "both go on without a caller", || async {

@@ -309,11 +309,7 @@ where
         match accepted {
             Some(Ok((request, respond))) => {
                 let Some(alive) = alive.clone() else { continue };
-                let call = call(request, respond, front.clone(), upstream.clone());
-                tokio::spawn(async move {
-                    call.await;
-                    drop(alive);
-                });
+                start_call(request, respond, front.clone(), upstream.clone(), alive);
             }
             Some(Err(error)) => return tracing::debug!(%error, "a CRI connection broke"),
             None => return,
@@ -321,16 +317,25 @@ where
     }
 }
 
-async fn call(
+/// Starts the task of one call, which drops `alive` at its end. Thousands of callers may wait for their images: a task of
+/// theirs is not as large as one that passes a call through.
+fn start_call(
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
     front: Arc<Front>,
     upstream: Arc<Upstream>,
+    alive: tokio::sync::mpsc::Sender<()>,
 ) {
     if matches!(request.uri().path(), PULL_IMAGE | PULL_IMAGE_V1ALPHA2) {
-        pull::handle(request, respond, &front, &upstream).await;
+        tokio::spawn(async move {
+            pull::handle(request, respond, &front, &upstream).await;
+            drop(alive);
+        });
     } else {
-        pass::handle(request, Bytes::new(), respond, &front, &upstream).await;
+        tokio::spawn(async move {
+            pass::handle(request, Bytes::new(), respond, &front, &upstream).await;
+            drop(alive);
+        });
     }
 }
 

@@ -94,8 +94,9 @@ pub(super) async fn handle(
                 return send_back(&mut respond);
             }
             Decided::Answer(Answer::Refused(Refusal::Moved)) => {
+                // On the heap: a caller that waits needs no room for it.
                 let held = HeldCall { headers: parts.headers, body: collected, deadline };
-                return forward(held, &mut respond, front).await;
+                return Box::pin(forward(held, &mut respond, front)).await;
             }
             Decided::Answer(Answer::Refused(refusal)) | Decided::Refused(refusal) => {
                 return refuse(&mut respond, refusal.code(), &refusal.to_string());
@@ -109,7 +110,8 @@ pub(super) async fn handle(
     };
     front.passes_through(reason, &call.image);
     parts.headers.remove(FORWARDED);
-    pass::handle(Request::from_parts(parts, body), collected, respond, front, upstream).await;
+    // On the heap, as above.
+    Box::pin(pass::handle(Request::from_parts(parts, body), collected, respond, front, upstream)).await;
 }
 
 /// One request to the coordinator, until it is answered, lost, or not acknowledged in time.
