@@ -1,7 +1,8 @@
 //! Cases 10 to 13: the agent or the runtime dies in the middle of a pull, and nothing is fetched twice.
 
 use crate::common::{
-    MIB, agent_leases, collect_garbage, idle, ingested, leases, logged, make_lease, no_lease_left, pulling,
+    MIB, agent_leases, collect_garbage, idle, ingested, kubelet, leases, logged, make_lease, no_lease_left,
+    pulling,
 };
 use anyhow::{Context as _, Result, ensure};
 use keelson_tests::agent::Settings;
@@ -12,12 +13,14 @@ use keelson_tests::node::Node;
 use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{Fault, Match, RuleId};
 use keelson_tests::util::{PATIENCE, eventually, until};
+use std::fs;
 
 on_both_runtimes!(
     case_10_an_agent_killed_in_mid_pull_resumes,
     case_11_an_orphan_lease_is_reaped_at_start,
     case_12_a_runtime_killed_in_mid_pull_is_waited_for,
     case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for,
+    i1_a_snapshot_that_the_runtime_cannot_begin_costs_no_byte,
 );
 
 /// How much of the layer is sent before the fault.
@@ -158,4 +161,31 @@ async fn case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for(kind: Kind) -> 
     resumed_with_range(&node, &image)?;
     no_lease_left(&node.runtime).await?;
     idle(&agent).await
+}
+
+/// A containerd that is killed between the rename of a snapshot's folder and the record of it cannot begin the next one
+/// before a garbage collection has removed that folder.
+async fn i1_a_snapshot_that_the_runtime_cannot_begin_costs_no_byte(kind: Kind) -> Result<()> {
+    let mut node = Node::start(kind).await?;
+    let (image, name, hold) = one_large(&node).await?;
+    let agent = node.agent(&Settings::limit(1)).await?;
+    let cri = agent.cri().await?;
+    let caller = tokio::spawn(async move { kubelet(&cri, &Pull::new(&name), PATIENCE).await });
+    halfway(&node, &image).await?;
+    node.runtime.kill9()?;
+    let root = node.runtime.folder()?.join("root");
+    for entry in fs::read_dir(&root)? {
+        let snapshots = entry?.path().join("snapshots");
+        // Those of every snapshotter: the numbers after the one in use.
+        for id in (1..=9).filter(|_| snapshots.is_dir()) {
+            fs::create_dir_all(snapshots.join(id.to_string()).join("fs"))?;
+        }
+    }
+    node.proxy.remove(hold);
+    node.runtime.start_again().await?;
+    let failures = caller.await??;
+    ensure!(failures > 0, "containerd did begin a snapshot: {}", agent.log()?);
+    resumed_with_range(&node, &image).with_context(|| agent.log().unwrap_or_default())?;
+    idle(&agent).await?;
+    no_lease_left(&node.runtime).await
 }
