@@ -99,7 +99,8 @@ async fn exchange(
     let (head, body) = forward_head(request);
     let opening = async {
         match start_up {
-            true => open_start_up(head, body, upstream, front.hold()).await,
+            // On the heap: other calls need no room for it.
+            true => Box::pin(open_start_up(head, body, upstream, front.hold())).await,
             false => open(head, begun, body, upstream, front.hold()).await,
         }
     };
