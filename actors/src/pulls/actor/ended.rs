@@ -18,8 +18,8 @@ pub(super) fn tell_end(metrics: &Metrics, pull: &FinishedPull) {
     }
     let pod = pull.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
     let error = match &pull.end {
-        End::Failed(words) | End::Refused(words) => words,
-        End::Succeeded | End::Cancelled => "",
+        End::Failed(words) | End::Refused(words) => Some(&**words),
+        End::Succeeded | End::Cancelled => None,
     };
     tracing::info!(
         image = &*pull.image,
