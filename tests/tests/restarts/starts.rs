@@ -162,7 +162,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
             rig.node.proxy.remove(hold);
         }
         all_succeed(going, &images[..1]).await?;
-        ensure!(rig.agent.terminate().await?.success());
+        ensure!(rig.agent.end().await?.success());
 
         // A predecessor of that version, which stops and takes its time.
         let socket = handover_socket(&rig);

@@ -145,7 +145,7 @@ async fn i8_deadline_and_cancel_reach_the_new_agent() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_without_a_successor_the_agent_serves_for_a_while_and_then_ends() -> Result<()> {
     let mut rig =
-        Rig::start(Kind::V2, &keelson_tests::agent::Settings::limit(1).set("agent.handover_timeout", "3s"))
+        Rig::start(Kind::V2, &keelson_tests::agent::Settings::limit(1).set("agent.handover_timeout", "8s"))
             .await?;
     let images = rig.node.push_many("alone", 1, TINY).await?;
     rig.agent.sigterm()?;
@@ -154,7 +154,7 @@ async fn i8_without_a_successor_the_agent_serves_for_a_while_and_then_ends() -> 
     })
     .await?;
     rig.begin(&images[0]).await?.context("it serves as before")?;
-    let ended = rig.agent.terminate().await?;
+    let ended = rig.agent.end().await?;
     ensure!(ended.success() && !rig.agent.socket().exists(), "{ended}");
     Ok(())
 }
