@@ -50,6 +50,8 @@ pub struct StatusPolicy {
     pub update_frequency: Duration,
     /// How often one that has not changed is reported.
     pub report_frequency: Duration,
+    /// How long the node's Lease is valid; the LeaseRenewer renews it four times as often.
+    pub lease_duration: Duration,
     /// When pulls wait, and none that runs has got on for this long, they do not flow.
     pub pulls_stalled_after: Duration,
     /// What is done when there is no Node.
@@ -93,6 +95,7 @@ impl StatusPolicy {
             node_name: node_name.to_owned(),
             update_frequency: Duration::from_secs(10),
             report_frequency: Duration::from_secs(300),
+            lease_duration: Duration::from_secs(40),
             pulls_stalled_after: Duration::from_secs(120),
             register: Register::Once,
             labels: Labels::default(),

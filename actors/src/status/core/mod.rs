@@ -202,6 +202,8 @@ pub struct Core {
     credit: (i64, Moment),
     /// Both clocks at the last pass.
     clocks: Option<Now>,
+    /// After a step back: when the status is reported once more.
+    repeat_at: Option<Moment>,
     steps: u64,
     runtime: Option<(RuntimeReport, Moment)>,
     flow: Option<(FlowView, Moment)>,
@@ -240,6 +242,7 @@ impl Core {
             registrations: 0,
             credit: (0, 0),
             clocks: None,
+            repeat_at: None,
             steps: 0,
             runtime: None,
             flow: None,

@@ -70,10 +70,16 @@ impl Core {
         effects.push(Effect::Collect { image_fs: self.image_fs.clone() });
     }
 
-    /// The controller that watches nodes counts heartbeats that are later than the last one: after a step back
-    /// nothing but a status counts, so one is sent at once.
+    /// The node lifecycle controller ignores renewals that are earlier than the last one it has seen. A status with another
+    /// heartbeat time makes it forget that one, so after a step a status is sent at once. If the controller looks between that
+    /// status and the next renewal, it takes the Lease of before the step for the last one again: after a step back a
+    /// second status follows when the Lease has been renewed by the new time.
     fn watch_clocks(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let before = self.clocks.replace(now);
+        if self.repeat_at.is_some_and(|at| at <= moment(now)) {
+            self.repeat_at = None;
+            self.force = true;
+        }
         let Some(before) = before else { return };
         let wall = now.unix_ms.saturating_sub(before.unix_ms);
         let step = wall.saturating_sub(millis(now.mono.saturating_sub(before.mono)));
@@ -81,7 +87,11 @@ impl Core {
             return;
         }
         self.steps += 1;
-        self.force |= self.policy.role == Role::Node;
+        if self.policy.role == Role::Node {
+            self.force = true;
+            // The Lease is renewed after a quarter of its duration.
+            self.repeat_at = (step < 0).then(|| moment(now) + millis(self.policy.lease_duration) * 3 / 8);
+        }
         effects.push(Effect::Count(Counted::ClockStep));
         let way = if step > 0 { "forward" } else { "back" };
         let text = format!("the wall clock stepped {way} by {} ms", step.saturating_abs());

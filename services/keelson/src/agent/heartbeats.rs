@@ -123,6 +123,7 @@ pub(crate) fn policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProble
     let policy = StatusPolicy {
         update_frequency: node.node_status_update_frequency,
         report_frequency: node.node_status_report_frequency,
+        lease_duration: node.lease_duration,
         pulls_stalled_after: node.pulls_stalled_after,
         register: match node.register_node {
             keelson_config::Register::Once => Register::Once,
