@@ -3,6 +3,7 @@
 use crate::registry::User;
 use crate::util::{PATIENCE, eventually};
 use anyhow::{Context as _, Result, bail};
+use hyper_util::rt::TokioIo;
 use keelson_proto::cri::image_service_client::ImageServiceClient;
 use keelson_proto::cri::runtime_service_client::RuntimeServiceClient;
 use keelson_proto::cri::{
@@ -12,6 +13,9 @@ use keelson_proto::cri::{
 };
 use std::path::Path;
 use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio_util::io::InspectReader;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
@@ -115,6 +119,27 @@ impl Cri {
     /// A client that connects with the first call, and again after a connection was lost.
     pub fn lazy(socket: &Path) -> Result<Self> {
         Ok(Self::on(endpoint(socket)?.connect_lazy()))
+    }
+
+    /// A client for one call, and a token that is cancelled when its connection is closed.
+    ///
+    /// Hyper's client can lose a call of a connection that is being closed: the call never ends (seen about once in 40,000
+    /// closed connections, with hyper's server as well). Whoever must not wait for ever looks at the token.
+    pub fn for_one_call(socket: &Path) -> Result<(Self, CancellationToken)> {
+        let closed = CancellationToken::new();
+        let (path, token) = (socket.to_owned(), closed.clone());
+        let connector = tower::service_fn(move |_: http::Uri| {
+            let (path, guard) = (path.clone(), token.clone().drop_guard());
+            async move {
+                let stream = UnixStream::connect(path).await?;
+                // The closure, and the guard with it, lives as long as the connection.
+                let held = InspectReader::new(stream, move |_: &[u8]| {
+                    let _ = &guard;
+                });
+                Ok::<_, std::io::Error>(TokioIo::new(held))
+            }
+        });
+        Ok((Self::on(endpoint(socket)?.connect_with_connector_lazy(connector)), closed))
     }
 
     /// Connects when something answers there, and waits for ImageFsInfo to succeed.

@@ -27,6 +27,9 @@ const EXCUSES: [Broken; 4] = [Broken::AgentKilled, Broken::Runtime, Broken::Imag
 /// A pull that is joined began earlier than the call, and the runtime tries broken requests again before it fails.
 const AFTERMATH: Duration = Duration::from_secs(30);
 
+/// After its connection is closed, a call that has not ended by then never will.
+const LOST: Duration = Duration::from_secs(5);
+
 /// How one call is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Manner {
@@ -96,7 +99,6 @@ impl Caller {
     /// Asks for an image until it is there.
     async fn serve(&mut self, want: &Want) -> Result<()> {
         while self.phase() != Phase::Done {
-            let cri = self.stage.cri()?;
             let calls = if self.rng.random_bool(0.15) { self.rng.random_range(2..=3) } else { 1 };
             let manners: Vec<_> = (0..calls).map(|_| self.manner(want)).collect();
             let always = self.rng.random_bool(0.5);
@@ -109,7 +111,7 @@ impl Caller {
                     (true, Manner::WrongPassword) => pull.credentials(user.name, "wrong"),
                     (true, _) => pull.user(user),
                 };
-                this.call(&cri, want, *manner, pull, always)
+                this.call(want, *manner, pull, always)
             });
             let mut over = self.phases.clone();
             let outcomes = tokio::select! {
@@ -117,7 +119,7 @@ impl Caller {
                 // A call may hang for ever; then its image is missing, which is said elsewhere.
                 _ = over.wait_for(|phase| *phase == Phase::Done) => return Ok(()),
             };
-            if outcomes.contains(&true) && self.is_there(&cri, want).await {
+            if outcomes.contains(&true) && self.is_there(want).await {
                 return self.supply.arrived(want).await;
             }
             tokio::time::sleep(seconds(&mut self.rng, 0.2, 1.5)).await;
@@ -133,21 +135,48 @@ impl Caller {
     }
 
     /// Makes one call, and says whether the image should be there now.
-    async fn call(&self, cri: &Cri, want: &Want, manner: Manner, pull: Pull, always: bool) -> bool {
-        if !always && matches!(cri.image_status(&want.name).await, Ok(Some(_))) {
+    async fn call(&self, want: &Want, manner: Manner, pull: Pull, always: bool) -> bool {
+        if !always && matches!(self.image_status(want).await, Some(Ok(true))) {
             self.timeline.count("pull: not needed");
             return true;
         }
         let began = Instant::now();
         let outcome = match manner {
-            Manner::Plain | Manner::WrongPassword => Some(cri.pull(&pull).await),
-            Manner::Deadline(time) => Some(cri.pull(&pull.timeout(time)).await),
-            Manner::Cancel(time) => tokio::time::timeout(time, cri.pull(&pull)).await.ok(),
+            Manner::Plain | Manner::WrongPassword => self.pull(pull).await,
+            Manner::Deadline(time) => self.pull(pull.timeout(time)).await,
+            Manner::Cancel(time) => tokio::time::timeout(time, self.pull(pull)).await.unwrap_or_default(),
         };
         if !matches!(outcome, Some(Ok(_))) {
             self.timeline.unsuccessful(&want.name);
         }
         self.judge(want, manner, began, outcome)
+    }
+
+    async fn pull(&self, pull: Pull) -> Option<Result<String, Status>> {
+        self.ask(async move |cri: Cri| cri.pull(&pull).await).await
+    }
+
+    async fn image_status(&self, want: &Want) -> Option<Result<bool, Status>> {
+        self.ask(async |cri: Cri| Ok(cri.image_status(&want.name).await?.is_some())).await
+    }
+
+    /// Makes one call. `None`: the client lost it, with its connection.
+    async fn ask<T>(&self, call: impl AsyncFnOnce(Cri) -> Result<T, Status>) -> Option<Result<T, Status>> {
+        let (cri, closed) = match Cri::for_one_call(&self.stage.socket) {
+            Ok(made) => made,
+            Err(error) => return Some(Err(Status::internal(format!("{error:#}")))),
+        };
+        let lost = async {
+            closed.cancelled().await;
+            tokio::time::sleep(LOST).await;
+        };
+        tokio::select! {
+            answer = call(cri) => Some(answer),
+            () = lost => {
+                self.timeline.count("call: lost by the client");
+                None
+            }
+        }
     }
 
     fn judge(
@@ -185,14 +214,14 @@ impl Caller {
     }
 
     /// Whether the runtime has the image that a pull brought.
-    async fn is_there(&self, cri: &Cri, want: &Want) -> bool {
+    async fn is_there(&self, want: &Want) -> bool {
         let began = Instant::now();
         loop {
-            let found = cri.image_status(&want.name).await;
+            let found = self.image_status(want).await;
             let now = Instant::now();
             match found {
-                Ok(Some(_)) => return true,
-                Ok(None) => {
+                Some(Ok(true)) => return true,
+                Some(Ok(false)) => {
                     let broken = [Broken::Runtime, Broken::ImageDisk];
                     if !self.timeline.excused(&broken, began, now, AFTERMATH) {
                         self.timeline.violation("a pulled image is there", &want.name);
@@ -200,8 +229,8 @@ impl Caller {
                     return false;
                 }
                 // The calls of the load are judged; these are many more of the same kind.
-                Err(_) if self.phase() == Phase::Done => return false,
-                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+                _ if self.phase() == Phase::Done => return false,
+                _ => tokio::time::sleep(Duration::from_millis(200)).await,
             }
         }
     }
