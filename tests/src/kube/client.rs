@@ -2,7 +2,7 @@
 //! In: a client by an administrator's certificate. Out: objects, changes of objects with the time at which they were
 //! seen, applied manifests.
 
-use crate::util::{PATIENCE, eventually};
+use crate::util::eventually;
 use anyhow::{Context as _, Result, bail};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
@@ -19,11 +19,15 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Where the leases of nodes are.
 pub const NODE_LEASES: &str = "kube-node-lease";
+
+/// How long a condition of a node is waited for. A kubelet whose Node is registered late, as on a busy machine, tries to make
+/// its CSINode again after 19 s and then after 116 s, and is not ready before.
+const CONDITION: Duration = Duration::from_secs(180);
 
 /// An administrator (group `system:masters`) of the cluster.
 #[derive(Clone)]
@@ -79,7 +83,7 @@ impl Admin {
 
     /// Waits until a condition of a node has this status: `True`, `False` or `Unknown`.
     pub async fn await_condition(&self, node: &str, kind: &str, status: &str) -> Result<NodeCondition> {
-        eventually(PATIENCE, &format!("{kind} of {node} is {status}"), || async {
+        eventually(CONDITION, &format!("{kind} of {node} is {status}"), || async {
             match self.condition(node, kind).await? {
                 Some(found) if found.status == status => Ok(found),
                 other => bail!("it is {other:?}"),
