@@ -123,8 +123,8 @@ impl Cri {
 
     /// A client for one call, and a token that is cancelled when its connection is closed.
     ///
-    /// Hyper's client can lose a call of a connection that is being closed: the call never ends (seen about once in 40,000
-    /// closed connections, with hyper's server as well). Whoever must not wait for ever looks at the token.
+    /// Hyper's client can lose a call of a connection that is being closed: the call never ends (seen for 2 of 190,000 calls to
+    /// hyper's own server, which closed connections all the time). A caller that must not wait forever watches the token.
     pub fn for_one_call(socket: &Path) -> Result<(Self, CancellationToken)> {
         let closed = CancellationToken::new();
         let (path, token) = (socket.to_owned(), closed.clone());
@@ -240,4 +240,27 @@ fn endpoint(socket: &Path) -> Result<Endpoint> {
         Endpoint::from_shared(address).with_context(|| format!("not a socket: {}", socket.display()))?;
     // The kubelet calls every CRI server `localhost`.
     Ok(endpoint.origin(http::Uri::from_static("http://localhost")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixListener;
+
+    #[tokio::test]
+    async fn the_token_of_one_call_is_cancelled_when_its_connection_is_closed() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let socket = folder.path().join("cri.sock");
+        let listener = UnixListener::bind(&socket)?;
+        let (cri, closed) = Cri::for_one_call(&socket)?;
+        let call = tokio::spawn(async move { cri.version().await });
+        let (server, _) = listener.accept().await?;
+        // The client has sent something, so the connection is in use.
+        server.readable().await?;
+        assert!(!closed.is_cancelled() && !call.is_finished());
+        drop(server);
+        tokio::time::timeout(PATIENCE, closed.cancelled()).await?;
+        call.abort();
+        Ok(())
+    }
 }

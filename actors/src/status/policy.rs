@@ -50,7 +50,7 @@ pub struct StatusPolicy {
     pub update_frequency: Duration,
     /// How often one that has not changed is reported.
     pub report_frequency: Duration,
-    /// How long the node's Lease is valid; the LeaseRenewer renews it four times as often.
+    /// Validity of the node's Lease, which is renewed after a quarter of it.
     pub lease_duration: Duration,
     /// When pulls wait, and none that runs has got on for this long, they do not flow.
     pub pulls_stalled_after: Duration,

@@ -73,7 +73,7 @@ impl Core {
     /// The node lifecycle controller ignores renewals that are earlier than the last one it has seen. A status with another
     /// heartbeat time makes it forget that one, so after a step a status is sent at once. If the controller looks between that
     /// status and the next renewal, it takes the Lease of before the step for the last one again: after a step back a
-    /// second status follows when the Lease has been renewed by the new time.
+    /// second status follows when the Lease is due to have been renewed by the new time.
     fn watch_clocks(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let before = self.clocks.replace(now);
         if self.repeat_at.is_some_and(|at| at <= moment(now)) {

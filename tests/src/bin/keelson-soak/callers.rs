@@ -114,12 +114,13 @@ impl Caller {
                 this.call(want, *manner, pull, always)
             });
             let mut over = self.phases.clone();
-            let outcomes = tokio::select! {
-                outcomes = join_all(calls) => outcomes,
-                // A call may hang for ever; then its image is missing, which is said elsewhere.
+            let arrived = async { join_all(calls).await.contains(&true) && this.is_there(want).await };
+            let arrived = tokio::select! {
+                arrived = arrived => arrived,
+                // A call may hang forever; then its image is missing, which is a violation of its own.
                 _ = over.wait_for(|phase| *phase == Phase::Done) => return Ok(()),
             };
-            if outcomes.contains(&true) && self.is_there(want).await {
+            if arrived {
                 return self.supply.arrived(want).await;
             }
             tokio::time::sleep(seconds(&mut self.rng, 0.2, 1.5)).await;
