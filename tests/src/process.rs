@@ -2,6 +2,7 @@
 //! In: a command. Out: a running process whose output goes to a log file, that ends with the test whatever happens
 //! to it, and whose log is shown when the test fails.
 
+use crate::util::until;
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -293,4 +294,20 @@ fn stat(pid: u32) -> Option<(char, u32)> {
 /// Whether a process exists and is no zombie.
 pub fn runs(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| state != 'Z')
+}
+
+/// Stops a process with SIGSTOP and waits until every thread of it stands still.
+pub async fn pause(pid: u32) -> Result<()> {
+    kill(Pid::from_raw(pid.try_into()?), Signal::SIGSTOP)
+        .with_context(|| format!("cannot stop process {pid}"))?;
+    until("every thread has stopped", || threads_stopped(pid)).await
+}
+
+fn threads_stopped(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().all(|thread| {
+        // A thread that has ended meanwhile answers nothing either.
+        let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        status.lines().find(|line| line.starts_with("State:")).is_none_or(|line| line.contains("T (stopped)"))
+    })
 }

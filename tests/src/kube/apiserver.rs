@@ -5,9 +5,9 @@ use super::audit::{self, AuditEvent};
 use super::client::Admin;
 use super::pki::{Pki, new_key, write_secret};
 use crate::peers;
-use crate::process::{Process, Program};
+use crate::process::{Process, Program, pause};
 use crate::scratch::Scratch;
-use crate::util::{PATIENCE, eventually, free_port, until};
+use crate::util::{PATIENCE, eventually, free_port};
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -159,10 +159,8 @@ impl ApiServer {
     /// Stops it with SIGSTOP and waits until every thread of it stands still: the kernel goes on taking connections
     /// for it, and nobody answers.
     pub async fn pause(&mut self) -> Result<()> {
-        let process = self.process.as_mut().context("the API server is not running")?;
-        process.signal(Signal::SIGSTOP)?;
-        let pid = process.pid();
-        until("every thread has stopped", || threads_stopped(pid)).await
+        let process = self.process.as_ref().context("the API server is not running")?;
+        pause(process.pid()).await
     }
 
     /// Lets it go on after [`ApiServer::pause`].
@@ -186,16 +184,6 @@ impl ApiServer {
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
     }
-}
-
-/// Whether every thread of a process is stopped by a signal.
-fn threads_stopped(pid: u32) -> bool {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    threads.flatten().all(|thread| {
-        // A thread that has ended meanwhile answers nothing either.
-        let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
-        status.lines().find(|line| line.starts_with("State:")).is_none_or(|line| line.contains("T (stopped)"))
-    })
 }
 
 async fn get(admin: &Admin, path: &str) -> Result<String> {

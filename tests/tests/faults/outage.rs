@@ -9,6 +9,7 @@ use keelson_tests::driver::Driver;
 use keelson_tests::images::{LARGE, TINY};
 use keelson_tests::node::Node;
 use keelson_tests::on_both_runtimes;
+use keelson_tests::process::pause;
 use keelson_tests::proxy::{Fault, Match};
 use keelson_tests::scratch::Scratch;
 use keelson_tests::util::{PATIENCE, eventually, until};
@@ -98,8 +99,8 @@ async fn case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept(kind: 
 struct Stopped(Pid);
 
 impl Stopped {
-    fn stop(pid: i32) -> Result<Self> {
-        kill(Pid::from_raw(pid), Signal::SIGSTOP)?;
+    async fn stop(pid: i32) -> Result<Self> {
+        pause(pid.try_into()?).await?;
         Ok(Self(Pid::from_raw(pid)))
     }
 }
@@ -119,7 +120,7 @@ async fn a_runtime_that_hangs_is_noticed_and_does_not_take_the_agent_along() -> 
     let cri = agent.cri().await?;
     cri.pull_image(&node.name(&images[0])).await?;
 
-    let stopped = Stopped::stop(pid_behind(node.runtime.socket()).await?)?;
+    let stopped = Stopped::stop(pid_behind(node.runtime.socket()).await?).await?;
     // Its socket takes connections still: only an answer that does not come tells.
     let call = pulling(&cri, Pull::new(&node.name(&images[1])));
     let mut request = tonic::Request::new(keelson_proto::cri::ImageStatusRequest::default());
