@@ -3,7 +3,7 @@
 //! Owns: what the runtime's word means for a pull and its callers, how long a lost pull waits, and
 //! which leases live on.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use keelson_proto::Code;
 
@@ -16,6 +16,10 @@ use crate::{
     pulls::{handover::HandedOutcome, record::Write},
     runtime::{Capabilities, PullReply},
 };
+
+/// A pull that the runtime cancels sooner than this shared the end of one that the agent had cancelled; later it may have been
+/// the runtime's own time limit. CRI-O makes one pull of equal requests, also of one that it still takes down.
+const SHARED_END: Duration = Duration::from_secs(10);
 
 /// How many pulls of one image are looked at when it has arrived.
 const ASK_AT_ONCE: usize = 256;
@@ -34,8 +38,10 @@ impl Core {
             return;
         }
         match outcome {
-            Outcome::Lost(_) if self.is_handed_over() => self.give_away(id, fx),
-            Outcome::Lost(reply) if pull.losses < self.policy.runtime_retries && !pull.callers_gone() => {
+            outcome if self.is_handed_over() && self.is_no_answer(id, &outcome, now) => {
+                self.give_away(id, fx)
+            }
+            Outcome::Lost(reply) if self.can_ask_again(id) => {
                 self.disarm_pull(id);
                 let until = now.mono + self.policy.hold;
                 if let Some(pull) = self.pulls.get_mut(&id) {
@@ -47,14 +53,37 @@ impl Core {
                 let text = format!("{} lost its runtime; it goes on when that is back", self.name_of(id));
                 fx.push(Effect::Note(Note { warn: true, text }));
             }
-            Outcome::Answered(reply) if self.is_runtime_full(&reply) && self.is_handed_over() => {
-                self.give_away(id, fx)
-            }
             Outcome::Answered(reply) if self.is_runtime_full(&reply) => {
                 self.runtime_full(id, &reply, now, fx)
             }
+            Outcome::Answered(reply) if self.shared_an_end(id, &reply, now) && self.can_ask_again(id) => {
+                if let Some(pull) = self.pulls.get_mut(&id) {
+                    pull.losses += 1;
+                }
+                fx.push(Effect::Count(Tally::Retried("RuntimeCancelled")));
+                self.pause(id, now);
+            }
             Outcome::Answered(reply) | Outcome::Lost(reply) => self.conclude(id, &reply, now, fx),
         }
+    }
+
+    /// Whether the runtime has not said how the pull itself went.
+    fn is_no_answer(&self, id: PullId, outcome: &Outcome, now: Now) -> bool {
+        match outcome {
+            Outcome::Lost(_) => true,
+            Outcome::Answered(reply) => self.is_runtime_full(reply) || self.shared_an_end(id, reply, now),
+        }
+    }
+
+    /// Whether this is the end of an earlier pull that the agent had cancelled.
+    fn shared_an_end(&self, id: PullId, reply: &PullReply, now: Now) -> bool {
+        reply.result.as_ref().is_err_and(|status| status.code == Code::Cancelled)
+            && self.pulls.get(&id).is_some_and(|pull| now.mono.saturating_sub(pull.asked) < SHARED_END)
+    }
+
+    fn can_ask_again(&self, id: PullId) -> bool {
+        let allowed = |pull: &Pull| pull.losses < self.policy.runtime_retries && !pull.callers_gone();
+        self.pulls.get(&id).is_some_and(allowed)
     }
 
     /// Whether the runtime refused for the limit that it was handed.

@@ -99,6 +99,7 @@ fn callers_with_credentials_join_only_their_own_running_pull() {
 fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
     type Act = fn(&mut Bench, CallerId, PullId);
     let lose: Act = |old, _, pull| old.finish(pull, lost("the runtime is gone"));
+    let share: Act = |old, _, pull| old.finish(pull, fails(Code::Cancelled, "context canceled"));
     let fail: Act = |old, _, pull| old.finish(pull, fails(Code::NotFound, "no such image"));
     let leave: Act = |old, caller, _| {
         old.leave(caller);
@@ -108,6 +109,7 @@ fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
     for (name, act, joined, running, starts) in [
         ("the runtime is lost", lose, false, 1, 1),
         ("the runtime is lost, joined", lose, true, 1, 1),
+        ("it shares the end of a cancelled one", share, false, 1, 1),
         ("it fails", fail, false, 0, 0),
         ("everybody left", leave, false, 0, 0),
         ("everybody left but who joined", leave, true, 1, 1),

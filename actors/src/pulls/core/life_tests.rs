@@ -5,7 +5,7 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    End, Event, Policy, PullId, Refusal,
+    End, Event, Policy, PullId, Refusal, Tally,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
@@ -131,6 +131,31 @@ fn a_runtime_that_stays_away_gives_the_error_unchanged_after_the_hold_time() {
     bench.pass(seconds(1));
     assert_eq!(bench.status(caller).message, "EOF");
     assert_eq!(bench.running(), 0);
+}
+
+#[test]
+fn a_pull_that_shares_the_end_of_a_cancelled_one_is_asked_again_so_often_and_then_the_error_stands() {
+    let cancelled = || fails(Code::Cancelled, "happened during read: context canceled");
+    let mut bench = Bench::up(limit(1));
+    let caller = bench.ask(image("r/a"));
+    for attempts in 1..=2 {
+        bench.finish(bench.pull(caller), cancelled());
+        assert!(
+            bench.waits(caller) && bench.starts.len() == attempts,
+            "not at once: it might share it again"
+        );
+        bench.pass(seconds(1));
+        assert_eq!(bench.starts.len(), attempts + 1);
+    }
+    assert_eq!(bench.tallies, [Tally::Retried("RuntimeCancelled"), Tally::Retried("RuntimeCancelled")]);
+    bench.finish(bench.pull(caller), cancelled());
+    assert_eq!(bench.status(caller).message, "happened during read: context canceled");
+    assert_eq!((bench.running(), bench.starts.len()), (0, 3));
+
+    let slow = bench.ask(image("r/b"));
+    bench.pass(seconds(10));
+    bench.finish(bench.pull(slow), cancelled());
+    assert_eq!(bench.status(slow).code, Code::Cancelled, "a time limit of the runtime");
 }
 
 #[test]
