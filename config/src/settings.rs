@@ -282,8 +282,8 @@ settings! {
         reject_retries: u32 = 3, within(0, 100), live;
         /// With `when_full = "reject"`: the length of one interval.
         reject_retry_interval: Duration = secs(10), within(ms(1), mins(10)), live;
-        /// How often a pull is tried again when the runtime went away in the middle of it, or let it share the end of an
-        /// earlier pull that was cancelled (CRI-O).
+        /// How often a pull is tried again when the runtime went away in the middle of it, or failed it together with an equal
+        /// pull that was cancelled a moment before (CRI-O).
         runtime_retries: u32 = 2, within(0, 100), live;
         /// How long a caller that left the queue may take to return to its old place; also one whose credentials failed
         /// and that has others. Callers without a pod have no place to return to.

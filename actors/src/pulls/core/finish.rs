@@ -17,8 +17,8 @@ use crate::{
     runtime::{Capabilities, PullReply},
 };
 
-/// A pull that the runtime cancels sooner than this shared the end of one that the agent had cancelled; later it may have been
-/// the runtime's own time limit. CRI-O makes one pull of equal requests, also of one that it still takes down.
+/// A pull that the runtime cancels within this time of being asked counts as joined to one that the agent had cancelled: CRI-O
+/// makes one pull of equal requests, also while it still takes the first one down. Later it may be the runtime's own time limit.
 const SHARED_END: Duration = Duration::from_secs(10);
 
 /// How many pulls of one image are looked at when it has arrived.
@@ -75,7 +75,7 @@ impl Core {
         }
     }
 
-    /// Whether this is the end of an earlier pull that the agent had cancelled.
+    /// Whether this is taken for the end of an earlier pull, which the agent had cancelled.
     fn shared_an_end(&self, id: PullId, reply: &PullReply, now: Now) -> bool {
         reply.result.as_ref().is_err_and(|status| status.code == Code::Cancelled)
             && self.pulls.get(&id).is_some_and(|pull| now.mono.saturating_sub(pull.asked) < SHARED_END)

@@ -139,7 +139,7 @@ struct Pull {
     /// The slot it holds.
     lane: Option<Lane>,
     attempts: u32,
-    /// How often it was lost with its runtime since it last got an answer.
+    /// How often it was lost with its runtime, or failed with another, cancelled pull, since it last got an answer of its own.
     losses: u32,
     requested: Now,
     started: Option<Now>,
