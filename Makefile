@@ -44,6 +44,7 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 	@$(CARGO) build --workspace --bin keelson
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/restarts.sh \
 		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
+	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/proxy.sh
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson
 	@scripts/install-packages.sh test

@@ -3,6 +3,7 @@
 mod env;
 mod file;
 mod flags;
+mod kube_proxy;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +28,8 @@ pub(crate) type Layer = BTreeMap<String, (Json, Origin)>;
 pub(crate) struct Findings {
     pub(crate) problems: Vec<Problem>,
     pub(crate) wrong: BTreeSet<String>,
+    /// The file is kube-proxy's configuration; what has no effect of it.
+    pub(crate) kube_proxy: Option<Vec<String>>,
 }
 
 impl Findings {

@@ -85,6 +85,8 @@ pub struct Loaded {
     pub entries: Vec<Entry>,
     /// The file that was read, if one was.
     pub file: Option<PathBuf>,
+    /// Where the file is a `KubeProxyConfiguration` of kube-proxy: notes on what has no effect of it, each with its place.
+    pub kube_proxy: Option<Vec<String>>,
 }
 
 /// Reads, merges and checks.
@@ -121,6 +123,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Errors> {
         entries: entries(&settings, &merged),
         settings: Arc::new(settings),
         file: file_read.then(|| path.to_owned()),
+        kube_proxy: found.kube_proxy,
     })
 }
 

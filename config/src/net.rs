@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use crate::error::{Fault, quote};
 use crate::rules::{Any, Raw, Setting};
-use crate::values::NodePortAddresses;
+use crate::values::{InterfacePattern, NodePortAddresses};
 
 /// The word for the node's own addresses.
 const PRIMARY: &str = "primary";
@@ -48,6 +48,22 @@ impl Setting for Vec<IpNet> {
 
     fn describe(_: &Any) -> String {
         "list of networks (CIDR); as text with commas between them".into()
+    }
+}
+
+impl Setting for Vec<InterfacePattern> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        raw.texts("a list of interfaces, such as [\"eth0\", \"veth*\"]")?.map(interface_pattern).collect()
+    }
+
+    fn show(&self) -> Json {
+        self.iter().map(|pattern| pattern.0.clone()).collect()
+    }
+
+    fn describe(_: &Any) -> String {
+        "list of interfaces, names or beginnings of names with `*`; as text with commas between them".into()
     }
 }
 
@@ -131,6 +147,15 @@ fn network(text: &str) -> Result<IpNet, Fault> {
     }
 }
 
+fn interface_pattern(text: &str) -> Result<InterfacePattern, Fault> {
+    match text.strip_suffix('*').unwrap_or(text) {
+        // Every interface.
+        "" => {}
+        name => check_interface(name)?,
+    }
+    Ok(InterfacePattern(text.to_owned()))
+}
+
 /// The kernel's rules for names of interfaces (`dev_valid_name`), which hold for their beginnings as well.
 pub(crate) fn check_interface(text: &str) -> Result<(), Fault> {
     let malformed = |reason: &str| Fault::Malformed {
@@ -188,6 +213,22 @@ mod tests {
             ("::ffff:10.0.0.7", "write \"10.0.0.7\""),
         ] {
             let message = list::<Vec<IpAddr>>(&[text]).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn patterns_of_interfaces() {
+        let interfaces: Vec<InterfacePattern> = list(&["eth0", " veth* ", "", "*"]).unwrap();
+        assert_eq!(interfaces.show(), serde_json::json!(["eth0", "veth*", "*"]));
+        for (text, part) in [
+            ("eth0/1", "a character that no interface's name has"),
+            ("ve*th", "a character that no interface's name has"),
+            ("veth**", "a character that no interface's name has"),
+            ("a-name-of-16-bytes", "too long"),
+            (".", "a folder's name"),
+        ] {
+            let message = list::<Vec<InterfacePattern>>(&[text]).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
         }
     }

@@ -436,13 +436,13 @@ impl Setting for Vec<ListenSpec> {
     }
 }
 
-impl Setting for Option<ListenSpec> {
+impl Setting for Option<SocketSpec> {
     type Rule = Any;
 
-    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+    fn read(raw: &Raw, rule: &Any) -> Result<Self, Fault> {
         let text =
-            raw.text("an address as text, such as \"unix:///run/keelson/endpoints.sock\", or \"\"")?.trim();
-        if text.is_empty() { Ok(None) } else { ListenSpec::parse(text).map(Some) }
+            raw.text("a unix socket address as text, such as \"unix:///run/keelson/name.sock\", or \"\"")?;
+        if text.trim().is_empty() { Ok(None) } else { SocketSpec::read(raw, rule).map(Some) }
     }
 
     fn show(&self) -> Json {
@@ -450,7 +450,7 @@ impl Setting for Option<ListenSpec> {
     }
 
     fn describe(_: &Any) -> String {
-        "`unix:///path` or `tcp://address:port`, or \"\"".into()
+        "unix socket, `unix:///path`, or \"\"".into()
     }
 }
 

@@ -16,8 +16,8 @@ use crate::gates::{self, FeatureGates, Gate};
 use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, NodePortAddresses, ProxyBackend,
-    Register, Role, SocketMode, SocketSpec, WhenFull,
+    DetectLocalMode, EndpointsSource, Enforce, InterfacePattern, ListenSpec, LogFormat, NodePortAddresses,
+    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenFull,
 };
 
 /// The section of the gates, whose keys are the gates' names.
@@ -381,16 +381,22 @@ settings! {
         /// A folder of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.
         manifests: Option<PathBuf> = None, Any, restart;
         /// Where the Endpoints API is served. Loopback addresses only, unless `allow_remote`.
-        listen: Vec<ListenSpec> = vec![ListenSpec::Unix(SocketSpec::built_in("/run/keelson/endpoints.sock"))], Any, restart;
+        listen: Vec<ListenSpec> = vec![ListenSpec::Unix(SocketSpec::built_in("/run/keelson-endpoints/endpoints.sock"))], Any, restart;
         /// Allow `listen` addresses that other machines can reach. There is no authentication on them.
         allow_remote: bool = false, Any, restart;
         /// Permissions of the sockets in `listen`.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
         /// While changes keep coming, at most one revision in this time; the first after a pause is published at once.
         min_interval: Duration = ms(10), within(secs(0), secs(10)), restart;
+        /// Maximum time that a write to the state disk may delay a revision. After it the revision is published from memory,
+        /// under a new instance ID, until the disk answers.
+        write_timeout: Duration = secs(5), within(secs(1), mins(10)), restart;
+        /// Maximum age of a state on disk that is served after the node has booted, counted from when it was current last. A node that
+        /// was off for longer serves nothing until its sources are synced: other pods may have the addresses by then.
+        max_age_after_boot: Duration = hours(1), within(secs(0), hours(8760)), restart;
         /// For how many revisions it is known what changed, so that a client that was away gets only that.
         history: u32 = 1000, within(1, 100_000), restart;
-        /// How many clients may follow at once; further ones are told RESOURCE_EXHAUSTED.
+        /// How many clients may follow at once, for each address of `listen`; further ones are told RESOURCE_EXHAUSTED.
         max_watchers: u32 = 1000, within(1, 100_000), restart;
     }
 
@@ -399,8 +405,9 @@ settings! {
     proxy: Proxy {
         /// What makes the Services work: `nft`, rules of nftables (kernel 5.13 or later).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
-        /// Where the agent serves the Endpoints API; empty: the first address of `endpoints.listen`.
-        target: Option<ListenSpec> = None, Any, restart;
+        /// Where the agent serves the Endpoints API; empty: the first unix socket of `endpoints.listen`. A port would not do: any
+        /// user of the machine can listen at it while the agent restarts, and would write the node's rules.
+        target: Option<SocketSpec> = None, Any, restart;
         /// Addresses that stand for the node's own, at most one a family, as kube-proxy's `bindAddress`; a family
         /// without one here, or with `0.0.0.0` or `::`, has the node's.
         bind_address: Vec<IpAddr> = Vec::new(), Any, restart;
@@ -425,14 +432,54 @@ settings! {
         /// networks, or with `primary` alone the node's own. All addresses of a family: a network such as
         /// `0.0.0.0/0`, or networks of the other family only. Empty: `primary`.
         nodeport_addresses: NodePortAddresses = NodePortAddresses::Primary, Any, restart;
-        /// How long at most until rules that something else has changed are put right, as kube-proxy's `syncPeriod`.
+        /// Serve `spec.externalIPs` of Services, as kube-proxy's feature gate `AllowServiceExternalIPs`. With them,
+        /// anyone with write access to Services can intercept traffic to any address (CVE-2020-8554).
+        allow_external_ips: bool = true, Any, restart;
+        /// How long at most until rules that another program has changed are repaired, as kube-proxy's `syncPeriod`.
         sync_period: Duration = secs(30), within(secs(1), hours(24)), restart;
+        /// For how long endpoints may be stale, because the API server or the agent cannot be reached, before `/healthz` and health
+        /// check node ports answer 503. The rules stay. 0s for never, as kube-proxy.
+        max_staleness: Duration = hours(24), zero_or("never", secs(1), hours(8760)), restart;
+        /// While changes keep coming, at most one commit to nftables in this time for each IP family, as kube-proxy's
+        /// `minSyncPeriod`; the first ten after a quiet time are made at once. Each commit makes other programs that read the ruleset begin again, so a
+        /// burst that goes on for a minute is also interrupted for 20 microseconds per element (5 s at most). 0: no limit.
+        min_sync_period: Duration = ms(100), within(secs(0), mins(1)), restart;
+        /// Interfaces whose forwarded connections to Services are offloaded to a flowtable of nftables once they are
+        /// established (TCP and UDP): names, or beginnings of names with `*` after them, such as `["eth0", "veth*"]`.
+        /// Empty: no flowtable. Packets of an offloaded connection bypass the rules of all other programs, a NetworkPolicy
+        /// that changes among them: read `docs/proxy.md` before you set it.
+        flowtable_interfaces: Vec<InterfacePattern> = Vec::new(), Any, restart;
+        /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
+        /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
+        /// namespace of its own cannot change it.
+        conntrack_max_per_core: u32 = 32768, zero_or("the kernel's limit", 1, 1_048_576), restart;
+        /// Minimum of that limit, as kube-proxy's `conntrack.min`. Not used if `conntrack_max_per_core` is 0.
+        conntrack_min: u32 = 131_072, within(0, 16_777_216), restart;
+        /// Idle timeout of established TCP connections in conntrack, as kube-proxy's `conntrack.tcpEstablishedTimeout`. 0
+        /// keeps the kernel's value.
+        conntrack_tcp_timeout_established: Duration = hours(24), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        /// Timeout of TCP connections in CLOSE_WAIT, as kube-proxy's `conntrack.tcpCloseWaitTimeout`. 0 keeps the
+        /// kernel's value.
+        conntrack_tcp_timeout_close_wait: Duration = hours(1), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        /// Accept TCP segments outside the window, as kube-proxy's `conntrack.tcpBeLiberal`. `false` keeps the kernel's
+        /// value.
+        conntrack_tcp_be_liberal: bool = false, Any, restart;
+        /// Timeout of UDP entries without a reply, as kube-proxy's `conntrack.udpTimeout`. 0 keeps the kernel's value.
+        conntrack_udp_timeout: Duration = secs(0), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        /// Timeout of UDP entries with replies, as kube-proxy's `conntrack.udpStreamTimeout`. 0 keeps the kernel's value.
+        conntrack_udp_timeout_stream: Duration = secs(0), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        /// Directory of the kernel's conntrack settings. A container sees `/proc/sys` read-only; there, mount the host's
+        /// directory elsewhere and name the mount here, as `packaging/kubernetes/proxy.yaml` does.
+        conntrack_sysctl_dir: PathBuf = "/proc/sys/net/netfilter".into(), Any, restart;
         /// Where `/healthz` and `/livez` answer, as kube-proxy's `healthzBindAddress`: load balancers ask there whether
         /// the node takes traffic. Empty for off; port 0 takes a free one.
         healthz_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([0, 0, 0, 0], 10256))), Any, restart;
         /// Where `/metrics` and `/proxyMode` answer, as kube-proxy's `metricsBindAddress`, without authentication. Empty
         /// for off; port 0 takes a free one.
         metrics_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 10249))), Any, restart;
+        /// End where `healthz_bind_address` or `metrics_bind_address` cannot be listened on, as kube-proxy's
+        /// `bindAddressHardFail`; else it is retried every 5 s, and nothing else waits for it.
+        bind_address_hard_fail: bool = false, Any, restart;
         /// The socket of the proxy's debug API, which `keelson proxy explain` and `keelson proxy state` use.
         listen: SocketSpec = SocketSpec::built_in("/run/keelson-proxy/proxy.sock"), Any, restart;
         /// Permissions of that socket.
@@ -462,11 +509,14 @@ settings! {
 }
 
 impl Settings {
-    /// Where `keelson proxy` finds the Endpoints API: `proxy.target`, else the first address of `endpoints.listen` that
-    /// can be connected to; none: there is none.
-    pub fn proxy_target(&self) -> Option<&ListenSpec> {
-        let known = |spec: &&ListenSpec| !matches!(spec, ListenSpec::Tcp(address) if address.port() == 0);
-        self.proxy.target.as_ref().or_else(|| self.endpoints.listen.iter().find(known))
+    /// Where `keelson proxy` finds the Endpoints API: `proxy.target`, else the first unix socket of `endpoints.listen`; none: there is
+    /// none.
+    pub fn proxy_target(&self) -> Option<&SocketSpec> {
+        let sockets = self.endpoints.listen.iter().filter_map(|spec| match spec {
+            ListenSpec::Unix(socket) => Some(socket),
+            ListenSpec::Tcp(_) => None,
+        });
+        self.proxy.target.as_ref().or(sockets.into_iter().next())
     }
 }
 

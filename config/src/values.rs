@@ -324,6 +324,10 @@ pub enum NodePortAddresses {
     Networks(Vec<IpNet>),
 }
 
+/// Interfaces by their name, or by its beginning with `*` after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfacePattern(pub String);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -356,7 +360,8 @@ mod tests {
 
     #[test]
     fn addresses_to_listen_at() {
-        for text in ["unix:///run/keelson/endpoints.sock", "tcp://127.0.0.1:12345", "tcp://[::1]:0"] {
+        for text in ["unix:///run/keelson-endpoints/endpoints.sock", "tcp://127.0.0.1:12345", "tcp://[::1]:0"]
+        {
             assert_eq!(ListenSpec::parse(text).unwrap().to_string(), text);
         }
         for (text, part) in [

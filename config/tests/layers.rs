@@ -173,7 +173,9 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         (path, v) if path.starts_with("kube.") => Just(v.clone()).boxed(),
         ("node.role", _) => words(&["node", "companion"]),
         ("node.register_node", _) => words(&["once", "always", "never"]),
-        ("node.root_dir", _) => word.prop_map(|w| format!("/var/{w}").into()).boxed(),
+        ("node.root_dir" | "agent.state_dir" | "proxy.conntrack_sysctl_dir", _) => {
+            word.prop_map(|w| format!("/var/{w}").into()).boxed()
+        }
         ("node.lease_duration" | "node.pulls_stalled_after", _) => {
             (10u32..=119).prop_map(|s| format!("{s}s").into()).boxed()
         }
@@ -187,7 +189,6 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             word.prop_map(Json::from).boxed()
         }
         ("agent.node_name", _) => word.prop_map(Json::from).boxed(),
-        ("agent.state_dir", _) => word.prop_map(|w| format!("/var/{w}").into()).boxed(),
         ("agent.log", _) => words(&["info", "WARN", "debug,keelson_cri=trace", "off,[span{x=1}]=info"]),
         ("agent.log_format", _) => words(&["text", "json"]),
         ("pulls.when_full", _) => words(&["wait", "reject"]),
@@ -203,11 +204,12 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("proxy.backend", _) => words(&["nft"]),
         ("proxy.detect_local_mode", _) => words(&["ClusterCIDR", "NodeCIDR"]),
         ("proxy.masquerade_bit", _) => (0u32..=31).prop_map(Json::from).boxed(),
-        ("proxy.target", _) => words(&["", "unix:///run/e.sock", "tcp://[::1]:12345"]),
+        ("proxy.target", _) => words(&["", "unix:///run/e.sock"]),
         ("proxy.bind_address", _) => lists(&["10.0.0.7", "10.0.0.7,fd00::7", "::"]),
         ("proxy.cluster_cidr", _) => lists(&["10.244.0.0/16", "fd00:10:244::/56,10.0.0.0/8"]),
         ("proxy.nodeport_addresses", _) => lists(&["primary", "10.0.0.0/8,127.0.0.0/8", "::/0"]),
         ("proxy.bridge_interface" | "proxy.interface_name_prefix", _) => words(&["", "cbr0", "veth"]),
+        ("proxy.flowtable_interfaces", _) => lists(&["eth0", "eth0,veth*", "*"]),
         ("proxy.http", _) => words(&["", "[::1]:9441", "[::1]:0"]),
         ("proxy.healthz_bind_address", _) => words(&["", "[::1]:10256", "[fd00::7]:10256"]),
         ("proxy.metrics_bind_address", _) => words(&["", "[::1]:10249", "[::1]:0"]),
@@ -222,7 +224,9 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("pulls.progress_retention" | "pulls.record_max_age", _) => {
             (1u32..=1440).prop_map(|m| format!("{m}m").into()).boxed()
         }
-        ("endpoints.min_interval", _) => (0u32..=10_000).prop_map(|ms| format!("{ms}ms").into()).boxed(),
+        ("endpoints.min_interval" | "proxy.min_sync_period", _) => {
+            (0u32..=10_000).prop_map(|ms| format!("{ms}ms").into()).boxed()
+        }
         ("pulls.progress_interval", _) => (50u32..=60_000).prop_map(|ms| format!("{ms}ms").into()).boxed(),
         (_, Json::String(_)) => (1u32..=119).prop_map(|s| format!("{s}s").into()).boxed(),
         (_, Json::Number(_)) => (1u32..=100).prop_map(Json::from).boxed(),

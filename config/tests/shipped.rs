@@ -117,3 +117,22 @@ fn shown_as_table_and_json() {
     assert_eq!(json["settings"]["cri.socket_mode"]["value"], "0660");
     assert_eq!(json["settings"].as_object().unwrap().len(), loaded.entries.len());
 }
+
+/// P11: of the node, the pod of the DaemonSet sees the folder of the Endpoints API, and no folder with another socket: whoever
+/// reaches `cri.sock` is root on the node.
+#[test]
+fn p11_the_proxys_pod_reaches_the_endpoints_socket_and_no_other() {
+    let manifest = std::fs::read_to_string(crate_file("../packaging/kubernetes/proxy.yaml")).unwrap();
+    let host_paths: Vec<&Path> = manifest
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("hostPath: { path: ")?.split(',').next())
+        .map(Path::new)
+        .collect();
+    assert_eq!(host_paths.len(), manifest.matches("hostPath:").count(), "a hostPath of another form");
+    let settings = defaults();
+    let sees = |socket: &Path| host_paths.iter().any(|path| socket.starts_with(path));
+    assert!(sees(settings.proxy_target().unwrap().path()), "{host_paths:?}");
+    for socket in [&settings.cri.listen, &settings.debug.listen, &settings.cri.runtime_endpoint] {
+        assert!(!sees(socket.path()), "{socket} is in one of {host_paths:?}");
+    }
+}

@@ -5,10 +5,10 @@ use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::posix_fallocate;
 use nix::sys::statvfs::statvfs;
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// A mounted ext4 file system in a file. Unmounted on drop, which frees the loop device.
@@ -73,6 +73,32 @@ impl LoopDisk {
         let status = frozen.wait().await.context("cannot wait for fsfreeze")?;
         ensure!(status.success(), "fsfreeze of {} ended with {status}", self.mounted_at.display());
         Ok(())
+    }
+
+    /// Blocks every write until the guard is dropped. A process of its own thaws the disk, even when this one is killed.
+    pub fn freeze_until_dropped(&self) -> Result<Frozen> {
+        let script = "fsfreeze --freeze \"$0\" && { echo; cat; fsfreeze --unfreeze \"$0\"; }";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(&self.mounted_at).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut frozen = Frozen(command.process_group(0).spawn().context("cannot run fsfreeze")?);
+        let mut says = frozen.0.stdout.take().context("it has an output")?;
+        says.read_exact(&mut [0]).with_context(|| format!("cannot freeze {}", self.mounted_at.display()))?;
+        Ok(frozen)
+    }
+}
+
+/// A frozen disk. Thawed on drop, which waits for that.
+#[derive(Debug)]
+pub struct Frozen(Child);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // Its input ends with that, and so does the `cat` before it thaws the disk.
+        drop(self.0.stdin.take());
+        match self.0.wait() {
+            Ok(status) if status.success() => {}
+            ended => eprintln!("cannot thaw the disk: {ended:?}"),
+        }
     }
 }
 

@@ -55,7 +55,8 @@ install_units() {
     rm -rf "$units"
     mkdir -p "$units"
     install -m 0755 "$program" /usr/bin/keelson
-    install -m 0644 "$repository"/packaging/keelson.service "$repository"/packaging/keelson-*.socket "$units"
+    install -m 0644 "$repository"/packaging/keelson{,-proxy}.service "$repository"/packaging/keelson-*.socket "$units"
+    install -D -m 0644 "$repository/packaging/keelson-endpoints-group.conf" -t "$units/keelson.service.d"
     install -D -m 0644 "$repository/packaging/keelson.sysusers.conf" /usr/lib/sysusers.d/keelson.conf
     install -D -m 0644 "$repository/packaging/keelson.toml" /etc/keelson/keelson.toml
     systemd-sysusers /usr/lib/sysusers.d/keelson.conf

@@ -24,7 +24,7 @@ use super::{
     ListServices, NodeChanged, Published, Resource, Seen, ServiceChanged, SliceChanged, SourceEvent,
     SourceHealthChanged, SourceKind,
     core::{Core, Counted, Disk, Effect, EndpointsPolicy, Event, Kept, Start},
-    record::{self, Loaded, Write},
+    record::{self, Loaded, Restored, Write},
 };
 use crate::{
     clock::Clock,
@@ -253,9 +253,7 @@ impl EndpointPublisher {
     fn reload(&mut self, ctx: &mut Context<Self>) {
         let mut kept = std::mem::take(&mut self.kept);
         if let Some(memory) = kept.memory.take() {
-            let disk = Disk::Behind { retry: self.clock.now().mono, failures: 1 };
-            let start = Start { restored: Some(memory), disk, shown: self.shown(), kept };
-            return self.begin(start, ctx);
+            return self.begin_behind(Some(memory), kept, ctx);
         }
         let (store, turn) = (self.store.clone(), self.store_turn.clone());
         let node_name = self.policy.node_name.clone();
@@ -263,11 +261,18 @@ impl EndpointPublisher {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             record::load(&**store, &node_name)
         });
+        // The disk of a process that starts is waited for, readers see nothing yet.
+        let limit = if kept.is_restart { self.policy.write_timeout } else { Duration::MAX };
+        let load = tokio::time::timeout(limit, load);
         ctx.wait(wrap_future::<_, Self>(load).map(move |loaded, actor, ctx| {
             let loaded = match loaded {
-                Ok(Ok(loaded)) => loaded,
-                Ok(Err(error)) => Loaded::Lost(chain(&error)),
-                Err(error) => Loaded::Lost(error.to_string()),
+                Ok(Ok(Ok(loaded))) => loaded,
+                Ok(Ok(Err(error))) => Loaded::Lost(chain(&error)),
+                Ok(Err(error)) => Loaded::Lost(error.to_string()),
+                Err(_) => {
+                    let fallback = kept.fallback.take();
+                    return actor.begin_behind(fallback, kept, ctx);
+                }
             };
             let (restored, disk) = match loaded {
                 Loaded::Whole(restored) => (Some(*restored), Disk::Same),
@@ -283,6 +288,12 @@ impl EndpointPublisher {
             let shown = actor.shown();
             actor.begin(Start { restored, disk, shown, kept }, ctx);
         }));
+    }
+
+    /// Begins with what readers see, where the disk has something else or does not answer.
+    fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept, ctx: &mut Context<Self>) {
+        let disk = Disk::Behind { retry: self.clock.now().mono, failures: 1 };
+        self.begin(Start { restored, disk, shown: self.shown(), kept }, ctx);
     }
 
     fn shown(&self) -> Option<Arc<Published>> {
@@ -321,7 +332,7 @@ impl Supervised for EndpointPublisher {
         // What sources said is forgotten, which they learn with what they say next; what is not said again unless it
         // changes is kept.
         if let Some(core) = self.core.take() {
-            self.kept = core.keep();
+            self.kept = core.keep(rand::random());
         }
         self.timer = None;
     }

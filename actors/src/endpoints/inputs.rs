@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use keelson_proto::{
     endpoints as pb,
-    kubernetes::ObjectMeta,
+    kubernetes::{ObjectMeta, ServiceCidrSpec},
     localnetv1::{NodeInfo, ServiceEndpoints},
 };
 use prost::Message;
@@ -94,6 +94,10 @@ pub(super) struct Inputs {
     services: usize,
     cidrs: BTreeMap<ServiceName, (ServiceCidr, u32)>,
     node: Option<NodeView>,
+    /// The Node as an earlier process knew it.
+    remembered: Option<NodeView>,
+    /// The ServiceCIDRs as an earlier process knew them.
+    remembered_cidrs: Vec<String>,
     progress: [Progress; 3],
     dirty: Dirty,
     /// Changes made before this, in Unix milliseconds, tell nothing of how long they took.
@@ -139,6 +143,8 @@ impl Inputs {
             services: 0,
             cidrs: BTreeMap::new(),
             node: None,
+            remembered: None,
+            remembered_cidrs: Vec::new(),
             progress: [Progress::default(); 3],
             dirty: Dirty::default(),
             since_unix_ms,
@@ -166,8 +172,15 @@ impl Inputs {
         self.take(2, seen, Self::put_cidr, Self::remove_cidr, Self::sweep_cidrs)
     }
 
+    /// Takes the Node as an earlier process knew it.
+    pub(super) fn remember_node(&mut self, node: &NodeInfo) {
+        self.remembered = Some(view::node_view(node));
+        self.remembered_cidrs.clone_from(&node.service_cid_rs);
+    }
+
     /// Takes the Node as it is now.
     pub(super) fn node(&mut self, node: NodeView) {
+        let node = node.or_last(self.node.as_ref().or(self.remembered.as_ref()));
         let Some(former) = self.node.replace(node) else {
             self.dirty.node = true;
             return self.all_dirty();
@@ -209,6 +222,10 @@ impl Inputs {
                     sweep(self, listing);
                 }
                 (Seen::Listed, Stage::Listed) => {}
+                (Seen::Refused, _) => {
+                    progress.stage = Stage::Listed;
+                    self.recall(place);
+                }
             }
         }
         // A source that has nothing to tell learns by telling nothing that it has to begin anew.
@@ -303,6 +320,15 @@ impl Inputs {
             });
             !entry.is_empty()
         });
+    }
+
+    /// Takes over what an earlier process knew of a kind, until it is listed. Of Services and slices nothing is.
+    fn recall(&mut self, place: usize) {
+        if place == 2 && self.cidrs.is_empty() && !self.remembered_cidrs.is_empty() {
+            let metadata = Some(ObjectMeta { name: "remembered".to_owned(), ..ObjectMeta::default() });
+            let spec = Some(ServiceCidrSpec { cidrs: self.remembered_cidrs.clone() });
+            self.put_cidr(ServiceCidr { metadata, spec });
+        }
     }
 
     fn put_cidr(&mut self, cidr: ServiceCidr) {

@@ -65,6 +65,8 @@ pub enum Seen<T> {
     Gone(ServiceName),
     /// The listing is whole: what did not come within it does not exist.
     Listed,
+    /// The listing is refused, and nothing waits for it: what was known before stays, also what an earlier process knew.
+    Refused,
 }
 
 /// The kinds of objects that a source looks at.
@@ -109,8 +111,28 @@ pub struct NodeView {
     pub ips: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<String>,
-    /// Not being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
+    /// Not being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`. Of a Node that was deleted: as it was last
+    /// seen.
     pub eligible: bool,
+}
+
+impl NodeView {
+    /// The facts to go by, of which `last` are those so far.
+    ///
+    /// A Node that was deleted keeps its last facts, and one without addresses its last addresses: what is missing for a while
+    /// must not change what answers on the node. Source: kube-proxy, which keeps the last Node it has seen, and the
+    /// addresses that it found at its start.
+    #[must_use]
+    pub fn or_last(mut self, last: Option<&Self>) -> Self {
+        let Some(last) = last.filter(|last| last.name == self.name) else { return self };
+        if !self.exists {
+            return Self { exists: false, ..last.clone() };
+        }
+        if self.ips.is_empty() {
+            self.ips.clone_from(&last.ips);
+        }
+        self
+    }
 }
 
 /// Something that a source says.

@@ -69,6 +69,19 @@ pub(super) struct Meta {
     /// More was to be written.
     #[prost(bool, tag = "11")]
     pub(super) incomplete: bool,
+    /// When the state was current last, in Unix milliseconds; 0: an older agent wrote this.
+    #[prost(int64, tag = "12")]
+    pub(super) current_unix_ms: i64,
+    /// The boot ID of the node at that time.
+    #[prost(string, tag = "13")]
+    pub(super) boot_id: String,
+}
+
+impl Meta {
+    /// When the state was current last, in Unix milliseconds.
+    pub(super) fn last_current(&self) -> i64 {
+        if self.current_unix_ms == 0 { self.published_unix_ms } else { self.current_unix_ms }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -139,6 +152,14 @@ pub(super) enum Write {
         /// Deleted Services, with the revision at which they were.
         deleted: BTreeMap<ServiceName, u64>,
     },
+}
+
+impl Write {
+    /// InstanceID and revision of what is written.
+    pub(super) fn identity(&self) -> (u64, u64) {
+        let (Self::Changes { meta, .. } | Self::Whole { meta, .. }) = self;
+        (meta.instance_id, meta.rev)
+    }
 }
 
 /// A state as it was on disk.

@@ -1,4 +1,4 @@
-//! The TOML file: path in, checked values with line and column out.
+//! The settings file, in TOML or kube-proxy's: path in, checked values with line and column out.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use toml_edit::{Document, Item, TableLike, Value};
 
-use super::{Assignment, Findings, Layer, Spelling, assign, unknown_key, unknown_section};
+use super::{Assignment, Findings, Layer, Spelling, assign, kube_proxy, unknown_key, unknown_section};
 use crate::error::Fault;
 use crate::origin::Origin;
 use crate::rules::Raw;
@@ -22,7 +22,7 @@ pub(crate) enum Outcome {
     Read(Layer),
     /// Not there, and nobody asked for it by name.
     Absent,
-    /// Not readable or not TOML: none of its values is known.
+    /// Not readable, or neither TOML nor YAML: none of its values is known.
     Broken,
 }
 
@@ -93,6 +93,9 @@ impl Source<'_> {
 }
 
 fn parse(path: &Path, text: &str, found: &mut Findings) -> Outcome {
+    if let Some(layer) = kube_proxy::read(path, text, found) {
+        return layer.map_or(Outcome::Broken, Outcome::Read);
+    }
     let source = Source { path, text };
     let document = match Document::parse(text) {
         Ok(document) => document,

@@ -9,7 +9,6 @@ use crate::values::{DetectLocalMode, ListenSpec, SocketSpec};
 pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     let proxy = &settings.proxy;
     let mut found: Vec<Violation> = families(proxy).into_iter().chain(detector(proxy)).collect();
-    found.extend(target(proxy));
     found.extend(http(proxy));
     found.extend(ports(settings));
     found.extend(socket(settings));
@@ -58,14 +57,6 @@ fn detector(proxy: &Proxy) -> Option<Violation> {
         _ => return None,
     };
     Some(Violation { keys, message: message.into() })
-}
-
-fn target(proxy: &Proxy) -> Option<Violation> {
-    let target = proxy.target.as_ref()?;
-    matches!(target, ListenSpec::Tcp(address) if address.port() == 0).then(|| Violation {
-        keys: &["proxy.target"],
-        message: format!("nobody can be reached at {target}; name the port that the agent listens at"),
-    })
 }
 
 fn http(proxy: &Proxy) -> Option<Violation> {

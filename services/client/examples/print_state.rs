@@ -1,7 +1,7 @@
 //! Prints the whole state whenever it changes.
 //!
 //! ```sh
-//! cargo run -p keelson-client --example print_state -- --target unix:///run/keelson/endpoints.sock
+//! cargo run -p keelson-client --example print_state -- --target unix:///run/keelson-endpoints/endpoints.sock
 //! ```
 
 #![allow(clippy::print_stdout)]

@@ -26,7 +26,7 @@ use crate::{Api, Options, Target};
 #[command(next_help_heading = "Endpoints")]
 pub struct EndpointsArgs {
     /// Where the endpoints are served: unix:///PATH or tcp://HOST:PORT [default:
-    /// unix:///run/keelson/endpoints.sock].
+    /// unix:///run/keelson-endpoints/endpoints.sock].
     #[arg(long, value_name = "TARGET")]
     pub target: Option<Target>,
     /// With --rev: the state that is known already; only later ones are given. 0: none.

@@ -42,7 +42,7 @@ pub async fn report(target: &Target, backend: Backend) -> Result<Reported, Error
 /// use keelson_client::{Backend, Reporter, Target};
 ///
 /// let mut reporter = Reporter::new(Target::default());
-/// let backend = Backend { name: "nft".into(), pid: std::process::id(), state: "waiting".into(), ..Backend::default() };
+/// let backend = Backend { name: "nft".into(), pid: std::process::id(), state: "pending".into(), ..Backend::default() };
 /// if let Err(error) = reporter.report(backend).await {
 ///     tracing::debug!(%error, "the agent was not told");
 /// }

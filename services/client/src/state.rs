@@ -80,6 +80,8 @@ pub struct Position {
     pub stale: bool,
     /// Why it is stale, a sentence.
     pub stale_reason: String,
+    /// When it was current last, in Unix milliseconds, if it is stale and the server says so.
+    pub stale_since_unix_ms: Option<i64>,
     /// When the oldest change that led to this state was made, in Unix milliseconds (from the annotation
     /// `endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
     pub triggered_unix_ms: Option<i64>,
@@ -96,6 +98,7 @@ impl From<NextFilter> for Position {
             rev: next.rev,
             stale: next.stale,
             stale_reason: next.stale_reason,
+            stale_since_unix_ms: known(next.stale_since_unix_ms),
             triggered_unix_ms: known(next.triggered_unix_ms),
         }
     }
@@ -108,6 +111,7 @@ impl From<Sync> for Position {
             rev: sync.rev,
             stale: sync.stale,
             stale_reason: sync.stale_reason,
+            stale_since_unix_ms: known(sync.stale_since_unix_ms),
             triggered_unix_ms: known(sync.triggered_unix_ms),
         }
     }

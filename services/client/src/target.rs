@@ -6,12 +6,12 @@
 use std::{fmt, str::FromStr};
 
 /// Where an agent listens unless its settings say otherwise.
-pub const DEFAULT_TARGET: &str = "unix:///run/keelson/endpoints.sock";
+pub const DEFAULT_TARGET: &str = "unix:///run/keelson-endpoints/endpoints.sock";
 
 /// The longest path that a unix socket can have, in bytes (`sun_path` without its end).
 const LONGEST_PATH: usize = 107;
 
-/// Where the endpoints are served: `unix:///run/keelson/endpoints.sock` or `tcp://127.0.0.1:12345`.
+/// Where the endpoints are served: `unix:///run/keelson-endpoints/endpoints.sock` or `tcp://127.0.0.1:12345`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Target(Kind);
 

@@ -66,6 +66,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    memory::set_up_allocator();
     let command = Arguments::parse().command;
     let outcome = match command {
         Command::Agent(args) => {

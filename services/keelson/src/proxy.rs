@@ -12,10 +12,12 @@ use keelson_config::{DetectLocalMode, Format, NodePortAddresses, ProxyBackend, S
 use keelson_cri::listen::Bound;
 use keelson_proxy::{
     addresses,
+    conntrack::ConntrackOptions,
+    leftovers::{self, Places, Removal},
     nft::kernel::{Netlink, Tables},
     once::{Leftovers, Offline, cleanup},
     options::{DetectLocal, Options},
-    run::{Doors, run as run_backend},
+    run::{Doors, Kernel, run as run_backend},
 };
 use tokio::{
     net::TcpListener,
@@ -24,7 +26,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    agent::{logs, panics, systemd},
+    agent::{logs, panics, raise_descriptors, systemd},
     cli::{self, ProxyLook},
     memory,
     settings::SettingsArgs,
@@ -54,7 +56,8 @@ enum ProxyCommand {
     Look(ProxyLook),
     /// Remove every rule that a proxy of Keelson made on this node. Services stop working until something makes them again.
     Cleanup {
-        /// Remove the tables that a kube-proxy in its mode nftables left, and none of ours.
+        /// Remove what a kube-proxy left, and nothing of ours: tables of its mode nftables, chains of iptables (nft and
+        /// legacy), virtual servers, sets and interface of its mode ipvs.
         #[arg(long)]
         kube_proxy: bool,
     },
@@ -76,6 +79,10 @@ struct RunArgs {
     /// The networks of the cluster's pods, at most one a family [default: proxy.cluster_cidr].
     #[arg(long, value_name = "CIDR,...")]
     cluster_cidr: Option<String>,
+    /// Interfaces whose established connections to Services are offloaded to a flowtable: names, or beginnings of names with
+    /// `*` [default: proxy.flowtable_interfaces].
+    #[arg(long, value_name = "INTERFACE,...")]
+    flowtable_interfaces: Option<String>,
     /// Print the whole ruleset as text for `nft -f`, and end. Nothing is changed.
     #[arg(long)]
     print: bool,
@@ -92,6 +99,7 @@ impl RunArgs {
             ("--target", self.target.is_some()),
             ("--nodeport-addresses", self.nodeport_addresses.is_some()),
             ("--cluster-cidr", self.cluster_cidr.is_some()),
+            ("--flowtable-interfaces", self.flowtable_interfaces.is_some()),
             ("--print", self.print),
             ("--dry-run", self.dry_run),
         ]
@@ -105,6 +113,7 @@ impl RunArgs {
             ("target", self.target),
             ("nodeport_addresses", self.nodeport_addresses),
             ("cluster_cidr", self.cluster_cidr),
+            ("flowtable_interfaces", self.flowtable_interfaces),
         ] {
             settings.sets.extend(value.map(|value| format!("proxy.{key}={value}")));
         }
@@ -131,14 +140,22 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
                 Ok(loaded) => loaded,
                 Err(code) => return Ok(code),
             };
+            let notes = loaded.kube_proxy.iter().flatten();
             match (print, dry_run) {
                 (false, false) => {
                     logs::start(&loaded.settings.agent)?;
+                    for note in notes {
+                        tracing::warn!(note, "not everything in the KubeProxyConfiguration has an effect");
+                    }
+                    raise_descriptors();
                     panics::end_the_process();
                     let settings = keelson_config::render_show(&loaded, Format::Json);
                     runtime.block_on(program(loaded.settings, &settings))
                 }
-                (print, _) => runtime.block_on(once(&loaded.settings, print)),
+                (print, _) => {
+                    notes.for_each(|note| cli::complain(&format!("keelson: {note}")));
+                    runtime.block_on(once(&loaded.settings, print))
+                }
             }
         }
     }
@@ -146,14 +163,25 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
 
 fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
     let whose = if kube_proxy { Leftovers::KubeProxy } else { Leftovers::Keelson };
-    let removed = cleanup(&mut Netlink::open()?, whose)?;
-    for table in &removed {
-        cli::print(&format!("removed table {table}"))?;
+    // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
+    let mut removal = if kube_proxy { leftovers::remove(&Places::default()) } else { Removal::default() };
+    let tables = Netlink::open().and_then(|mut netlink| {
+        cleanup(&mut netlink, whose, |table| removal.removed.push(format!("table {table}")))
+    });
+    for what in &removal.removed {
+        cli::print(&format!("removed {what}"))?;
     }
-    if removed.is_empty() {
+    if removal.removed.is_empty() && tables.is_ok() {
         cli::print("there was nothing to remove")?;
     }
-    Ok(ExitCode::SUCCESS)
+    for note in &removal.notes {
+        cli::complain(&format!("keelson: {note}"));
+    }
+    for what in &removal.failed {
+        cli::complain(&format!("keelson: cannot remove {what}"));
+    }
+    tables?;
+    Ok(if removal.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The state that is newest now, and what it would make of the kernel.
@@ -213,15 +241,18 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         target: target.clone(),
         healthz: proxy.healthz_bind_address,
         metrics: proxy.metrics_bind_address,
+        bind_hard_fail: proxy.bind_address_hard_fail,
         debug,
         debug_name: proxy.listen.to_string(),
         http,
         settings: serde_json::from_str(shown).unwrap_or_default(),
         settings_in_words: in_words(&settings),
     };
-    let tables = Netlink::open().context("the kernel's nftables cannot be reached")?;
+    let open = || Netlink::open().context("the kernel's nftables cannot be reached");
+    let kernel =
+        Kernel { programming: Box::new(open()?), checking: Box::new(open()?), counting: Box::new(open()?) };
     let ready = || systemd::proxy_ready(&target.to_string());
-    run_backend(Box::new(tables), options(&settings)?, doors, stop, ready).await?;
+    run_backend(kernel, options(&settings)?, doors, stop, ready).await?;
     tracing::info!("keelson proxy ends; the rules stay");
     Ok(ExitCode::SUCCESS)
 }
@@ -246,7 +277,7 @@ fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
 
 fn target(settings: &Settings) -> anyhow::Result<Target> {
     let spec = settings.proxy_target().context(
-        "nothing says where the agent serves the Endpoints API: set proxy.target, or endpoints.listen",
+        "no unix socket is known at which the agent serves the Endpoints API: set proxy.target, or endpoints.listen",
     )?;
     Ok(spec.to_string().parse()?)
 }
@@ -269,7 +300,25 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
             NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
             NodePortAddresses::Networks(networks) => addresses::NodePortAddresses::Cidrs(networks.clone()),
         },
+        allow_external_ips: proxy.allow_external_ips,
+        flowtable_interfaces: proxy
+            .flowtable_interfaces
+            .iter()
+            .map(|pattern| addresses::InterfacePattern::parse(&pattern.0))
+            .collect(),
+        conntrack: ConntrackOptions {
+            max_per_core: proxy.conntrack_max_per_core,
+            min: proxy.conntrack_min,
+            tcp_established_timeout: proxy.conntrack_tcp_timeout_established,
+            tcp_close_wait_timeout: proxy.conntrack_tcp_timeout_close_wait,
+            tcp_be_liberal: proxy.conntrack_tcp_be_liberal,
+            udp_timeout: proxy.conntrack_udp_timeout,
+            udp_stream_timeout: proxy.conntrack_udp_timeout_stream,
+            sysctl_dir: proxy.conntrack_sysctl_dir.clone(),
+        },
+        min_sync_period: proxy.min_sync_period,
         sync_period: proxy.sync_period,
+        max_staleness: (!proxy.max_staleness.is_zero()).then_some(proxy.max_staleness),
     })
 }
 
@@ -297,7 +346,13 @@ fn in_words(settings: &Settings) -> Vec<String> {
         format!("masquerade-all: {}", proxy.masquerade_all),
         format!("masquerade-bit: {}", proxy.masquerade_bit),
         format!("sync-period: {:?}", proxy.sync_period),
+        format!("max-staleness: {:?}", proxy.max_staleness),
+        format!("min-sync-period: {:?}", proxy.min_sync_period),
     ];
+    if !proxy.flowtable_interfaces.is_empty() {
+        let names = proxy.flowtable_interfaces.iter().map(|pattern| pattern.0.clone());
+        words.push(format!("flowtable-interfaces: {}", list(names.collect())));
+    }
     if !proxy.bind_address.is_empty() {
         words.push(format!(
             "bind-address: {}",

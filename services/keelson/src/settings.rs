@@ -13,7 +13,8 @@ use crate::{agent::heartbeats, cli};
 /// Flags of every command that reads settings.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SettingsArgs {
-    /// The settings file [default: /etc/keelson/keelson.toml, if it exists].
+    /// The settings file [default: /etc/keelson/keelson.toml, if it exists]; for `keelson proxy` also a
+    /// KubeProxyConfiguration of kube-proxy.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
     /// Override one setting, such as pulls.max_parallel_image_pulls=3; may be repeated.
@@ -88,13 +89,44 @@ impl SettingsArgs {
         Err(wrong.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 
+    /// As [`SettingsArgs::check`], where a `KubeProxyConfiguration`, which has no settings of the agent, is refused.
+    ///
+    /// # Errors
+    /// The mistakes, a line each.
+    pub(crate) fn check_agent(&self) -> Result<Loaded, String> {
+        with_agent_settings(self.check()?)
+    }
+
+    /// As [`SettingsArgs::load`], where a `KubeProxyConfiguration` is refused.
+    ///
+    /// # Errors
+    /// The mistakes, a line each.
+    pub(crate) fn load_agent(&self) -> anyhow::Result<Loaded> {
+        with_agent_settings(self.load()?).map_err(anyhow::Error::msg)
+    }
+
     /// As [`SettingsArgs::check`]; the mistakes go to standard error.
     pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
-        self.check().map_err(|mistakes| {
-            cli::complain(&mistakes);
-            ExitCode::from(2)
-        })
+        or_complain(self.check())
     }
+}
+
+fn with_agent_settings(loaded: Loaded) -> Result<Loaded, String> {
+    match (&loaded.file, &loaded.kube_proxy) {
+        (Some(file), Some(_)) => Err(format!(
+            "{}: this is a KubeProxyConfiguration, which only `keelson proxy` reads; name a settings file of Keelson",
+            file.display()
+        )),
+        _ => Ok(loaded),
+    }
+}
+
+/// Tells mistakes to standard error.
+pub(crate) fn or_complain(checked: Result<Loaded, String>) -> Result<Loaded, ExitCode> {
+    checked.map_err(|mistakes| {
+        cli::complain(&mistakes);
+        ExitCode::from(2)
+    })
 }
 
 /// `keelson config`.
@@ -160,8 +192,11 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
 
 /// What `keelson config check` says of valid settings: a line for each warning, then that they are valid.
 fn checked(loaded: &Loaded) -> String {
-    let mut lines: Vec<String> =
-        loaded.settings.warnings().iter().map(|warning| format!("warning: {warning}")).collect();
+    let mut lines: Vec<String> = match &loaded.kube_proxy {
+        // The agent's settings are elsewhere.
+        Some(notes) => notes.iter().map(|note| format!("warning: {note}")).collect(),
+        None => loaded.settings.warnings().iter().map(|warning| format!("warning: {warning}")).collect(),
+    };
     lines.push(match &loaded.file {
         Some(file) => format!("{}: all settings are valid", file.display()),
         None => "no settings file; environment, flags and defaults are valid".to_owned(),
@@ -186,6 +221,34 @@ mod tests {
         assert_eq!(lines.len(), 2, "{wrong}");
         assert!(lines[0].starts_with("flag --set node.node_ip: node.node_ip: "), "{wrong}");
         assert!(lines[1].starts_with("flag --set node.eviction_hard: node.eviction_hard: "), "{wrong}");
+    }
+
+    /// P20: what has no effect is listed, and the agent does not take the file for its own.
+    #[test]
+    fn p20_check_lists_what_has_no_effect_of_a_kube_proxy_configuration() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.conf");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
+                    enableProfiling: true\nclusterCidr: x\n";
+        std::fs::write(&file, text).expect("written");
+        let args = SettingsArgs { config: Some(file.clone()), sets: Vec::new(), feature_gates: Vec::new() };
+        let file = file.display();
+        let expected = format!(
+            "warning: {file}:4: enableProfiling has no effect: there are no Go profiles\nwarning: {file}:5: unknown field \
+             \"clusterCidr\"; it is ignored, as by kube-proxy\n{file}: all settings are valid"
+        );
+        let mut lines: Vec<String> =
+            checked(&args.check().expect("valid")).lines().map(str::to_owned).collect();
+        let mut expected: Vec<&str> = expected.lines().collect();
+        lines.sort();
+        expected.sort_unstable();
+        assert_eq!(lines, expected);
+        for refused in [
+            args.check_agent().expect_err("no settings of the agent"),
+            args.load_agent().expect_err("no settings of the agent").to_string(),
+        ] {
+            assert!(refused.contains("only `keelson proxy` reads"), "{refused}");
+        }
     }
 
     /// I11: `keelson config check` warns of settings without a limit, and says nothing of those with one.

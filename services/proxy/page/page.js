@@ -43,6 +43,7 @@ function wrongWith(state) {
   }
   if (state.stale) wrong.push(`What the agent knows is stale${because(state.stale_reason)}.`);
   for (const family of state.families) {
+    if (family.state === "disabled") continue;
     if (family.state !== "synced") wrong.push(`${family.family} is ${family.state}${because(family.reason)}.`);
     else if (family.pending_since_unix_ms && now() - family.pending_since_unix_ms > LATE_MS) {
       wrong.push(`${family.family}: changes wait for the kernel for ${since(family.pending_since_unix_ms)}.`);
@@ -120,12 +121,16 @@ function pairsOf(family) {
     number(family.syncs),
     `${number(family.full_syncs)} full`,
     plural(family.failures, "failure"),
-    `mended ${plural(family.mended, "time")}`,
+    `repaired ${plural(family.repaired, "time")}`,
   ];
+  const affinity = Object.entries(family.affinity_clients)
+    .sort()
+    .map(([map, clients]) => `${map}: ${number(clients)} of ${number(family.affinity_clients_max)}`);
   return [
     ["Programmed", programmed.join(SEPARATE)],
     ["Last sync", family.last_sync_unix_ms ? lastOne.join(SEPARATE) : "none yet"],
     ["Syncs", syncs.join(SEPARATE)],
+    ["Affinity clients", affinity.join(SEPARATE)],
     ["Waiting", family.pending_since_unix_ms ? `changes, for ${since(family.pending_since_unix_ms)}` : ""],
   ].filter(([, value]) => value);
 }

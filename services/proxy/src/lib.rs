@@ -7,11 +7,14 @@ pub mod addresses;
 pub mod conntrack;
 pub mod health;
 pub mod inspect;
+pub mod ip_families;
+pub mod leftovers;
 pub mod metrics;
 pub mod model;
 pub mod nft;
 pub mod once;
 pub mod options;
+mod pace;
 pub mod programmer;
 pub mod run;
 #[cfg(test)]

@@ -5,8 +5,9 @@
 //! servers. Out: a [`Registry`] for whoever encodes it. The labels are families, policies and statuses: nothing that a cluster
 //! names becomes one.
 
+mod no_local;
+
 use std::{
-    collections::HashMap,
     sync::atomic::AtomicU64,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -23,7 +24,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::model::{Family, PortName, ServicePort};
+pub use no_local::NoLocalEndpoints;
+
+use crate::model::Family;
+use no_local::Policy;
 
 /// Label by family, as kube-proxy writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -52,6 +56,13 @@ pub struct PolicyLabel {
 pub struct CodeLabel {
     /// `200` or `503`.
     pub code: u16,
+}
+
+/// Label by map of session affinity and family.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AffinityLabel {
+    ip_family: &'static str,
+    map: &'static str,
 }
 
 /// Label of `keelson_proxy_build_info`.
@@ -96,8 +107,11 @@ pub struct ProxyMetrics {
     elements: Metric<FamilyLabel, Gauge>,
     operations: Metric<FamilyLabel, Counter>,
     transactions: Metric<FamilyLabel, Counter>,
-    mended: Metric<FamilyLabel, Counter>,
+    family_enabled: Metric<FamilyLabel, Gauge>,
+    repaired: Metric<FamilyLabel, Counter>,
     conntrack_failures: Metric<FamilyLabel, Counter>,
+    affinity_clients: Metric<AffinityLabel, Gauge>,
+    affinity_clients_max: Gauge,
     applied_rev: Gauge,
     services: Gauge,
     connected: Gauge,
@@ -138,8 +152,11 @@ impl Default for ProxyMetrics {
             elements: Metric::default(),
             operations: Metric::default(),
             transactions: Metric::default(),
-            mended: Metric::default(),
+            family_enabled: Metric::default(),
+            repaired: Metric::default(),
             conntrack_failures: Metric::default(),
+            affinity_clients: Metric::default(),
+            affinity_clients_max: Gauge::default(),
             applied_rev: Gauge::default(),
             services: Gauge::default(),
             connected: Gauge::default(),
@@ -158,7 +175,7 @@ impl ProxyMetrics {
             drop(self.cleanup_failures.get_or_create(&label));
             drop(self.conntrack_deleted.get_or_create(&label));
             drop(self.conntrack_failures.get_or_create(&label));
-            drop(self.mended.get_or_create(&label));
+            drop(self.repaired.get_or_create(&label));
             for policy in Policy::ALL {
                 drop(self.no_local_endpoints.get_or_create(&policy.label(family)));
             }
@@ -268,17 +285,32 @@ impl ProxyMetrics {
         let build = Info::new(BuildLabel { version: env!("CARGO_PKG_VERSION"), backend });
         own.register("build", "Version and backend of this proxy", build);
         own.register("elements", "Elements of the sets and maps in the kernel", self.elements.clone());
-        own.register("operations", "Elements, rules and chains written or deleted", self.operations.clone());
+        own.register("operations", "Elements, chains and sets written or deleted", self.operations.clone());
         own.register("transactions", "Transactions that the kernel took", self.transactions.clone());
         own.register(
-            "mended",
-            "Elements, rules, chains and sets that somebody else had changed in the kernel, and that were put right",
-            self.mended.clone(),
+            "family_enabled",
+            "1 if this node supports the IP family, 0 if the family is not programmed",
+            self.family_enabled.clone(),
+        );
+        own.register(
+            "repaired",
+            "Elements, chains and sets that another program modified and that were repaired",
+            self.repaired.clone(),
         );
         own.register(
             "conntrack_failures",
             "Searches for stale UDP flows, and deletions of one, that failed",
             self.conntrack_failures.clone(),
+        );
+        own.register(
+            "affinity_clients",
+            "Clients with session affinity in each map, counted every 30 s",
+            self.affinity_clients.clone(),
+        );
+        own.register(
+            "affinity_clients_max",
+            "Clients that each map of session affinity can hold",
+            self.affinity_clients_max.clone(),
         );
         own.register(
             "applied_rev",
@@ -358,20 +390,36 @@ impl ProxyMetrics {
         self.conntrack_failures.get_or_create(&family.into()).inc_by(failures);
     }
 
+    /// Number of clients with session affinity in a map.
+    pub fn affinity_clients(&self, family: Family, map: &'static str, clients: usize) {
+        let label = AffinityLabel { ip_family: family.as_str(), map };
+        self.affinity_clients.get_or_create(&label).set(i64::try_from(clients).unwrap_or(i64::MAX));
+    }
+
+    /// Number of clients that each map can hold.
+    pub fn affinity_clients_max(&self, clients: u64) {
+        self.affinity_clients_max.set(i64::try_from(clients).unwrap_or(i64::MAX));
+    }
+
     /// How many elements of this family are in the kernel.
     pub fn elements(&self, family: Family, number: usize) {
         self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// The kernel has taken a transaction of so many operations.
-    pub fn transaction(&self, family: Family, operations: usize) {
-        self.transactions.get_or_create(&family.into()).inc();
+    /// The kernel has taken transactions with this number of operations in total.
+    pub fn transactions(&self, family: Family, transactions: usize, operations: usize) {
+        self.transactions.get_or_create(&family.into()).inc_by(transactions as u64);
         self.operations.get_or_create(&family.into()).inc_by(operations as u64);
     }
 
-    /// So much that somebody else had changed in the kernel has been put right.
-    pub fn mended(&self, family: Family, number: usize) {
-        self.mended.get_or_create(&family.into()).inc_by(number as u64);
+    /// Whether this node supports a family.
+    pub fn family_enabled(&self, family: Family, is_enabled: bool) {
+        self.family_enabled.get_or_create(&family.into()).set(i64::from(is_enabled));
+    }
+
+    /// This many elements, chains and sets that another program had modified were repaired.
+    pub fn repaired(&self, family: Family, number: usize) {
+        self.repaired.get_or_create(&family.into()).inc_by(number as u64);
     }
 
     /// The agent's state of this revision, with so many Services, is in the kernel.
@@ -400,80 +448,12 @@ fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Policy {
-    Internal,
-    External,
-}
-
-impl Policy {
-    const ALL: [Self; 2] = [Self::Internal, Self::External];
-
-    fn label(self, family: Family) -> PolicyLabel {
-        let traffic_policy = match self {
-            Self::Internal => "internal",
-            Self::External => "external",
-        };
-        PolicyLabel { traffic_policy, ip_family: family.as_str() }
-    }
-
-    /// The policy is Local, there are endpoints, and LocalSet has none.
-    fn is_without_local(self, port: &ServicePort) -> bool {
-        let local = match self {
-            Self::Internal => port.internal_local,
-            Self::External => port.external_local,
-        };
-        local && port.has_any && port.local.is_empty()
-    }
-}
-
-/// Keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` of one family. It holds only those service ports that count, so
-/// that a change costs no more than itself.
-#[derive(Debug)]
-pub struct NoLocalEndpoints {
-    family: Family,
-    metrics: ProxyMetrics,
-    /// By service port: whether each of [`Policy::ALL`] counts; at least one does.
-    counted: HashMap<PortName, [bool; 2]>,
-}
-
-impl NoLocalEndpoints {
-    /// None yet.
-    #[must_use]
-    pub fn new(family: Family, metrics: ProxyMetrics) -> Self {
-        Self { family, metrics, counted: HashMap::new() }
-    }
-
-    /// A service port is in the kernel now, or another than before.
-    pub fn set(&mut self, port: &ServicePort) {
-        self.count(&port.name, Policy::ALL.map(|policy| policy.is_without_local(port)));
-    }
-
-    /// A service port is gone.
-    pub fn remove(&mut self, name: &PortName) {
-        self.count(name, [false; 2]);
-    }
-
-    fn count(&mut self, name: &PortName, counts: [bool; 2]) {
-        let before = match counts {
-            [false, false] => self.counted.remove(name),
-            counts => self.counted.insert(name.clone(), counts),
-        };
-        for ((policy, was), is) in Policy::ALL.into_iter().zip(before.unwrap_or_default()).zip(counts) {
-            if was != is {
-                let label = policy.label(self.family);
-                self.metrics.no_local_endpoints.get_or_create(&label).inc_by(i64::from(is) - i64::from(was));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use keelson_client::ServiceName;
 
     use super::*;
-    use crate::model::{Endpoint, Protocol};
+    use crate::model::{Endpoint, PortName, Protocol, ServicePort};
 
     fn text(metrics: &ProxyMetrics) -> String {
         let mut registry = Registry::default();
@@ -500,6 +480,8 @@ mod tests {
         metrics.conntrack_cleaned(Family::V4, took, 7);
         metrics.healthz(503);
         metrics.livez(200);
+        metrics.affinity_clients(Family::V4, "affinity-7", 5);
+        metrics.affinity_clients_max(131_072);
         let text = text(&metrics);
         for line in [
             "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
@@ -524,6 +506,8 @@ mod tests {
             "kubeproxy_sync_proxy_rules_service_changes_total 3",
             "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
             "kubeproxy_proxy_livez_total{code=\"200\"} 1",
+            "keelson_proxy_affinity_clients{ip_family=\"IPv4\",map=\"affinity-7\"} 5",
+            "keelson_proxy_affinity_clients_max 131072",
         ] {
             assert!(has(&text, line), "{line} in\n{text}");
         }

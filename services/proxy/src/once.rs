@@ -11,9 +11,10 @@ use crate::{
     addresses::{AddressError, LocalAddresses},
     model::{Family, service_ports},
     nft::{
-        element::Op,
-        kernel::{Change, Found, Generation, KernelError, TABLE, Tables},
-        ruleset::element_text,
+        element::{Key, Op, SetName},
+        flowtable::FoundFlowtable,
+        kernel::{AffinityClients, Change, Content, Elements, Found, Generation, KernelError, TABLE, Tables},
+        ruleset::{FLOWTABLE, element_text},
         strangers::KUBE_PROXY_TABLE,
     },
     options::Options,
@@ -56,7 +57,9 @@ impl Offline {
             programmer.set(raw.name(), Family::ALL.map(|family| service_ports(&service, family)), now);
         }
         programmer.node(state.node().cloned().unwrap_or_default(), now);
-        programmer.addresses(LocalAddresses::now()?.as_slice(), now);
+        let local = LocalAddresses::now()?;
+        programmer.addresses(local.as_slice(), now);
+        programmer.interfaces(local.interfaces());
         programmer.whole(now);
         if programmer.waits_for_pod_cidrs() {
             return Err(OnceError::NoPodCidrs);
@@ -69,7 +72,7 @@ impl Offline {
     /// # Errors
     /// `out` refuses.
     pub fn print(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        self.0.sides().iter().try_for_each(|side| side.programme.print(out))
+        self.0.enabled().try_for_each(|side| side.programme.ruleset().print(out))
     }
 
     /// What a proxy would change, a line each.
@@ -84,7 +87,7 @@ impl Offline {
             }
             if difference.rebuild {
                 lines.push(format!(
-                    "delete table {} and make it anew: it cannot be mended in parts",
+                    "delete table {} and make it anew: it cannot be repaired in place",
                     table(family)
                 ));
             }
@@ -93,7 +96,11 @@ impl Offline {
                     .first
                     .iter()
                     .chain(&difference.last)
+                    .chain(&difference.devices)
                     .filter_map(|change| structure(family, change)),
+            );
+            lines.extend(
+                difference.prepared.iter().filter_map(|chain| structure(family, &Change::MakeChain(*chain))),
             );
             lines.extend(difference.ops.iter().flat_map(|op| element(family, op)));
         }
@@ -101,7 +108,8 @@ impl Offline {
     }
 }
 
-const fn table(family: Family) -> &'static str {
+/// The family and name of our table, as nft writes them.
+pub(crate) const fn table(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip keelson",
         Family::V6 => "ip6 keelson",
@@ -116,9 +124,13 @@ fn structure(family: Family, change: &Change) -> Option<String> {
         Change::Rules(chain, rules) => format!("write the {} rules of chain {table} {chain}", rules.len()),
         Change::DeleteChain(chain) => format!("delete chain {table} {chain}"),
         Change::DeleteChainNamed(name) => format!("delete chain {table} {name}"),
-        Change::DeleteSet(set) => format!("delete set {table} {set}"),
         Change::DeleteSetNamed(name) => format!("delete set {table} {name}"),
-        Change::FlushSet(set) => format!("flush set {table} {set}"),
+        Change::MakeFlowtable => format!("add flowtable {table} {FLOWTABLE}"),
+        Change::DeleteFlowtable(name) => format!("delete flowtable {table} {name}"),
+        Change::AddDevices(names) => format!("add {} to flowtable {table} {FLOWTABLE}", names.join(", ")),
+        Change::RemoveDevices(names) => {
+            format!("remove {} from flowtable {table} {FLOWTABLE}", names.join(", "))
+        }
         Change::MakeTable | Change::DeleteTable | Change::Element(_) => return None,
     })
 }
@@ -149,12 +161,15 @@ pub enum Leftovers {
     KubeProxy,
 }
 
-/// Removes tables. Says which there were.
+/// Removes tables, and names each once it is gone.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn cleanup(tables: &mut dyn Tables, whose: Leftovers) -> Result<Vec<String>, KernelError> {
-    let mut removed = Vec::new();
+pub fn cleanup(
+    tables: &mut dyn Tables,
+    whose: Leftovers,
+    mut removed: impl FnMut(String),
+) -> Result<(), KernelError> {
     let wanted = match whose {
         Leftovers::Keelson => TABLE,
         Leftovers::KubeProxy => KUBE_PROXY_TABLE,
@@ -166,10 +181,10 @@ pub fn cleanup(tables: &mut dyn Tables, whose: Leftovers) -> Result<Vec<String>,
                 Family::V4 => "ip",
                 Family::V6 => "ip6",
             };
-            removed.push(format!("{prefix} {name}"));
+            removed(format!("{prefix} {name}"));
         }
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// A kernel without any table.
@@ -182,6 +197,30 @@ impl Tables for NoTables {
     }
 
     fn read(&mut self, _: Family) -> Result<Option<Found>, KernelError> {
+        Ok(None)
+    }
+
+    fn read_structure(&mut self, _: Family) -> Result<Option<Found>, KernelError> {
+        Ok(None)
+    }
+
+    fn read_flowtable(&mut self, _: Family) -> Result<Option<FoundFlowtable>, KernelError> {
+        Ok(None)
+    }
+
+    fn try_flowtable(&mut self, _: Family) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn read_set(&mut self, _: Family, _: SetName) -> Result<Elements, KernelError> {
+        Ok(Elements::new())
+    }
+
+    fn get(&mut self, _: Family, _: SetName, _: &Key) -> Result<Option<Content>, KernelError> {
+        Ok(None)
+    }
+
+    fn affinity_clients(&mut self, _: Family) -> Result<Option<AffinityClients>, KernelError> {
         Ok(None)
     }
 

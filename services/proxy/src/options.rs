@@ -8,7 +8,8 @@ use std::{net::IpAddr, time::Duration};
 use ipnet::IpNet;
 
 use crate::{
-    addresses::{Match, NodePortAddresses, node_port_addresses},
+    addresses::{InterfacePattern, Match, NodePortAddresses, node_port_addresses},
+    conntrack::ConntrackOptions,
     model::Family,
     nft::{
         plan::NodeFacts,
@@ -43,8 +44,18 @@ pub struct Options {
     pub masquerade_bit: u32,
     /// At which addresses node ports answer.
     pub node_port_addresses: NodePortAddresses,
-    /// How long until what failed is tried again at the latest, and until what somebody else changed is put right.
+    /// Serve `spec.externalIPs`. Source: kube-proxy's feature gate `AllowServiceExternalIPs`.
+    pub allow_external_ips: bool,
+    /// Interfaces whose established flows of Services are offloaded to a flowtable; none: no flowtable.
+    pub flowtable_interfaces: Vec<InterfacePattern>,
+    /// Settings of conntrack.
+    pub conntrack: ConntrackOptions,
+    /// Between commits of a lasting burst; 0: no limit. The first ones of a burst are made at once.
+    pub min_sync_period: Duration,
+    /// How long until what failed is tried again at the latest, and until what another program changed is repaired.
     pub sync_period: Duration,
+    /// For how long endpoints may be stale before the node asks for no more traffic; `None`: forever.
+    pub max_staleness: Option<Duration>,
 }
 
 impl Options {

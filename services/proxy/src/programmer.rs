@@ -5,29 +5,37 @@
 //!
 //! Each family is on its own: what fails in one stops nothing in the other.
 
+mod offload;
+
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     time::{Duration, Instant},
 };
 
 use keelson_client::{NodeInfo, ServiceName};
 
+pub use offload::{Devices, Offload};
+
 use crate::{
+    addresses::Interface,
+    ip_families,
     model::{Family, ServicePort},
     nft::{
         chain::Chain,
         element::SetName,
-        kernel::{Change, KernelError, TABLE, Tables},
+        kernel::{Change, Found, KernelError, TABLE, Tables},
         programme::{Difference, Outcome, Programme},
         ruleset::{Base, NodePortMatch, rules},
     },
     options::Options,
+    pace::Pace,
 };
 
 /// How often it is asked whether somebody else has committed anything.
 pub const LOOK: Duration = Duration::from_secs(10);
 
-/// When somebody has, the table is read no more often than this.
+/// When somebody has, the table is checked no more often than this.
 const READ: Duration = Duration::from_secs(15);
 
 /// The first pause after a failure; each further one is twice as long, up to the sync period.
@@ -53,7 +61,7 @@ pub struct Tally {
     /// Those that failed.
     pub failures: u64,
     /// Those that found something that somebody else had changed.
-    pub mended: u64,
+    pub repaired: u64,
     /// What the last one did.
     pub last: Outcome,
     /// How long it took.
@@ -65,13 +73,34 @@ pub struct Tally {
 pub struct Side {
     /// Its table.
     pub programme: Programme,
+    /// Why this node does not support the family. Nothing is planned for it or programmed then.
+    pub disabled: Option<String>,
     /// Since when something waits to be brought to the kernel.
     pub pending: Option<Instant>,
     /// Why it could not be.
     pub failure: Option<Failure>,
     /// What it has been through.
     pub tally: Tally,
+    /// Offload of established flows.
+    pub offload: Offload,
     read: Option<Instant>,
+}
+
+impl Side {
+    fn new(programme: Programme) -> Self {
+        let (tally, offload) = (Tally::default(), Offload::default());
+        Self { programme, disabled: None, pending: None, failure: None, tally, offload, read: None }
+    }
+
+    fn disabled(base: Base, reason: String) -> Self {
+        Self { disabled: Some(reason), ..Self::new(Programme::unread(base)) }
+    }
+
+    /// Whether its rules are in the kernel, or there are none to be.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.disabled.is_some() || self.programme.has_synced()
+    }
 }
 
 /// What became of one family.
@@ -85,18 +114,32 @@ pub struct Synced {
     pub took: Duration,
 }
 
+/// Result of a check.
+#[derive(Debug)]
+pub enum Check {
+    /// Changes wait for a sync: try again soon, with what was read.
+    Postponed(Option<Found>),
+    /// Nobody had changed the table.
+    Clean,
+    /// Somebody had, and it was repaired or the repair failed.
+    Repaired(Synced),
+}
+
 /// Both families.
 pub struct Programmer {
     tables: Box<dyn Tables>,
     options: Options,
     node: NodeInfo,
     local: Vec<IpAddr>,
+    interfaces: Option<Vec<Interface>>,
     sides: [Side; 2],
     /// There has been a whole state.
     whole: bool,
     /// The node has said what the rules depend on.
     known: bool,
-    looked: Option<Instant>,
+    pace: Pace,
+    /// The pace allows no commit before.
+    not_before: Option<Instant>,
 }
 
 impl std::fmt::Debug for Programmer {
@@ -107,44 +150,75 @@ impl std::fmt::Debug for Programmer {
 
 impl Programmer {
     /// Checks that the kernel can do what will be asked of it, without leaving anything, and reads what an earlier run
-    /// left.
+    /// left. A family that this node does not support is disabled, as kube-proxy's single-stack mode does it.
     ///
     /// # Errors
-    /// It cannot.
+    /// The kernel supports no family, does not let us, or does not answer.
     pub fn open(mut tables: Box<dyn Tables>, options: Options) -> Result<Self, KernelError> {
         let ours = tables.tables()?.into_iter().filter(|(_, name)| name == TABLE);
         let have: Vec<Family> = ours.map(|(family, _)| family).collect();
-        for family in Family::ALL.into_iter().filter(|family| !have.contains(family)) {
-            rehearse(tables.as_mut(), &placeholder(family, &options))?;
-        }
-        Self::without_rehearsal(tables, options)
+        let rehearse = |tables: &mut dyn Tables, base: &Base| {
+            if have.contains(&base.family) { Ok(()) } else { rehearse(tables, base) }
+        };
+        Self::open_families(tables, options, rehearse, |tables, family| tables.try_flowtable(family))
     }
 
     /// As [`Self::open`], for who will bring nothing to the kernel.
     ///
     /// # Errors
     /// The tables that there are cannot be read.
-    pub fn without_rehearsal(mut tables: Box<dyn Tables>, options: Options) -> Result<Self, KernelError> {
+    pub fn without_rehearsal(tables: Box<dyn Tables>, options: Options) -> Result<Self, KernelError> {
+        Self::open_families(tables, options, |_, _| Ok(()), |_, _| Ok(()))
+    }
+
+    fn open_families(
+        mut tables: Box<dyn Tables>,
+        options: Options,
+        try_out: impl Fn(&mut dyn Tables, &Base) -> Result<(), KernelError>,
+        try_flowtable: impl Fn(&mut dyn Tables, Family) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
+        let mut refused = None;
         let mut side = |family| {
-            let programme = Programme::open(placeholder(family, &options), tables.as_mut())?;
-            Ok::<_, KernelError>(Side {
-                programme,
-                pending: None,
-                failure: None,
-                tally: Tally::default(),
-                read: None,
-            })
+            let base = placeholder(family, &options);
+            if let Some(reason) = ip_families::disabled(family) {
+                return Ok(Side::disabled(base, reason.to_owned()));
+            }
+            let opened =
+                try_out(tables.as_mut(), &base).and_then(|()| Programme::open(base.clone(), tables.as_mut()));
+            match opened {
+                Ok(programme) if options.flowtable_interfaces.is_empty() => Ok(Side::new(programme)),
+                Ok(mut programme) => {
+                    let mut offload = Offload::of_try(family, try_flowtable(tables.as_mut(), family));
+                    if let Offload::Enabled(devices) = &mut offload {
+                        devices.tcp_only = programme.is_tcp_only();
+                        programme.set_devices(Some(BTreeSet::new()));
+                    }
+                    Ok(Side { offload, ..Side::new(programme) })
+                }
+                Err(error) if error.is_unsupported() => {
+                    let side = Side::disabled(base, error.to_string());
+                    refused = Some(error);
+                    Ok(side)
+                }
+                Err(error) => Err(error),
+            }
         };
         let sides = [side(Family::V4)?, side(Family::V6)?];
+        // IPv4 is disabled only by an error.
+        if let Some(error) = refused.filter(|_| sides.iter().all(|side| side.disabled.is_some())) {
+            return Err(error);
+        }
         Ok(Self {
+            pace: Pace::new(options.min_sync_period),
+            not_before: None,
             tables,
             options,
             node: NodeInfo::default(),
             local: Vec::new(),
+            interfaces: None,
             sides,
             whole: false,
             known: false,
-            looked: None,
         })
     }
 
@@ -154,10 +228,31 @@ impl Programmer {
         &self.sides[family as usize]
     }
 
+    /// Whether this node supports a family.
+    #[must_use]
+    pub fn supports(&self, family: Family) -> bool {
+        self.side(family).disabled.is_none()
+    }
+
+    /// The families that this node supports.
+    pub fn enabled(&self) -> impl Iterator<Item = &Side> {
+        self.sides.iter().filter(|side| side.disabled.is_none())
+    }
+
     /// Both families.
     #[must_use]
     pub fn sides(&self) -> &[Side; 2] {
         &self.sides
+    }
+
+    /// Elements of both tables, as planned.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        let of_side = |side: &Side| {
+            let counts = side.programme.plan().counts();
+            SetName::ALL.iter().map(|&set| counts.elements(set)).sum::<usize>()
+        };
+        self.sides.iter().map(of_side).sum()
     }
 
     /// What it is told to do.
@@ -184,24 +279,19 @@ impl Programmer {
         self.whole && !self.known
     }
 
-    /// The tables, to look for others besides ours.
-    pub fn tables(&mut self) -> &mut dyn Tables {
-        self.tables.as_mut()
-    }
-
     /// A Service is new or has changed, with these ports by family; without any it is gone. Nothing reaches the kernel before
     /// [`Self::sync`].
     pub fn set(&mut self, name: &ServiceName, ports: [Vec<ServicePort>; 2], now: Instant) {
-        for (side, ports) in self.sides.iter_mut().zip(ports) {
+        for (side, mut ports) in self.sides.iter_mut().zip(ports) {
+            if side.disabled.is_some() {
+                continue;
+            }
+            if !self.options.allow_external_ips {
+                ports.iter_mut().for_each(|port| port.external_ips.clear());
+            }
             side.programme.plan_mut().set(name, ports);
             side.pending.get_or_insert(now);
         }
-    }
-
-    /// Whether a family failed last time.
-    #[must_use]
-    pub fn is_failing(&self) -> bool {
-        self.sides.iter().any(|side| side.failure.is_some())
     }
 
     /// The node is known, or has changed.
@@ -229,7 +319,7 @@ impl Programmer {
     }
 
     fn refresh(&mut self, now: Instant) {
-        for side in &mut self.sides {
+        for side in self.sides.iter_mut().filter(|side| side.disabled.is_none()) {
             let family = side.programme.family();
             let Some((base, facts)) = self.options.of_family(&self.node, &self.local, family) else {
                 // What held before holds on, if anything did.
@@ -242,9 +332,23 @@ impl Programmer {
         self.known = true;
     }
 
-    /// Brings to the kernel what waits, except in a family that failed just now. Empty where nothing is to be done.
+    /// When what waits may be committed, if it waits for the pace alone: call [`Self::sync`] then.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        let waits = self.sides.iter().any(|side| side.pending.is_some() && side.failure.is_none());
+        self.not_before.filter(|_| waits && self.whole && self.known)
+    }
+
+    /// Whether all that was planned is in the kernel.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.sides.iter().all(|side| side.pending.is_none() && side.failure.is_none())
+    }
+
+    /// Brings to the kernel what waits, except in a family that failed just now, and not before the pace allows it. Empty where
+    /// nothing is to be done.
     pub fn sync(&mut self, now: Instant) -> Vec<Synced> {
-        if !self.whole || !self.known {
+        if !self.whole || !self.known || self.not_before.is_some_and(|at| now < at) {
             return Vec::new();
         }
         let mut all = Vec::new();
@@ -253,31 +357,87 @@ impl Programmer {
             if side.failure.as_ref().is_some_and(|failure| now < failure.next) {
                 continue;
             }
-            if side.pending.is_some() || !side.programme.has_synced() {
+            if side.pending.is_some() || !side.is_done() {
                 all.push(self.sync_side(index, now));
             }
+        }
+        let is_commit =
+            |synced: &Synced| synced.result.as_ref().is_ok_and(|outcome| outcome.transactions > 0);
+        if all.iter().any(is_commit) {
+            let end = now + all.iter().map(|synced| synced.took).sum();
+            let pause = self.pace.committed(end, self.elements());
+            self.not_before = (!pause.is_zero()).then(|| end + pause);
         }
         all
     }
 
-    /// To be called now and then, at least once a second: tries again what failed, looks whether somebody else has changed
-    /// anything, and clears chains away that are no longer needed.
+    /// To be called at least once a second: retries what failed, and deletes chains that are no longer needed.
     pub fn tick(&mut self, now: Instant) -> Vec<Synced> {
         let mut all = self.sync(now);
-        if !self.whole
-            || self.looked.is_some_and(|looked| {
-                now.saturating_duration_since(looked) < LOOK.min(self.options.sync_period)
-            })
-        {
-            return all;
-        }
-        self.looked = Some(now);
         for index in 0..self.sides.len() {
-            if let Some(synced) = self.look(index, now) {
-                all.push(synced);
+            let side = &mut self.sides[index];
+            // Changes that wait for the pace go first: what is noted then is that nothing waits.
+            if !side.programme.has_synced() || side.failure.is_some() || side.pending.is_some() {
+                continue;
+            }
+            let begun = Instant::now();
+            let result = side.programme.collect(self.tables.as_mut(), now);
+            if !result.as_ref().is_ok_and(Outcome::is_nothing) {
+                all.push(self.note(index, result, begun.elapsed(), now));
             }
         }
+        if self.not_before.is_none_or(|at| at <= now) {
+            self.sync_devices(now);
+        }
         all
+    }
+
+    /// Families whose table somebody else may have changed. Read them without holding the programmer, and call
+    /// [`Self::check`] with each. To be called every [`LOOK`].
+    pub fn begin_checks(&mut self, now: Instant) -> Vec<Family> {
+        let pause = READ.min(self.options.sync_period);
+        let mut families = Vec::new();
+        for side in &mut self.sides {
+            let recently = side.read.is_some_and(|read| now.saturating_duration_since(read) < pause);
+            if !side.programme.has_synced() || side.failure.is_some() || recently {
+                continue;
+            }
+            let family = side.programme.family();
+            match side.programme.begin_check(self.tables.as_mut()) {
+                Ok(true) => families.push(family),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%family, %error, "cannot tell whether the table was changed");
+                }
+            }
+        }
+        families
+    }
+
+    /// Checks a family's table by what was read of it since [`Self::begin_checks`], and repairs it.
+    pub fn check(&mut self, family: Family, seen: Option<Found>, now: Instant) -> Check {
+        let index = family as usize;
+        let side = &mut self.sides[index];
+        let begun = Instant::now();
+        if !side.programme.can_check() {
+            return Check::Postponed(seen);
+        }
+        let result = side.programme.check(seen, self.tables.as_mut(), now);
+        side.read = Some(now);
+        match result {
+            Ok(outcome) if outcome.is_nothing() => Check::Clean,
+            // Reading failed, programming did not.
+            Err(error) if side.programme.is_trusted() => {
+                tracing::warn!(%family, %error, "cannot read the table to check it");
+                Check::Clean
+            }
+            result => {
+                if result.is_ok() {
+                    tracing::warn!(%family, "the table was modified by another program; repaired");
+                }
+                Check::Repaired(self.note(index, result, begun.elapsed(), now))
+            }
+        }
     }
 
     /// What each family's table would have to become, without doing it.
@@ -286,49 +446,28 @@ impl Programmer {
     /// A table cannot be read.
     pub fn differences(&mut self) -> Result<Vec<(Family, Difference)>, KernelError> {
         let mut all = Vec::new();
-        for side in &mut self.sides {
+        for side in self.sides.iter_mut().filter(|side| side.disabled.is_none()) {
             all.push((side.programme.family(), side.programme.difference(self.tables.as_mut())?));
         }
         Ok(all)
     }
 
-    fn look(&mut self, index: usize, now: Instant) -> Option<Synced> {
-        let side = &mut self.sides[index];
-        if !side.programme.has_synced() || side.failure.is_some() {
-            return None;
-        }
-        if let Ok(outcome) = side.programme.collect(self.tables.as_mut(), now) {
-            let transactions = outcome.transactions;
-            self.tell_others(index, transactions);
-        }
-        let side = &mut self.sides[index];
-        let disturbed = match side.programme.disturbed(self.tables.as_mut()) {
-            Ok(disturbed) => disturbed.is_some(),
-            Err(error) => {
-                tracing::warn!(family = %side.programme.family(), %error, "cannot tell whether the table was changed");
-                false
-            }
-        };
-        let recently = side
-            .read
-            .is_some_and(|read| now.saturating_duration_since(read) < READ.min(self.options.sync_period));
-        if !disturbed || recently {
-            return None;
-        }
-        side.programme.distrust();
-        let synced = self.sync_side(index, now);
-        if let Ok(Outcome { mended: true, .. }) = synced.result {
-            tracing::warn!(family = %synced.family, "somebody else had changed the table; it is mended");
-        }
-        Some(synced)
-    }
-
     fn sync_side(&mut self, index: usize, now: Instant) -> Synced {
         let side = &mut self.sides[index];
-        let family = side.programme.family();
         let begun = Instant::now();
         let result = side.programme.sync(self.tables.as_mut(), now);
-        let took = begun.elapsed();
+        self.note(index, result, begun.elapsed(), now)
+    }
+
+    fn note(
+        &mut self,
+        index: usize,
+        result: Result<Outcome, KernelError>,
+        took: Duration,
+        now: Instant,
+    ) -> Synced {
+        let side = &mut self.sides[index];
+        let family = side.programme.family();
         match &result {
             Ok(outcome) => {
                 side.pending = None;
@@ -339,8 +478,11 @@ impl Programmer {
                     side.read = Some(now);
                     side.tally.full += 1;
                 }
+                if outcome.full || outcome.structure > 0 {
+                    side.offload.distrust();
+                }
                 side.tally.syncs += 1;
-                side.tally.mended += u64::from(outcome.mended);
+                side.tally.repaired += u64::from(outcome.repaired);
                 side.tally.last = *outcome;
                 side.tally.took = took;
                 let transactions = outcome.transactions;
@@ -349,9 +491,8 @@ impl Programmer {
             Err(error) => {
                 side.tally.failures += 1;
                 let times = side.failure.as_ref().map_or(0, |failure| failure.times) + 1;
-                let pause =
-                    FIRST_PAUSE.saturating_mul(1 << (times - 1).min(16)).min(self.options.sync_period);
-                tracing::error!(%family, %error, times, "the table could not be brought up to date; next try in {pause:?}");
+                let pause = pause_after(times, self.options.sync_period);
+                tracing::error!(%family, %error, times, retry_in = ?pause, "cannot sync the table");
                 side.failure = Some(Failure { error: error.clone(), times, next: now + pause });
                 side.pending.get_or_insert(now);
             }
@@ -369,6 +510,11 @@ impl Programmer {
     }
 }
 
+/// The pause after this many failures in a row, 1 or more.
+fn pause_after(failures: u32, sync_period: Duration) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(sync_period)
+}
+
 /// What stands in until the node is known; no rule of it reaches the kernel to stay.
 fn placeholder(family: Family, options: &Options) -> Base {
     Base {
@@ -384,7 +530,7 @@ fn placeholder(family: Family, options: &Options) -> Base {
 /// has nothing afterwards.
 fn rehearse(tables: &mut dyn Tables, base: &Base) -> Result<(), KernelError> {
     let counted = |choice| {
-        let affinity = Chain::Affinity { choice, count: 1, seconds: 1 };
+        let affinity = Chain::Affinity { choice, count: 1, seconds: 1, group: 0 };
         affinity.companions().into_iter().chain([affinity, Chain::LoadBalance { choice, count: 1 }])
     };
     let chains: Vec<Chain> = Chain::FIXED

@@ -12,14 +12,14 @@ use std::{
 use keelson_proxy::{
     model::{Endpoint, Family, Protocol},
     nft::{
-        chain::{Chain, Choice},
+        chain::{Chain, Choice, PrefixLengths},
         element::{Element, Key, Number, SetName, Value, Verdict},
         ruleset::{self, Base, Detector, NodePortMatch, Rule, SetData, SetDefinition, definition},
     },
 };
 use netlink_packet_core::{
-    DefaultNla, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader,
-    NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
 };
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
@@ -260,12 +260,9 @@ fn messages(base: &Base, chains: &[Chain], elements: &[Element]) -> Vec<NfTables
 
 /// As the documentation of [`SetDefinition`] says.
 fn element_messages(family: Family, element: &Element) -> Vec<ListAttribute<SetElementAttribute>> {
-    let SetDefinition { fields, data, .. } = definition(family, element.set);
+    let SetDefinition { data, .. } = definition(family, element.set);
     let mut attributes =
         vec![SetElementAttribute::Key(DataAttribute::Value(element.key.as_slice().to_vec()))];
-    if let (Some(end), false) = (element.key_end, fields.is_empty()) {
-        attributes.push(SetElementAttribute::KeyEnd(vec![DefaultNla::new(1, end.as_slice().to_vec())]));
-    }
     match element.value {
         Value::None => assert_eq!(data, None),
         Value::Data(bytes) => {
@@ -286,7 +283,7 @@ fn element_messages(family: Family, element: &Element) -> Vec<ListAttribute<SetE
         }
     }
     let mut list = vec![ListAttribute::Element(attributes)];
-    if let (Some(end), true) = (element.key_end, fields.is_empty()) {
+    if let Some(end) = element.key_end {
         let bits = end.as_slice().iter().fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte)) + 1;
         let after = bits.to_be_bytes()[16 - end.as_slice().len()..].to_vec();
         list.push(ListAttribute::Element(vec![
@@ -306,16 +303,23 @@ fn ip(family: Family, last: u8) -> IpAddr {
     .unwrap()
 }
 
-const AFFINITY: Chain = Chain::Affinity { choice: Choice::Cluster, count: 2, seconds: 10_800 };
+const AFFINITY: Chain = Chain::Affinity { choice: Choice::Cluster, count: 2, seconds: 10_800, group: 6 };
 const LOAD_BALANCE: Chain = Chain::LoadBalance { choice: Choice::Cluster, count: 2 };
 const LOCAL_LOAD_BALANCE: Chain = Chain::LoadBalance { choice: Choice::Local, count: 70_000 };
+
+/// Whole bytes and parts of them, all of an address of either family, and of IPv6 alone.
+fn sources() -> [Chain; 2] {
+    [[8, 27, 32, 128], [1, 24, 64, 127]]
+        .map(|lengths| Chain::Sources { protocol: Protocol::Tcp, lengths: PrefixLengths::new(lengths) })
+}
 
 /// All kinds of chains, in the order in which they are made.
 fn chains() -> Vec<Chain> {
     let mut chains = Chain::FIXED.to_vec();
     let single = Chain::LoadBalance { choice: Choice::Cluster, count: 1 };
     chains.extend([single, LOAD_BALANCE, LOCAL_LOAD_BALANCE]);
-    for affinity in [AFFINITY, Chain::Affinity { choice: Choice::Local, count: 1, seconds: 1 }] {
+    chains.extend(sources());
+    for affinity in [AFFINITY, Chain::Affinity { choice: Choice::Local, count: 1, seconds: 1, group: 6 }] {
         chains.extend(affinity.companions());
         chains.push(affinity);
     }
@@ -329,11 +333,12 @@ fn is_affinity(chain: &Chain) -> bool {
 /// Some of every set.
 fn elements(family: Family) -> Vec<Element> {
     let plain = Number(7);
+    let counted = plain.with_count(Choice::Cluster, 2);
     let sticky = Number(0x8001_0000);
     let sticky_endpoint = Number(0x8001_0001);
     let endpoint = Endpoint { ip: ip(family, 200), port: 8080 };
     let key = Key::new();
-    let number = |number| Value::Data(Key::new().number(family, number));
+    let number = |number| Value::Data(Key::new().number(number));
     let to = Value::Data(Key::new().endpoint(endpoint));
     let verdict = |chain| Value::Verdict(Verdict::Goto(chain));
     let frontend = |last, protocol, port| key.ip(ip(family, last)).protocol(protocol).port(port);
@@ -344,23 +349,25 @@ fn elements(family: Family) -> Vec<Element> {
         element(SetName::ExternalPorts, frontend(2, Protocol::Sctp, 65_535), number(plain)),
         element(SetName::NodePorts, key.protocol(Protocol::Tcp).port(30_080), number(plain)),
         element(SetName::NodePortAddresses, key.ip(ip(family, 3)), Value::None),
-        element(SetName::InternalChoice, key.number(family, plain), verdict(LOAD_BALANCE)),
-        element(SetName::InternalChoice, key.number(family, sticky), verdict(AFFINITY)),
-        element(SetName::ExternalPolicy, key.number(family, plain), verdict(Chain::ExternalLocal)),
-        element(SetName::ExternalChoice, key.number(family, plain), verdict(LOAD_BALANCE)),
-        element(SetName::LocalChoice, key.number(family, plain), verdict(LOCAL_LOAD_BALANCE)),
-        element(SetName::Slots, key.number(family, plain).index(0), to),
-        element(SetName::Slots, key.number(family, plain).index(1), to),
-        element(SetName::LocalSlots, key.number(family, plain).index(69_999), to),
-        element(SetName::AffinitySlots, key.number(family, sticky).index(1), number(sticky_endpoint)),
-        element(SetName::LocalAffinitySlots, key.number(family, sticky).index(0), number(sticky_endpoint)),
-        element(SetName::AffinityEndpoints, key.number(family, sticky_endpoint), to),
-        element(SetName::LocalAffinityEndpoints, key.number(family, sticky_endpoint), to),
+        element(SetName::ClusterIpPorts, frontend(1, Protocol::Tcp, 81), number(counted)),
+        element(SetName::Counts, key.number(counted.class()), verdict(LOAD_BALANCE)),
+        element(SetName::InternalChoice, key.number(plain), verdict(LOAD_BALANCE)),
+        element(SetName::InternalChoice, key.number(sticky), verdict(AFFINITY)),
+        element(SetName::ExternalPolicy, key.number(plain), verdict(Chain::ExternalLocal)),
+        element(SetName::ExternalChoice, key.number(plain), verdict(LOAD_BALANCE)),
+        element(SetName::LocalChoice, key.number(plain), verdict(LOCAL_LOAD_BALANCE)),
+        element(SetName::Slots, key.number(plain).index(0), to),
+        element(SetName::Slots, key.number(plain).index(1), to),
+        element(SetName::LocalSlots, key.number(plain).index(69_999), to),
+        element(SetName::AffinitySlots, key.number(sticky).index(1), number(sticky_endpoint)),
+        element(SetName::LocalAffinitySlots, key.number(sticky).index(0), number(sticky_endpoint)),
+        element(SetName::AffinityEndpoints, key.number(sticky_endpoint), to),
+        element(SetName::LocalAffinityEndpoints, key.number(sticky_endpoint), to),
         element(SetName::ClusterIps, key.ip(ip(family, 1)), Value::None),
         element(SetName::Refused, frontend(4, Protocol::Tcp, 80), Value::Verdict(Verdict::Drop)),
         element(SetName::Refused, frontend(5, Protocol::Udp, 80), verdict(Chain::Reject)),
         element(SetName::RefusedNodePorts, key.protocol(Protocol::Sctp).port(30_081), verdict(Chain::Reject)),
-        element(SetName::Filtered, frontend(2, Protocol::Tcp, 443), Value::None),
+        element(SetName::Filtered, frontend(2, Protocol::Tcp, 443), verdict(sources()[0])),
     ];
     let pod = ip(family, 200);
     elements.push(element(
@@ -376,11 +383,10 @@ fn elements(family: Family) -> Vec<Element> {
             ..element(SetName::ServiceCidrs, key.ip(ip(family, first)), Value::None)
         });
     }
-    let filtered = frontend(2, Protocol::Tcp, 443);
-    for (first, last) in [(0, 31), (32, 34), (77, 77)] {
-        let key_end = Some(filtered.ip(ip(family, last)));
-        let first = filtered.ip(ip(family, first));
-        elements.push(Element { key_end, ..element(SetName::SourceRanges, first, Value::None) });
+    for length in [27, 32] {
+        let kind = SetName::range_kind(Protocol::Tcp, length);
+        let key = key.ip(ip(family, 2)).port(443).ip(ip(family, 32)).index(kind);
+        elements.push(element(SetName::SourceRanges, key, Value::None));
     }
     for set in SetName::ALL {
         assert!(set.is_dynamic() || elements.iter().any(|element| element.set == set), "{set}");
@@ -432,7 +438,8 @@ fn bases() -> Vec<Base> {
 
 fn print(base: &Base, chains: &[Chain], elements: &[Element]) -> String {
     let mut text = String::new();
-    ruleset::print(&mut text, base, chains.iter().copied(), elements.iter().copied()).unwrap();
+    ruleset::print_with_flowtable(&mut text, base, None, chains.iter().copied(), elements.iter().copied())
+        .unwrap();
     text
 }
 
@@ -533,12 +540,12 @@ fn many_elements_are_read() {
     };
     let slots = (0..2_500).map(|index| Element {
         set: SetName::Slots,
-        key: Key::new().number(base.family, Number(1)).index(index),
+        key: Key::new().number(Number(1)).index(index),
         key_end: None,
         value: Value::Data(Key::new().endpoint(Endpoint { ip: ip(base.family, 1), port: 80 })),
     });
     let mut text = String::new();
-    ruleset::print(&mut text, &base, Chain::FIXED, slots).unwrap();
+    ruleset::print_with_flowtable(&mut text, &base, None, Chain::FIXED, slots).unwrap();
     in_namespace(|| {
         nft(&["-f", "-"], &text);
         let listing = nft(&["list", "map", "ip", "keelson", "slots"], "");
@@ -549,10 +556,8 @@ fn many_elements_are_read() {
 /// The flags that the kernel knows: a set that rules write has both.
 #[test]
 fn affinity_is_written_by_rules_and_forgets() {
-    let affinity = definition(Family::V6, SetName::Affinity);
+    let affinity = definition(Family::V6, SetName::Affinity0);
     assert_eq!(affinity.flags, SetFlags::Map | SetFlags::Timeout | SetFlags::Eval);
-    assert_eq!((affinity.key_len, affinity.size), (32, Some(1_048_576)));
-    assert!(
-        affinity.attributes().contains(&SetAttribute::Description(vec![SetDescription::Size(1_048_576)]))
-    );
+    assert_eq!((affinity.key_len, affinity.size), (20, Some(131_072)));
+    assert!(affinity.attributes().contains(&SetAttribute::Description(vec![SetDescription::Size(131_072)])));
 }

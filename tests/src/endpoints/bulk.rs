@@ -2,7 +2,7 @@
 //! server, or manifests.
 //!
 //! ```ignore
-//! let made = bulk::make(&cluster, 10_000, 10).await?;       // about a minute on two cores that do nothing else
+//! let made = bulk::make(&cluster, 10_000, 10).await?;       // some seconds
 //! bulk::touch(&cluster, 17, 4711).await?;                   // one change: the slice of bulk/svc-00017 gets another port
 //! bulk::manifests(&folder, "node", 1_000, 10)?;             // the same objects, for `endpoints.manifests`
 //! bulk::remove(&cluster, 10_000).await?;
@@ -12,18 +12,19 @@
 //! `bulk/svc-NNNNN-a`, its endpoints have addresses of 10.128.0.0/9 that nobody else has, and are spread over 100 nodes
 //! `bulk-node-NNN`, of which the test may well be one, and three zones. Every tenth Service has hints by zone.
 
-use super::objects::{Kind, Writer, endpoint, port, service, slice};
+use super::objects::{Kind, Writer, endpoint, enveloped, port, service, slice, wrapped};
 use crate::kube::Cluster;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use keelson_proto::kubernetes::{EndpointSlice, Service};
 use prost::Message as _;
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 
 /// Where they are.
@@ -32,6 +33,64 @@ pub const NAMESPACE: &str = "bulk";
 const WORKERS: usize = 32;
 /// How many Services are in one manifest.
 const IN_A_FILE: usize = 100;
+
+/// Of `ObjectMeta`, what an API server adds.
+#[derive(Clone, PartialEq, prost::Message)]
+struct StoredMeta {
+    #[prost(string, tag = "5")]
+    uid: String,
+    #[prost(int64, tag = "7")]
+    generation: i64,
+    #[prost(message, optional, tag = "8")]
+    made: Option<Time>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Time {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Stored {
+    #[prost(message, optional, tag = "1")]
+    metadata: Option<StoredMeta>,
+}
+
+/// `networking.k8s.io/v1` `IPAddress`: a cluster IP that is taken.
+#[derive(Clone, PartialEq, prost::Message)]
+struct IpAddress {
+    #[prost(message, optional, tag = "1")]
+    metadata: Option<AddressMeta>,
+    #[prost(message, optional, tag = "2")]
+    spec: Option<IpAddressSpec>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct AddressMeta {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(map = "string, string", tag = "11")]
+    labels: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct IpAddressSpec {
+    #[prost(message, optional, tag = "1")]
+    parent: Option<Parent>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Parent {
+    #[prost(string, tag = "1")]
+    group: String,
+    #[prost(string, tag = "2")]
+    resource: String,
+    #[prost(string, tag = "3")]
+    namespace: String,
+    #[prost(string, tag = "4")]
+    name: String,
+}
 
 /// What was made.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +128,17 @@ fn the_service(number: usize) -> Value {
 
 /// The slice of a Service, whose port `http` has this number.
 fn the_slice(number: usize, each: usize, http: u16) -> Value {
-    let endpoints: Vec<Value> = (0..each)
+    let mut ports = vec![port("http", http)];
+    if number.is_multiple_of(4) {
+        ports.push(port("https", 8443));
+    }
+    slice(&name(number), "a", &ports, &endpoints(number, each, 0))
+}
+
+/// The endpoints of a Service of which all have `each`, and this number more. Those that are more are endpoints of the next
+/// Services, too.
+pub fn endpoints(number: usize, each: usize, more: usize) -> Vec<Value> {
+    (0..each + more)
         .map(|n| {
             let zone = ["zone-a", "zone-b", "zone-c"][n % 3];
             let mut more =
@@ -79,17 +148,84 @@ fn the_slice(number: usize, each: usize, http: u16) -> Value {
             }
             endpoint(&address(number, each, n), &format!("bulk-node-{:03}", (number + n) % 100), &more)
         })
-        .collect();
-    let mut ports = vec![port("http", http)];
-    if number.is_multiple_of(4) {
-        ports.push(port("https", 8443));
-    }
-    slice(&name(number), "a", &ports, &endpoints)
+        .collect()
 }
 
-/// Makes so many Services with so many endpoints each.
+/// Makes so many Services with so many endpoints each, as an API server would have stored them: to ask it for each takes
+/// minutes.
 pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> Result<Made> {
-    make_more(cluster, 0..services, endpoints_each).await
+    let started = Instant::now();
+    ensure!(services <= 1 << 16, "{services} Services have no addresses here");
+    Writer::new(&cluster.admin, NAMESPACE).await?;
+    // All is made before anything is put, so that a fault leaves nothing behind.
+    let keys: Vec<_> = (0..services).map(|number| stored(number, endpoints_each)).collect::<Result<_>>()?;
+    cluster.etcd.put_all(keys.into_iter().flatten()).await?;
+    Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
+}
+
+/// A Service with its slice and the object by which its address is taken, as an API server stores them: key and value.
+fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
+    let (name, ip) = (name(number), cluster_ip(number));
+    let [service, slice] = whole(number, each);
+    let service: Service = serde_json::from_value(service)?;
+    let slice: EndpointSlice = serde_json::from_value(slice)?;
+    let address = IpAddress {
+        metadata: Some(AddressMeta {
+            name: ip.clone(),
+            labels: [("ip-family", "IPv4"), ("managed-by", "ipallocator.k8s.io")]
+                .map(|(key, value)| (format!("ipaddress.kubernetes.io/{key}"), value.to_owned()))
+                .into(),
+        }),
+        spec: Some(IpAddressSpec {
+            parent: Some(Parent {
+                group: String::new(),
+                resource: "services".to_owned(),
+                namespace: NAMESPACE.to_owned(),
+                name: name.clone(),
+            }),
+        }),
+    };
+    let value = |kind, message: Vec<u8>, id| wrapped(kind, [message, identity(number, id)].concat());
+    let address = [address.encode_to_vec(), identity(number, 2)].concat();
+    Ok([
+        (
+            format!("/registry/services/specs/{NAMESPACE}/{name}"),
+            value(Kind::Service, service.encode_to_vec(), 0),
+        ),
+        (
+            format!("/registry/endpointslices/{NAMESPACE}/{name}-a"),
+            value(Kind::Slice, slice.encode_to_vec(), 1),
+        ),
+        (format!("/registry/ipaddresses/{ip}"), enveloped("networking.k8s.io/v1", "IPAddress", address)),
+    ])
+}
+
+/// The address of a Service where no API server chooses one: 10.100.0.0 and those that follow.
+fn cluster_ip(number: usize) -> String {
+    format!("10.100.{}.{}", number >> 8, number & 255)
+}
+
+/// A Service and its slice with what an API server would add.
+fn whole(number: usize, each: usize) -> [Value; 2] {
+    let (mut service, mut slice, ip) =
+        (the_service(number), the_slice(number, each, 8080), cluster_ip(number));
+    service["spec"]["clusterIP"] = json!(ip);
+    service["spec"]["clusterIPs"] = json!([ip]);
+    service["spec"]["ipFamilies"] = json!(["IPv4"]);
+    service["spec"]["type"] = json!("ClusterIP");
+    for object in [&mut service, &mut slice] {
+        object["metadata"]["namespace"] = json!(NAMESPACE);
+    }
+    [service, slice]
+}
+
+/// Further fields of an object's metadata, to be put behind its own: fields of one message that comes twice are merged.
+fn identity(number: usize, kind: usize) -> Vec<u8> {
+    let uid = format!("00000000-0000-4000-800{kind}-{number:012}");
+    // The API server frees addresses whose Service it has not seen, if they were taken more than a minute ago.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let made = Time { seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX) };
+    Stored { metadata: Some(StoredMeta { uid, generation: 1, made: Some(made) }) }.encode_to_vec()
 }
 
 /// Makes those with these numbers.
@@ -157,13 +293,10 @@ where
     Ok(())
 }
 
-/// Writes the same objects as manifests into a folder, which must be there, and a Node of this name in zone `zone-a`. The
-/// addresses that an API server would choose are 10.100.0.0 and those that follow.
+/// Writes the same objects as manifests into a folder, which must be there, and a Node of this name in zone `zone-a`.
 pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usize) -> Result<Made> {
     let started = Instant::now();
-    if services > 1 << 16 {
-        bail!("{services} Services have no addresses here");
-    }
+    ensure!(services <= 1 << 16, "{services} Services have no addresses here");
     let of_node = json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": node, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
@@ -172,16 +305,7 @@ pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usi
     for first in (0..services).step_by(IN_A_FILE) {
         let mut items = Vec::new();
         for number in first..services.min(first + IN_A_FILE) {
-            let mut service = the_service(number);
-            let ip = format!("10.100.{}.{}", number >> 8, number & 255);
-            service["spec"]["clusterIP"] = json!(ip);
-            service["spec"]["clusterIPs"] = json!([ip]);
-            service["spec"]["ipFamilies"] = json!(["IPv4"]);
-            service["spec"]["type"] = json!("ClusterIP");
-            for mut object in [service, the_slice(number, endpoints_each, 8080)] {
-                object["metadata"]["namespace"] = json!(NAMESPACE);
-                items.push(object);
-            }
+            items.extend(whole(number, endpoints_each));
         }
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
         write(folder, &format!("bulk-{first:05}.json"), &list)?;

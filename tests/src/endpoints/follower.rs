@@ -29,6 +29,8 @@ pub struct Seen {
     pub rev: u64,
     /// Why it was stale; none: it was not.
     pub stale: Option<String>,
+    /// Since when, in Unix milliseconds. An agent that is killed may know it less exactly after its restart.
+    pub since: Option<i64>,
 }
 
 #[derive(Default)]
@@ -65,7 +67,12 @@ impl Shared {
         }
         inner.whole.position = position.clone();
         let stale = position.stale.then(|| position.stale_reason.clone());
-        let seen = Seen { instance_id: position.instance_id, rev: position.rev, stale };
+        let seen = Seen {
+            instance_id: position.instance_id,
+            rev: position.rev,
+            stale,
+            since: position.stale_since_unix_ms,
+        };
         let wrong = match inner.seen.last() {
             _ if seen.instance_id == 0 || seen.rev == 0 => Some("it says no position".to_owned()),
             Some(last) if last.instance_id == seen.instance_id && last.rev > seen.rev => {

@@ -165,7 +165,8 @@ struct TypeMeta {
     kind: String,
 }
 
-fn wrapped(kind: Kind, object: Vec<u8>) -> Vec<u8> {
+/// An object with its envelope, as it is sent and stored.
+pub(super) fn wrapped(kind: Kind, object: Vec<u8>) -> Vec<u8> {
     let (api_version, kind) = match kind {
         Kind::Namespace => ("v1", "Namespace"),
         Kind::Service => ("v1", "Service"),
@@ -173,6 +174,11 @@ fn wrapped(kind: Kind, object: Vec<u8>) -> Vec<u8> {
         Kind::Slice => ("discovery.k8s.io/v1", "EndpointSlice"),
         Kind::ServiceCidr => ("networking.k8s.io/v1", "ServiceCIDR"),
     };
+    enveloped(api_version, kind, object)
+}
+
+/// The same for a kind that no writer writes.
+pub(super) fn enveloped(api_version: &str, kind: &str, object: Vec<u8>) -> Vec<u8> {
     let type_meta = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
     let mut wrapped = b"k8s\0".to_vec();
     wrapped.extend(Unknown { type_meta: Some(type_meta), raw: object }.encode_to_vec());

@@ -5,9 +5,11 @@ use crate::process::{Process, Program};
 use crate::scratch::Scratch;
 use crate::util::{PATIENCE, eventually, free_port, http_get};
 use anyhow::{Context as _, Result, bail};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
+use tonic::transport::Endpoint;
 
 /// An etcd of the test's own. Killed on drop.
 #[derive(Debug)]
@@ -16,6 +18,21 @@ pub struct Etcd {
     program: Program,
     process: Option<Process>,
 }
+
+/// Keys that are put at the same time.
+const PUTS: usize = 256;
+
+/// Of etcd's `rpc.proto`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct PutRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PutResponse {}
 
 /// What etcd has counted since it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +74,24 @@ impl Etcd {
         let mut etcd = Self { endpoint, program, process: None };
         etcd.start_again().await?;
         Ok(etcd)
+    }
+
+    /// Puts keys, many at the same time, which is far faster than an API server that is asked for each object. Not in
+    /// transactions: an API server takes it that no two objects have one version.
+    pub async fn put_all(&self, pairs: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {
+        let channel = Endpoint::from_shared(self.endpoint.clone())?.connect().await.context("no etcd")?;
+        let client = tonic::client::Grpc::new(channel);
+        let puts = pairs.map(|(key, value)| {
+            let mut client = client.clone();
+            async move {
+                client.ready().await.context("etcd is not ready")?;
+                let codec = tonic_prost::ProstCodec::<PutRequest, PutResponse>::default();
+                let path = http::uri::PathAndQuery::from_static("/etcdserverpb.KV/Put");
+                let request = tonic::Request::new(PutRequest { key: key.into_bytes(), value });
+                client.unary(request, path, codec).await.map(drop).context("etcd does not put a key")
+            }
+        });
+        stream::iter(puts).buffer_unordered(PUTS).try_collect().await
     }
 
     /// Where clients reach it: `http://127.0.0.1:PORT`.

@@ -2,6 +2,7 @@
 
 use crate::rig::{Lane, Stage, chosen, run};
 use anyhow::{Context as _, Result, ensure};
+use keelson_proto::localnetv1::NodeInfo;
 use keelson_tests::endpoints::{Kind, Whole, endpoint, port, service, slice};
 use serde_json::json;
 
@@ -250,13 +251,19 @@ fn case_30_a_nodes_zone_changes_the_sets_without_a_service_event() -> Result<()>
         stage.writer.patch(Kind::Node, &node, &label(None)).await?;
         followers.until("no zone", |whole| picks(whole, &web, &["10.200.6.1", "10.200.6.2"])).await?;
         ensure!(stage.metric(events).await? == events_before, "there were events of Services");
-        // A Node that is gone is said to be; what it decided is no more.
+        // P4: a Node that is gone is said to be, and what was last known of it stays.
+        let last = stage.settled(&followers).await?;
+        let known = followers.watch.look(|whole| whole.node.clone()).context("there is a Node")?;
+        ensure!(known.exists && known.eligible, "{known:?}");
         stage.cluster.admin.delete_node(&node).await?;
         let absent = |whole: &Whole| {
-            ensure!(whole.node.as_ref().is_some_and(|node| !node.exists), "{:?}", whole.node);
-            Ok(())
+            let node = whole.node.as_ref().context("there is a Node")?;
+            ensure!(*node == NodeInfo { exists: false, ..known.clone() }, "{node:?} after {known:?}");
+            picks(whole, &web, &["10.200.6.1", "10.200.6.2"])
         };
         followers.until("the Node is gone", absent).await?;
-        stage.settled(&followers).await.map(drop)
+        let pair = followers.watch.pair();
+        ensure!(pair == (last.0, last.1 + 1), "one change, one revision: {last:?} {pair:?}");
+        Ok(())
     })
 }

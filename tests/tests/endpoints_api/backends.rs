@@ -78,7 +78,7 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
     let odd = Backend { state: "splendid".into(), ..synced(instance_id, 2) };
     let refused =
         reporter.report(odd).await.map_or_else(|error| error.to_string(), |taken| format!("{taken:?}"));
-    says(&refused, &["\"splendid\" is no state; it is one of waiting, synced, failing"])?;
+    says(&refused, &["\"splendid\" is no state; it is one of pending, synced, failing"])?;
     ensure!(stage.state().await?["backends"][0]["state"] == "failing");
     Ok(())
 }

@@ -85,7 +85,7 @@ async fn a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Result
     ensure!(followers.next.seen().len() == 1, "{:?}", followers.next.seen());
     let told = stage.watch(&["--once"]).await?.success()?;
     says(&told.out, &["ns/web"])?;
-    says(&told.err, &["this state is stale: ", &place])?;
+    says(&told.err, &["this state is stale since ", &place])?;
 
     // A restart and a kill change nothing: what is on disk is served, and is stale.
     for kill in [false, true] {

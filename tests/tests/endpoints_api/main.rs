@@ -9,6 +9,7 @@ mod backends;
 mod bad;
 mod commands;
 mod crowd;
+mod disk;
 mod files;
 mod gates;
 mod pace;

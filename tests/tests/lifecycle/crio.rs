@@ -97,10 +97,14 @@ async fn refused_elsewhere(stage: &Stage, name: &str, image: &Image) -> Result<(
     }
     let said = stage.pull_failed("bare", name).await?;
     ensure!(said.contains("authentication required") || said.contains("unauthorized"), "{said}");
-    let said = stage.pull_failed("locked", name).await?;
-    // The kubelet knows CRI-O's error by its first word.
-    ensure!(said.contains("SignatureValidationFailed"), "{said}");
-    Ok(())
+    // A kubelet that may not read the Secret yet, because the API server has not noticed the pod, pulls without it first.
+    eventually(2 * PATIENCE, "the policy of the namespace is applied", || async {
+        let said = stage.pull_failed("locked", name).await?;
+        // The kubelet knows CRI-O's error by its first word.
+        ensure!(said.contains("SignatureValidationFailed"), "{said}");
+        Ok(())
+    })
+    .await
 }
 
 /// CRI-O says of a registry that refuses connections that it is not available. The pod has the same words as its reason.

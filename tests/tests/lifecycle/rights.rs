@@ -171,6 +171,11 @@ async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
         let (refused, is_it) = (reason.contains("403"), source["resource"] == resource);
         ensure!(refused == is_it && (source["health"] == "failing") == is_it, "{resource}: it says {shown}");
     }
+    // P19: no endpoint depends on them.
+    if resource == "servicecidrs" {
+        ensure!(shown["state"] == "current", "it says {shown}");
+        return Ok(());
+    }
     // Nothing was told whole yet, so there is nothing to serve.
     ensure!(shown["state"] == "waiting", "it says {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
@@ -476,9 +481,20 @@ fn asks_for_little(documents: &[Value]) -> Result<()> {
     let path = |name: &str| {
         mounts.iter().find(|mount| mount["name"] == name).and_then(|mount| mount["mountPath"].as_str())
     };
-    for (name, socket) in [("agent", "[\"unix://{}/endpoints.sock\"]"), ("own", "\"unix://{}/proxy.sock\"")] {
+    for (name, socket) in
+        [("endpoints", "[\"unix://{}/endpoints.sock\"]"), ("own", "\"unix://{}/proxy.sock\"")]
+    {
         let socket = socket.replace("{}", path(name).with_context(|| format!("no mount {name}"))?);
         ensure!(defaults.contains(&format!("#listen = {socket}")), "{socket} is not the default");
     }
+    // P1: conntrack's settings of the host, and nothing else of its /proc.
+    ensure!(path("netfilter") == settings["proxy"]["conntrack_sysctl_dir"].as_str(), "{settings}");
+    let volumes = pod["volumes"].as_array().context("no volumes")?;
+    let proc: Vec<_> = volumes
+        .iter()
+        .filter_map(|volume| volume["hostPath"]["path"].as_str())
+        .filter(|path| path.starts_with("/proc"))
+        .collect();
+    ensure!(proc == ["/proc/sys/net/netfilter"], "{proc:?}");
     Ok(())
 }

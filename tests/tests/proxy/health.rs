@@ -212,9 +212,17 @@ fn case_54_a_node_that_is_about_to_go_is_not_eligible() -> Result<()> {
 
         // Now it goes, and then there is one of its name again.
         case.writer.patch(Kind::Node, case.node(), &finalizers(json!(null))).await?;
-        case.synced().await?;
+        case.node_gone().await?;
         let body = soon_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == false, "{body}");
+        case.make_node().await?;
+        soon_own(&case, "/healthz", 200).await?;
+
+        // P4: one that goes at once counts as it was last seen.
+        case.writer.delete(Kind::Node, case.node()).await?;
+        case.node_gone().await?;
+        let (status, body) = own(&case, "/healthz").await?;
+        ensure!(status == 200 && body["nodeEligible"] == true, "{status}: {body}");
         case.make_node().await?;
         soon_own(&case, "/healthz", 200).await.map(drop)
     })

@@ -12,14 +12,17 @@
 mod affinity;
 mod choice;
 mod conntrack;
+mod crowd;
 mod expect;
 mod frontends;
 mod health;
 mod held;
+mod node;
 mod node_ports;
 mod objects;
 mod operations;
 mod policies;
+mod priority;
 mod ranges;
 mod rig;
 mod slices;

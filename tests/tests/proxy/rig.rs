@@ -232,6 +232,17 @@ impl Case {
         make_node(shared().await?, self.node()).await
     }
 
+    /// Waits until the proxy knows that the node was deleted. The Node comes by another watch than a sentinel; kube-proxy shows
+    /// nothing of it.
+    pub(crate) async fn node_gone(&self) -> Result<()> {
+        self.soon("the agent knows that the Node is gone", || async {
+            ensure!(self.bench.running.sees_node().await? != Some(true), "it does not");
+            Ok(())
+        })
+        .await?;
+        self.synced().await
+    }
+
     /// The number of the next sentinel.
     pub(crate) fn next_sentinel(&self) -> Result<u8> {
         let mut last = self.sentinels.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 //! Out: it runs there.
 
 use crate::rig::{Setup, Shared};
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
 use keelson_tests::net::plan::NODE_NETWORKS;
@@ -60,7 +60,7 @@ pub(crate) enum Running {
     Keelson {
         /// It is killed and started again by some tests.
         proxy: Box<Mutex<KeelsonProxy>>,
-        _agent: Box<Mutex<Agent>>,
+        agent: Box<Mutex<Agent>>,
         _identity: Box<Identity>,
     },
     /// kube-proxy.
@@ -115,7 +115,7 @@ impl Running {
         let proxy = KeelsonProxy::start(scratch, world.node(), &options).await?;
         Ok(Self::Keelson {
             proxy: Box::new(Mutex::new(proxy)),
-            _agent: Box::new(Mutex::new(agent)),
+            agent: Box::new(Mutex::new(agent)),
             _identity: Box::new(identity),
         })
     }
@@ -146,6 +146,26 @@ impl Running {
             Self::Keelson { proxy, .. } => proxy.lock().await.start_again(world.node()).await,
             Self::KubeProxy(proxy) => proxy.lock().await.start_again(world.node()).await,
         }
+    }
+}
+
+impl Running {
+    /// Kills the agent that the proxy follows, if it follows one, and starts it again.
+    pub(crate) async fn restart_agent(&self) -> Result<()> {
+        let Self::Keelson { agent, .. } = self else { return Ok(()) };
+        let mut agent = agent.lock().await;
+        agent.kill9()?;
+        // It is not ready: it has no runtime.
+        agent.start_live().await
+    }
+}
+
+impl Running {
+    /// Whether the agent that the proxy follows knows of the Node; none if there is no agent.
+    pub(crate) async fn sees_node(&self) -> Result<Option<bool>> {
+        let Self::Keelson { agent, .. } = self else { return Ok(None) };
+        let state = agent.lock().await.json("/debug/endpoints?max=0").await?;
+        state["node"]["exists"].as_bool().with_context(|| format!("no Node in {state}")).map(Some)
     }
 }
 

@@ -1,13 +1,17 @@
 //! Tables of others, and others in the proxy's table.
 
 use crate::kernel;
-use crate::model::{Service, pool};
+use crate::model::{PORT, Service, pool};
 use crate::rig::{Stage, says, soon};
 use crate::traffic::Traffic;
-use anyhow::{Context as _, Result, ensure};
-use keelson_tests::net::{Family, Namespace, Outcome, Transport};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use keelson_tests::net::{Family, Namespace, Outcome, Transport, World, http_get_from};
 use keelson_tests::util::PATIENCE;
 use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::Instant;
 
 /// Tables of somebody else's; some have a name of ours, and none is of our name and family.
@@ -106,7 +110,7 @@ async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<
     stage.has(&services).await?;
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
     stage.has_exactly(&services).await?;
-    ensure!(listed(stage.node())? == before, "a restart, and mending");
+    ensure!(listed(stage.node())? == before, "a restart, and repairs");
     ensure!(stage.proxy.terminate().await?.success());
     let mut removed = stage.cleanup(&[]).await?;
     removed.sort();
@@ -121,11 +125,11 @@ async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<
 
 /// Does this to the table, and waits until that is noticed and all is as before.
 async fn disturbed(stage: &Stage, services: &[Service], family: Family, command: &[&str]) -> Result<()> {
-    let mended = || async { stage.family(family).await?["mended"].as_u64().context("no number") };
-    let before = mended().await?;
+    let repaired = || async { stage.family(family).await?["repaired"].as_u64().context("no number") };
+    let before = repaired().await?;
     stage.node().nft(command)?;
     soon("it is noticed", || async {
-        ensure!(mended().await? > before, "it is not");
+        ensure!(repaired().await? > before, "it is not");
         Ok(())
     })
     .await
@@ -134,8 +138,94 @@ async fn disturbed(stage: &Stage, services: &[Service], family: Family, command:
     served(stage, services).await
 }
 
+/// Commits of somebody else, and rounds of changes beside them, at least.
+const NOISE: u64 = 100;
+const ROUNDS: u32 = 10;
+
+/// A program that commits to a table of its own as fast as it can, as some CNIs do; until it is dropped.
+struct Noise {
+    stop: Arc<AtomicBool>,
+    commits: Arc<AtomicU64>,
+    thread: Option<thread::JoinHandle<Result<()>>>,
+}
+
+impl Noise {
+    fn start(world: &Arc<World>) -> Self {
+        let (world, stop) = (world.clone(), Arc::new(AtomicBool::new(false)));
+        let commits = Arc::<AtomicU64>::default();
+        let (stopped, count) = (stop.clone(), commits.clone());
+        let body = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                world
+                    .node()
+                    .nft(&["add table inet noise; add chain inet noise c; delete chain inet noise c"])?;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        Self { stop, commits, thread: Some(thread::spawn(body)) }
+    }
+
+    /// Whether it has not committed enough yet. Fails if it ended.
+    fn is_young(&self) -> Result<bool> {
+        let has_ended = self.thread.as_ref().is_none_or(thread::JoinHandle::is_finished);
+        ensure!(!has_ended, "the program that commits ended");
+        Ok(self.commits.load(Ordering::Relaxed) < NOISE)
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("it ends once")?;
+        thread.join().map_err(|_| anyhow!("it panicked"))?
+    }
+}
+
+impl Drop for Noise {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// P2: changes, a restart and repairs beside a program that commits all the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_do_to_the_table_is_mended() -> Result<()> {
+async fn p2_a_program_that_commits_all_the_time_stops_nothing() -> Result<()> {
+    let mut services = services();
+    let mut stage = Stage::started(&services).await?;
+    let noise = Noise::start(&stage.world);
+    let mut rounds = 0;
+    while rounds < ROUNDS || noise.is_young()? {
+        rounds += 1;
+        for service in &mut services {
+            service.endpoints.rotate_left(1);
+            stage.manifests.service(service)?;
+        }
+        let gone = services[0].endpoints.pop().context("one left")?;
+        stage.manifests.service(&services[0])?;
+        stage.has(&services).await?;
+        services[0].endpoints.push(gone);
+    }
+    let state = stage.family(Family::V4).await?;
+    ensure!(state["failures"] == 0 && state["full_syncs"] == 1, "{state}");
+    stage.proxy.kill9()?;
+    stage.proxy.start_again(stage.world.node()).await?;
+    services[0].endpoints.truncate(2);
+    stage.manifests.service(&services[0])?;
+    stage.has(&services).await?;
+    let element = format!("{{ {} . tcp . {PORT} }}", services[0].ip());
+    disturbed(
+        &stage,
+        &services,
+        Family::V4,
+        &["delete", "element", "ip", "keelson", "cluster-ip-ports", &element],
+    )
+    .await?;
+    let state = stage.family(Family::V4).await?;
+    ensure!(state["failures"] == 0, "{state}");
+    noise.end()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
     let services = services();
     let stage = Stage::started(&services).await?;
     let v = format!("{{ {} . tcp . 80 }}", services[0].ip());
@@ -149,8 +239,8 @@ async fn what_others_do_to_the_table_is_mended() -> Result<()> {
     flows.beat().await?;
     for command in [
         &["delete", "element", "ip", "keelson", "cluster-ip-ports", &v][..],
-        &["add", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.99.99 . tcp . 80 : 0.0.0.1 }"],
-        &["add", "element", "ip", "keelson", "slots", "{ 0.0.0.1 . 7 : 192.0.2.66 . 66 }"],
+        &["add", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.99.99 . tcp . 80 : 4010:1 }"],
+        &["add", "element", "ip", "keelson", "slots", "{ 0:1 . 7 : 192.0.2.66 . 66 }"],
         &["flush", "map", "ip", "keelson", "slots"],
         &["flush", "chain", "ip", "keelson", "services"],
         &["flush", "chain", "ip", "keelson", "lb-4"],
@@ -184,8 +274,49 @@ async fn what_others_do_to_the_table_is_mended() -> Result<()> {
     ] {
         disturbed(&stage, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
     }
-    says(&stage.events().await?.join("\n"), &["it is mended"])?;
-    says(&stage.proxy.log()?, &["somebody else had changed the table; it is mended"])
+    says(
+        &stage.events().await?.join("\n"),
+        &["table ip keelson was modified by another program; repaired: "],
+    )?;
+    says(&stage.proxy.log()?, &["the table was modified by another program; repaired"])
+}
+
+/// The value of a counter of IPv4; 0 before it has counted anything.
+async fn counter(stage: &Stage, name: &str) -> Result<u64> {
+    let at = SocketAddr::from(([127, 0, 0, 1], 10249));
+    let text = http_get_from(stage.node(), at, "/metrics").await?.success()?.text();
+    let series = format!("keelson_proxy_{name}_total{{ip_family=\"IPv4\"}} ");
+    let value = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap_or("0");
+    value.parse().with_context(|| format!("{name} is {value:?}"))
+}
+
+/// P21: what is counted are elements, chains and sets, not how often.
+#[tokio::test(flavor = "multi_thread")]
+async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
+    let services = services();
+    let stage = Stage::started(&services).await?;
+    let of_v4 = services.iter().filter(|service| service.family == Family::V4).count() as u64;
+    ensure!(
+        counter(&stage, "operations").await? > 10 * of_v4,
+        "the first sync made chains, sets and elements"
+    );
+    ensure!(counter(&stage, "repaired").await? == 0, "nobody has changed anything");
+    for (command, expected) in [
+        (&["flush", "map", "ip", "keelson", "cluster-ip-ports"][..], of_v4),
+        (&["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"], 1),
+    ] {
+        let counters = || async {
+            anyhow::Ok([counter(&stage, "repaired").await?, counter(&stage, "operations").await?])
+        };
+        let before = counters().await?;
+        disturbed(&stage, &services, Family::V4, command).await?;
+        let after = counters().await?;
+        ensure!(
+            after == before.map(|count| count + expected),
+            "{command:?}: {before:?}, then {after:?}, not {expected} more"
+        );
+    }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,9 +344,8 @@ async fn case_59_an_element_in_the_way_is_put_right_at_once() -> Result<()> {
     for (number, family) in [(20, Family::V4), (21, Family::V6)] {
         services.push(Service::new(number, family, &pool(family, 8082)[..3]));
     }
-    let number = |family| if family == Family::V4 { "0.0.0.99" } else { "::99" };
     for service in &services[services.len() - 2..] {
-        let element = format!("{{ {} . tcp . 80 : {} }}", service.ip(), number(service.family));
+        let element = format!("{{ {} . tcp . 80 : 4000:99 }}", service.ip());
         let family = kernel::nft_family(service.family);
         stage.node().nft(&["add", "element", family, "keelson", "cluster-ip-ports", &element])?;
         stage.manifests.service(service)?;

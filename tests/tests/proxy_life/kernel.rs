@@ -126,8 +126,7 @@ fn element(listed: &Value) -> Result<Element> {
 fn fields(value: &Value) -> Result<Vec<String>> {
     let one = |value: &Value| {
         Ok(match value {
-            // IPv6 numbers are listed in either of two ways.
-            Value::String(text) => text.parse::<IpAddr>().map_or_else(|_| text.clone(), |ip| ip.to_string()),
+            Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             other => match (other.pointer("/goto/target"), other.get("drop"), other.get("prefix")) {
                 (Some(target), ..) => format!("goto {}", target.as_str().unwrap_or_default()),
@@ -201,6 +200,21 @@ impl Walk<'_> {
     }
 }
 
+/// The key of the slots of a number, and the choice and count that it tells, if it tells any.
+fn counted(told: &str) -> Result<(String, Option<String>)> {
+    let (high, low) = told.split_once(':').with_context(|| format!("no number: {told}"))?;
+    let bits = u32::from_str_radix(high, 16)? << 16 | u32::from_str_radix(low, 16)?;
+    let text = |bits: u32| format!("{:x}:{:x}", bits >> 16, bits & 0xffff);
+    let (number, class) = (bits & 0x000f_ffff, bits & 0xfff0_0000);
+    Ok(match class >> 30 {
+        // Count 0 of LocalSet is none.
+        1 => (text(number), (class != 0x6000_0000).then(|| text(class))),
+        // With affinity.
+        2 | 3 => (told.to_owned(), None),
+        _ => bail!("no packet can have the number {told}"),
+    })
+}
+
 /// Where packets would be sent, as the kernel has it now.
 pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> {
     let table = Table::read(namespace, family)?;
@@ -230,8 +244,12 @@ pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> 
             "chain services does not ask {ports}: {services}"
         );
         for (key, value) in table.set(ports)? {
-            let number = value.join("");
-            let verdict = walk.step(choice, number.clone())?;
+            let told = value.join("");
+            let (number, class) = counted(&told)?;
+            let verdict = match class {
+                Some(class) => walk.step("counts", class)?,
+                None => walk.step(choice, told)?,
+            };
             let chosen = walk.chosen(&number, &verdict)?;
             ensure!(!chosen.is_empty(), "{key:?} leads to nobody");
             ensure!(meaning.insert(frontend(key)?, chosen).is_none(), "{key:?} is there twice");
@@ -246,7 +264,9 @@ pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> 
             );
         }
     }
-    for map in ["internal-choice", "external-choice", "slots", "affinity-slots", "affinity-endpoints"] {
+    for map in
+        ["counts", "internal-choice", "external-choice", "slots", "affinity-slots", "affinity-endpoints"]
+    {
         for key in table.map(map)?.into_keys() {
             ensure!(walk.met.contains(&(map, key.clone())), "nothing leads to {key} of {map}");
         }
@@ -342,25 +362,27 @@ mod tests {
         affine.affinity = Some(60);
         let services = [Service::new(1, Family::V4, &pool[..3]), affine];
         let mut stage = Stage::started(&services).await?;
-        // Nobody mends it.
+        // Nobody repairs it.
         stage.proxy.kill9()?;
         let (node, wanted) = (stage.world.node(), meaning(&services, Family::V4));
         is(node, Family::V4, &wanted)?;
         let element = |map: &str, element: &str| format!("element ip keelson {map} {{ {element} }}");
         let number = Table::read(node, Family::V4)?.map("cluster-ip-ports")?;
-        let number = number.get(&format!("{} . tcp . 80", services[0].ip())).context("no number")?.clone();
+        let told = number.get(&format!("{} . tcp . 80", services[0].ip())).context("no number")?.clone();
+        let (number, class) = counted(&told)?;
+        let class = class.context("no count")?;
         let first = Table::read(node, Family::V4)?.map("slots")?;
         let key = format!("{number} . 0");
         let own = element("slots", &format!("{key} : {}", first.get(&key).context("no first place")?));
         let wrong = element("slots", &format!("{key} : {} . 8081", pool[7].ip()));
         let more = element("slots", &format!("{number} . 3 : {} . 8080", pool[7].ip()));
-        let v = element("cluster-ip-ports", &format!("{} . tcp . 80 : {number}", services[0].ip()));
-        let other = element("internal-choice", &format!("{number} : goto lb-3"));
+        let v = element("cluster-ip-ports", &format!("{} . tcp . 80 : {told}", services[0].ip()));
+        let other = element("counts", &format!("{class} : goto lb-3"));
         for (change, back, words) in [
             (format!("delete {own}"), format!("add {own}"), "slots has no"),
             (format!("add {more}"), format!("delete {more}"), "nothing leads to"),
             (format!("delete {v}"), format!("add {v}"), "nothing leads to"),
-            (format!("delete {other}"), format!("add {other}"), "internal-choice has no"),
+            (format!("delete {other}"), format!("add {other}"), "counts has no"),
         ] {
             is_seen(node, &wanted, &change, &back, words)?;
         }

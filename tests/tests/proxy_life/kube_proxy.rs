@@ -166,7 +166,7 @@ async fn told_of(stage: &Stage) -> Result<()> {
     )?;
     says(
         &stage.proxy.log()?,
-        &["of a kube-proxy (mode nftables) is on this node", "keelson proxy cleanup --kube-proxy"],
+        &["the table kube-proxy of a kube-proxy (mode nftables)", "keelson proxy cleanup --kube-proxy"],
     )
 }
 

@@ -11,13 +11,16 @@
 
 mod absent;
 mod churn;
+mod configuration;
 mod foreign;
 mod kernel;
 mod kills;
 mod kube_proxy;
 mod model;
 mod once;
+mod readers;
 mod restarts;
 mod rig;
 mod rights;
+mod single_stack;
 mod traffic;

@@ -54,8 +54,18 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
     let world = stage.world.clone();
     let traffic = Traffic::start(&world, &services)?;
     let bound_to = bound(&world, &services).await?;
-    let entries = kernel::addresses(world.node(), Family::V4, "affinity")?.len();
+    let clients = |map: u8| kernel::addresses(world.node(), Family::V4, &format!("affinity-{map}"));
+    let entries: usize = (0..8).map(|map| Ok(clients(map)?.len())).sum::<Result<usize>>()?;
     ensure!(entries >= 3, "the kernel remembers {entries} clients");
+    // P8: the state says so as well, and how many there may be.
+    soon("the state has the clients", || async {
+        let v4 = stage.family(Family::V4).await?;
+        let maps = v4["affinity_clients"].as_object().into_iter().flatten();
+        let counted: u64 = maps.filter_map(|(_, clients)| clients.as_u64()).sum();
+        ensure!(counted >= 3 && v4["affinity_clients_max"] == 131_072, "{v4}");
+        Ok(())
+    })
+    .await?;
     let generation = kernel::generation(world.node())?;
     for round in 0..6 {
         match round % 2 {
@@ -68,7 +78,7 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
         for family in Family::BOTH {
             let state = family_of(&state, family)?;
             ensure!(
-                state["last_added"] == 0 && state["last_deleted"] == 0 && state["mended"] == 0,
+                state["last_added"] == 0 && state["last_deleted"] == 0 && state["repaired"] == 0,
                 "{state}"
             );
         }
@@ -173,7 +183,7 @@ async fn case_56_one_endpoint_among_two_thousand_services_is_two_elements_of_one
     ensure!(looked == ["nothing would be changed"], "{looked:?}");
     ensure!(kernel::generation(stage.node())? == generation + 1, "it is one transaction");
     let v6 = stage.family(Family::V6).await?;
-    ensure!(v6["mended"] == 0 && after["mended"] == 0 && v6["last_added"] == 0, "{v6}");
+    ensure!(v6["repaired"] == 0 && after["repaired"] == 0 && v6["last_added"] == 0, "{v6}");
     Ok(())
 }
 
@@ -224,9 +234,9 @@ async fn rules_of_another_version_are_put_right_while_connections_go_on() -> Res
         }),
         (
             "sets that are missing",
-            without(&own, &["set filtered", "set source-ranges"], &["@filtered", "@source-ranges"]),
+            without(&own, &["map filtered", "set source-ranges"], &["@filtered", "@source-ranges"]),
         ),
-        ("a set of another size", other_set("size 1048576", "size 65535")?),
+        ("a set of another size", other_set("size 131072", "size 65535")?),
         (
             "a set of another type",
             other_set("set node-port-addresses {", "set node-port-addresses {\n\t\tflags interval")?,

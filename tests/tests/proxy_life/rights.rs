@@ -25,6 +25,17 @@ const MANIFEST: &str = include_str!("../../../packaging/kubernetes/proxy.yaml");
 const NOBODY: u32 = 64_123;
 /// CAP_NET_ADMIN as a bit. Source: capability.h.
 const NET_ADMIN: u64 = 1 << 12;
+/// What is read-only for a service of the unit as for a container, but for conntrack's settings, which are also at `$1`:
+/// `ReadWritePaths` opens them where they are, the manifest elsewhere.
+const SEALED: &str = r#"
+set -e
+mount --bind /proc/sys/net/netfilter "$1"
+mount --bind /proc/sys /proc/sys
+mount -o remount,bind,ro /proc/sys
+[ "$2" = elsewhere ] || mount --bind "$1" /proc/sys/net/netfilter
+shift 2
+exec "$@"
+"#;
 
 /// What a process may.
 struct Rights {
@@ -33,6 +44,8 @@ struct Rights {
     capabilities: BTreeSet<String>,
     /// Whether they come as ambient ones, without which only root has them.
     ambient: bool,
+    /// Whether conntrack's settings can be written at another place than the usual one.
+    elsewhere: bool,
 }
 
 impl Rights {
@@ -47,7 +60,11 @@ impl Rights {
         let bounding = capabilities(value("CapabilityBoundingSet")?.split_whitespace())?;
         ensure!(capabilities(value("AmbientCapabilities")?.split_whitespace())? == bounding);
         ensure!(value("NoNewPrivileges")? == "yes" && value("DynamicUser")? == "yes");
-        Ok(Self { user: NOBODY, capabilities: bounding, ambient: true })
+        ensure!(
+            value("ProtectKernelTunables")? == "yes"
+                && value("ReadWritePaths")? == "-/proc/sys/net/netfilter"
+        );
+        Ok(Self { user: NOBODY, capabilities: bounding, ambient: true, elsewhere: false })
     }
 
     /// What the manifest gives.
@@ -63,11 +80,11 @@ impl Rights {
         let added = context["capabilities"]["add"].as_array().context("nothing is added")?;
         let user = context["runAsUser"].as_u64().context("no user")?;
         let given = capabilities(added.iter().filter_map(Value::as_str))?;
-        Ok(Self { user: u32::try_from(user)?, capabilities: given, ambient: false })
+        Ok(Self { user: u32::try_from(user)?, capabilities: given, ambient: false, elsewhere: true })
     }
 
     fn none(user: u32) -> Self {
-        Self { user, capabilities: BTreeSet::new(), ambient: false }
+        Self { user, capabilities: BTreeSet::new(), ambient: false, elsewhere: false }
     }
 
     /// `setpriv` and its arguments, after which a program and its own may follow.
@@ -129,12 +146,24 @@ impl Poor {
     }
 
     fn start(&self, rights: &Rights) -> Result<Process> {
-        let (path, mut args) = rights.prefix()?;
+        let (setpriv, given) = rights.prefix()?;
         let config = self.stage.proxy.config().display().to_string();
+        let folder = self.stage.scratch.dir("netfilter")?.display().to_string();
+        let place = if rights.elsewhere { "elsewhere" } else { "usual" };
+        let mut args =
+            ["--mount", "--", "sh", "-c", SEALED, "sh", &folder, place].map(str::to_owned).to_vec();
+        args.push(setpriv.display().to_string());
+        args.extend(given);
         args.push(self.program.display().to_string());
         args.extend(["proxy", "--backend", "nft", "--config", &config].map(str::to_owned));
+        let env = if rights.elsewhere {
+            vec![("KEELSON_PROXY__CONNTRACK_SYSCTL_DIR".into(), folder)]
+        } else {
+            Vec::new()
+        };
+        let path = peers::system("unshare", "util-linux")?;
         let log = self.folder.join("proxy.log");
-        let program = Program { name: "keelson proxy".to_owned(), path, args, env: Vec::new(), log };
+        let program = Program { name: "keelson proxy".to_owned(), path, args, env, log };
         self.stage.node().inside(&program)?.start()
     }
 
@@ -202,6 +231,45 @@ fn checked() -> [Value; 2] {
     [object, slice]
 }
 
+/// P1: conntrack's settings are kube-proxy's, but for those of the whole machine, which nobody may write in a network
+/// namespace of its own: those are said.
+async fn conntrack_is_set(stage: &Stage) -> Result<()> {
+    let value = async |name: &str| {
+        let file = format!("/proc/sys/net/netfilter/{name}");
+        let told =
+            run_inside(stage.node(), &peers::system("cat", "coreutils")?, &[&file]).await?.success()?;
+        Ok::<u64, anyhow::Error>(told.out.trim().parse()?)
+    };
+    soon("conntrack's times are kube-proxy's", || async {
+        for (name, seconds) in
+            [("nf_conntrack_tcp_timeout_established", 86_400), ("nf_conntrack_tcp_timeout_close_wait", 3_600)]
+        {
+            let now = value(name).await?;
+            ensure!(now == seconds, "{name} is {now}");
+        }
+        Ok(())
+    })
+    .await?;
+    let limit = value("nf_conntrack_max").await?;
+    let told = soon("the state has all of them", || async {
+        let state = stage.state().await?;
+        let lines: Vec<String> = serde_json::from_value(state["settings"].clone())?;
+        let lines: Vec<String> = lines.into_iter().filter(|line| line.starts_with("nf_conntrack_")).collect();
+        ensure!(lines.len() == 4, "{state}");
+        Ok(lines)
+    })
+    .await?;
+    for line in ["nf_conntrack_tcp_timeout_established: 86400", "nf_conntrack_tcp_timeout_close_wait: 3600"] {
+        ensure!(told.iter().any(|told| told == line), "{told:?}");
+    }
+    let of_limit = told.iter().find(|line| line.starts_with("nf_conntrack_max: ")).context("no limit")?;
+    let as_wanted = *of_limit == format!("nf_conntrack_max: {limit}");
+    let refused = of_limit.starts_with(&format!("nf_conntrack_max: {limit} instead of "))
+        && of_limit.contains("ermission denied");
+    ensure!(as_wanted || refused, "{of_limit}");
+    Ok(())
+}
+
 async fn all_works(rights: &Rights) -> Result<()> {
     let mut services = services();
     let poor = Poor::new(&services, &checked(), rights).await?;
@@ -209,6 +277,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     let process = poor.start(rights)?;
     stage.synced().await.with_context(|| process.log_tail())?;
     has_no_more_than(process.pid(), rights)?;
+    conntrack_is_set(stage).await?;
 
     // Rules.
     let traffic = Traffic::start(&world, &services)?;
@@ -262,7 +331,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     // Mending, and what needs the rights as well.
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
     soon("the table is back", || async {
-        ensure!(family_of(&stage.state().await?, Family::V4)?["mended"].as_u64() >= Some(1), "it is not");
+        ensure!(family_of(&stage.state().await?, Family::V4)?["repaired"].as_u64() >= Some(1), "it is not");
         Ok(())
     })
     .await?;

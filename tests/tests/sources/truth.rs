@@ -113,6 +113,12 @@ impl<T: Named> Known<T> {
                     }
                     None => faults.push("a listing ended that had not begun".to_owned()),
                 },
+                // What was known before stays.
+                Seen::Refused => {
+                    if self.listing.take().is_none() {
+                        faults.push("a listing was refused that had not begun".to_owned());
+                    }
+                }
                 Seen::Listing => {}
             }
         }

@@ -5,11 +5,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Core, Effect};
+use humantime::format_duration;
+use keelson_proto::localnetv1::NodeInfo;
+
+use super::{Core, Disk, Effect};
 use crate::{
     clock::Now,
     cluster::ChoreHealth,
-    endpoints::{Freshness, Published, SourceKind},
+    endpoints::{
+        Freshness, Published, SourceKind,
+        record::{Meta, Write},
+    },
     status::EndpointsView,
 };
 
@@ -17,31 +23,113 @@ use crate::{
 /// condition that turns with each restart of an agent would be noise; readers are told at once that the state is
 /// not confirmed yet.
 const GRACE: Duration = Duration::from_secs(10);
+/// How often the time at which a state was last current is written to the disk while nothing else is.
+const STAMP_EVERY: Duration = Duration::from_secs(300);
 /// Why a state from disk is stale.
 const NOT_HEARD: &str = "the source has not been heard since the start";
 /// Why there is none.
 const NOT_LISTED: &str = "the source has not told everything yet";
 
 impl Core {
-    /// The watch that has been failing for longest: what is wrong, and since when.
-    fn failing(&self) -> Option<(SourceKind, &str, i64)> {
-        let failing = self.health.iter().filter_map(|(kind, health)| match health {
+    /// The watch that has been failing for longest: what is wrong, and since when. A failure of ServiceCIDRs is shown with the
+    /// sources and makes no state stale: no endpoint depends on them.
+    pub(super) fn failing(&self) -> Option<(SourceKind, &str, i64)> {
+        let required = self.health.iter().filter(|(kind, _)| **kind != SourceKind::ServiceCidrs);
+        let failing = required.filter_map(|(kind, health)| match health {
             ChoreHealth::Failing { reason, since_unix_ms } => Some((*kind, &**reason, *since_unix_ms)),
             ChoreHealth::Starting | ChoreHealth::Well => None,
         });
         failing.min_by_key(|(kind, _, since)| (*since, *kind))
     }
 
-    /// How new the state is that readers see.
+    /// The watch that has been failing for longest, in words.
+    fn failing_words(&self) -> Option<(String, i64)> {
+        let (kind, reason, since_unix_ms) = self.failing()?;
+        Some((format!("{}: {reason}", kind.resource()), since_unix_ms))
+    }
+
+    /// How new the state is that readers see. It is stale since it was last current, in whatever process.
     pub(super) fn freshness(&self) -> Freshness {
-        match self.failing() {
-            Some((kind, reason, since_unix_ms)) => {
-                let reason = format!("{}: {reason}", kind.resource()).into();
-                Freshness::Stale { reason, since_unix_ms }
-            }
-            None if self.heard => Freshness::Current,
-            None => Freshness::Stale { reason: NOT_HEARD.into(), since_unix_ms: self.started.unix_ms },
+        let reason = match self.failing_words() {
+            Some((reason, _)) => reason.into(),
+            None if self.heard => return Freshness::Current,
+            None => NOT_HEARD.into(),
+        };
+        Freshness::Stale { reason, since_unix_ms: self.current_unix_ms }
+    }
+
+    /// Takes how a watch fares. What it found before it failed was current until then.
+    pub(super) fn source_health(&mut self, kind: SourceKind, health: ChoreHealth, now: Now) {
+        let until = match health {
+            ChoreHealth::Failing { since_unix_ms, .. } => now.unix_ms.min(since_unix_ms),
+            ChoreHealth::Starting | ChoreHealth::Well => now.unix_ms,
+        };
+        self.confirm(until);
+        self.health.insert(kind, health);
+    }
+
+    /// Notes that the state is current at this time, if it is.
+    pub(super) fn confirm(&mut self, unix_ms: i64) {
+        if self.heard && !self.is_behind() && self.failing().is_none() {
+            self.current_unix_ms = unix_ms;
         }
+    }
+
+    /// Notes that the sources have told what there is, which readers see already. The disk is told of it at once if it has
+    /// the time of long ago.
+    pub(super) fn first_heard(&mut self, now: Now) {
+        let first = !std::mem::replace(&mut self.heard, true);
+        let age = Duration::from_millis(now.unix_ms.abs_diff(self.current_unix_ms));
+        if first && age > STAMP_EVERY {
+            self.stamped = None;
+        }
+        self.confirm(now.unix_ms);
+    }
+
+    /// When the disk is told that the state is still current; monotonic.
+    pub(super) fn stamp_at(&self) -> Option<Duration> {
+        let possible = self.disk == Disk::Same && self.coming.is_none() && self.shown.is_some();
+        let is_current = self.heard && self.failing().is_none();
+        match self.stamped.filter(|_| possible) {
+            Some(stamped) => is_current.then_some(stamped + STAMP_EVERY),
+            None => possible.then_some(Duration::ZERO),
+        }
+    }
+
+    /// Writes when the state was last current.
+    pub(super) fn stamp(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let Some(shown) = self.shown.clone() else { return };
+        let meta = Box::new(self.meta(&shown, self.shown_unix_ms));
+        let (changes, forgotten) = Default::default();
+        let write = Write::Changes { meta, services: shown.services.clone(), changes, forgotten };
+        self.start_write(write, None, now, effects);
+    }
+
+    /// Why a state on disk is too old to be shown: the node has booted since, and by now other pods may have the addresses
+    /// in it. While a node runs, an old state beats none, and its proxies have programmed it anyway.
+    pub(super) fn too_old(&self, meta: &Meta, now: Now) -> Option<String> {
+        let booted = meta.boot_id.is_empty() || meta.boot_id != self.policy.boot_id;
+        // A clock that is far behind tells no age.
+        let age = Duration::from_millis(now.unix_ms.abs_diff(meta.last_current()));
+        let limit = self.policy.max_age_after_boot;
+        (booted && age > limit).then(|| {
+            let age = format_duration(Duration::from_secs(age.as_secs()));
+            let limit = format_duration(limit);
+            format!(
+                "the endpoints on disk were last current {age} ago, before the node booted, and are not served after more than \
+                 {limit} (endpoints.max_age_after_boot): services, endpointslices and servicecidrs must be listed first"
+            )
+        })
+    }
+
+    /// Begins without the state on disk; of it, only the Node is used.
+    pub(super) fn withhold(&mut self, node: Option<&NodeInfo>, reason: String, effects: &mut Vec<Effect>) {
+        if let Some(node) = node {
+            self.inputs.remember_node(node);
+        }
+        self.disk = Disk::Other;
+        self.withheld = Some(reason.clone());
+        effects.push(Effect::Note { warn: true, text: reason });
     }
 
     /// Tells readers and the node's condition what has changed of it.
@@ -63,6 +151,11 @@ impl Core {
         }
     }
 
+    /// Why there is no state though no watch fails.
+    fn not_shown(&self) -> &str {
+        self.withheld.as_deref().unwrap_or(NOT_LISTED)
+    }
+
     /// Whether something that was said is not in what readers see.
     fn is_behind(&self) -> bool {
         let coming = self.coming.as_ref().is_some_and(|coming| coming.state.is_some());
@@ -72,9 +165,9 @@ impl Core {
     fn endpoints_view(&self, now: Now) -> EndpointsView {
         let stale = |reason: &str| EndpointsView::Stale { reason: reason.to_owned() };
         match &self.shown {
-            None => match self.freshness() {
-                Freshness::Stale { reason, .. } if self.failing().is_some() => stale(&reason),
-                _ => stale(NOT_LISTED),
+            None => match self.failing_words() {
+                Some((reason, _)) => stale(&reason),
+                None => stale(self.not_shown()),
             },
             Some(_) if self.grace_ends().is_some_and(|end| now.mono < end) => EndpointsView::Current,
             Some(shown) => match &shown.freshness {
@@ -94,11 +187,9 @@ impl Core {
     /// As the debug API names it, with the reason and since when, in Unix milliseconds.
     pub(super) fn standing(&self) -> (&'static str, String, i64) {
         match self.shown.as_ref().map(|shown| &shown.freshness) {
-            None => match self.freshness() {
-                Freshness::Stale { reason, since_unix_ms } if self.failing().is_some() => {
-                    ("waiting", reason.to_string(), since_unix_ms)
-                }
-                _ => ("waiting", NOT_LISTED.to_owned(), self.started.unix_ms),
+            None => match self.failing_words() {
+                Some((reason, since_unix_ms)) => ("waiting", reason, since_unix_ms),
+                None => ("waiting", self.not_shown().to_owned(), self.started.unix_ms),
             },
             Some(Freshness::Current) => ("current", String::new(), 0),
             Some(Freshness::Stale { reason, since_unix_ms }) => ("stale", reason.to_string(), *since_unix_ms),

@@ -15,12 +15,19 @@
 //!   listing and part of after it.
 //! * A state from disk is shown at once, as stale. When the sources turn out to say the same it becomes current as it
 //!   is, and nobody sees anything new.
+//! * It is not shown at all if the node has booted since it was last current and that is too long ago: other pods may
+//!   have its addresses.
 
+#[cfg(test)]
+mod age_tests;
 mod deleted;
+mod disk;
 mod fresh;
 mod report;
 mod types;
 
+#[cfg(test)]
+mod disk_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -38,41 +45,16 @@ use prost::Message as _;
 use rpds::RedBlackTreeMapSync;
 
 use self::deleted::Deleted;
+use self::disk::Coming;
+pub(super) use self::disk::Disk;
 pub use self::types::EndpointsPolicy;
 pub(super) use self::types::{Counted, Effect, Event, Revision};
 use super::{
     Answer, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
     inputs::{Dirty, Inputs},
-    record::{Change, Meta, Restored, Write, endpoints_in},
+    record::{Change, Meta, Restored, endpoints_in},
 };
 use crate::{clock::Now, cluster::ChoreHealth, status::EndpointsView};
-
-/// How long after a failed write the whole state is written again: doubled with each failure, up to the second.
-const REWRITE_AFTER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-
-/// What is on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Disk {
-    /// What readers see.
-    Same,
-    /// Nothing that is of use: the next state is written whole.
-    Other,
-    /// Not what readers see, since a write failed.
-    Behind {
-        /// When the next try comes.
-        retry: Duration,
-        /// How many have failed.
-        failures: u32,
-    },
-}
-
-/// A write that is under way.
-#[derive(Debug)]
-struct Coming {
-    number: u64,
-    /// What is published afterwards; none: the write is of what readers see already.
-    state: Option<(Published, Revision)>,
-}
 
 /// What an actor that starts anew keeps of its former self.
 #[derive(Debug, Default)]
@@ -83,6 +65,10 @@ pub(super) struct Kept {
     pub(super) health: BTreeMap<SourceKind, ChoreHealth>,
     /// What readers see, if that is not what is on disk.
     pub(super) memory: Option<Restored>,
+    /// What readers see, under a new identity: for a disk that does not answer.
+    pub(super) fallback: Option<Restored>,
+    /// Whether there was a former self.
+    pub(super) is_restart: bool,
 }
 
 /// Where a core begins.
@@ -105,6 +91,12 @@ pub(super) struct Core {
     inputs: Inputs,
     health: BTreeMap<SourceKind, ChoreHealth>,
     started: Now,
+    /// When what readers see was current last, in Unix milliseconds.
+    current_unix_ms: i64,
+    /// When the disk last took a state, or began to; monotonic. None: it is to have one now.
+    stamped: Option<Duration>,
+    /// Why the state on disk is not shown.
+    withheld: Option<String>,
     /// Whether what readers see was compared with what the sources say.
     heard: bool,
     shown: Option<Arc<Published>>,
@@ -173,6 +165,9 @@ impl Core {
             inputs: Inputs::new(now.unix_ms),
             health: kept.health,
             started: now,
+            current_unix_ms: now.unix_ms,
+            stamped: Some(now.mono),
+            withheld: None,
             heard: false,
             shown: None,
             shown_unix_ms: 0,
@@ -190,7 +185,10 @@ impl Core {
         }
         let mut effects = Vec::new();
         if let Some(restored) = restored {
-            core.restore(restored, shown.as_deref(), &mut effects);
+            match core.too_old(&restored.meta, now).filter(|_| shown.is_none()) {
+                Some(reason) => core.withhold(restored.meta.node.as_ref(), reason, &mut effects),
+                None => core.restore(restored, shown.as_deref(), &mut effects),
+            }
         }
         core.tell(now, &mut effects);
         (core, effects)
@@ -199,9 +197,17 @@ impl Core {
     /// Shows what was there before.
     fn restore(&mut self, restored: Restored, shown: Option<&Published>, effects: &mut Vec<Effect>) {
         let meta = &restored.meta;
+        if let Some(node) = &meta.node {
+            self.inputs.remember_node(node);
+        }
         let going_on = shown.filter(|shown| shown.instance_id == meta.instance_id && shown.rev <= meta.rev);
         let restart = if going_on.is_some() { None } else { Some(meta.since) };
         let revisions = revisions(&restored, going_on.map_or(meta.since, |shown| shown.rev));
+        self.current_unix_ms = meta.last_current();
+        if meta.boot_id != self.policy.boot_id {
+            // Served once in this boot, it is served for the rest of it.
+            self.stamped = None;
+        }
         let published = Arc::new(Published {
             instance_id: meta.instance_id,
             rev: meta.rev,
@@ -218,20 +224,6 @@ impl Core {
         effects.push(Effect::Publish { restart, revisions, published });
     }
 
-    /// What the actor's next self shall know.
-    pub(super) fn keep(&self) -> Kept {
-        let memory = match (&self.shown, self.disk) {
-            (Some(shown), Disk::Behind { .. }) => Some(Restored {
-                meta: self.meta(shown, self.shown_unix_ms),
-                services: shown.services.clone(),
-                deleted: self.deleted.by_name().clone(),
-                endpoints: self.endpoints,
-            }),
-            _ => None,
-        };
-        Kept { node: self.inputs.current_node().cloned(), health: self.health.clone(), memory }
-    }
-
     fn meta(&self, published: &Published, unix_ms: i64) -> Meta {
         Meta {
             instance_id: published.instance_id,
@@ -243,6 +235,8 @@ impl Core {
             services: published.services.size() as u64,
             deleted: self.deleted.len() as u64,
             published_unix_ms: unix_ms,
+            current_unix_ms: self.current_unix_ms,
+            boot_id: self.policy.boot_id.clone(),
             ..Meta::default()
         }
     }
@@ -261,7 +255,7 @@ impl Core {
                 Answer::Taken
             }
             SourceEvent::Health(kind, health) => {
-                self.health.insert(kind, health);
+                self.source_health(kind, health, now);
                 Answer::Taken
             }
         };
@@ -282,11 +276,18 @@ impl Core {
 
     /// Does what can be done now.
     fn advance(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
+        self.confirm(now.unix_ms);
+        if self.overdue_at().is_some_and(|at| at <= now.mono) {
+            self.give_up(now, random, effects);
+        }
         if self.coming.is_none() && self.rewrite_at().is_some_and(|at| at <= now.mono) {
-            self.rewrite(effects);
+            self.rewrite(now, effects);
         }
         if self.revise_at().is_some_and(|at| at <= now.mono) {
             self.revise(now, random, effects);
+        }
+        if self.stamp_at().is_some_and(|at| at <= now.mono) {
+            self.stamp(now, effects);
         }
         self.tell(now, effects);
     }
@@ -294,22 +295,19 @@ impl Core {
     /// When something is to be done though nothing happens; monotonic.
     pub(super) fn next_tick(&self) -> Option<Duration> {
         let rewrite = self.rewrite_at().filter(|_| self.coming.is_none());
-        [rewrite, self.revise_at(), self.grace_ends()].into_iter().flatten().min()
+        [self.overdue_at(), rewrite, self.revise_at(), self.stamp_at(), self.grace_ends()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// When the next revision may be made; none: there is nothing to make one of, or it may not be.
     fn revise_at(&self) -> Option<Duration> {
         let wanted = self.inputs.is_dirty() || !self.heard;
-        let possible = self.coming.is_none() && self.inputs.synced();
+        let is_free = self.coming.as_ref().is_none_or(|coming| coming.overdue);
+        let possible = is_free && self.inputs.synced();
         let at = self.last_revision.map_or(Duration::ZERO, |last| last + self.policy.min_interval);
         (wanted && possible).then_some(at)
-    }
-
-    fn rewrite_at(&self) -> Option<Duration> {
-        match self.disk {
-            Disk::Behind { retry, .. } if self.shown.is_some() => Some(retry),
-            _ => None,
-        }
     }
 
     /// Works out what may have changed, and makes a revision of what has.
@@ -331,7 +329,7 @@ impl Core {
         let new_node = (dirty.node || !self.heard).then(|| self.inputs.node_info());
         let new_node = new_node.filter(|new| node.as_deref() != Some(new));
         if changes.is_empty() && new_node.is_none() && former.is_some() {
-            self.heard = true;
+            self.first_heard(now);
             return;
         }
         let node_changed = new_node.is_some();
@@ -399,82 +397,6 @@ impl Core {
             }
         }
         self.deleted.forget(published.rev, self.policy.history, added)
-    }
-
-    fn write_or_publish(
-        &mut self,
-        published: Published,
-        revision: Revision,
-        (changes, forgotten): (Vec<Change>, Vec<ServiceName>),
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) {
-        let meta = Box::new(self.meta(&published, now.unix_ms));
-        let write = match self.disk {
-            Disk::Same => Write::Changes { meta, services: published.services.clone(), changes, forgotten },
-            Disk::Other => self.whole(meta, &published),
-            Disk::Behind { .. } => return self.publish(published, None, revision, now, effects),
-        };
-        self.start_write(write, Some((published, revision)), effects);
-    }
-
-    fn whole(&self, meta: Box<Meta>, published: &Published) -> Write {
-        Write::Whole { meta, services: published.services.clone(), deleted: self.deleted.by_name().clone() }
-    }
-
-    fn start_write(&mut self, write: Write, state: Option<(Published, Revision)>, effects: &mut Vec<Effect>) {
-        self.writes += 1;
-        self.coming = Some(Coming { number: self.writes, state });
-        effects.push(Effect::Write { number: self.writes, write });
-    }
-
-    /// Writes what readers see.
-    fn rewrite(&mut self, effects: &mut Vec<Effect>) {
-        let Some(shown) = self.shown.clone() else { return };
-        let write = self.whole(Box::new(self.meta(&shown, self.shown_unix_ms)), &shown);
-        self.start_write(write, None, effects);
-    }
-
-    fn written(
-        &mut self,
-        number: u64,
-        result: Result<(), String>,
-        now: Now,
-        random: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Some(Coming { state, .. }) = self.coming.take_if(|coming| coming.number == number) else {
-            return;
-        };
-        let failures = match self.disk {
-            Disk::Behind { failures, .. } => failures,
-            Disk::Same | Disk::Other => 0,
-        };
-        if let Err(error) = result {
-            let pause = REWRITE_AFTER.0.saturating_mul(1 << failures.min(16)).min(REWRITE_AFTER.1);
-            self.disk = Disk::Behind { retry: now.mono + pause, failures: failures + 1 };
-            effects.push(Effect::Count(Counted::WriteFailed));
-            let text = format!(
-                "the endpoints could not be written; readers get them from memory, under a new identity, \
-                 and they are written again in {pause:?}: {error}"
-            );
-            effects.push(Effect::Note { warn: true, text });
-            if let Some((published, revision)) = state {
-                let instance_id = identity(random, Some(published.instance_id));
-                let published = Published { instance_id, ..published };
-                self.publish(published, Some(revision.rev), revision, now, effects);
-            }
-            return;
-        }
-        self.disk = Disk::Same;
-        if failures > 0 {
-            let text = "the endpoints are on disk again".to_owned();
-            effects.push(Effect::Note { warn: false, text });
-        }
-        if let Some((published, revision)) = state {
-            let restart = self.shown.is_none().then_some(0);
-            self.publish(published, restart, revision, now, effects);
-        }
     }
 
     fn publish(

@@ -2,11 +2,14 @@
 //!
 //! [`Bench`] holds every state on the way to what must always be true.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use proptest::{collection::vec, prelude::*, sample::subsequence};
 
-use super::testing::{Bench, gone, put};
+use super::{
+    EndpointsPolicy,
+    testing::{Bench, Brittle, gone, policy, put},
+};
 use crate::endpoints::{
     EndpointSlice, NodeView, Seen, Service, ServiceName, SourceKind, view,
     view::tests::{http, n1, svc},
@@ -219,9 +222,9 @@ impl World {
     }
 }
 
-fn world(services: &[usize], slices: &[usize]) -> World {
+fn world(policy: EndpointsPolicy, services: &[usize], slices: &[usize]) -> World {
     let mut world = World {
-        bench: Bench::new(),
+        bench: Bench::with(policy, Brittle::new()),
         services: services.iter().map(|name| (*name, service(*name, 0))).collect(),
         slices: slices.iter().map(|name| (*name, slice(*name, *name, 3))).collect(),
         node: n1(),
@@ -240,7 +243,7 @@ proptest! {
         slices in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
         steps in vec(step(), 1..60),
     ) {
-        let mut world = world(&services, &slices);
+        let mut world = world(policy(), &services, &slices);
         for step in steps {
             world.perform(step);
         }
@@ -254,7 +257,9 @@ proptest! {
         }), 1..60),
         restart_at in 0_usize..60,
     ) {
-        let mut world = world(&[0, 1, 2], &[0, 1]);
+        // A disk that is slow is not given up.
+        let patient = EndpointsPolicy { write_timeout: Duration::MAX, ..policy() };
+        let mut world = world(patient, &[0, 1, 2], &[0, 1]);
         for (number, step) in steps.into_iter().enumerate() {
             if number == restart_at {
                 world.bench.write();

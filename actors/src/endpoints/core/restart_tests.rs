@@ -206,7 +206,7 @@ fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
     assert_eq!((bench.id(), bench.core.durable()), (Some((memory.0, 3)), true));
     assert_eq!(bench.notes.last().map(String::as_str), Some("the endpoints are on disk again"));
     let writes = bench.core.writes;
-    bench.pass(600_000);
+    bench.pass(200_000);
     assert_eq!(bench.core.writes, writes);
     bench.put_service(&named("last"));
     let id = bench.id();

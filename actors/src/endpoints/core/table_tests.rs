@@ -1,6 +1,9 @@
 //! What readers see of what sources say, without restarts. Numbers of cases are those of the conformance list.
 
-use keelson_proto::kubernetes::{ObjectMeta, ServiceCidrSpec};
+use keelson_proto::{
+    kubernetes::{ObjectMeta, ServiceCidrSpec},
+    localnetv1::NodeInfo,
+};
 
 use super::testing::{Bench, START_MS, gone, listing, put};
 use crate::{
@@ -147,6 +150,57 @@ fn a_change_is_worked_out_for_its_service_alone() {
     assert_eq!(bench.changed_since(2), Some((vec![], true)));
 }
 
+/// P4: facts of the node that are missing for a while stay what they were.
+#[test]
+fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
+    let full = NodeView {
+        exists: true,
+        zone: Some("a".into()),
+        ips: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+        pod_cidrs: vec!["10.244.1.0/24".into()],
+        eligible: true,
+        ..n1()
+    };
+    let gone = NodeView { name: full.name.clone(), ..NodeView::default() };
+    let mut bench = Bench::synced(&[named("a")], &[slice_of("a-1", "a", "L1")]);
+    bench.node(full.clone());
+    bench.pass(100);
+    let node = |bench: &Bench| (*bench.shown.as_ref().unwrap().node).clone();
+    let before = node(&bench);
+    let worked = bench.worked;
+    // Without addresses: nothing has changed.
+    let rev = bench.rev();
+    bench.node(NodeView { ips: Vec::new(), ..full.clone() });
+    bench.pass(100);
+    assert_eq!(bench.rev(), rev);
+    // On its way out, then gone: as it was last seen.
+    bench.node(NodeView { eligible: false, ..full.clone() });
+    bench.pass(100);
+    bench.node(gone.clone());
+    bench.pass(100);
+    assert_eq!(node(&bench), NodeInfo { exists: false, eligible: false, ..before.clone() });
+    bench.node(full.clone());
+    bench.pass(100);
+    bench.node(gone.clone());
+    bench.pass(100);
+    assert_eq!(node(&bench), NodeInfo { exists: false, ..before.clone() });
+    assert_eq!(bench.worked, worked, "no Service depends on any of it");
+    // After a restart, and though nobody has seen a Node since.
+    bench.restart();
+    bench.node(gone);
+    bench.pass(100);
+    bench.list_cidrs(&[]);
+    bench.list_services(&[named("a")]);
+    bench.list_slices(&[slice_of("a-1", "a", "L1")]);
+    assert_eq!(node(&bench), NodeInfo { exists: false, ..before });
+    // What a Node says counts: another address, no zone.
+    let changed = NodeView { zone: None, ips: vec!["192.0.2.2".parse().unwrap()], ..full };
+    bench.node(changed);
+    bench.pass(100);
+    let after = node(&bench);
+    assert_eq!((after.zone.as_str(), after.i_ps.unwrap().v4), ("", vec!["192.0.2.2".to_owned()]));
+}
+
 #[test]
 fn service_cidrs_are_part_of_the_node() {
     let cidr = |name: &str, cidr: &str| ServiceCidr {
@@ -282,7 +336,8 @@ fn changes_gather_while_the_disk_is_slow() {
     bench.put_service(&named("b"));
     bench.services(vec![gone("ns/b"), put(&named("c"))]);
     bench.pass(1000);
-    assert_eq!((bench.rev(), bench.core.next_tick()), (1, None));
+    let limit = std::time::Duration::from_millis(100) + bench.policy.write_timeout;
+    assert_eq!((bench.rev(), bench.core.next_tick()), (1, Some(limit)));
     bench.write();
     assert_eq!((bench.rev(), bench.names()), (2, vec!["ns/a".into()]));
     bench.write();
@@ -300,6 +355,55 @@ fn what_was_made_and_deleted_again_meanwhile_never_was() {
     bench.write();
     bench.pass(1000);
     assert_eq!((bench.rev(), bench.writes.len()), (2, 0));
+}
+
+/// P19: a role without `servicecidrs` leaves endpoints as current as they are.
+#[test]
+fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
+    let mut bench = Bench::synced(&[named("a")], &[]);
+    bench.health(SourceKind::ServiceCidrs, Some("403"));
+    assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Current)));
+    bench.put_service(&named("b"));
+    bench.write();
+    bench.pass(1000);
+    assert_eq!((bench.rev(), bench.stale()), (2, String::new()));
+    let state = bench.core.state("", 0);
+    let source = state.sources.iter().find(|source| source.resource == "servicecidrs").unwrap();
+    assert_eq!((&*source.health, &*source.reason), ("failing", "403"));
+    bench.health(SourceKind::Services, Some("also refused"));
+    assert_eq!(bench.stale(), "services: also refused");
+}
+
+/// An API server that starts refuses for a moment, until it has read its roles.
+#[test]
+fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() {
+    let cidrs = |bench: &Bench| bench.shown.as_ref().unwrap().node.service_cid_rs.clone();
+    let spec = Some(ServiceCidrSpec { cidrs: vec!["10.96.0.0/16".into()] });
+    let metadata = Some(ObjectMeta { name: "kubernetes".into(), ..ObjectMeta::default() });
+    let listed = [ServiceCidr { metadata, spec }];
+    let refused = || SourceEvent::ServiceCidrs(vec![Seen::Listing, Seen::Refused]);
+    let mut bench = Bench::new();
+    bench.say(refused());
+    bench.tell_all(&[named("a")], &[]);
+    assert_eq!(cidrs(&bench), Vec::<String>::new());
+    bench.pass(100);
+    bench.list_cidrs(&listed);
+    let known = (bench.rev(), cidrs(&bench));
+    assert_eq!(known.1, ["10.96.0.0/16"]);
+
+    bench.restart();
+    bench.node(n1());
+    bench.say(refused());
+    bench.list_services(&[named("a")]);
+    bench.list_slices(&[]);
+    bench.pass(100);
+    assert_eq!((bench.rev(), cidrs(&bench), bench.stale()), (known.0, known.1.clone(), String::new()));
+    bench.list_cidrs(&listed);
+    bench.pass(100);
+    assert_eq!((bench.rev(), cidrs(&bench)), known, "no revision for what was known");
+    bench.list_cidrs(&[]);
+    bench.pass(100);
+    assert_eq!((bench.rev(), cidrs(&bench)), (known.0 + 1, vec![]), "it is not recalled once it was listed");
 }
 
 #[test]
@@ -424,5 +528,9 @@ fn a_whole_cluster_is_taken_in_one_listing_and_costs_its_bytes() {
     assert_eq!((state.services, state.endpoints, bench.shows), (300, 3000, 1));
     let bytes = bench.core.inspect(&state)["input_bytes"].as_u64().unwrap();
     assert!(bytes / 300 < 1000, "{} bytes a Service with 10 endpoints", bytes / 300);
-    assert_eq!(bench.core.next_tick(), None);
+    assert_eq!(
+        bench.core.next_tick(),
+        Some(std::time::Duration::from_secs(300)),
+        "nothing but the next stamp"
+    );
 }

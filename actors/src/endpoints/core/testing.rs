@@ -24,7 +24,7 @@ use crate::{
     endpoints::{
         Answer, EndpointSlice, Freshness, History, NodeView, Published, Seen, Service, ServiceCidr,
         ServiceName, SourceEvent, SourceKind,
-        record::{self, Loaded, Write},
+        record::{self, Loaded, Restored, Write},
         view::tests::n1,
     },
     status::EndpointsView,
@@ -188,18 +188,28 @@ impl Bench {
 
     /// The actor starts anew.
     pub(in crate::endpoints) fn restart_actor(&mut self) {
-        let mut kept = self.core.keep();
+        let random = self.random();
+        let mut kept = self.core.keep(random);
         match kept.memory.take() {
-            Some(memory) => {
-                let disk = Disk::Behind { retry: self.now.mono, failures: 1 };
-                let start = Start { restored: Some(memory), disk, shown: self.shown.clone(), kept };
-                self.begin_with(start);
-            }
+            Some(memory) => self.begin_behind(Some(memory), kept),
             None => {
                 let loaded = record::load(&*self.store, &self.policy.node_name).expect("memory reads");
                 self.begin(loaded, kept);
             }
         }
+    }
+
+    /// The actor starts anew, and the disk does not answer.
+    pub(in crate::endpoints) fn restart_actor_without_disk(&mut self) {
+        let random = self.random();
+        let mut kept = self.core.keep(random);
+        let known = kept.memory.take().or(kept.fallback.take());
+        self.begin_behind(known, kept);
+    }
+
+    fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept) {
+        let disk = Disk::Behind { retry: self.now.mono, failures: 1 };
+        self.begin_with(Start { restored, disk, shown: self.shown.clone(), kept });
     }
 
     fn begin(&mut self, loaded: Loaded, kept: Kept) {

@@ -14,11 +14,24 @@ pub struct EndpointsPolicy {
     pub min_interval: Duration,
     /// For how many revisions a deleted Service stays known, so that readers can resume across a restart.
     pub history: u64,
+    /// How long a write to the disk may delay a revision.
+    pub write_timeout: Duration,
+    /// The kernel's boot ID; empty: not known.
+    pub boot_id: String,
+    /// How long ago a state on disk may have been current, at most, to be served after the node has booted.
+    pub max_age_after_boot: Duration,
 }
 
 impl Default for EndpointsPolicy {
     fn default() -> Self {
-        Self { node_name: String::new(), min_interval: Duration::from_millis(10), history: 1000 }
+        Self {
+            node_name: String::new(),
+            min_interval: Duration::from_millis(10),
+            history: 1000,
+            write_timeout: Duration::from_secs(5),
+            boot_id: String::new(),
+            max_age_after_boot: Duration::from_secs(3600),
+        }
     }
 }
 

@@ -48,6 +48,19 @@ pub(super) fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
     Some(at.as_millisecond())
 }
 
+/// What [`node_info`] was made of, but for the order of addresses of different families.
+pub(super) fn node_view(info: &NodeInfo) -> NodeView {
+    let ips = info.i_ps.iter().flat_map(|ips| ips.v4.iter().chain(&ips.v6));
+    NodeView {
+        name: info.name.clone(),
+        exists: info.exists,
+        zone: Some(info.zone.clone()).filter(|zone| !zone.is_empty()),
+        ips: ips.filter_map(|ip| ip.parse().ok()).collect(),
+        pod_cidrs: info.pod_cid_rs.clone(),
+        eligible: info.eligible,
+    }
+}
+
 pub(super) fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
     let mut ips: PerFamily<Vec<IpAddr>> = PerFamily::default();
     for ip in node.ips.iter().map(IpAddr::to_canonical) {

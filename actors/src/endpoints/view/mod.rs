@@ -79,6 +79,11 @@ pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeV
     explain::explanation(&evaluation, node)
 }
 
+/// The node as the Endpoints API had it.
+pub(super) fn node_view(info: &NodeInfo) -> NodeView {
+    inputs::node_view(info)
+}
+
 /// The node as the Endpoints API has it.
 pub fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
     inputs::node_info(node, cidrs)

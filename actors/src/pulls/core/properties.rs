@@ -278,7 +278,10 @@ impl Run {
                 "too many of one registry"
             );
         }
-        for other in core.pulls.values().filter(|other| other.is_queued()) {
+        // A pull of a present image waits for its own lane.
+        let is_present =
+            |pull: &super::Pull| matches!(pull.stage, Stage::Queued { presence: super::Presence::Present });
+        for other in core.pulls.values().filter(|other| other.is_queued() && !is_present(other)) {
             let alike = other.cap() == pull.cap()
                 && (self.policy.per_registry == 0 || registry(other) == registry(pull));
             assert!(!alike || other.place() > pull.place(), "{other:?} came before {pull:?}");

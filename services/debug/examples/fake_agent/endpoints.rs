@@ -50,7 +50,10 @@ impl Endpoints {
             source_place: "https://10.96.0.1:443".into(),
             sources: sources(down, since),
             faults: if down { faults() } else { Vec::new() },
-            listen: vec!["unix:///run/keelson/endpoints.sock".into(), "tcp://127.0.0.1:12345".into()],
+            listen: vec![
+                "unix:///run/keelson-endpoints/endpoints.sock".into(),
+                "tcp://127.0.0.1:12345".into(),
+            ],
             node: Some(node()),
             services: SERVICES.into(),
             endpoints: u64::from(SERVICES) * 10,
@@ -161,7 +164,7 @@ fn watchers(rev: u64, began: i64) -> Vec<pb::Watcher> {
         bytes: 931_004_112,
     };
     vec![
-        watcher(1, "pid 4711", "unix:///run/keelson/endpoints.sock", "Watch", 0),
+        watcher(1, "pid 4711", "unix:///run/keelson-endpoints/endpoints.sock", "Watch", 0),
         watcher(2, "127.0.0.1:52044", "tcp://127.0.0.1:12345", "Next", 37),
     ]
 }

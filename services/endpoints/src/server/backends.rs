@@ -29,7 +29,7 @@ const SILENT: Duration = Duration::from_secs(30);
 /// Long enough to be seen by somebody who is woken up for it.
 const FORGOTTEN: Duration = Duration::from_secs(3600);
 /// What a backend may say of itself; the metric has `silent` beside them.
-pub(super) const STATES: [&str; 3] = ["waiting", "synced", "failing"];
+pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 
 /// There is room for no more backends, and each of those there are has said something lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

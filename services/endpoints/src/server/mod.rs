@@ -81,7 +81,7 @@ pub enum ServeError {
 /// What can be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerSettings {
-    /// Calls at once over all listeners, callers of Next that wait included (`endpoints.max_watchers`).
+    /// Calls at once at each listener, callers of Next that wait included (`endpoints.max_watchers`).
     pub max_watchers: usize,
     /// Whether Watch is served beside Next (the feature gate EndpointDeltas).
     pub deltas: bool,
@@ -216,10 +216,10 @@ impl EndpointsServer {
         let stop = CancellationToken::new();
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let routes = self.routes(stop.clone())?.add_service(health_service).prepare();
-        let slots = Arc::new(Semaphore::new(self.settings.max_watchers.saturating_add(SPARE_CONNECTIONS)));
+        let slots = || Arc::new(Semaphore::new(self.settings.max_watchers.saturating_add(SPARE_CONNECTIONS)));
         let mut accepting = JoinSet::new();
         for listener in listeners {
-            accepting.spawn(accept(listener, routes.clone(), slots.clone(), stop.clone()));
+            accepting.spawn(accept(listener, routes.clone(), slots(), stop.clone()));
         }
         tokio::select! {
             () = shutdown => {}

@@ -120,7 +120,7 @@ impl NextPlan {
         }
         self.answered = true;
         self.has = Some(newest);
-        let (stale, stale_reason) = staleness(&state.freshness);
+        let (stale, stale_reason, stale_since_unix_ms) = staleness(&state.freshness);
         let next = NextFilter {
             instance_id: state.instance_id,
             rev: state.rev,
@@ -128,6 +128,7 @@ impl NextPlan {
             stale,
             stale_reason: stale_reason.to_owned(),
             triggered_unix_ms: state.triggered_unix_ms.unwrap_or(0),
+            stale_since_unix_ms,
         };
         let node = Some(NodeInfo::clone(&state.node));
         let first = NextItem { next: Some(next), endpoints: None, node };
@@ -148,18 +149,14 @@ pub(super) struct WatchPlan {
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     position: Position,
-    /// Why it was stale; none: it was not.
-    stale: Option<Arc<str>>,
+    /// How fresh it was.
+    freshness: Freshness,
 }
 
 impl WatchPlan {
     fn due(&mut self, state: &Arc<Published>, history: &History) -> Option<Batch> {
         let position = Position::of(state);
-        let stale = match &state.freshness {
-            Freshness::Current => None,
-            Freshness::Stale { reason, .. } => Some(reason.clone()),
-        };
-        let telling = Told { position, stale };
+        let telling = Told { position, freshness: state.freshness.clone() };
         if self.told.as_ref() == Some(&telling) {
             return None;
         }
@@ -188,20 +185,22 @@ impl WatchPlan {
 
 /// The Sync that ends a batch. What triggered a revision is said once, with the batch that leads to it.
 fn sync(state: &Published, moved: bool) -> Vec<u8> {
-    let (stale, stale_reason) = staleness(&state.freshness);
+    let (stale, stale_reason, stale_since_unix_ms) = staleness(&state.freshness);
     let sync = Sync {
         instance_id: state.instance_id,
         rev: state.rev,
         stale,
         stale_reason: stale_reason.to_owned(),
         triggered_unix_ms: state.triggered_unix_ms.filter(|_| moved).unwrap_or(0),
+        stale_since_unix_ms,
     };
     WatchItem { item: Some(watch_item::Item::Sync(sync)) }.encode_to_vec()
 }
 
-fn staleness(freshness: &Freshness) -> (bool, &str) {
+/// Whether the state is stale, why, and since when, in Unix milliseconds.
+fn staleness(freshness: &Freshness) -> (bool, &str, i64) {
     match freshness {
-        Freshness::Current => (false, ""),
-        Freshness::Stale { reason, .. } => (true, reason),
+        Freshness::Current => (false, "", 0),
+        Freshness::Stale { reason, since_unix_ms } => (true, reason, *since_unix_ms),
     }
 }

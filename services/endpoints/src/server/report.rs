@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_a_backend_may_say() {
-        let least = Backend { name: "x".into(), state: "waiting".into(), ..Backend::default() };
+        let least = Backend { name: "x".into(), state: "pending".into(), ..Backend::default() };
         let most = Backend {
             name: "n".repeat(NAME),
             version: "v".repeat(VERSION),
@@ -184,7 +184,7 @@ mod tests {
             (|it| it.reason = "x".repeat(1025), "reason has 1025 bytes"),
             (|it| it.reason = "\u{1b}[2J".into(), "reason has a control character"),
             (|it| it.debug = "\u{7f}".into(), "debug has a control character"),
-            (|it| it.state.clear(), "\"\" is no state; it is one of waiting, synced, failing"),
+            (|it| it.state.clear(), "\"\" is no state; it is one of pending, synced, failing"),
             (|it| it.state = "well".into(), "\"well\" is no state"),
             (|it| it.debug = "/run/x.sock".into(), "debug is no address"),
             (|it| it.debug = "tcp://joe:hunter2@h:1".into(), "debug is no address"),

@@ -56,10 +56,12 @@ impl Watchers {
         Self { feed, metrics, most, calls: Arc::default() }
     }
 
-    /// A place for a call, unless there are as many as there may be.
+    /// A place for a call, unless its listener has as many as there may be: callers at a port that is open to everybody take
+    /// no place at a socket.
     pub(super) fn admit(&self, peer: Arc<Peer>, api: &'static str, at: Option<Position>) -> Option<Watching> {
         let mut calls = lock(&self.calls);
-        if calls.all.len() >= self.most {
+        let beside = calls.all.values().filter(|call| call.peer.listener == peer.listener).count();
+        if beside >= self.most {
             self.metrics.refused.inc();
             return None;
         }
@@ -88,7 +90,7 @@ impl Watchers {
         calls.into_iter().map(|(id, call)| call.show(id, newest)).collect()
     }
 
-    /// How many there are, and how many there may be.
+    /// How many there are, and how many there may be at each listener.
     #[must_use]
     pub fn count(&self) -> (usize, usize) {
         (lock(&self.calls).all.len(), self.most)

@@ -20,6 +20,7 @@ use keelson_actors::{
         Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
         EndpointsPolicy, EventSink, History, InspectEndpoints, SourceEvent, SourceKind,
     },
+    host::Host as _,
     inspect::{Mailbox, Recorder},
     status::EndpointsView,
     supervise,
@@ -30,6 +31,7 @@ use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
     server::{EndpointsServer, Listener, ServerMetrics, ServerSettings},
 };
+use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
 use keelson_storage::DeferredStore;
 use tokio::{net::TcpListener, sync::watch};
@@ -230,6 +232,9 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
             node_name: parts.settings.agent.node_name.clone(),
             min_interval: endpoints.min_interval,
             history: endpoints.history.into(),
+            write_timeout: endpoints.write_timeout,
+            boot_id: LinuxHost::new().facts().boot_id,
+            max_age_after_boot: endpoints.max_age_after_boot,
         },
         metrics: metrics.clone(),
         published,

@@ -72,7 +72,7 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// # Errors
 /// It cannot start: state, sockets or runtime threads.
 pub(crate) fn run(args: &SettingsArgs, systemd_handover: bool) -> anyhow::Result<ExitCode> {
-    let loaded = match args.load_or_complain() {
+    let loaded = match crate::settings::or_complain(args.check_agent()) {
         Ok(loaded) => loaded,
         Err(code) => return Ok(code),
     };
@@ -96,7 +96,7 @@ fn warn(settings: &Settings) {
 }
 
 /// A client costs two descriptors, and the usual soft limit of 1,024 is for programs that use select.
-fn raise_descriptors() {
+pub(crate) fn raise_descriptors() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));

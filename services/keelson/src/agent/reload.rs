@@ -17,7 +17,7 @@ pub(super) fn reload(args: &SettingsArgs, running: &mut Running, filter: &Filter
 }
 
 fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Result<(), String> {
-    let mut loaded = args.check()?;
+    let mut loaded = args.check_agent()?;
     let before = running.loaded.borrow().settings.clone();
     let changes = before.diff(&loaded.settings);
     if changes.is_empty() {

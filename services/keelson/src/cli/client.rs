@@ -143,7 +143,7 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
     }
     let settings = SettingsArgs { config: args.config.clone(), sets: Vec::new(), feature_gates: Vec::new() };
     let loaded = settings
-        .load()
+        .load_agent()
         .context("the settings do not say where the debug socket is; name it with --socket")?;
     Ok(loaded.settings.debug.listen.clone())
 }

@@ -5,7 +5,13 @@
 
 mod view;
 
-use std::{collections::BTreeSet, io, path::PathBuf, process::ExitCode};
+use std::{
+    collections::BTreeSet,
+    io,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
@@ -97,7 +103,7 @@ pub(crate) async fn run_watch(mut args: WatchArgs) -> anyhow::Result<ExitCode> {
 fn served_at(config: Option<PathBuf>) -> anyhow::Result<Target> {
     let settings = SettingsArgs { config, sets: Vec::new(), feature_gates: Vec::new() };
     let loaded = settings
-        .load()
+        .load_agent()
         .context("the settings do not say where the endpoints are served; name it with --target")?;
     reachable(&loaded.settings.endpoints.listen)
 }
@@ -188,10 +194,20 @@ async fn once(
         result => result?,
     }
     if position.stale {
-        say(&format!("keelson: this state is stale: {}", one_line(&position.stale_reason)));
+        say(&format!("keelson: this state is {}", staleness(position)));
     }
     say(&resume(position));
     Ok(ExitCode::SUCCESS)
+}
+
+/// `stale since 2026-11-23T10:00:00Z: why`, as much as is known of it.
+fn staleness(position: &Position) -> String {
+    /// Of a time with a year of four digits; there is no text for others.
+    const MAX_UNIX_MS: u64 = 253_402_300_799_999;
+    let since = position.stale_since_unix_ms.and_then(|ms| u64::try_from(ms).ok());
+    let since = since.filter(|ms| *ms <= MAX_UNIX_MS).map(|ms| UNIX_EPOCH + Duration::from_millis(ms));
+    let since = since.map(|at| format!(" since {}", humantime::format_rfc3339_seconds(at)));
+    format!("stale{}: {}", since.unwrap_or_default(), one_line(&position.stale_reason))
 }
 
 /// All Services, a line each; of one that was asked for its endpoints too.
@@ -294,7 +310,7 @@ impl<W: FnMut(&str) -> io::Result<()> + Send> Show<W> {
 
     fn staleness(&mut self, position: &Position) {
         let stale = if position.stale {
-            format!("! stale: {}", one_line(&position.stale_reason))
+            format!("! {}", staleness(position))
         } else if self.stale.is_empty() {
             String::new()
         } else {

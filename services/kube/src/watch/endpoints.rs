@@ -167,6 +167,7 @@ fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
             Seen::Gone(ServiceName::new(&meta.namespace, &meta.name))
         }
         Change::Listed => Seen::Listed,
+        Change::Refused => Seen::Refused,
     }
 }
 
@@ -177,7 +178,8 @@ fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
 /// bookmark, it gets a batch of nothing, so that it can give that answer when nothing happens.
 ///
 /// How each watch fares is an event too, the first when it is well or has failed. A server without ServiceCIDRs, as one
-/// before 1.33, has none; that is well, and it is asked again every ten minutes.
+/// before 1.33, has none; that is well, and it is asked again every ten minutes. If it refuses to list
+/// them (403), those known before stay, and that is a failure of this watch alone: an API server that starts refuses for a moment.
 pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
     let services = Box::pin(collect::<Service>(api, Arc::clone(&sink)));
     let slices = Box::pin(collect::<EndpointSlice>(api, Arc::clone(&sink)));

@@ -44,6 +44,8 @@ pub(crate) enum Change<T> {
     Gone(T),
     /// The listing is whole: these and no others exist.
     Listed,
+    /// The server does not list them, and nothing waits for it: what was known before stays.
+    Refused,
 }
 
 /// What is being watched: one collection, narrowed by selectors, and what becomes of what is seen.
@@ -54,7 +56,8 @@ pub(crate) trait Subject: Send {
     const RESOURCE: &'static str;
     const ACCEPT: &'static str;
     const ACCEPT_LIST: &'static str;
-    /// A server that answers 404 has none.
+    /// A server that answers 404 has none. One that answers 403, 500 or what cannot be read leaves what was known before, and
+    /// that is a failure that is told and retried.
     const OPTIONAL: bool = false;
 
     /// Path of the collection.
@@ -79,6 +82,7 @@ pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
         health: ChoreHealth::Starting,
         batch: Batch::default(),
         listing: false,
+        is_told: false,
     };
     loop {
         follower.step().await;
@@ -133,6 +137,8 @@ struct Follower<'a, S: Subject> {
     batch: Batch<Object<S>>,
     /// A listing has begun and is not whole.
     listing: bool,
+    /// The sink has had a whole listing, or heard of the refusal, and has not forgotten it.
+    is_told: bool,
 }
 
 impl<S: Subject> Follower<'_, S> {
@@ -153,10 +159,10 @@ impl<S: Subject> Follower<'_, S> {
         };
         match outcome {
             Ok(()) => {}
-            Err(Stop::Broken { err, tell }) => self.failed(&err, tell).await,
+            Err(Stop::Broken { err, tell }) => self.failed(&err, tell, is_refusal(err.kind)).await,
             Err(Stop::Senseless(err)) => {
                 self.reflector.forget();
-                self.failed(&err, true).await;
+                self.failed(&err, true, true).await;
             }
             Err(Stop::Forgotten) => self.forgotten().await,
         }
@@ -316,7 +322,10 @@ impl<S: Subject> Follower<'_, S> {
         }
         taken(self.subject.tell(changes).await)?;
         match reached {
-            Some(Reached::Listed(version)) => self.reflector.listed(version),
+            Some(Reached::Listed(version)) => {
+                self.is_told = true;
+                self.reflector.listed(version);
+            }
             Some(Reached::Saw(version)) => self.reflector.saw(version),
             None => return Ok(()),
         }
@@ -354,12 +363,27 @@ impl<S: Subject> Follower<'_, S> {
     /// The server does not know this kind of objects, so there are none.
     async fn absent(&mut self) -> Result<(), Stop> {
         let until = Instant::now() + ABSENT_RETRY;
-        taken(self.subject.tell(vec![Change::Listing, Change::Listed]).await)?;
+        self.tell_none().await?;
         self.well().await?;
         while Instant::now() < until {
             sleep(PULSE).await;
             taken(self.subject.tell(Vec::new()).await)?;
         }
+        Ok(())
+    }
+
+    /// The server answers, and lists no objects of this kind. A sink that has begun anew since it was told learns that it has
+    /// to be told again.
+    async fn tell_refused(&mut self) -> Answer {
+        let changes = if self.is_told { Vec::new() } else { vec![Change::Listing, Change::Refused] };
+        let answer = self.subject.tell(changes).await;
+        self.is_told = answer == Answer::Taken;
+        answer
+    }
+
+    async fn tell_none(&mut self) -> Result<(), Stop> {
+        taken(self.subject.tell(vec![Change::Listing, Change::Listed]).await)?;
+        self.is_told = true;
         Ok(())
     }
 
@@ -371,12 +395,16 @@ impl<S: Subject> Follower<'_, S> {
         taken(self.subject.health(ChoreHealth::Well).await)
     }
 
-    async fn failed(&mut self, err: &ApiError, tell: bool) {
+    async fn failed(&mut self, err: &ApiError, tell: bool, refused: bool) {
         let wait = self.reflector.failed(err.kind, Instant::now(), rand::random());
         if wait.is_zero() {
             return;
         }
         tracing::debug!(resource = S::RESOURCE, %err, ?wait, "the watch broke");
+        if S::OPTIONAL && refused && self.tell_refused().await == Answer::ListAgain {
+            self.reflector.forget();
+            self.tell_refused().await;
+        }
         if tell {
             let since_unix_ms = match self.health {
                 ChoreHealth::Failing { since_unix_ms, .. } => since_unix_ms,
@@ -397,11 +425,18 @@ impl<S: Subject> Follower<'_, S> {
     async fn forgotten(&mut self) {
         // How it fares is to be said again, too.
         self.health = ChoreHealth::Starting;
+        self.is_told = false;
         self.reflector.forget();
         let wait = self.reflector.again(Instant::now(), rand::random());
         tracing::debug!(resource = S::RESOURCE, ?wait, "everything is to be said again");
         sleep(wait).await;
     }
+}
+
+/// Whether the server has answered and will not list this kind of objects, as far as one can tell. An error that concerns every
+/// request, such as a lost connection, is none.
+fn is_refusal(kind: ApiErrorKind) -> bool {
+    matches!(kind, ApiErrorKind::Forbidden | ApiErrorKind::Invalid | ApiErrorKind::Server { .. })
 }
 
 fn taken(answer: Answer) -> Result<(), Stop> {

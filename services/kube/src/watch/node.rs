@@ -89,6 +89,7 @@ impl<S: NodeSink> Subject for OneNode<'_, S> {
         for change in changes {
             match change {
                 Change::Listing => self.listing = Some(None),
+                Change::Refused => {}
                 Change::Listed => {
                     let node = self.listing.take().flatten();
                     self.show(node);

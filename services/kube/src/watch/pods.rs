@@ -170,6 +170,7 @@ impl<S: PodSink> NodePods<'_, S> {
                 self.listing = Some(Vec::new());
                 return;
             }
+            Change::Refused => return,
             Change::Listed => {
                 let events = self.known.table().synced(self.listing.take().unwrap_or_default());
                 for event in events {

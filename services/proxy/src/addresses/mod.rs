@@ -7,6 +7,7 @@
 //! Use: [`watch()`] once; at every state of its receiver, [`node_port_addresses`] for each family gives what the backend
 //! puts into its rules and where [`crate::health::HealthChecks`] listens.
 
+mod interfaces;
 mod setting;
 #[cfg(test)]
 mod tests;
@@ -14,16 +15,17 @@ mod watch;
 
 use std::{io, net::IpAddr};
 
+pub use interfaces::{Interface, InterfacePattern, matching};
 pub use setting::{Match, NodePortAddresses, SettingError, node_port_addresses};
-pub use watch::{AddressWatch, watch};
+pub use watch::{AddressWatch, Notices, watch};
 
 use crate::model::Family;
 
 /// The kernel could not be asked for the node's addresses.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// `getifaddrs` failed.
-    #[error("the addresses of this node's interfaces cannot be listed (getifaddrs): {0}")]
+    /// `getifaddrs` or `if_nameindex` failed.
+    #[error("the addresses of this node's interfaces cannot be listed (getifaddrs, if_nameindex): {0}")]
     List(#[source] nix::Error),
     /// No socket that hears of changes.
     #[error("changes of this node's addresses cannot be followed (rtnetlink socket): {0}")]
@@ -33,9 +35,12 @@ pub enum AddressError {
     Stopping,
 }
 
-/// The addresses of all interfaces, whatever state these are in; ordered, no two equal.
+/// The addresses of all interfaces, whatever state these are in, and the interfaces; ordered, no two equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LocalAddresses(Vec<IpAddr>);
+pub struct LocalAddresses {
+    addresses: Vec<IpAddr>,
+    interfaces: Vec<Interface>,
+}
 
 impl LocalAddresses {
     /// Asks the kernel.
@@ -43,23 +48,43 @@ impl LocalAddresses {
     /// # Errors
     /// [`AddressError::List`].
     pub fn now() -> Result<Self, AddressError> {
-        let address = |entry: nix::ifaddrs::InterfaceAddress| {
-            let storage = entry.address?;
-            let v4 = storage.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-            v4.or_else(|| storage.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-        };
-        Ok(nix::ifaddrs::getifaddrs().map_err(AddressError::List)?.filter_map(address).collect())
+        let mut addresses = Vec::new();
+        for entry in nix::ifaddrs::getifaddrs().map_err(AddressError::List)? {
+            let Some(storage) = entry.address else { continue };
+            if let Some(address) = storage.as_sockaddr_in() {
+                addresses.push(IpAddr::V4(address.ip()));
+            } else if let Some(address) = storage.as_sockaddr_in6() {
+                addresses.push(IpAddr::V6(address.ip()));
+            }
+        }
+        // `getifaddrs` has no entry for interfaces without a link-layer address, such as those of WireGuard, and no IP address.
+        let named = nix::net::if_::if_nameindex().map_err(AddressError::List)?;
+        let mut interfaces: Vec<Interface> = named
+            .iter()
+            .map(|interface| Interface {
+                name: interface.name().to_string_lossy().into_owned(),
+                index: interface.index() as usize,
+            })
+            .collect();
+        interfaces.sort_unstable();
+        Ok(Self { interfaces, ..addresses.into_iter().collect() })
     }
 
     /// All of them.
     #[must_use]
     pub fn as_slice(&self) -> &[IpAddr] {
-        &self.0
+        &self.addresses
+    }
+
+    /// The interfaces of the node.
+    #[must_use]
+    pub fn interfaces(&self) -> &[Interface] {
+        &self.interfaces
     }
 
     /// Those of a family.
     pub fn of(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
-        self.0.iter().copied().filter(move |ip| family.has(ip))
+        self.addresses.iter().copied().filter(move |ip| family.has(ip))
     }
 }
 
@@ -68,14 +93,6 @@ impl FromIterator<IpAddr> for LocalAddresses {
         let mut addresses: Vec<IpAddr> = addresses.into_iter().collect();
         addresses.sort_unstable();
         addresses.dedup();
-        Self(addresses)
+        Self { addresses, interfaces: Vec::new() }
     }
-}
-
-/// The addresses of a family that the node's interfaces have now.
-///
-/// # Errors
-/// [`AddressError::List`].
-pub fn local(family: Family) -> Result<Vec<IpAddr>, AddressError> {
-    Ok(LocalAddresses::now()?.of(family).collect())
 }

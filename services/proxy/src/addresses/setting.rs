@@ -80,8 +80,11 @@ pub enum Match {
 }
 
 /// Where the node ports of `family` answer, as kube-proxy's nftables mode has it: at the local addresses in the networks of
-/// the family. Where there are none of the family, or one of them is the whole family, every local address matches; the same
-/// where `primary` was set and the node has no IP of the family (or a loopback one). Loopback addresses never do.
+/// the family. Where there are none of the family, or one of them is the whole family, every local address matches. Loopback
+/// addresses never do.
+///
+/// With `primary`, a node that has no IP of the family (or a loopback one) answers nowhere. kube-proxy answers at every
+/// address then, which opens node ports to networks they were kept from.
 #[must_use]
 pub fn node_port_addresses(
     setting: &NodePortAddresses,
@@ -92,7 +95,10 @@ pub fn node_port_addresses(
     let networks: Vec<IpNet> = match setting {
         NodePortAddresses::Primary => {
             let usable = |ip: &&IpAddr| family.has(ip) && !ip.is_loopback() && !ip.is_unspecified();
-            node_ips.iter().find(usable).map(|ip| IpNet::from(*ip)).into_iter().collect()
+            match node_ips.iter().find(usable) {
+                Some(ip) => vec![IpNet::from(*ip)],
+                None => return Match::Addresses(Vec::new()),
+            }
         }
         NodePortAddresses::Cidrs(cidrs) => {
             cidrs.iter().filter(|cidr| family.has(&cidr.addr())).copied().collect()

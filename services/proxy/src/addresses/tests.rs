@@ -40,9 +40,9 @@ fn case_45_node_ports_answer_at_the_nodes_ip_or_at_the_addresses_listed() {
         // No interface has such an address: nowhere.
         (&["203.0.113.0/24"], both, V4, addresses(&[])),
         (&["primary"], &["203.0.113.1"], V4, addresses(&[])),
-        // No IP of the family, or one that no other node could reach: `primary` limits nothing.
-        (&["primary"], &[N], F6, Match::AllLocal),
-        (&["primary"], &["127.0.0.1", V6], V4, Match::AllLocal),
+        // P4: no IP of the family, or one that no other node could reach: nowhere.
+        (&["primary"], &[N], F6, addresses(&[])),
+        (&["primary"], &["127.0.0.1", V6], V4, addresses(&[])),
     ] {
         assert_eq!(of(setting, node_ips, family), expected, "{setting:?} of {node_ips:?}, {family}");
     }
@@ -81,7 +81,7 @@ fn addresses_are_followed_as_they_come_and_go() {
     crate::testing::in_namespace("addresses", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let watch = watch().await.unwrap();
+            let watch = watch(Notices::Addresses).await.unwrap();
             let mut receiver = watch.receiver();
             let added: IpAddr = "192.0.2.99".parse().unwrap();
             assert!(!receiver.borrow_and_update().as_slice().contains(&added));
@@ -91,8 +91,76 @@ fn addresses_are_followed_as_they_come_and_go() {
                 assert!(status.unwrap().success());
                 let seen = receiver.wait_for(|addresses| addresses.as_slice().contains(&added) == there);
                 tokio::time::timeout(Duration::from_secs(60), seen).await.expect("it is heard of").unwrap();
-                assert_eq!(local(Family::V4).unwrap().contains(&added), there);
+                assert_eq!(LocalAddresses::now().unwrap().of(Family::V4).any(|ip| ip == added), there);
             }
+        });
+    });
+}
+
+#[test]
+fn interfaces_are_matched_by_name_or_prefix() {
+    let interfaces: Vec<Interface> = ["lo", "eth0", "eth0.7", "veth1", "veth2", "cni0"]
+        .iter()
+        .enumerate()
+        .map(|(index, name)| Interface { name: (*name).to_owned(), index })
+        .collect();
+    for (patterns, expected) in [
+        (vec![], vec![]),
+        (vec!["eth0"], vec!["eth0"]),
+        (vec!["eth0*", "cni0"], vec!["cni0", "eth0", "eth0.7"]),
+        (vec!["veth*", "veth1"], vec!["veth1", "veth2"]),
+        (vec!["*"], vec!["cni0", "eth0", "eth0.7", "veth1", "veth2"]),
+        (vec!["lo", "eth"], vec![]),
+    ] {
+        let parsed: Vec<InterfacePattern> =
+            patterns.iter().map(|pattern| InterfacePattern::parse(pattern)).collect();
+        let names: Vec<String> = matching(&parsed, &interfaces).into_iter().collect();
+        assert_eq!(names, expected, "{patterns:?}");
+    }
+}
+
+#[test]
+fn interfaces_without_a_link_layer_address_are_listed() {
+    crate::testing::in_namespace("tun", || {
+        let status = Command::new("ip").args(["tuntap", "add", "dev", "tun7", "mode", "tun"]).status();
+        assert!(status.unwrap().success());
+        let interfaces = LocalAddresses::now().unwrap().interfaces;
+        let names: Vec<&str> = interfaces.iter().map(|interface| interface.name.as_str()).collect();
+        assert_eq!(names, ["lo", "tun7"]);
+        assert!(interfaces.iter().all(|interface| interface.index > 0), "{interfaces:?}");
+    });
+}
+
+/// An interface without any address is heard of, and so is another one of the same name.
+#[test]
+fn interfaces_are_followed_as_they_come_and_go() {
+    crate::testing::in_namespace("interfaces", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ip = |arguments: &str| {
+                assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
+            };
+            let watch = watch(Notices::AddressesAndInterfaces).await.unwrap();
+            let mut receiver = watch.receiver();
+            let index = |addresses: &LocalAddresses| {
+                let found = addresses.interfaces().iter().find(|interface| interface.name == "veth7");
+                found.map(|interface| interface.index)
+            };
+            assert_eq!(index(&receiver.borrow_and_update()), None);
+            let add = "link add veth7 type veth peer name veth8";
+            ip(add);
+            let mut wait = async |wanted: &dyn Fn(Option<usize>) -> bool| {
+                let seen = receiver.wait_for(|addresses| wanted(index(addresses)));
+                let seen = tokio::time::timeout(Duration::from_secs(60), seen).await;
+                index(&seen.expect("it is heard of").unwrap())
+            };
+            let first = wait(&|index| index.is_some()).await;
+            ip("link delete veth7");
+            ip(add);
+            let second = wait(&|index| index.is_some() && index != first).await;
+            assert_ne!(first, second);
+            ip("link delete veth7");
+            assert_eq!(wait(&|index| index.is_none()).await, None);
         });
     });
 }

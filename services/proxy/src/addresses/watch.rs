@@ -15,13 +15,33 @@ use tokio::{
 use super::{AddressError, LocalAddresses};
 
 /// RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR (linux/rtnetlink.h).
-const GROUPS: u32 = 0x10 | 0x100;
+const ADDRESS_GROUPS: u32 = 0x10 | 0x100;
+/// `RTMGRP_LINK`: interfaces that come, go and change.
+const LINK_GROUP: u32 = 1;
 /// Notices come in crowds, such as when pods start: one question answers them all.
 const SETTLE: Duration = Duration::from_millis(100);
 /// After the kernel could not be asked, or the socket failed.
 const RETRY: Duration = Duration::from_secs(5);
 /// Notices are not read, so that those cut off by this are as good.
 const NOTICE_BYTES: usize = 4096;
+
+/// What a watch hears of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notices {
+    /// Changes of addresses.
+    Addresses,
+    /// Changes of addresses, and interfaces that come and go.
+    AddressesAndInterfaces,
+}
+
+impl Notices {
+    const fn groups(self) -> u32 {
+        match self {
+            Self::Addresses => ADDRESS_GROUPS,
+            Self::AddressesAndInterfaces => ADDRESS_GROUPS | LINK_GROUP,
+        }
+    }
+}
 
 /// Follows the node's addresses until it is dropped.
 #[derive(Debug)]
@@ -49,17 +69,17 @@ impl Drop for AddressWatch {
 ///
 /// # Errors
 /// The kernel cannot be asked, or gives no socket.
-pub async fn watch() -> Result<AddressWatch, AddressError> {
+pub async fn watch(notices: Notices) -> Result<AddressWatch, AddressError> {
     // The socket first: what changes after the question is heard of.
-    let socket = open().map_err(AddressError::Socket)?;
+    let socket = open(notices).map_err(AddressError::Socket)?;
     let (sender, receiver) = watch::channel(Arc::new(list().await?));
-    let task = tokio::spawn(follow(socket, sender));
+    let task = tokio::spawn(follow(notices, socket, sender));
     Ok(AddressWatch { receiver, task })
 }
 
-fn open() -> io::Result<TokioSocket> {
+fn open(notices: Notices) -> io::Result<TokioSocket> {
     let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-    socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
+    socket.socket_mut().bind(&SocketAddr::new(0, notices.groups()))?;
     Ok(socket)
 }
 
@@ -68,19 +88,21 @@ async fn list() -> Result<LocalAddresses, AddressError> {
     spawn_blocking(LocalAddresses::now).await.unwrap_or(Err(AddressError::Stopping))
 }
 
-async fn follow(mut socket: TokioSocket, sender: watch::Sender<Arc<LocalAddresses>>) {
+async fn follow(notices: Notices, mut socket: TokioSocket, sender: watch::Sender<Arc<LocalAddresses>>) {
     loop {
         if let Err(error) = hear(&socket).await {
-            tracing::warn!(%error, "notices of this node's addresses cannot be read; a new socket is opened in {RETRY:?}");
+            tracing::warn!(%error, retry_in = ?RETRY, "cannot read changes of this node's addresses; opening another socket");
             sleep(RETRY).await;
-            socket = reopen().await;
+            socket = reopen(notices).await;
         }
         sleep(SETTLE).await;
         let addresses = ask().await;
         sender.send_if_modified(|known| {
             let changed = **known != addresses;
             if changed {
-                tracing::info!(addresses = ?addresses.as_slice(), "the addresses of this node have changed");
+                if known.as_slice() != addresses.as_slice() {
+                    tracing::info!(addresses = ?addresses.as_slice(), "the addresses of this node have changed");
+                }
                 *known = Arc::new(addresses);
             }
             changed
@@ -94,7 +116,7 @@ async fn ask() -> LocalAddresses {
         match list().await {
             Ok(addresses) => return addresses,
             Err(error) => {
-                tracing::warn!(%error, "asked again in {RETRY:?}");
+                tracing::warn!(%error, retry_in = ?RETRY, "cannot list this node's addresses");
                 sleep(RETRY).await;
             }
         }
@@ -110,12 +132,12 @@ async fn hear(socket: &TokioSocket) -> io::Result<()> {
     }
 }
 
-async fn reopen() -> TokioSocket {
+async fn reopen(notices: Notices) -> TokioSocket {
     loop {
-        match open() {
+        match open(notices) {
             Ok(socket) => return socket,
             Err(error) => {
-                tracing::warn!(%error, "changes of this node's addresses cannot be followed; tried again in {RETRY:?}");
+                tracing::warn!(%error, retry_in = ?RETRY, "cannot watch this node's addresses");
                 sleep(RETRY).await;
             }
         }

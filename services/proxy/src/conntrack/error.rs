@@ -45,6 +45,19 @@ pub enum ConntrackError {
 }
 
 impl ConntrackError {
+    /// Whether trying again does not help: an administrator has to do something.
+    #[must_use]
+    pub const fn is_lasting(&self) -> bool {
+        matches!(self, Self::NotPermitted { .. } | Self::NotSupported { .. })
+    }
+
+    /// Whether the flow is in a flowtable and the kernel does not let go of it. Source: `ctnetlink_del_conntrack` before Linux
+    /// 6.4, which stable kernels have changed as well.
+    #[must_use]
+    pub fn is_offloaded(&self) -> bool {
+        matches!(self, Self::Failed { source, .. } if source.raw_os_error() == Some(Errno::EBUSY as i32))
+    }
+
     pub(super) fn new(what: &'static str, source: io::Error) -> Self {
         match source.raw_os_error().map(Errno::from_raw) {
             Some(Errno::EPERM | Errno::EACCES) => Self::NotPermitted { what },

@@ -1,7 +1,7 @@
 //! Which flows are stale.
 //!
-//! Owns: [`UdpFrontends`], by which a flow is judged in constant time, and [`stale`]. In: UDP service ports, flows. Out: yes or
-//! no; a function of values.
+//! Owns: [`UdpFrontends`], by which a flow is judged in constant time. In: UDP service ports, flows. Out: yes or no; a function
+//! of values.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::Flow;
-use crate::model::{Endpoint, Protocol, ServicePort};
+use crate::model::{Endpoint, Protocol};
 
 /// A UDP service port, as far as its flows go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,23 +22,6 @@ pub struct UdpFrontend {
     pub node_port: u16,
     /// Every serving endpoint, whatever topology, policies and readiness say.
     pub serving: Vec<Endpoint>,
-}
-
-impl UdpFrontend {
-    /// Of a service port; `None`: it is not UDP.
-    #[must_use]
-    pub fn of(port: &ServicePort) -> Option<Self> {
-        if port.name.protocol != Protocol::Udp {
-            return None;
-        }
-        let others = port.external_ips.iter().chain(&port.load_balancer_ips).copied();
-        Some(Self {
-            addresses: std::iter::once(port.cluster_ip).chain(others).collect(),
-            port: port.port,
-            node_port: port.node_port,
-            serving: port.serving.clone(),
-        })
-    }
 }
 
 /// The UDP service ports of a family that have a serving endpoint.
@@ -85,10 +68,4 @@ impl FromIterator<UdpFrontend> for UdpFrontends {
         }
         all
     }
-}
-
-/// The stale ones of these flows.
-#[must_use]
-pub fn stale(flows: impl IntoIterator<Item = Flow>, frontends: &UdpFrontends) -> Vec<Flow> {
-    flows.into_iter().filter(|flow| frontends.is_stale(flow)).collect()
 }

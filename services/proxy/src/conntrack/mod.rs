@@ -1,21 +1,17 @@
 //! UDP flows that still go to endpoints which serve no more.
 //!
-//! Owns: which flows are stale ([`UdpFrontends`], [`stale`]), and the search for them and their deletion in the kernel
+//! Owns: which flows are stale ([`UdpFrontends`]), and the search for them and their deletion in the kernel
 //! ([`clean`]). In: the UDP service ports with all their serving endpoints. Out: deleted conntrack entries; a client's next
 //! packet is translated anew.
 //!
 //! TCP and SCTP notice a dead endpoint by themselves; a UDP flow goes on for as long as its client sends. Flows of service
 //! ports without a serving endpoint are left alone until there is one again, and so are those of deleted Services: there is
 //! nothing better for them.
-//!
-//! Use: after a successful sync in which endpoints of UDP service ports changed, for each family, on a blocking thread:
-//! `clean(family, &ports.filter_map(UdpFrontend::of).collect())`, then
-//! [`crate::metrics::ProxyMetrics::conntrack_cleaned`] with [`Cleaned::deleted`] and the time that it took, and
-//! [`crate::metrics::ProxyMetrics::conntrack_failed`] for what failed.
 
 mod error;
 mod frontends;
 mod kernel;
+mod settings;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -23,8 +19,9 @@ mod wire;
 use std::net::IpAddr;
 
 pub use error::ConntrackError;
-pub use frontends::{UdpFrontend, UdpFrontends, stale};
+pub use frontends::{UdpFrontend, UdpFrontends};
 pub use kernel::{Conntrack, Dump};
+pub use settings::{ConntrackOptions, ProcSys, Setting, Sysctls, Wanted, apply};
 
 use crate::model::Family;
 

@@ -10,12 +10,14 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    model::{Endpoint, Protocol},
-    testing::in_namespace,
-};
+use crate::{model::Endpoint, testing::in_namespace};
 
 const UDP: u8 = 17;
+
+/// The stale ones of these flows.
+fn stale(flows: impl IntoIterator<Item = Flow>, frontends: &UdpFrontends) -> Vec<Flow> {
+    flows.into_iter().filter(|flow| frontends.is_stale(flow)).collect()
+}
 
 /// A node with a Service's addresses, whose pods' addresses are its own.
 pub(super) struct Node {
@@ -379,32 +381,12 @@ fn two_services_of_one_frontend_keep_the_flows_of_both() {
 }
 
 #[test]
-fn only_udp_service_ports_have_flows_to_look_after() {
-    let port = |protocol| crate::model::ServicePort {
-        name: crate::model::PortName {
-            service: keelson_client::ServiceName::new("default", "dns"),
-            port: "".into(),
-            protocol,
-        },
-        port: 53,
-        cluster_ip: ip(1),
-        external_ips: vec![ip(2)],
-        load_balancer_ips: vec![ip(3)],
-        node_port: 30_053,
-        internal_local: true,
-        external_local: true,
-        affinity_seconds: 0,
-        source_ranges: Vec::new(),
-        has_any: true,
-        cluster: Vec::new(),
-        local: Vec::new(),
-        on_node: Vec::new(),
-        serving: vec![Endpoint { ip: ip(4), port: 5353 }],
-    };
-    assert_eq!(UdpFrontend::of(&port(Protocol::Tcp)), None);
-    assert_eq!(UdpFrontend::of(&port(Protocol::Sctp)), None);
-    let serving = vec![Endpoint { ip: ip(4), port: 5353 }];
-    let addresses = vec![ip(1), ip(2), ip(3)];
-    let expected = UdpFrontend { addresses, port: 53, node_port: 30_053, serving };
-    assert_eq!(UdpFrontend::of(&port(Protocol::Udp)), Some(expected));
+fn an_offloaded_flow_is_told_from_other_failures() {
+    use nix::errno::Errno;
+    let error =
+        |errno: Errno| ConntrackError::new("delete a flow", std::io::Error::from_raw_os_error(errno as i32));
+    assert!(error(Errno::EBUSY).is_offloaded());
+    for errno in [Errno::ENOENT, Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOBUFS] {
+        assert!(!error(errno).is_offloaded(), "{errno}");
+    }
 }

@@ -2,21 +2,39 @@
 //!
 //! Owns: sockets to listen on, and [`serve`]: HTTP/1.1 on each connection, bounded in number and time. In: requests, of which
 //! only the path is looked at. Out: what [`Pages`] says.
+//!
+//! Anybody who reaches the port may open connections, a pod as well as a load balancer. So a new connection is always
+//! accepted: where there are too many, or no file descriptor is left, the oldest of the source with the most of them is closed
+//! ([`OpenConnections`]). Listeners share most of their slots ([`SharedSlots`]), so that clients of one use up neither the
+//! file descriptors nor the slots of another.
 
-use std::{convert::Infallible, io, net::IpAddr, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
     HeaderName, HeaderValue, Method, Request, Response, StatusCode,
-    header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
+    header::{ACCEPT, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS},
 };
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
+use nix::{
+    errno::Errno,
+    sys::socket::{setsockopt, sockopt::Ipv6V6Only},
+};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
-    sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -25,25 +43,52 @@ use tokio_util::sync::CancellationToken;
 const HEAD_BYTES: usize = 8 * 1024;
 /// How long the answer at hand may take then.
 const GRACE: Duration = Duration::from_secs(5);
-/// Before the next connection is accepted after that failed.
+/// Pause after `accept` failed.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The same when a connection was ended to free a file descriptor.
+const FREED_RETRY: Duration = Duration::from_millis(1);
 /// What Go's servers have.
 const BACKLOG: u32 = 1024;
+
+/// Slots for connections that all listeners share.
+#[derive(Debug)]
+pub(super) struct SharedSlots {
+    free: AtomicUsize,
+}
+
+impl SharedSlots {
+    pub(super) const fn new(number: usize) -> Self {
+        Self { free: AtomicUsize::new(number) }
+    }
+
+    fn take(&self) -> bool {
+        self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1)).is_ok()
+    }
+
+    fn give_back(&self) {
+        self.free.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Half of 1,024 file descriptors, for a hard limit that cannot be raised above that.
+static SHARED: SharedSlots = SharedSlots::new(512);
 
 /// What one listener's clients may use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Connections at once. More wait until one ends.
-    pub(super) connections: usize,
+    /// Slots of the listener alone. A connection that finds neither one of these nor a shared one closes another connection
+    /// of the listener.
+    pub(super) own: usize,
+    pub(super) shared: &'static SharedSlots,
     /// How long the head of a request may take to arrive, and a connection may stay idle.
     pub(super) head: Duration,
     /// How long a connection may last, so that none is held for good by one that reads nothing.
     pub(super) lifetime: Duration,
 }
 
-/// Probes come from a few load balancers and from this node.
-pub(super) const LIMITS: Limits =
-    Limits { connections: 128, head: Duration::from_secs(10), lifetime: Duration::from_secs(120) };
+/// Probes come from a few load balancers and from this node. An idle connection takes some 10 kB.
+pub(super) static LIMITS: Limits =
+    Limits { own: 16, shared: &SHARED, head: Duration::from_secs(10), lifetime: Duration::from_secs(120) };
 
 /// An answer.
 pub(super) type Answer = Response<Full<Bytes>>;
@@ -52,6 +97,11 @@ pub(super) type Answer = Response<Full<Bytes>>;
 pub(super) trait Pages: Send + Sync + 'static {
     /// The answer to a request.
     fn answer(&self, method: &Method, path: &str) -> Answer;
+
+    /// The same, for pages that have several forms. `accept`: the header, or nothing.
+    fn answer_in(&self, method: &Method, path: &str, _accept: &str) -> Answer {
+        self.answer(method, path)
+    }
 }
 
 /// An answer of a status, a type and a body; browsers are told not to guess.
@@ -110,40 +160,137 @@ pub(super) async fn serve(
     limits: Limits,
     stop: CancellationToken,
 ) {
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let open = Arc::new(OpenConnections::new(limits));
     // Whoever drops this future ends the connections as well.
     let connections = stop.child_token();
     let _end = connections.clone().drop_guard();
     loop {
-        let accepted = async {
-            // It is never closed.
-            let slot = slots.clone().acquire_owned().await.ok();
-            (listener.accept().await, slot)
-        };
-        let (accepted, slot) = tokio::select! {
-            accepted = accepted => accepted,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
             () = stop.cancelled() => return,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let connection = connection(stream, pages.clone(), limits, connections.clone());
+            Ok((stream, peer)) => {
+                let end = connections.child_token();
+                let place = open.clone().add(peer.ip(), end.clone());
+                let connection = connection(stream, pages.clone(), limits, end);
                 tokio::spawn(async move {
                     connection.await;
-                    drop(slot);
+                    drop(place);
                 });
             }
-            // Too many open files, or a peer that left again.
             Err(error) => {
-                tracing::debug!(%error, "a connection was not accepted");
-                sleep(ACCEPT_RETRY).await;
+                tracing::debug!(%error, "cannot accept a connection");
+                let freed = is_out_of_descriptors(&error) && open.lock().end_one();
+                sleep(if freed { FREED_RETRY } else { ACCEPT_RETRY }).await;
             }
         }
     }
 }
 
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|errno| matches!(Errno::from_raw(errno), Errno::EMFILE | Errno::ENFILE))
+}
+
+/// Connections of one listener by source address, each with the token that ends it, numbered in the order of arrival.
+#[derive(Debug)]
+struct OpenConnections(Mutex<Sources>);
+
+#[derive(Debug)]
+struct Sources {
+    own: usize,
+    shared: &'static SharedSlots,
+    by_address: HashMap<IpAddr, BTreeMap<u64, CancellationToken>>,
+    count: usize,
+    next: u64,
+}
+
+/// The place of a connection, which is free when this is dropped.
+#[derive(Debug)]
+struct Place {
+    open: Arc<OpenConnections>,
+    source: IpAddr,
+    number: u64,
+}
+
+impl OpenConnections {
+    fn new(limits: Limits) -> Self {
+        let own = limits.own.max(1);
+        Self(Mutex::new(Sources {
+            own,
+            shared: limits.shared,
+            by_address: HashMap::new(),
+            count: 0,
+            next: 0,
+        }))
+    }
+
+    /// Adds a connection. If there is no slot for it, the oldest of the source that has the most is ended; of several such
+    /// sources, the one whose oldest connection is the oldest.
+    fn add(self: Arc<Self>, source: IpAddr, end: CancellationToken) -> Place {
+        // Through a socket of both families IPv4 addresses arrive as mapped ones.
+        let source = source.to_canonical();
+        let mut sources = self.lock();
+        while !sources.take_slot() && sources.end_one() {}
+        let number = sources.next;
+        sources.next += 1;
+        sources.by_address.entry(source).or_default().insert(number, end);
+        drop(sources);
+        Place { open: self, source, number }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sources> {
+        // No step in between leaves it half written.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sources {
+    /// Counts one connection more. `false`: there is no slot for it.
+    fn take_slot(&mut self) -> bool {
+        let is_free = self.count < self.own || self.shared.take();
+        self.count += usize::from(is_free);
+        is_free
+    }
+
+    /// Ends a connection. `false`: there is none.
+    fn end_one(&mut self) -> bool {
+        let oldest = |all: &BTreeMap<u64, CancellationToken>| all.keys().next().copied();
+        let busiest = self.by_address.iter().max_by_key(|(_, all)| (all.len(), Reverse(oldest(all))));
+        let Some((source, number)) = busiest.and_then(|(source, all)| Some((*source, oldest(all)?))) else {
+            return false;
+        };
+        if let Some(end) = self.remove(source, number) {
+            end.cancel();
+        }
+        true
+    }
+
+    fn remove(&mut self, source: IpAddr, number: u64) -> Option<CancellationToken> {
+        let all = self.by_address.get_mut(&source)?;
+        let end = all.remove(&number)?;
+        if all.is_empty() {
+            self.by_address.remove(&source);
+        }
+        if self.count > self.own {
+            self.shared.give_back();
+        }
+        self.count -= 1;
+        Some(end)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // One that was ended to make room has no place any more.
+        self.open.lock().remove(self.source, self.number);
+    }
+}
+
 async fn connection(stream: TcpStream, pages: Arc<dyn Pages>, limits: Limits, stop: CancellationToken) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = pages.answer(request.method(), request.uri().path());
+        let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let answer = pages.answer_in(request.method(), request.uri().path(), accept);
         async move { Ok::<_, Infallible>(answer) }
     });
     let mut http = http1::Builder::new();
@@ -178,21 +325,139 @@ mod tests {
         }
     }
 
+    /// A connection from a loopback address that says nothing.
+    async fn silent(from: [u8; 4], to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(SocketAddr::from((from, 0))).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
+    async fn is_closed(mut client: TcpStream) {
+        let mut bytes = Vec::new();
+        // A reset is an end as well.
+        client.read_to_end(&mut bytes).await.ok();
+    }
+
+    /// P3: idle connections of one source and of many keep nobody out, and are closed when others need their place.
     #[tokio::test]
-    async fn clients_that_say_nothing_hold_nobody_up_for_long() {
+    async fn p3_idle_connections_keep_nobody_out() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr().unwrap();
-        let limits =
-            Limits { connections: 2, head: Duration::from_millis(50), lifetime: Duration::from_secs(60) };
+        // Nothing ends by its time.
+        let hour = Duration::from_secs(3600);
+        static SLOTS: SharedSlots = SharedSlots::new(12);
+        let limits = Limits { own: 4, shared: &SLOTS, head: hour, lifetime: hour };
         let server = tokio::spawn(serve(listener, Arc::new(Hello), limits, CancellationToken::new()));
-        let mut silent = Vec::new();
-        for _ in 0..5 {
-            silent.push(TcpStream::connect(at).await.unwrap());
+        let prober = silent([127, 0, 0, 2], at).await;
+        let mut idle = Vec::new();
+        for number in 0..200_u8 {
+            // First from one source, then each from another one.
+            let source = if number < 100 { 9 } else { number };
+            idle.push(silent([127, 0, 0, source], at).await);
+            if number.is_multiple_of(10) {
+                assert_eq!(get(at, "/path").await.body, "GET /path");
+            }
+            if number == 99 {
+                // The source with many lost its own; the other one's is open.
+                let mut byte = [0];
+                assert!(timeout(Duration::from_millis(50), prober.peek(&mut byte)).await.is_err());
+                idle.drain(..80).collect::<Vec<_>>().into_iter().for_each(drop);
+            }
         }
+        for closed in idle.drain(..20 + 84) {
+            is_closed(closed).await;
+        }
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn clients_that_say_nothing_are_closed_in_time() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr().unwrap();
+        let limits = Limits { own: 2, head: Duration::from_millis(50), ..LIMITS };
+        let server = tokio::spawn(serve(listener, Arc::new(Hello), limits, CancellationToken::new()));
+        is_closed(silent([127, 0, 0, 1], at).await).await;
+        server.abort();
+    }
+
+    #[test]
+    fn p3_the_busiest_source_gives_a_place_up() {
+        static SLOTS: SharedSlots = SharedSlots::new(1);
+        let open = Arc::new(OpenConnections::new(Limits { own: 2, shared: &SLOTS, ..LIMITS }));
+        let token = CancellationToken::new;
+        let mapped = "::ffff:10.0.0.1".parse().unwrap();
+        let (busy, other) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let tokens: Vec<_> = (0..5).map(|_| token()).collect();
+        let mut places = vec![open.clone().add(other, tokens[0].clone())];
+        for (source, end) in [mapped, busy, other, other].into_iter().zip(&tokens[1..]) {
+            places.push(open.clone().add(source, end.clone()));
+        }
+        let ended: Vec<bool> = tokens.iter().map(CancellationToken::is_cancelled).collect();
+        // Of two sources with as many, the one whose first came first: 1 makes room for 3, then 0 for 4.
+        assert_eq!(ended, [true, true, false, false, false]);
+        assert_eq!(open.lock().count, 3);
+        drop(places);
+        let sources = open.lock();
+        assert_eq!((sources.count, sources.by_address.len()), (0, 0));
+        assert_eq!(SLOTS.free.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn p3_clients_of_one_listener_leave_the_slots_of_another() {
+        static SLOTS: SharedSlots = SharedSlots::new(3);
+        let limits = Limits { own: 2, shared: &SLOTS, ..LIMITS };
+        let listeners = [(); 2].map(|()| Arc::new(OpenConnections::new(limits)));
+        let add = |listener: usize, number: usize| -> Vec<_> {
+            let source = IpAddr::from([10, 0, 0, 1]);
+            (0..number).map(|_| listeners[listener].clone().add(source, CancellationToken::new())).collect()
+        };
+        let counts = || [0, 1].map(|listener: usize| listeners[listener].lock().count);
+        let first = add(0, 9);
+        assert_eq!(counts(), [5, 0]);
+        let second = add(1, 9);
+        assert_eq!(counts(), [5, 2]);
+        drop(first);
+        let third = add(1, 9);
+        assert_eq!(counts(), [0, 5]);
+        drop((second, third));
+        assert_eq!((counts(), SLOTS.free.load(Ordering::Relaxed)), ([0, 0], 3));
+    }
+
+    /// P3: runs itself in a process of its own, whose limit of file descriptors no other test shares.
+    #[test]
+    fn p3_a_listener_without_file_descriptors_answers() {
+        const NAME: &str = "health::http::tests::p3_a_listener_without_file_descriptors_answers";
+        const CHILD: &str = "KEELSON_TEST_FEW_DESCRIPTORS";
+        if std::env::var_os(CHILD).is_some() {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            return runtime.block_on(answers_without_file_descriptors());
+        }
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let status = child.args(["--exact", NAME]).env(CHILD, "1").status().unwrap();
+        assert!(status.success(), "{status}");
+    }
+
+    async fn answers_without_file_descriptors() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr().unwrap();
+        let hour = Duration::from_secs(3600);
+        let limits = Limits { head: hour, lifetime: hour, ..LIMITS };
+        let server = tokio::spawn(serve(listener, Arc::new(Hello), limits, CancellationToken::new()));
+        let mut idle = Vec::new();
+        for _ in 0..40 {
+            idle.push(silent([127, 0, 0, 9], at).await);
+        }
+        // They are accepted in order, so all of them are when one more is answered.
         assert_eq!(get(at, "/path").await.body, "GET /path");
-        for mut client in silent {
-            let mut bytes = Vec::new();
-            client.read_to_end(&mut bytes).await.unwrap();
+        // One descriptor below the limit is free: the client's.
+        let next = std::fs::File::open("/dev/null").unwrap();
+        let limit = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
+        drop(next);
+        nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit, limit).unwrap();
+        for _ in 0..5 {
+            let got = timeout(Duration::from_secs(5), get(at, "/path")).await;
+            assert_eq!(got.expect("an answer in time").body, "GET /path");
         }
         server.abort();
     }

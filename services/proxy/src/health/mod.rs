@@ -6,7 +6,7 @@
 //! answers that load balancers and probes read, with kube-proxy's statuses, headers and bodies. Nothing here knows a backend.
 //!
 //! Use, on a tokio runtime:
-//! 1. `let health = Health::new(sync_period)`, cloned to whoever needs it. The backend says [`Health::queued`] for a family
+//! 1. `let health = Health::new(sync_period, max_staleness)`, cloned to whoever needs it. The backend says [`Health::queued`] for a family
 //!    when it hears of a change, [`Health::synced`] after everything of that family is in the kernel. Every NodeInfo goes to
 //!    [`Health::node`].
 //! 2. [`BoundServer::health`] and [`BoundServer::metrics`] for the two addresses in the settings; each serves until it is dropped.
@@ -19,6 +19,7 @@ mod server;
 mod status;
 #[cfg(test)]
 mod tests;
+mod zpages;
 
 pub use checks::{
     DEFAULT_RETRY, HealthCheckState, HealthChecks, ListenOn, ServiceHealthCheck, Socket, SocketState,

@@ -1,7 +1,7 @@
 //! The two servers that the settings name: health and metrics.
 //!
 //! Owns: [`BoundServer`], which binds, again and again where that fails, and says how it fares. In: an address, what to serve.
-//! Out: `/livez` and `/healthz`, or `/metrics`, `/healthz`, `/proxyMode` and `/configz`.
+//! Out: `/livez` and `/healthz`, or what kube-proxy has at its metrics address.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -12,16 +12,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     http::{Answer, LIMITS, Pages, answer, listen_widely, serve},
-    status::{Health, Report},
+    status::{Health, Moment, Report},
+    zpages::Zpages,
 };
 use crate::metrics::ProxyMetrics;
 
 /// After a bind that failed, as kube-proxy waits.
 const BIND_RETRY: Duration = Duration::from_secs(5);
-const TEXT: &str = "text/plain; charset=utf-8";
-const JSON: &str = "application/json";
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
+pub(super) const JSON: &str = "application/json";
 /// What `prometheus-client` writes.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// How a server fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,10 +51,24 @@ impl BoundServer {
         Self::start("health", address, Arc::new(HealthPages { health, metrics }), BIND_RETRY)
     }
 
-    /// `/metrics`, `/healthz`, `/proxyMode` and `/configz` (`proxy.metrics_bind_address`). As [`Self::health`].
+    /// The pages of [`MetricsPages`] (`proxy.metrics_bind_address`). As [`Self::health`].
     #[must_use]
     pub fn metrics(address: SocketAddr, pages: MetricsPages) -> Self {
         Self::start("metrics", address, Arc::new(pages), BIND_RETRY)
+    }
+
+    /// Waits for its first attempt to listen.
+    ///
+    /// # Errors
+    /// It cannot, for this reason.
+    pub async fn bound(&self) -> Result<SocketAddr, String> {
+        let mut state = self.state();
+        let tried = state.wait_for(|state| *state != ServerState::Starting).await;
+        match tried.map(|state| state.clone()) {
+            Ok(ServerState::At(address)) => Ok(address),
+            Ok(ServerState::Failing(reason)) => Err(reason),
+            Ok(ServerState::Starting) | Err(_) => Err("the server ended".to_owned()),
+        }
     }
 
     /// How it fares, now and from now on.
@@ -68,7 +83,7 @@ impl BoundServer {
             loop {
                 match bind(address) {
                     Ok((listener, at)) => {
-                        tracing::info!(%at, "the {what} server listens");
+                        tracing::info!(server = what, address = %at, "listening");
                         sender.send_replace(ServerState::At(at));
                         // It ends with this task alone.
                         serve(listener, pages.clone(), LIMITS, CancellationToken::new()).await;
@@ -107,8 +122,8 @@ fn say_failure(
         let changed = *state != failing;
         if changed {
             tracing::warn!(
-                %address, %error,
-                "the {what} server cannot listen; tried every {retry:?}, and nothing else waits for it"
+                server = what, %address, %error, retry_in = ?retry,
+                "cannot listen; Services work without this server"
             );
             *state = failing;
         }
@@ -148,19 +163,38 @@ fn not_found(path: &str, there_is: &str) -> Answer {
     answer(StatusCode::NOT_FOUND, TEXT, format!("there is nothing at {path}; there is: {there_is}\n"))
 }
 
+/// The pages of the metrics server, and the parts of their paths that `/statusz` lists.
+const PATHS: &str = "/metrics /metrics/slis /healthz /proxyMode /configz /flagz /statusz";
+const LISTED: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
+
 /// What the metrics server shows.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct MetricsPages {
-    /// `/metrics`.
-    pub registry: Arc<Registry>,
-    /// `/proxyMode`: kube-proxy's name of the backend, such as `nftables`.
-    pub mode: &'static str,
-    /// `/configz`: the settings in force as JSON, without anything secret.
-    pub settings: serde_json::Value,
+    registry: Arc<Registry>,
+    mode: &'static str,
+    settings: serde_json::Value,
+    zpages: Zpages,
+}
+
+impl MetricsPages {
+    /// `mode`: kube-proxy's name of the backend, such as `nftables`. `settings`: those in force as JSON, without anything
+    /// secret.
+    #[must_use]
+    pub fn new(registry: Arc<Registry>, mode: &'static str, settings: serde_json::Value) -> Self {
+        let zpages = Zpages::new(&settings, &LISTED);
+        Self { registry, mode, settings, zpages }
+    }
 }
 
 impl Pages for MetricsPages {
     fn answer(&self, method: &Method, path: &str) -> Answer {
+        self.answer_in(method, path, "")
+    }
+
+    fn answer_in(&self, method: &Method, path: &str, accept: &str) -> Answer {
+        if path == "/metrics/slis" && matches!(*method, Method::GET | Method::HEAD | Method::DELETE) {
+            return self.zpages.slis(method);
+        }
         if !matches!(*method, Method::GET | Method::HEAD) {
             let text = format!("{method} is not served here; only GET and HEAD are\n");
             return answer(StatusCode::METHOD_NOT_ALLOWED, TEXT, text);
@@ -173,10 +207,15 @@ impl Pages for MetricsPages {
                     Err(error) => answer(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
                 }
             }
-            "/healthz" => answer(StatusCode::OK, TEXT, "ok"),
+            "/healthz" => {
+                self.zpages.pinged();
+                answer(StatusCode::OK, TEXT, "ok")
+            }
+            "/flagz" => self.zpages.flagz(accept),
+            "/statusz" => self.zpages.statusz(accept, Moment::now()),
             "/proxyMode" => answer(StatusCode::OK, TEXT, self.mode),
             "/configz" => answer(StatusCode::OK, JSON, self.settings.to_string()),
-            other => not_found(other, "/metrics /healthz /proxyMode /configz"),
+            other => not_found(other, PATHS),
         }
     }
 }
@@ -185,7 +224,10 @@ impl Pages for MetricsPages {
 mod tests {
     use serde_json::json;
 
-    use super::{super::tests::get, *};
+    use super::{
+        super::tests::{get, request, request_with},
+        *,
+    };
     use crate::model::Family;
 
     async fn address(server: &BoundServer) -> SocketAddr {
@@ -204,7 +246,7 @@ mod tests {
     #[tokio::test]
     async fn case_54_and_55_over_http() {
         // A sync period of 0: whatever waits is late.
-        let health = Health::new(Duration::ZERO);
+        let health = Health::new(Duration::ZERO, None);
         let metrics = ProxyMetrics::default();
         let server = BoundServer::health(any_port(), health.clone(), metrics.clone());
         let at = address(&server).await;
@@ -239,11 +281,8 @@ mod tests {
 
         let mut registry = Registry::default();
         metrics.register(&mut registry, "nftables");
-        let pages = MetricsPages {
-            registry: Arc::new(registry),
-            mode: "nftables",
-            settings: json!({"proxy": {"masquerade_bit": 14}}),
-        };
+        let pages =
+            MetricsPages::new(Arc::new(registry), "nftables", json!({"proxy": {"masquerade_bit": 14}}));
         let server = BoundServer::metrics(any_port(), pages);
         let at = address(&server).await;
         let shown = get(at, "/metrics").await;
@@ -263,12 +302,83 @@ mod tests {
         assert_eq!(get(at, "/").await.status, 404);
     }
 
+    /// P20: as kube-proxy 1.36 has them.
+    #[tokio::test]
+    async fn p20_flagz_statusz_and_slis_are_served_at_the_metrics_address() {
+        let settings = json!({"file": null, "settings": {
+            "proxy.masquerade_bit": {"value": 14}, "proxy.bind_address": {"value": ["192.0.2.1", "::"]},
+            "proxy.backend": {"value": "nft"}, "agent.log": {"value": "info"}, "cri.listen": {"value": "x"},
+        }});
+        let pages = MetricsPages::new(Arc::default(), "nftables", settings);
+        let server = BoundServer::metrics(any_port(), pages);
+        let at = server.bound().await.unwrap();
+
+        let flagz = get(at, "/flagz").await;
+        assert!(flagz.headers.contains("content-type: text/plain; charset=utf-8\r\n"), "{}", flagz.headers);
+        assert!(flagz.body.starts_with("\nkeelson-proxy flagz\nWarning: "), "{}", flagz.body);
+        let flags =
+            "agent.log=info\nproxy.backend=nft\nproxy.bind_address=192.0.2.1,::\nproxy.masquerade_bit=14\n";
+        assert!(flagz.body.ends_with(&format!("only.\n{flags}")), "{}", flagz.body);
+        let form = "application/json;as=Flagz;v=v1beta1;g=config.k8s.io";
+        let flagz = request_with(at, "GET", "/flagz", &format!("Accept: {form}\r\n")).await;
+        let document: serde_json::Value = serde_json::from_str(&flagz.body).unwrap();
+        assert_eq!(document["apiVersion"], "config.k8s.io/v1beta1");
+        assert_eq!(document["flags"]["proxy.masquerade_bit"], "14");
+        let old = form.replace("v1beta1", "v1alpha1");
+        let flagz = request_with(at, "GET", "/flagz", &format!("Accept: {old}\r\n")).await;
+        assert!(flagz.headers.contains("warning: 299 - \"This version of the flagz"), "{}", flagz.headers);
+        let refused = request_with(at, "GET", "/flagz", "Accept: application/json\r\n").await;
+        assert_eq!(refused.status, 406, "{}", refused.body);
+
+        let statusz = get(at, "/statusz").await;
+        assert!(statusz.body.contains("\nUp: 0 hr 00 min "), "{}", statusz.body);
+        assert!(
+            statusz.body.ends_with("Paths: /configz /flagz /healthz /metrics /proxyMode\n"),
+            "{}",
+            statusz.body
+        );
+        let form = "Accept: application/yaml;as=Statusz;v=v1beta1;g=config.k8s.io\r\n";
+        let statusz = request_with(at, "GET", "/statusz", form).await;
+        assert!(statusz.headers.contains("content-type: application/yaml\r\n"), "{}", statusz.headers);
+        let document: serde_json::Value = serde_json::from_str(&statusz.body).unwrap();
+        assert_eq!(
+            (&document["kind"], &document["metadata"]["name"]),
+            (&json!("Statusz"), &json!("keelson-proxy"))
+        );
+
+        let none = get(at, "/metrics/slis").await;
+        assert!(!none.body.contains("kubernetes_healthcheck{"), "{}", none.body);
+        get(at, "/healthz").await;
+        get(at, "/healthz").await;
+        let slis = get(at, "/metrics/slis").await;
+        for line in [
+            "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1",
+            "kubernetes_healthchecks_total{name=\"ping\",type=\"healthz\",status=\"success\"} 2",
+        ] {
+            assert!(slis.body.lines().any(|have| have == line), "{line} in {}", slis.body);
+        }
+        assert_eq!(request(at, "DELETE", "/metrics/slis").await.body, "metrics reset\n");
+        assert_eq!(get(at, "/metrics/slis").await.body, none.body);
+    }
+
+    #[tokio::test]
+    async fn p20_whether_an_address_can_be_listened_on_is_known_at_once() {
+        let other = std::net::TcpListener::bind(any_port()).unwrap();
+        let health = Health::new(Duration::from_secs(30), None);
+        let taken = other.local_addr().unwrap();
+        let server = BoundServer::health(taken, health.clone(), ProxyMetrics::default());
+        let refused = server.bound().await;
+        assert!(refused.as_ref().is_err_and(|reason| reason.contains("in use")), "{refused:?}");
+        let server = BoundServer::health(any_port(), health, ProxyMetrics::default());
+        assert!(server.bound().await.is_ok());
+    }
+
     #[tokio::test]
     async fn an_address_that_is_taken_is_tried_until_it_is_free() {
         let other = std::net::TcpListener::bind(any_port()).unwrap();
         let taken = other.local_addr().unwrap();
         let pages = Arc::new(HealthPages {
-            health: Health::new(Duration::from_secs(30)),
+            health: Health::new(Duration::from_secs(30), None),
             metrics: ProxyMetrics::default(),
         });
         let server = BoundServer::start("health", taken, pages, Duration::from_millis(20));
@@ -282,7 +392,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_address_is_one_of_both_families() {
-        let health = Health::new(Duration::from_secs(30));
+        let health = Health::new(Duration::from_secs(30), None);
         let server = BoundServer::health("0.0.0.0:0".parse().unwrap(), health, ProxyMetrics::default());
         let port = address(&server).await.port();
         assert_eq!(get(SocketAddr::from(([127, 0, 0, 1], port)), "/livez").await.status, 200);

@@ -38,20 +38,16 @@ impl Moment {
 /// How a family fares.
 #[derive(Debug, Clone, Copy, Default)]
 struct FamilyHealth {
-    /// When all of it was in the kernel last.
+    /// When all of it was in the kernel last; at first, when the proxy started (`SyncLoop` of kube-proxy).
     synced: Option<Moment>,
     /// Since when a change waits.
     queued: Option<Instant>,
 }
 
 impl FamilyHealth {
-    /// A family is late once its oldest waiting change is; not before it was in the kernel once (kube-proxy: a proxy that is
-    /// starting is healthy, however long it takes).
+    /// A family is late once its oldest waiting change is, whether or not anything of it was ever in the kernel.
     fn is_healthy(&self, late_after: Duration, now: Instant) -> bool {
-        match (self.synced, self.queued) {
-            (Some(_), Some(queued)) => now.saturating_duration_since(queued) < late_after,
-            _ => true,
-        }
+        self.queued.is_none_or(|queued| now.saturating_duration_since(queued) < late_after)
     }
 }
 
@@ -61,8 +57,13 @@ pub struct ProxyHealth {
     late_after: Duration,
     v4: FamilyHealth,
     v6: FamilyHealth,
-    /// Load balancers may send traffic here: there is a Node of this name, it is not being deleted and has no taint that says
-    /// so. False until the Node is known.
+    max_staleness: Option<Duration>,
+    /// When the endpoints were current last, in Unix milliseconds, as the agent says; none: they are current.
+    stale_since_unix_ms: Option<i64>,
+    /// Since when the agent cannot be reached.
+    agent_gone: Option<Instant>,
+    /// Load balancers may send traffic here: the Node is not being deleted and has no taint that says so. A Node that was
+    /// deleted counts as it was last seen, as in kube-proxy. False until the Node is known.
     node_eligible: bool,
 }
 
@@ -84,6 +85,9 @@ struct Document {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
+    /// Not in kube-proxy's document.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    endpoints_too_stale: bool,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     status: BTreeMap<&'static str, FamilyDocument>,
 }
@@ -96,11 +100,20 @@ struct FamilyDocument {
 }
 
 impl ProxyHealth {
-    /// Of a proxy that starts. A change that waits for twice `sync_period` is late.
+    /// Of a proxy that starts. A change that waits for twice `sync_period` is late; endpoints that nobody has confirmed for
+    /// `max_staleness` take no traffic.
     #[must_use]
-    pub fn new(sync_period: Duration) -> Self {
+    pub fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
         let idle = FamilyHealth::default();
-        Self { late_after: sync_period.saturating_mul(2), v4: idle, v6: idle, node_eligible: false }
+        Self {
+            late_after: sync_period.saturating_mul(2),
+            v4: idle,
+            v6: idle,
+            max_staleness,
+            stale_since_unix_ms: None,
+            agent_gone: None,
+            node_eligible: false,
+        }
     }
 
     fn family(&mut self, family: Family) -> &mut FamilyHealth {
@@ -120,9 +133,31 @@ impl ProxyHealth {
         *self.family(family) = FamilyHealth { synced: Some(now), queued: None };
     }
 
-    /// What is known of the node: whether there is a Node of its name, and whether load balancers may send traffic to it.
-    pub fn node(&mut self, exists: bool, eligible: bool) {
-        self.node_eligible = exists && eligible;
+    /// Whether load balancers may send traffic to the node.
+    pub fn node(&mut self, eligible: bool) {
+        self.node_eligible = eligible;
+    }
+
+    /// When the endpoints were current last, in Unix milliseconds; none: they are current.
+    pub fn stale_since(&mut self, unix_ms: Option<i64>) {
+        self.stale_since_unix_ms = unix_ms;
+    }
+
+    /// Whether the agent can be reached.
+    pub fn agent(&mut self, is_reached: bool, now: Instant) {
+        self.agent_gone = if is_reached { None } else { self.agent_gone.or(Some(now)) };
+    }
+
+    /// Whether the endpoints have been stale for too long to send traffic here.
+    #[must_use]
+    pub fn is_too_stale(&self, now: Moment) -> bool {
+        let Some(limit) = self.max_staleness else { return false };
+        let gone = self.agent_gone.map(|since| now.instant.saturating_duration_since(since));
+        let stale = self.stale_since_unix_ms.map(|since| {
+            let passed = now.wall.as_millisecond().saturating_sub(since);
+            Duration::from_millis(u64::try_from(passed).unwrap_or_default())
+        });
+        gone.max(stale).is_some_and(|passed| passed >= limit)
     }
 
     /// Whether no family is late: what `/livez` and health check node ports say. The node has no part in it.
@@ -151,7 +186,8 @@ impl ProxyHealth {
 
     fn report(&self, node_eligible: Option<bool>, now: Moment) -> Report {
         let healthy = self.is_healthy(now.instant);
-        let passed = healthy && node_eligible.unwrap_or(true);
+        let endpoints_too_stale = node_eligible.is_some() && self.is_too_stale(now);
+        let passed = healthy && node_eligible.unwrap_or(true) && !endpoints_too_stale;
         let families = [(Family::V4, self.v4), (Family::V6, self.v6)];
         let status = families.iter().filter_map(|(family, state)| {
             let synced = state.synced?;
@@ -165,8 +201,14 @@ impl ProxyHealth {
             false => last.map_or_else(|| NEVER.to_owned(), |synced| synced.wall.to_string()),
         };
         let current_time = now.wall.to_string();
-        let document =
-            Document { last_updated, current_time, node_eligible, healthy, status: status.collect() };
+        let document = Document {
+            last_updated,
+            current_time,
+            node_eligible,
+            healthy,
+            endpoints_too_stale,
+            status: status.collect(),
+        };
         Report {
             status: if passed { 200 } else { 503 },
             // Strings and booleans under names that are strings: it cannot fail.
@@ -182,8 +224,8 @@ pub struct Health(Arc<Mutex<ProxyHealth>>);
 impl Health {
     /// Of a proxy that starts.
     #[must_use]
-    pub fn new(sync_period: Duration) -> Self {
-        Self(Arc::new(Mutex::new(ProxyHealth::new(sync_period))))
+    pub fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
+        Self(Arc::new(Mutex::new(ProxyHealth::new(sync_period, max_staleness))))
     }
 
     fn lock(&self) -> MutexGuard<'_, ProxyHealth> {
@@ -203,14 +245,29 @@ impl Health {
 
     /// [`ProxyHealth::node`], of what the agent says of the node; `None`: it says nothing.
     pub fn node(&self, node: Option<&NodeInfo>) {
-        let (exists, eligible) = node.map_or((false, false), |node| (node.exists, node.eligible));
-        self.lock().node(exists, eligible);
+        self.lock().node(node.is_some_and(|node| node.eligible));
+    }
+
+    /// [`ProxyHealth::stale_since`].
+    pub fn stale_since(&self, unix_ms: Option<i64>) {
+        self.lock().stale_since(unix_ms);
+    }
+
+    /// [`ProxyHealth::agent`], now.
+    pub fn agent(&self, is_reached: bool) {
+        self.lock().agent(is_reached, Instant::now());
     }
 
     /// [`ProxyHealth::is_healthy`], now.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.lock().is_healthy(Instant::now())
+    }
+
+    /// [`ProxyHealth::is_too_stale`], now.
+    #[must_use]
+    pub fn is_too_stale(&self) -> bool {
+        self.lock().is_too_stale(Moment::now())
     }
 
     /// [`ProxyHealth::is_node_eligible`].
@@ -261,22 +318,12 @@ mod tests {
     #[test]
     fn case_54_a_node_that_is_going_or_unknown_gets_no_traffic_and_the_proxy_lives() {
         let clock = Clock::new();
-        let mut health = ProxyHealth::new(PERIOD);
+        let mut health = ProxyHealth::new(PERIOD, None);
         health.synced(Family::V4, clock.at(1));
         assert_eq!(statuses(&health, clock.at(2)), (503, 200), "no Node is known");
-        for (exists, eligible, healthz) in [
-            (true, true, 200),
-            (true, false, 503),
-            (true, true, 200),
-            (false, true, 503),
-            (false, false, 503),
-        ] {
-            health.node(exists, eligible);
-            assert_eq!(
-                statuses(&health, clock.at(3)),
-                (healthz, 200),
-                "exists {exists}, eligible {eligible}"
-            );
+        for (eligible, healthz) in [(true, 200), (false, 503), (true, 200), (false, 503)] {
+            health.node(eligible);
+            assert_eq!(statuses(&health, clock.at(3)), (healthz, 200), "eligible {eligible}");
         }
         let document: Value = serde_json::from_str(&health.healthz(clock.at(4)).body).unwrap();
         assert_eq!(document["nodeEligible"], json!(false));
@@ -286,8 +333,8 @@ mod tests {
     #[test]
     fn case_55_a_late_family_makes_both_fail_until_that_family_is_synced() {
         let clock = Clock::new();
-        let mut health = ProxyHealth::new(PERIOD);
-        health.node(true, true);
+        let mut health = ProxyHealth::new(PERIOD, None);
+        health.node(true);
         for family in Family::ALL {
             health.synced(family, clock.at(0));
         }
@@ -304,26 +351,71 @@ mod tests {
         assert_eq!(statuses(&health, clock.at(9_999)), (200, 200), "nothing waits");
     }
 
+    /// P5: a family that never reaches the kernel is late like any other.
     #[test]
-    fn a_proxy_that_starts_is_healthy() {
+    fn p5_a_proxy_that_starts_is_healthy_until_its_first_change_is_late() {
         let clock = Clock::new();
-        let mut health = ProxyHealth::new(PERIOD);
-        health.node(true, true);
-        assert_eq!(statuses(&health, clock.at(0)), (200, 200));
-        health.queued(Family::V4, clock.at(0).instant);
-        assert_eq!(statuses(&health, clock.at(900)), (200, 200), "its first sync may take long");
+        let mut health = ProxyHealth::new(PERIOD, None);
+        health.node(true);
+        assert_eq!(statuses(&health, clock.at(900)), (200, 200), "nothing waits");
+        for family in Family::ALL {
+            health.queued(family, clock.at(1000).instant);
+        }
+        health.synced(Family::V6, clock.at(1001));
+        assert_eq!(statuses(&health, clock.at(1059)), (200, 200));
+        assert_eq!(statuses(&health, clock.at(1060)), (503, 503));
+        health.synced(Family::V4, clock.at(1061));
+        assert_eq!(statuses(&health, clock.at(1061)), (200, 200));
+    }
+
+    #[test]
+    fn p7_endpoints_that_nobody_confirms_for_too_long_take_no_traffic_and_the_proxy_lives() {
+        type Act = fn(&mut ProxyHealth, &Clock);
+        let unix_ms = |clock: &Clock, seconds| clock.at(seconds).wall.as_millisecond();
+        let stale: Act = |health, clock| health.stale_since(Some(clock.at(10).wall.as_millisecond()));
+        let gone: Act = |health, clock| {
+            health.agent(false, clock.at(10).instant);
+            health.agent(false, clock.at(90).instant);
+        };
+        for (name, act) in [("the API server is away", stale), ("the agent is away", gone)] {
+            let clock = Clock::new();
+            let mut health = ProxyHealth::new(PERIOD, Some(Duration::from_secs(100)));
+            health.node(true);
+            act(&mut health, &clock);
+            assert_eq!(statuses(&health, clock.at(109)), (200, 200), "{name}");
+            assert_eq!(statuses(&health, clock.at(110)), (503, 200), "{name}");
+            let document: Value = serde_json::from_str(&health.healthz(clock.at(110)).body).unwrap();
+            assert_eq!(
+                (&document["endpointsTooStale"], &document["nodeEligible"], &document["healthy"]),
+                (&json!(true), &json!(true), &json!(true)),
+                "{name}"
+            );
+            health.agent(true, clock.at(120).instant);
+            health.stale_since(None);
+            assert_eq!(statuses(&health, clock.at(9_999)), (200, 200), "{name}");
+        }
+        // A clock that was set back makes nothing old; without a limit nothing is.
+        let clock = Clock::new();
+        let mut health = ProxyHealth::new(PERIOD, Some(Duration::from_secs(100)));
+        health.node(true);
+        health.stale_since(Some(unix_ms(&clock, 5_000)));
+        assert_eq!(statuses(&health, clock.at(1)), (200, 200));
+        let mut health = ProxyHealth::new(PERIOD, None);
+        health.node(true);
+        health.stale_since(Some(0));
+        assert_eq!(statuses(&health, clock.at(1)), (200, 200));
     }
 
     #[test]
     fn the_documents_are_kube_proxys() {
         let clock = Clock::new();
-        let mut health = ProxyHealth::new(PERIOD);
+        let mut health = ProxyHealth::new(PERIOD, None);
         assert_eq!(
             health.healthz(clock.at(0)).body,
             "{\"lastUpdated\":\"0001-01-01T00:00:00Z\",\"currentTime\":\"2026-01-02T03:04:05.5Z\",\
              \"nodeEligible\":false,\"healthy\":true}"
         );
-        health.node(true, true);
+        health.node(true);
         health.synced(Family::V6, clock.at(1));
         health.synced(Family::V4, clock.at(2));
         assert_eq!(

@@ -23,8 +23,13 @@ pub(super) async fn get(at: SocketAddr, path: &str) -> Got {
 
 /// Any method, without a body.
 pub(super) async fn request(at: SocketAddr, method: &str, path: &str) -> Got {
+    request_with(at, method, path, "").await
+}
+
+/// The same with headers, each with its end of line.
+pub(super) async fn request_with(at: SocketAddr, method: &str, path: &str, headers: &str) -> Got {
     let mut stream = TcpStream::connect(at).await.unwrap_or_else(|error| panic!("{at}: {error}"));
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();

@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
 
 use super::{
-    ProxyView, Question,
-    view::{answer, pieces, within},
+    PrintSlots, ProxyView, Question,
+    view::{answer, within},
 };
 
 /// The full name, also that by which its health can be asked.
@@ -32,10 +32,12 @@ const SERVICES: [&str; 1] = ["keelson.proxy.v1.Proxy"];
 pub async fn serve_grpc<V: ProxyView>(
     listener: UnixListener,
     view: V,
+    prints: PrintSlots,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    let routes =
-        |stop: CancellationToken| Routes::new(ProxyServer::new(Service { view: view.clone(), stop }));
+    let routes = |stop: CancellationToken| {
+        Routes::new(ProxyServer::new(Service { view: view.clone(), prints: prints.clone(), stop }))
+    };
     let ready =
         || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
     serve_services(listener, &SERVICES, ready, routes, shutdown).await
@@ -44,6 +46,7 @@ pub async fn serve_grpc<V: ProxyView>(
 #[derive(Debug)]
 struct Service<V> {
     view: V,
+    prints: PrintSlots,
     stop: CancellationToken,
 }
 
@@ -67,8 +70,7 @@ impl<V: ProxyView> Proxy for Service<V> {
     }
 
     async fn print(&self, _: Request<pb::PrintRequest>) -> Result<Response<Texts>, Status> {
-        let chunks = answer(self.view.print()).await?;
-        let texts = pieces(chunks).map(|piece| Ok(pb::Text { text: piece? }));
+        let texts = self.prints.print(&self.view).await?.map(|piece| Ok(pb::Text { text: piece? }));
         // A text that stops in the middle is no text: whoever reads must not take it for the whole.
         let stopping = Status::unavailable("the proxy is stopping");
         Ok(Response::new(Box::pin(until(texts, self.stop.clone(), Err(stopping)))))
@@ -113,7 +115,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::inspect::fake::{Fake, check, explanation, state};
+    use crate::inspect::{
+        fake::{Fake, check, explanation, state},
+        view::PRINTS,
+    };
 
     /// A server on a socket of its own.
     struct Served {
@@ -129,7 +134,8 @@ mod tests {
             let socket = folder.path().join("proxy.sock");
             let listener = UnixListener::bind(&socket).unwrap();
             let stop = CancellationToken::new();
-            let server = tokio::spawn(serve_grpc(listener, fake.clone(), stop.clone().cancelled_owned()));
+            let shutdown = stop.clone().cancelled_owned();
+            let server = tokio::spawn(serve_grpc(listener, fake.clone(), PrintSlots::default(), shutdown));
             Self { _folder: folder, socket, stop, server }
         }
 
@@ -211,6 +217,20 @@ mod tests {
         let mut texts = served.client().await.print(pb::PrintRequest {}).await.unwrap().into_inner();
         assert_eq!(texts.message().await.unwrap().unwrap().text, "table");
         assert_eq!(texts.message().await.unwrap_err().message(), "gone");
+    }
+
+    #[tokio::test]
+    async fn readers_of_the_ruleset_are_bounded() {
+        let fake = Fake::new();
+        fake.script().endless = true;
+        let served = Served::start(&fake);
+        let mut client = served.client().await;
+        let mut held = Vec::new();
+        for _ in 0..PRINTS {
+            held.push(client.print(pb::PrintRequest {}).await.unwrap());
+        }
+        let status = client.print(pb::PrintRequest {}).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     }
 
     #[tokio::test]

@@ -19,7 +19,6 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use futures_util::StreamExt as _;
 use keelson_debug::{
     ServeError,
     serving::{Document, Failure, OPEN_METRICS, gated, probe, serve_router},
@@ -30,14 +29,12 @@ use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ProxyView, Question, QuestionError, Target,
-    view::{answer, pieces, within},
+    PrintSlots, ProxyView, Question, QuestionError, Target,
+    view::{answer, within},
 };
 
 /// Event streams at once, fewer than connections, so that probes always find room.
 const EVENT_STREAMS: usize = 64;
-/// Rulesets that are written at once: each may be a snapshot of some hundred megabytes.
-const PRINTS: usize = 2;
 
 /// What the handlers share.
 #[derive(Debug)]
@@ -45,7 +42,7 @@ struct Shared<V> {
     view: V,
     stop: CancellationToken,
     event_streams: Arc<Semaphore>,
-    prints: Arc<Semaphore>,
+    prints: PrintSlots,
 }
 
 impl<V: Clone> Clone for Shared<V> {
@@ -69,15 +66,16 @@ impl<V: Clone> Clone for Shared<V> {
 pub async fn serve_http<V: ProxyView>(
     listener: TcpListener,
     view: V,
+    prints: PrintSlots,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    serve_router(listener, |bound, stop| router(view, bound, stop), shutdown).await
+    serve_router(listener, |bound, stop| router(view, prints, bound, stop), shutdown).await
 }
 
 /// All routes, behind the gate.
-fn router<V: ProxyView>(view: V, bound: SocketAddr, stop: CancellationToken) -> Router {
+fn router<V: ProxyView>(view: V, prints: PrintSlots, bound: SocketAddr, stop: CancellationToken) -> Router {
     let event_streams = Arc::new(Semaphore::new(EVENT_STREAMS));
-    let shared = Shared { view, stop, event_streams, prints: Arc::new(Semaphore::new(PRINTS)) };
+    let shared = Shared { view, stop, event_streams, prints };
     let routes = Router::new()
         .route("/", get(page::html))
         .route("/assets/page.css", get(page::css))
@@ -153,15 +151,7 @@ async fn explain<V: ProxyView>(
 
 /// The ruleset. A text that cannot be finished ends with the connection, so that no reader takes it for the whole.
 async fn print<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
-    let slot = shared.prints.clone().try_acquire_owned().map_err(|_| {
-        let text = format!("{PRINTS} readers are printing the ruleset already; ask again when they are done");
-        Failure::new(StatusCode::SERVICE_UNAVAILABLE, text)
-    })?;
-    let text = pieces(answer(shared.view.print()).await?).map(move |piece| {
-        // The slot is held as long as the text.
-        let _ = &slot;
-        piece
-    });
+    let text = shared.prints.print(&shared.view).await?;
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(text)).into_response())
 }
 

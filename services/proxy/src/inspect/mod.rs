@@ -19,4 +19,4 @@ pub use grpc::serve_grpc;
 pub use http::serve_http;
 pub use keelson_debug::{Check, ServeError, ViewError};
 pub use question::{Question, QuestionError, Sender, Target};
-pub use view::{Chunks, ProxyView};
+pub use view::{Chunks, PrintSlots, ProxyView};

@@ -3,12 +3,12 @@
 //! Owns: [`ProxyView`], and the bound on how long it may take to answer. In: calls from the gRPC and HTTP sides.
 //! Out: the documents of `keelson.proxy.v1`.
 
-use std::{future::Future, pin::Pin};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use keelson_debug::{Check, ViewError, serving::within_time};
 use keelson_proto::proxy as pb;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::Question;
 
@@ -18,9 +18,12 @@ pub type Chunks = Pin<Box<dyn Stream<Item = Result<String, ViewError>> + Send>>;
 /// No message that carries text is larger, in bytes: clients take messages of 4 MiB by default.
 const PIECE_BYTES: usize = 64 * 1024;
 
+/// Maximum number of readers of the ruleset over gRPC and HTTP: each may hold a snapshot of some hundred megabytes.
+pub(super) const PRINTS: usize = 2;
+
 /// A proxy as seen from outside. The binary implements it on the task that programs the kernel; tests script it.
 ///
-/// Implementations are cheap to clone and never hold a lock over an await.
+/// Implementations are cheap to clone. A call that waits delays none but calls of the same method.
 pub trait ProxyView: Clone + Send + Sync + 'static {
     /// How it fares.
     fn state(&self) -> impl Future<Output = Result<pb::State, ViewError>> + Send;
@@ -34,7 +37,7 @@ pub trait ProxyView: Clone + Send + Sync + 'static {
     /// Bumped whenever the state changed. A bump too many costs little, one too few leaves a page with old news.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Whether the process should live on: what only a restart can mend.
+    /// Whether the process should go on: fails for what only a restart can repair.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
 
     /// Whether Services work here as the newest known state says.
@@ -54,8 +57,36 @@ pub(super) async fn answer<T>(answer: impl Future<Output = Result<T, ViewError>>
     within(answer).await.and_then(|answer| answer)
 }
 
+/// Slots for readers of the ruleset, which the servers of a proxy share.
+#[derive(Debug, Clone)]
+pub struct PrintSlots(Arc<Semaphore>);
+
+impl Default for PrintSlots {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(PRINTS)))
+    }
+}
+
+impl PrintSlots {
+    /// The ruleset in pieces that fit into a message. The slot is held as long as the stream.
+    pub(super) async fn print<V: ProxyView>(
+        &self,
+        view: &V,
+    ) -> Result<impl Stream<Item = Result<String, ViewError>> + Send + use<V>, ViewError> {
+        let slot = self.0.clone().try_acquire_owned().map_err(|_| {
+            ViewError::Busy(format!(
+                "{PRINTS} readers are printing the ruleset already; retry when they are done"
+            ))
+        })?;
+        Ok(pieces(answer(view.print()).await?).map(move |piece| {
+            let _ = &slot;
+            piece
+        }))
+    }
+}
+
 /// The text in pieces that fit into a message.
-pub(super) fn pieces(chunks: Chunks) -> impl Stream<Item = Result<String, ViewError>> + Send {
+fn pieces(chunks: Chunks) -> impl Stream<Item = Result<String, ViewError>> + Send {
     chunks.flat_map(|chunk| {
         stream::iter(match chunk {
             Ok(text) => cut(text).into_iter().map(Ok).collect(),

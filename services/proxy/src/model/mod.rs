@@ -95,6 +95,16 @@ impl Protocol {
         }
     }
 
+    /// The name of the protocol in nft.
+    #[must_use]
+    pub const fn keyword(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+
     /// The protocol of a number.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {

@@ -2,12 +2,15 @@
 //!
 //! Owns: [`SetName`], [`Element`] and the kernel's form of keys and values. In and out: values. A key or value is kept as
 //! the bytes that the kernel has of it: fields one after the other, each padded to 4 bytes; addresses and ports in network
-//! order, the index of a slot in the host's.
+//! order, numbers and the index of a slot in the host's.
 
 use std::{fmt, net::IpAddr};
 
-use super::chain::Chain;
-use crate::model::{Endpoint, Family, Protocol};
+use super::chain::{Chain, Choice};
+use crate::model::{Endpoint, Protocol};
+
+/// How many maps of affinities there are.
+pub const AFFINITY_GROUPS: u8 = 8;
 
 /// A set or map of the table `keelson`. "Number" is what stands for a service port, "endpoint number" for an endpoint of
 /// one that has affinity: see [`Number`].
@@ -21,11 +24,14 @@ pub enum SetName {
     NodePorts,
     /// Set: addresses at which node ports answer. Unused where they answer at all local ones.
     NodePortAddresses,
-    /// Map: number : verdict, the chain that chooses for traffic to V.
+    /// Map: choice and count of a number ([`Number::with_count`]) : verdict, the chain that chooses so.
+    Counts,
+    /// Map: number : verdict, the chain that chooses for traffic to V, where the number does not tell the count.
     InternalChoice,
     /// Map: number : verdict, to [`Chain::ExternalLocal`] where externalTrafficPolicy is Local.
     ExternalPolicy,
-    /// Map: number : verdict, the chain that chooses from ClusterSet for traffic to X, W and NP.
+    /// Map: number : verdict, the chain that chooses from ClusterSet for traffic to X, W and NP, where the number does not
+    /// tell the count.
     ExternalChoice,
     /// Map: number : verdict, the chain that chooses from LocalSet for traffic to X, W and NP.
     LocalChoice,
@@ -41,8 +47,23 @@ pub enum SetName {
     AffinityEndpoints,
     /// Map: endpoint number : endpoint address . port, of LocalSet.
     LocalAffinityEndpoints,
-    /// Map, dynamic, with timeouts: client address . number : endpoint number. Written by the kernel alone.
-    Affinity,
+    /// Map, dynamic, with timeouts: client address . number : endpoint number. Written by the kernel alone. There are
+    /// several, so that one Service with many clients takes no room from most others: see [`Self::affinity`].
+    Affinity0,
+    /// The same.
+    Affinity1,
+    /// The same.
+    Affinity2,
+    /// The same.
+    Affinity3,
+    /// The same.
+    Affinity4,
+    /// The same.
+    Affinity5,
+    /// The same.
+    Affinity6,
+    /// The same.
+    Affinity7,
     /// Set: pod address . pod address . protocol . port: a pod that has reached itself.
     Hairpin,
     /// Set: every V.
@@ -53,19 +74,21 @@ pub enum SetName {
     Refused,
     /// Map: protocol . node port : drop, or goto [`Chain::Reject`].
     RefusedNodePorts,
-    /// Set: W . protocol . port that has source ranges.
+    /// Map: W . protocol . port that has source ranges : verdict, the chain that looks for them.
     Filtered,
-    /// Set of intervals: W . protocol . port . source address: who may.
+    /// Set: W . port . network . kind ([`SetName::range_kind`]): who may. The protocol is a part of the kind because nft 1.0.6 ends with
+    /// a failed assertion where it lists a set whose keys have five fields, one of them an integer.
     SourceRanges,
 }
 
 impl SetName {
     /// All of them, in the order in which they are made.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 30] = [
         Self::ClusterIpPorts,
         Self::ExternalPorts,
         Self::NodePorts,
         Self::NodePortAddresses,
+        Self::Counts,
         Self::InternalChoice,
         Self::ExternalPolicy,
         Self::ExternalChoice,
@@ -76,7 +99,14 @@ impl SetName {
         Self::LocalAffinitySlots,
         Self::AffinityEndpoints,
         Self::LocalAffinityEndpoints,
-        Self::Affinity,
+        Self::Affinity0,
+        Self::Affinity1,
+        Self::Affinity2,
+        Self::Affinity3,
+        Self::Affinity4,
+        Self::Affinity5,
+        Self::Affinity6,
+        Self::Affinity7,
         Self::Hairpin,
         Self::ClusterIps,
         Self::ServiceCidrs,
@@ -86,6 +116,24 @@ impl SetName {
         Self::SourceRanges,
     ];
 
+    /// Maps of clients that the kernel remembers.
+    pub const AFFINITY: [Self; AFFINITY_GROUPS as usize] = [
+        Self::Affinity0,
+        Self::Affinity1,
+        Self::Affinity2,
+        Self::Affinity3,
+        Self::Affinity4,
+        Self::Affinity5,
+        Self::Affinity6,
+        Self::Affinity7,
+    ];
+
+    /// The map of a group ([`Number::affinity_group`]); groups begin again after the last.
+    #[must_use]
+    pub fn affinity(group: u8) -> Self {
+        Self::AFFINITY.into_iter().cycle().nth(group.into()).unwrap_or(Self::Affinity0)
+    }
+
     /// The name in the kernel.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -94,6 +142,7 @@ impl SetName {
             Self::ExternalPorts => "external-ports",
             Self::NodePorts => "node-ports",
             Self::NodePortAddresses => "node-port-addresses",
+            Self::Counts => "counts",
             Self::InternalChoice => "internal-choice",
             Self::ExternalPolicy => "external-policy",
             Self::ExternalChoice => "external-choice",
@@ -104,7 +153,14 @@ impl SetName {
             Self::LocalAffinitySlots => "local-affinity-slots",
             Self::AffinityEndpoints => "affinity-endpoints",
             Self::LocalAffinityEndpoints => "local-affinity-endpoints",
-            Self::Affinity => "affinity",
+            Self::Affinity0 => "affinity-0",
+            Self::Affinity1 => "affinity-1",
+            Self::Affinity2 => "affinity-2",
+            Self::Affinity3 => "affinity-3",
+            Self::Affinity4 => "affinity-4",
+            Self::Affinity5 => "affinity-5",
+            Self::Affinity6 => "affinity-6",
+            Self::Affinity7 => "affinity-7",
             Self::Hairpin => "hairpin",
             Self::ClusterIps => "cluster-ips",
             Self::ServiceCidrs => "service-cidrs",
@@ -124,13 +180,21 @@ impl SetName {
     /// Whether the elements are written by the kernel: they are neither compared nor deleted.
     #[must_use]
     pub const fn is_dynamic(self) -> bool {
-        matches!(self, Self::Affinity)
+        const FIRST: usize = SetName::Affinity0 as usize;
+        const LAST: usize = SetName::Affinity7 as usize;
+        matches!(self as usize, FIRST..=LAST)
+    }
+
+    /// What tells ranges of one network apart in [`Self::SourceRanges`].
+    #[must_use]
+    pub fn range_kind(protocol: Protocol, prefix_len: u8) -> u32 {
+        u32::from(protocol.number()) << 8 | u32::from(prefix_len)
     }
 
     /// Whether keys are intervals: an element has a [`Element::key_end`] (both ends belong to it).
     #[must_use]
     pub const fn is_interval(self) -> bool {
-        matches!(self, Self::ServiceCidrs | Self::SourceRanges)
+        matches!(self, Self::ServiceCidrs)
     }
 
     /// Whether packets enter by it: its elements are set after those that they lead to, and deleted before.
@@ -156,17 +220,91 @@ impl fmt::Display for SetName {
     }
 }
 
-/// What stands for a service port while a packet is on its way through the chains, in place of its destination address; or
-/// for an endpoint of a service port that has affinity.
+/// Identifies a service port, or an endpoint of a service port with session affinity, while the first packet of a connection
+/// traverses the chains. It is kept in the priority of the packet (`meta priority`), see [`is_set`](Self::is_set).
 ///
-/// A service port without affinity: 1 to 0x7fff_ffff. One with affinity: 0x8000_0000 and up, a multiple of 65,536; its
-/// endpoints have the 65,535 numbers after it, so that the number of an endpoint tells that of its service port.
+/// A service port without affinity has an ID from 1 to 0xf_ffff. Frontends lead to the ID combined with the choice and count of
+/// endpoints ([`Self::with_count`]), so a changed count changes the value of a map and not a verdict, or to the ID alone
+/// ([`Self::uncounted`]). A service port with affinity has a multiple of 65,536 from 0x8000_0000; its endpoints have the
+/// 65,535 numbers after it, so the number of an endpoint contains that of its service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u32);
 
 impl Number {
     /// The first number of a service port with affinity.
     pub const FIRST_WITH_AFFINITY: u32 = 0x8000_0000;
+    /// The bits that tell service ports without affinity apart.
+    pub const ID_MASK: Self = Self(0x000f_ffff);
+    /// The bits of the number of an endpoint that are those of its service port.
+    pub const SERVICE_MASK: Self = Self(0xffff_0000);
+    /// All bits but [`Self::ID_MASK`].
+    pub const CLASS_MASK: Self = Self(!Self::ID_MASK.0);
+    /// Every number in a packet has at least one of these bits; a priority that other programs set has none of them, unless
+    /// it is a traffic class below a handle of 4000 or more.
+    pub const SET_MASK: Self = Self(0xc000_0000);
+    /// The bits that tell whether a number contains a count of ClusterSet.
+    pub const CLUSTER_MASK: Self = Self(0xe000_0000);
+    /// These bits of a number that contains a count of ClusterSet.
+    pub const CLUSTER: Self = Self(0x4000_0000);
+    /// The highest count that a number can tell.
+    pub const COUNT_MAX: u32 = 0x1ff;
+    const PLAIN: u32 = 0x4000_0000;
+    const LOCAL: u32 = 0x2000_0000;
+    const COUNT_SHIFT: u32 = 20;
+
+    /// With the set of endpoints and their count, the key of [`SetName::Counts`]. [`Self::uncounted`] above
+    /// [`Self::COUNT_MAX`]; unchanged with affinity.
+    #[must_use]
+    pub const fn with_count(self, choice: Choice, count: u32) -> Self {
+        if self.has_affinity() {
+            return self;
+        }
+        if count > Self::COUNT_MAX {
+            return self.uncounted();
+        }
+        let local = match choice {
+            Choice::Cluster => 0,
+            Choice::Local => Self::LOCAL,
+        };
+        Self(self.0 & Self::ID_MASK.0 | Self::PLAIN | local | count << Self::COUNT_SHIFT)
+    }
+
+    /// As a packet has it where the count of endpoints is not a part of it: with the count 0 of LocalSet, which no service port
+    /// has. Unchanged with affinity.
+    #[must_use]
+    pub const fn uncounted(self) -> Self {
+        if self.has_affinity() { self } else { self.with_count(Choice::Local, 0) }
+    }
+
+    /// The ID of the service port; unchanged with affinity.
+    #[must_use]
+    pub const fn id(self) -> Self {
+        if self.has_affinity() { self } else { Self(self.0 & Self::ID_MASK.0) }
+    }
+
+    /// Of a key or value that is a number alone.
+    #[must_use]
+    pub fn of(bytes: Key) -> Option<Self> {
+        <[u8; 4]>::try_from(bytes.as_slice()).ok().map(|bytes| Self(u32::from_ne_bytes(bytes)))
+    }
+
+    /// Whether it can be in a packet. An ID alone cannot.
+    #[must_use]
+    pub const fn is_set(self) -> bool {
+        self.0 & Self::SET_MASK.0 != 0
+    }
+
+    /// Whether it contains a count of ClusterSet.
+    #[must_use]
+    pub const fn counts_cluster(self) -> bool {
+        self.0 & Self::CLUSTER_MASK.0 == Self::CLUSTER.0
+    }
+
+    /// The key of [`SetName::Counts`].
+    #[must_use]
+    pub const fn class(self) -> Self {
+        Self(self.0 & Self::CLASS_MASK.0)
+    }
 
     /// Whether it is of a service port with affinity, or of its endpoints.
     #[must_use]
@@ -174,17 +312,28 @@ impl Number {
         self.0 >= Self::FIRST_WITH_AFFINITY
     }
 
-    /// In the form of an address: IPv4 has the number itself, IPv6 in the last four bytes.
+    /// In which of the maps of affinities the clients of a service port are. Numbers are given out in turn, so as many service
+    /// ports as there are groups have one each.
     #[must_use]
-    pub fn address(self, family: Family) -> IpAddr {
-        match family {
-            Family::V4 => IpAddr::V4(self.0.into()),
-            Family::V6 => IpAddr::V6(u128::from(self.0).into()),
-        }
+    pub const fn affinity_group(self) -> u8 {
+        (self.0 >> 16) as u8 % AFFINITY_GROUPS
+    }
+
+    /// The bits that `mask` has.
+    #[must_use]
+    pub const fn masked(self, mask: Self) -> Self {
+        Self(self.0 & mask.0)
     }
 }
 
-/// The longest key: two IPv6 addresses, protocol and port.
+impl fmt::Display for Number {
+    /// As nft writes a priority: the handle of a traffic class, two hexadecimal numbers.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}:{:x}", self.0 >> 16, self.0 & 0xffff)
+    }
+}
+
+/// The longest key: two IPv6 addresses and two other fields.
 pub const KEY_MAX: usize = 40;
 
 /// Bytes in the kernel's form, up to [`KEY_MAX`].
@@ -224,10 +373,10 @@ impl Key {
         }
     }
 
-    /// With a number in the form of an address.
+    /// With a number.
     #[must_use]
-    pub fn number(self, family: Family, number: Number) -> Self {
-        self.ip(number.address(family))
+    pub fn number(self, number: Number) -> Self {
+        self.index(number.0)
     }
 
     /// With a protocol.
@@ -243,7 +392,7 @@ impl Key {
         self.field(&[high, low, 0, 0])
     }
 
-    /// With the index of a slot.
+    /// With the index of a slot, or another number in the order of bytes of the host.
     #[must_use]
     pub fn index(self, index: u32) -> Self {
         self.field(&index.to_ne_bytes())

@@ -4,14 +4,14 @@
 //! Out: netlink transactions.
 //!
 //! The layout (see `docs/decisions`): every frontend (address, protocol, port) is one element of a map that gives the
-//! *number* of its service port; the number is written over the destination address of the packet, which serves as
-//! a register until the packet is translated a few rules later, in the same chain traversal. All further maps are keyed by
-//! the number. So the number of chains depends on how many *different counts* of endpoints there are, and a change of one
+//! *number* of its service port. The priority of the packet holds the number until the packet is translated a few rules later,
+//! in the same chain traversal; `nat-postrouting` clears it. All further maps are keyed by the number. So the number of chains depends on how many *different counts* of endpoints there are, and a change of one
 //! endpoint is a change of some elements.
 
 pub mod chain;
 pub mod element;
 pub mod explain;
+pub mod flowtable;
 pub mod kernel;
 pub mod plan;
 pub mod programme;

@@ -1,6 +1,7 @@
 //! Who else makes rules for Services on this node.
 //!
-//! Owns: how they are recognised. In: names of tables and chains. Out: words.
+//! Owns: how they are recognised. In: names of tables and chains. Out: words. What is not in nftables is found by
+//! [`crate::leftovers`].
 
 use super::kernel::{KernelError, Tables};
 use crate::model::Family;
@@ -8,9 +9,8 @@ use crate::model::Family;
 /// The table of kube-proxy's nftables mode.
 pub const KUBE_PROXY_TABLE: &str = "kube-proxy";
 
-/// The chains by which its modes iptables and ipvs begin, where iptables speaks to nf_tables. What an iptables of the
-/// old kind keeps is not seen.
-const KUBE_PROXY_CHAIN: (&str, &str) = ("nat", "KUBE-SERVICES");
+/// Chains of its modes iptables and ipvs, where iptables speaks to nf_tables: one of each table that they use.
+const KUBE_PROXY_CHAINS: [(&str, &str); 2] = [("nat", "KUBE-SERVICES"), ("filter", "KUBE-FORWARD")];
 
 /// What makes Services work besides us, or is left of what did, by family.
 ///
@@ -22,8 +22,9 @@ pub fn strangers(tables: &mut dyn Tables) -> Result<Vec<(Family, String)>, Kerne
     let mut found: Vec<_> = theirs
         .map(|(family, name)| (family, format!("the table {name} of a kube-proxy (mode nftables)")))
         .collect();
-    let (table, chain) = KUBE_PROXY_CHAIN;
-    for family in Family::ALL {
+    for (family, (table, chain)) in
+        Family::ALL.into_iter().flat_map(|family| KUBE_PROXY_CHAINS.map(|chain| (family, chain)))
+    {
         if tables.has_chain(family, table, chain)? {
             found.push((
                 family,

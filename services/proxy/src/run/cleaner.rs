@@ -1,80 +1,285 @@
 //! Cleaning conntrack after changes of UDP endpoints.
 //!
-//! Owns: a thread of its own, so that a listing of a hundred thousand flows delays no rule. In: what
-//! there shall be, the newest only. Out: flows deleted. Source: kube-proxy's conntrack reconciler (service-semantics 4).
+//! Owns: a thread of its own, so that a listing of a hundred thousand flows delays no rule, and its pace. In: which families'
+//! UDP endpoints have changed. Out: flows deleted. Source: kube-proxy's conntrack reconciler (service-semantics 4).
+//!
+//! Nothing is queued: a family is due or it is not, and what serves is read from the plan when its turn comes. A change that
+//! comes while a listing goes on makes the family due again, so that the last listing always begins after the last change.
 
 use std::{
     io,
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 
+use super::{follow::TICK, shared::Shared};
 use crate::{
-    conntrack::{UdpFrontends, clean},
+    conntrack::{Cleaned, ConntrackError, UdpFrontend, UdpFrontends, clean},
     metrics::ProxyMetrics,
-    model::Family,
+    model::{Family, Protocol},
 };
 
-/// Listings come no closer than this: what comes meanwhile is done with the next one.
-const PAUSE: Duration = Duration::from_millis(100);
+/// When listings begin.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// From the first change to the listing: a change of both families is one job.
+    gather: Duration,
+    /// Shortest and longest pause after a job.
+    least: Duration,
+    most: Duration,
+    /// After a job that failed or was incomplete.
+    retry: Duration,
+}
 
-/// What one family's flows are held against.
-type Wanted = (Family, UdpFrontends);
+const PACE: Pace = Pace {
+    gather: Duration::from_millis(100),
+    least: Duration::from_secs(1),
+    most: Duration::from_secs(10),
+    retry: Duration::from_secs(30),
+};
 
-/// Tells the thread what there shall be. It ends with the last of these.
+/// The pause after a job is this many times the job, within [`Pace::least`] and [`Pace::most`]: conntrack is being listed for at
+/// most a tenth of the time where a job takes no longer than 1.1 s.
+const PAUSE_FACTOR: u32 = 9;
+
+impl Pace {
+    fn pause(&self, took: Duration) -> Duration {
+        took.saturating_mul(PAUSE_FACTOR).clamp(self.least, self.most)
+    }
+}
+
+/// The families to clean.
+#[derive(Debug, Default)]
+struct Due([AtomicBool; 2]);
+
+impl Due {
+    fn add(&self, family: Family) {
+        self.0[family as usize].store(true, Ordering::Release);
+    }
+
+    fn take(&self, family: Family) -> bool {
+        self.0[family as usize].swap(false, Ordering::AcqRel)
+    }
+}
+
+/// Tells the thread which families to clean. It ends with the last of these.
 #[derive(Debug, Clone)]
-pub(super) struct Cleaner(Sender<Wanted>);
+pub(super) struct Cleaner {
+    due: Arc<Due>,
+    wake: SyncSender<()>,
+}
 
 impl Cleaner {
-    /// The newest of each family counts.
-    pub(super) fn clean(&self, family: Family, frontends: UdpFrontends) {
-        if self.0.send((family, frontends)).is_err() {
-            tracing::error!("the thread that cleans conntrack is gone");
-        }
+    fn new() -> (Self, Receiver<()>) {
+        let (wake, woken) = sync_channel(1);
+        (Self { due: Arc::default(), wake }, woken)
+    }
+
+    /// UDP endpoints of a family have changed in the kernel.
+    pub(super) fn clean(&self, family: Family) {
+        self.due.add(family);
+        // Full: the thread is about to look.
+        let _ = self.wake.try_send(());
     }
 }
 
 /// Starts the thread, in the network namespace of the caller.
-pub(super) fn start(metrics: ProxyMetrics) -> io::Result<Cleaner> {
-    let (sender, receiver) = channel();
-    thread::Builder::new().name("conntrack".to_owned()).spawn(move || work(&receiver, &metrics))?;
-    Ok(Cleaner(sender))
+pub(super) fn start(shared: Arc<Shared>) -> io::Result<Cleaner> {
+    let (cleaner, woken) = Cleaner::new();
+    let due = cleaner.due.clone();
+    let body = move || work(&woken, &due, PACE, |family| clean_family(&shared, family));
+    thread::Builder::new().name("conntrack".to_owned()).spawn(body)?;
+    Ok(cleaner)
 }
 
-fn work(receiver: &Receiver<Wanted>, metrics: &ProxyMetrics) {
-    while let Ok(first) = receiver.recv() {
-        thread::sleep(PAUSE);
-        let mut newest: [Option<UdpFrontends>; 2] = [None, None];
-        for (family, frontends) in std::iter::once(first).chain(receiver.try_iter()) {
-            newest[family as usize] = Some(frontends);
+/// Cleans what is due. `clean` returns whether there is nothing more to do.
+fn work(woken: &Receiver<()>, due: &Due, pace: Pace, mut clean: impl FnMut(Family) -> bool) {
+    let mut retry: Option<Instant> = None;
+    loop {
+        let wait = retry.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        match woken.recv_timeout(wait) {
+            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
         }
-        for (family, frontends) in Family::ALL.into_iter().zip(newest) {
-            if let Some(frontends) = frontends.filter(|frontends| !frontends.is_empty()) {
-                clean_family(family, &frontends, metrics);
+        thread::sleep(pace.gather);
+        let begun = Instant::now();
+        retry = None;
+        for family in Family::ALL {
+            if due.take(family) && !clean(family) {
+                due.add(family);
+                retry = Some(Instant::now() + pace.retry);
             }
         }
+        thread::sleep(pace.pause(begun.elapsed()));
     }
 }
 
-fn clean_family(family: Family, frontends: &UdpFrontends, metrics: &ProxyMetrics) {
-    let begun = Instant::now();
-    match clean(family, frontends) {
+/// Returns whether there is nothing more to do until the next change.
+fn clean_family(shared: &Shared, family: Family) -> bool {
+    let frontends = udp_frontends(shared, family);
+    if frontends.is_empty() {
+        return true;
+    }
+    let pass = || {
+        let begun = Instant::now();
+        let result = clean(family, &frontends);
+        record(&shared.metrics, family, begun.elapsed(), &result);
+        result
+    };
+    let mut result = pass();
+    let offloaded = |cleaned: &Cleaned| cleaned.error.as_ref().is_some_and(ConntrackError::is_offloaded);
+    if result.as_ref().is_ok_and(offloaded) && keep_udp_out(shared, family) {
+        // The next tick makes another flowtable, which ends the flows of this one.
+        thread::sleep(TICK * 2);
+        result = pass();
+    }
+    match result {
+        Ok(cleaned) => !cleaned.interrupted && cleaned.failed == 0,
+        Err(error) => error.is_lasting(),
+    }
+}
+
+/// Keeps UDP out of the flowtable, whether or not it was before: false if it was.
+fn keep_udp_out(shared: &Shared, family: Family) -> bool {
+    let is_new = shared.programmer().offload_tcp_only(family, Instant::now());
+    if is_new {
+        tracing::warn!(
+            %family,
+            "UDP flows are no longer offloaded: the kernel does not delete conntrack entries of offloaded flows (Linux 6.4 does)"
+        );
+        shared.say(format!(
+            "UDP flows of {family} are no longer offloaded: the kernel does not delete conntrack entries of offloaded flows"
+        ));
+    }
+    is_new
+}
+
+fn record(metrics: &ProxyMetrics, family: Family, took: Duration, result: &Result<Cleaned, ConntrackError>) {
+    match result {
         Ok(cleaned) => {
-            metrics.conntrack_cleaned(family, begun.elapsed(), cleaned.deleted);
+            metrics.conntrack_cleaned(family, took, cleaned.deleted);
             if cleaned.failed > 0 {
                 metrics.conntrack_failed(family, cleaned.failed);
             }
-            if let Some(error) = cleaned.error {
-                tracing::warn!(%family, %error, failed = cleaned.failed, "stale UDP flows could not be deleted");
+            if let Some(error) = &cleaned.error {
+                tracing::warn!(%family, %error, failed = cleaned.failed, "cannot delete stale UDP flows");
             }
             if cleaned.deleted > 0 {
-                tracing::debug!(%family, deleted = cleaned.deleted, "UDP flows to endpoints that are gone were deleted");
+                tracing::debug!(%family, deleted = cleaned.deleted, "deleted UDP flows to endpoints that are gone");
             }
         }
         Err(error) => {
             metrics.conntrack_failed(family, 1);
-            tracing::warn!(%family, %error, "stale UDP flows could not be cleaned; the next change of endpoints tries again");
+            tracing::warn!(%family, %error, "cannot clean stale UDP flows");
         }
+    }
+}
+
+/// What serves now. Only the copy is made under the lock: some 0.1 microseconds per endpoint.
+fn udp_frontends(shared: &Shared, family: Family) -> UdpFrontends {
+    let programmer = shared.programmer();
+    let plan = programmer.side(family).programme.plan();
+    let udp =
+        plan.service_ports().filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
+    let copied: Vec<UdpFrontend> = udp
+        .map(|port| {
+            let others = port.external_ips().iter().chain(port.load_balancer_ips()).copied();
+            UdpFrontend {
+                addresses: std::iter::once(port.cluster_ip()).chain(others).collect(),
+                port: port.port(),
+                node_port: port.node_port(),
+                serving: port.serving().to_vec(),
+            }
+        })
+        .collect();
+    drop(programmer);
+    copied.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn p15_the_pause_grows_with_the_job_and_is_bounded() {
+        let ms = Duration::from_millis;
+        for (took, pause) in [(0, 1_000), (5, 1_000), (200, 1_800), (1_000, 9_000), (60_000, 10_000)] {
+            assert_eq!(PACE.pause(ms(took)), ms(pause), "{took} ms");
+        }
+    }
+
+    /// Begins of listings, by family.
+    type Begun = Arc<Mutex<Vec<(Family, Instant)>>>;
+
+    const QUICK: Pace = Pace {
+        gather: Duration::from_millis(1),
+        least: Duration::from_millis(50),
+        most: Duration::from_millis(60),
+        retry: Duration::from_millis(80),
+    };
+
+    /// Runs the thread while `test` has its cleaner. `answer`: whether the listing of this number (from 0) is complete.
+    fn with_worker(
+        answer: impl Fn(usize) -> bool + Send,
+        test: impl FnOnce(Cleaner),
+    ) -> Vec<(Family, Instant)> {
+        let begun = Begun::default();
+        let (cleaner, woken) = Cleaner::new();
+        let (due, seen) = (cleaner.due.clone(), begun.clone());
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                work(&woken, &due, QUICK, |family| {
+                    let mut begun = seen.lock().unwrap();
+                    begun.push((family, Instant::now()));
+                    answer(begun.len() - 1)
+                });
+            });
+            test(cleaner);
+        });
+        Arc::into_inner(begun).unwrap().into_inner().unwrap()
+    }
+
+    #[test]
+    fn p15_a_burst_is_a_few_listings_and_the_last_one_begins_after_the_last_change() {
+        let mut last = Instant::now();
+        let begun = with_worker(
+            |_| true,
+            |cleaner| {
+                let until = Instant::now() + Duration::from_millis(300);
+                while Instant::now() < until {
+                    cleaner.clean(Family::V4);
+                    last = Instant::now();
+                    thread::sleep(Duration::from_micros(100));
+                }
+                cleaner.clean(Family::V6);
+                thread::sleep(Duration::from_millis(500));
+            },
+        );
+        let of = |family| begun.iter().filter(|(of, _)| *of == family).map(|(_, at)| *at).collect::<Vec<_>>();
+        let v4 = of(Family::V4);
+        assert!(v4.len() <= 8, "{} listings", v4.len());
+        assert!(v4.windows(2).all(|pair| pair[1] - pair[0] >= QUICK.least), "{v4:?}");
+        assert!(v4.last().is_some_and(|at| *at >= last), "the last change was not cleaned");
+        assert_eq!(of(Family::V6).len(), 1);
+    }
+
+    #[test]
+    fn p15_a_listing_that_failed_is_retried_and_one_that_did_not_is_not() {
+        let begun = with_worker(
+            |number| number > 1,
+            |cleaner| {
+                cleaner.clean(Family::V6);
+                thread::sleep(Duration::from_millis(900));
+            },
+        );
+        assert_eq!(begun.len(), 3, "{begun:?}");
+        assert!(begun.iter().all(|(family, _)| *family == Family::V6));
     }
 }

@@ -25,18 +25,15 @@ use super::{
 };
 use crate::{
     addresses::{LocalAddresses, Match, node_port_addresses},
-    conntrack::{UdpFrontend, UdpFrontends},
     health::{ListenOn, ServiceHealthCheck},
     metrics::{NoLocalEndpoints, SyncKind},
-    model::{Family, Protocol, service_ports},
+    model::{Family, service_ports},
+    once::table,
     programmer::Synced,
 };
 
 /// How often the programmer is given the time.
-const TICK: Duration = Duration::from_millis(500);
-
-/// How often it is looked whether something else programs Services here.
-const LOOK_FOR_STRANGERS: Duration = Duration::from_secs(60);
+pub(super) const TICK: Duration = Duration::from_millis(500);
 
 /// How long `NodeCIDR` waits for the node's pod CIDRs. Source: kube-proxy.
 const POD_CIDRS: Duration = Duration::from_secs(300);
@@ -102,30 +99,37 @@ async fn ticks(
     let mut interval = tokio::time::interval(TICK);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut waiting: Option<Instant> = None;
-    let mut looked = Instant::now();
     loop {
+        let due = shared.programmer().due();
         tokio::select! {
             _ = interval.tick() => {}
             // The sender lives as long as the process.
             _ = addresses.changed() => {}
+            () = shared.deferred.notified(), if due.is_none() => continue,
+            () = sleep_until(due) => {}
         }
         let now = Instant::now();
         let local = addresses.borrow_and_update().clone();
         let mut programmer = shared.programmer();
         programmer.addresses(local.as_slice(), now);
+        programmer.interfaces(local.interfaces());
         let synced = programmer.tick(now);
         let waits = programmer.waits_for_pod_cidrs();
         drop(programmer);
         finish(&shared, &cleaner, &synced, None);
         shared.apply_checks();
-        if now.saturating_duration_since(looked) >= LOOK_FOR_STRANGERS {
-            looked = now;
-            shared.say_strangers();
-        }
         waiting = waits.then(|| waiting.unwrap_or(now));
         if waiting.is_some_and(|since| now.saturating_duration_since(since) >= POD_CIDRS) {
             return RunError::NoPodCidrs(POD_CIDRS);
         }
+    }
+}
+
+/// For ever, if there is no such time.
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -147,19 +151,32 @@ impl Consumer {
     /// Something waits, from the first of the changes of a state.
     fn queue(&mut self) {
         if !std::mem::replace(&mut self.queued, true) {
-            for family in Family::ALL {
+            for &family in &self.shared.families {
                 self.shared.health.queued(family);
                 self.shared.metrics.queued(family);
             }
         }
     }
 
+    /// Brings what was heard to the kernel, unless the pace has it wait for the ticks.
+    fn program(&self) -> Vec<Synced> {
+        let now = Instant::now();
+        let mut programmer = self.shared.programmer();
+        programmer.whole(now);
+        let synced = programmer.sync(now);
+        if programmer.due().is_some() {
+            self.shared.deferred.notify_one();
+        }
+        synced
+    }
+
     /// Changes one Service in the programmer, and what is counted of its ports.
     fn change(&mut self, name: &ServiceName, service: Option<&ServiceEndpoints>) {
         self.queue();
         self.services += 1;
-        let ports =
-            Family::ALL.map(|family| service.map_or_else(Vec::new, |service| service_ports(service, family)));
+        let supported = |family: Family| service.filter(|_| self.shared.families.contains(&family));
+        let ports = Family::ALL
+            .map(|family| supported(family).map_or_else(Vec::new, |service| service_ports(service, family)));
         let mut programmer = self.shared.programmer();
         for ((family, no_local), ports) in Family::ALL.into_iter().zip(&mut self.no_local).zip(&ports) {
             for port in programmer.side(family).programme.plan().service_ports_of(name) {
@@ -187,7 +204,7 @@ impl Handlers for Consumer {
 
     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
         self.change(name, Some(&service));
-        self.shared.check(name, health_check(name, &service));
+        self.shared.check(name, health_check(name, &service, &self.shared.families));
         if service.ports.iter().any(|port| port.protocol() == WireProtocol::Udp) {
             self.shared.udp_changed();
         }
@@ -195,14 +212,11 @@ impl Handlers for Consumer {
 
     async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
         self.shared.link(Link::Following);
-        let now = Instant::now();
+        self.shared.health.stale_since(position.stale_since_unix_ms);
         // The agent says what a Service has become, not whether the Service or a slice of it changed: it counts as both.
         let changes = std::mem::take(&mut self.services);
         self.shared.metrics.changes_heard(changes, changes);
-        let mut programmer = self.shared.programmer();
-        programmer.whole(now);
-        let synced = programmer.sync(now);
-        drop(programmer);
+        let synced = self.program();
         self.queued = false;
         finish(&self.shared, &self.cleaner, &synced, Some(position));
         self.shared.apply_checks();
@@ -212,80 +226,63 @@ impl Handlers for Consumer {
 }
 
 /// What follows from syncs.
-fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Option<&Position>) {
+pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Option<&Position>) {
+    let triggered = shared.triggered(position, !synced.is_empty());
     for Synced { family, result, took } in synced {
         match result {
             Ok(outcome) => {
                 let kind = if outcome.full { SyncKind::Full } else { SyncKind::Partial };
                 shared.metrics.synced(*family, kind, *took);
-                shared.metrics.mended(*family, usize::from(outcome.mended));
-                for _ in 0..outcome.transactions {
-                    shared
-                        .metrics
-                        .transaction(*family, (outcome.added + outcome.deleted) / outcome.transactions);
+                shared.metrics.transactions(*family, outcome.transactions, outcome.operations());
+                if outcome.repaired {
+                    shared.metrics.repaired(*family, outcome.operations());
                 }
-                shared.health.synced(*family);
-                if let Some(triggered) = position.and_then(|position| position.triggered_unix_ms)
-                    && triggered >= shared.started_unix_ms
-                {
-                    let late = u64::try_from(unix_ms().saturating_sub(triggered)).unwrap_or_default();
+                if shared.is_settled(*family) {
+                    shared.health.synced(*family);
+                }
+                for triggered in &triggered {
+                    let late = u64::try_from(unix_ms().saturating_sub(*triggered)).unwrap_or_default();
                     shared.metrics.programmed(*family, Duration::from_millis(late));
                 }
-                if outcome.mended {
+                if outcome.repaired {
                     shared.say(format!(
-                        "the table of {family} was not as it had been left ({} elements put back, {} taken away, {} chains or sets); it \
-                         is mended",
-                        outcome.added, outcome.deleted, outcome.structure
+                        "table {} was modified by another program; repaired: {} elements added, {} deleted, {} chains or sets written",
+                        table(*family), outcome.added, outcome.deleted, outcome.structure
                     ));
                 }
                 if shared.take_udp(*family) {
-                    cleaner.clean(*family, udp_frontends(shared, *family));
+                    cleaner.clean(*family);
                 }
             }
             Err(error) => {
                 // What failed was at least begun as one or the other; a retry compares everything.
                 shared.metrics.sync_failed(*family, SyncKind::Full, *took);
-                shared.say(format!("the rules of {family} could not be brought up to date: {error}"));
+                shared.say(format!("cannot sync table {}: {error}", table(*family)));
             }
         }
     }
     shared.note(synced, position);
 }
 
-fn udp_frontends(shared: &Shared, family: Family) -> UdpFrontends {
-    let programmer = shared.programmer();
-    let plan = programmer.side(family).programme.plan();
-    let udp =
-        plan.service_ports().filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
-    udp.map(|port| {
-        let mut addresses = vec![port.cluster_ip()];
-        addresses.extend(port.external_ips().iter().chain(port.load_balancer_ips()));
-        UdpFrontend {
-            addresses,
-            port: port.port(),
-            node_port: port.node_port(),
-            serving: port.serving().to_vec(),
-        }
-    })
-    .collect()
-}
-
 /// The health check node port of a Service, if it has one. The agent names one only where it has an effect.
-fn health_check(name: &ServiceName, service: &ServiceEndpoints) -> Option<ServiceHealthCheck> {
+fn health_check(
+    name: &ServiceName,
+    service: &ServiceEndpoints,
+    families: &[Family],
+) -> Option<ServiceHealthCheck> {
     let port = u16::try_from(service.health_check_node_port).ok().filter(|port| *port != 0)?;
     let cluster_ips = service.i_ps.as_ref().and_then(|ips| ips.cluster_i_ps.as_ref());
     let has = |family| {
-        cluster_ips.is_some_and(|ips| match family {
+        let of_service = cluster_ips.is_some_and(|ips| match family {
             Family::V4 => !ips.v4.is_empty(),
             Family::V6 => !ips.v6.is_empty(),
-        })
+        });
+        of_service && families.contains(&family)
     };
-    Some(ServiceHealthCheck {
-        name: name.clone(),
-        port,
-        local_v4: has(Family::V4).then_some(service.local_ready_v4),
-        local_v6: has(Family::V6).then_some(service.local_ready_v6),
-    })
+    let local_v4 = has(Family::V4).then_some(service.local_ready_v4);
+    let local_v6 = has(Family::V6).then_some(service.local_ready_v6);
+    local_v4.or(local_v6)?;
+    Some(ServiceHealthCheck { name: name.clone(), port, local_v4, local_v6 })
 }
 
 impl Shared {

@@ -32,7 +32,7 @@ pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, h
     }
 }
 
-/// "waiting", "synced" or "failing", and why.
+/// "pending", "synced" or "failing", and why.
 pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) {
     let look = shared.clone();
     // The lock may be held for a second when a large cluster is loaded.
@@ -42,12 +42,12 @@ pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) 
             let failure = side.failure.as_ref()?;
             Some(format!("{}: {}", side.programme.family(), failure.error))
         });
-        (failure, programmer.sides().iter().all(|side| side.programme.has_synced()))
+        (failure, programmer.sides().iter().all(|side| side.is_done()))
     });
     match asked.await.unwrap_or_default() {
         (Some(reason), _) => ("failing", reason),
         (None, true) => ("synced", String::new()),
-        (None, false) => ("waiting", String::new()),
+        (None, false) => ("pending", String::new()),
     }
 }
 

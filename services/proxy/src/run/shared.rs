@@ -11,19 +11,33 @@ use std::{
 
 use keelson_client::{Position, ServiceName};
 use keelson_proto::proxy as pb;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-use super::{Doors, follow::Checks, unix_ms};
+use super::{
+    Doors,
+    affinity::{AffinityMaps, MAX_AGE},
+    follow::Checks,
+    unix_ms,
+};
 use crate::{
+    conntrack::Setting,
     health::{Health, HealthChecks, ListenOn, ServiceHealthCheck},
+    leftovers::{self, Places},
     metrics::ProxyMetrics,
     model::Family,
-    nft::{element::SetName, kernel::TABLE, strangers::strangers},
+    nft::{
+        element::SetName,
+        kernel::{TABLE, Tables},
+        strangers::strangers,
+    },
     programmer::{Programmer, Synced},
 };
 
 /// How many events are kept.
 pub const EVENTS: usize = 50;
+
+/// How many changes that wait are remembered for the metric of their latency.
+const TRIGGERED_MOST: usize = 1_000;
 
 /// How the agent is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,9 +62,13 @@ pub(super) struct Standing {
     /// Those of both families together.
     pub(super) service_ports: u64,
     pub(super) strangers: Vec<(Family, String)>,
+    /// Results of applying the settings of conntrack.
+    pub(super) conntrack: Vec<Setting>,
     pub(super) events: VecDeque<pb::Event>,
     /// UDP endpoints have changed since conntrack of the family was cleaned.
     udp: [bool; 2],
+    /// Times of the changes in the API that wait for a sync, in Unix milliseconds.
+    triggered: Vec<i64>,
     wanted: Wanted,
 }
 
@@ -68,23 +86,33 @@ pub struct Shared {
     programmer: Mutex<Programmer>,
     standing: Mutex<Standing>,
     changes: watch::Sender<u64>,
+    /// Told when a sync has to wait for the pace.
+    pub(super) deferred: Notify,
     pub(super) health: Health,
     pub(super) metrics: ProxyMetrics,
     pub(super) checks: HealthChecks,
+    pub(super) affinity: AffinityMaps,
     pub(super) target: String,
     pub(super) settings: Vec<String>,
     pub(super) started_unix_ms: i64,
+    /// The families that this node supports.
+    pub(super) families: Vec<Family>,
 }
 
 impl Shared {
     pub(super) fn new(
         programmer: Programmer,
+        counting: Box<dyn Tables>,
         health: Health,
         metrics: ProxyMetrics,
         checks: HealthChecks,
         doors: &Doors,
     ) -> Self {
+        let families: Vec<Family> =
+            Family::ALL.into_iter().filter(|family| programmer.supports(*family)).collect();
         Self {
+            affinity: AffinityMaps::new(counting, families.clone()),
+            families,
             programmer: Mutex::new(programmer),
             standing: Mutex::new(Standing {
                 link: Link::Connecting,
@@ -93,11 +121,14 @@ impl Shared {
                 synced_unix_ms: [0; 2],
                 service_ports: 0,
                 strangers: Vec::new(),
+                conntrack: Vec::new(),
                 events: VecDeque::new(),
                 udp: [false; 2],
+                triggered: Vec::new(),
                 wanted: Wanted::default(),
             }),
             changes: watch::Sender::new(0),
+            deferred: Notify::new(),
             health,
             metrics,
             checks,
@@ -149,6 +180,7 @@ impl Shared {
         // The reason may differ a little each time.
         let same = matches!((&standing.link, &link), (Link::Failing(_), Link::Failing(_)));
         self.metrics.connected(link == Link::Following);
+        self.health.agent(link == Link::Following);
         standing.link = link;
         drop(standing);
         if same { self.changed() } else { self.say(text) }
@@ -185,21 +217,39 @@ impl Shared {
         self.standing().udp = [true; 2];
     }
 
-    /// Whether one has since it was last asked.
+    /// Whether no change of a family waits for a sync.
+    pub(super) fn is_settled(&self, family: Family) -> bool {
+        self.programmer().side(family).pending.is_none()
+    }
+
+    /// Whether one has since it was last asked. False while changes of the family wait for a sync.
     pub(super) fn take_udp(&self, family: Family) -> bool {
-        std::mem::take(&mut self.standing().udp[family as usize])
+        let programmer = self.programmer();
+        programmer.side(family).pending.is_none() && std::mem::take(&mut self.standing().udp[family as usize])
+    }
+
+    /// When the changes were made in the API that a sync brings to the kernel: those of the state that was heard, and those that
+    /// have waited. Without a sync they wait on; the oldest are remembered.
+    pub(super) fn triggered(&self, position: Option<&Position>, is_synced: bool) -> Vec<i64> {
+        let mut standing = self.standing();
+        let heard = position.and_then(|position| position.triggered_unix_ms);
+        let room = TRIGGERED_MOST.saturating_sub(standing.triggered.len());
+        let counts = heard.filter(|triggered| *triggered >= self.started_unix_ms);
+        standing.triggered.extend(counts.into_iter().take(room));
+        if is_synced { std::mem::take(&mut standing.triggered) } else { Vec::new() }
     }
 
     /// What became of syncs, and which state they were of.
     pub(super) fn note(&self, synced: &[Synced], position: Option<&Position>) {
         let programmer = self.programmer();
         let counts = Family::ALL.map(|family| programmer.side(family).programme.plan().counts());
-        let failing = programmer.is_failing();
+        let is_current = programmer.is_current();
+        // What is heard from now on is not in effect.
+        let mut standing = self.standing();
         drop(programmer);
         for (family, counts) in Family::ALL.into_iter().zip(&counts) {
             self.metrics.elements(family, SetName::ALL.iter().map(|&set| counts.elements(set)).sum());
         }
-        let mut standing = self.standing();
         for done in synced.iter().filter(|done| done.result.is_ok()) {
             standing.synced_unix_ms[done.family as usize] = unix_ms();
         }
@@ -207,11 +257,11 @@ impl Shared {
             standing.heard = position.clone();
         }
         let news = !synced.is_empty() || position.is_some();
-        // A family that failed catches up later: the state is in effect when both have it.
-        if !failing {
+        // A family that failed, or waits for the pace, catches up later: the state is in effect when both have it.
+        if is_current {
             self.metrics.nothing_pending();
         }
-        if !failing && standing.heard != standing.position {
+        if is_current && standing.heard != standing.position {
             standing.position = standing.heard.clone();
             standing.service_ports = counts.iter().map(|counts| counts.service_ports as u64).sum();
             // A Service of both families is one.
@@ -224,13 +274,21 @@ impl Shared {
         }
     }
 
+    /// Brings the metric of clients with session affinity up to date.
+    pub(super) fn measure_affinity(&self) {
+        for (family, clients) in Family::ALL.into_iter().zip(self.affinity.clients(MAX_AGE)) {
+            for (set, clients) in SetName::AFFINITY.into_iter().zip(clients.into_iter().flatten()) {
+                self.metrics.affinity_clients(family, set.as_str(), clients);
+            }
+        }
+    }
+
     /// Looks whether something else programs Services here, and says so.
-    pub(super) fn say_strangers(&self) {
-        let found = strangers(self.programmer().tables());
-        let strangers = match found {
-            Ok(strangers) => strangers,
+    pub(super) fn say_strangers(&self, tables: &mut dyn Tables) {
+        let strangers = match strangers(tables) {
+            Ok(strangers) => [strangers, leftovers::found(&Places::default())].concat(),
             Err(error) => {
-                tracing::warn!(%error, "cannot tell whether something else programs Services here");
+                tracing::warn!(%error, "cannot tell whether another program programs Services on this node");
                 return;
             }
         };
@@ -238,10 +296,9 @@ impl Shared {
         for (family, what) in &strangers {
             if !before.contains(&(*family, what.clone())) {
                 tracing::warn!(
-                    %family,
-                    "{what} is on this node: our rules (table {TABLE}) come first and win for every Service that we know; what is left \
-                     of it may still answer for others, until `keelson proxy cleanup --kube-proxy` (or `kube-proxy --cleanup` for \
-                     iptables and ipvs) removes it"
+                    %family, found = what, table = TABLE,
+                    "another service proxy is or was on this node: our table decides for every Service that we know, what is left of \
+                     the other proxy may answer for others until `keelson proxy cleanup --kube-proxy` removes it"
                 );
                 self.say(format!("{what} is on this node ({family}); our rules come before it"));
             }

@@ -3,7 +3,12 @@
 //! Owns: [`View`]. In: questions of the debug endpoint. Out: what [`Shared`] knows, in the words of `proxy.proto`. Whoever
 //! asks waits for the kernel's work on a thread for such waits, never on the servers' own.
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::stream;
 use keelson_proto::proxy as pb;
@@ -11,6 +16,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
+    affinity::{MAX_AGE, capacity},
     report::standing_of,
     shared::{Link, Shared, Standing},
     unix_ms,
@@ -22,7 +28,8 @@ use crate::{
     nft::{
         element::SetName,
         explain::{Place, explain},
-        kernel::Kind,
+        kernel::{AffinityClients, Kind},
+        programme::Ruleset,
     },
     programmer::{Programmer, Side},
 };
@@ -30,16 +37,20 @@ use crate::{
 /// Printed text is handed on in pieces of about this many bytes.
 const PIECE: usize = 64 * 1024;
 
+/// Between two copies of the ruleset, each of which takes the programmer for some milliseconds.
+const PRINT_PAUSE: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct View {
     shared: Arc<Shared>,
     registry: Arc<Registry>,
+    last_print: Arc<tokio::sync::Mutex<Option<tokio::time::Instant>>>,
 }
 
 impl View {
     pub(super) fn new(shared: Arc<Shared>, registry: Arc<Registry>) -> Self {
-        Self { shared, registry }
+        Self { shared, registry, last_print: Arc::default() }
     }
 
     /// Asks the programmer, which may be busy with the kernel.
@@ -58,33 +69,55 @@ impl ProxyView for View {
         let standing = self.shared.standing().clone();
         let strangers = standing.strangers.clone();
         let synced = standing.synced_unix_ms;
-        let families = self
+        let shared = self.shared.clone();
+        let clients = tokio::task::spawn_blocking(move || shared.affinity.clients(MAX_AGE)).await;
+        let clients = clients.unwrap_or_default();
+        let (families, offload) = self
             .ask(move |programmer| {
-                Family::ALL
-                    .map(|family| family_state(programmer.side(family), synced[family as usize], &strangers))
-                    .to_vec()
+                let state = |family: Family| {
+                    let (side, at) = (programmer.side(family), family as usize);
+                    family_state(side, synced[at], clients[at].as_ref(), &strangers)
+                };
+                (Family::ALL.map(state).to_vec(), offload_words(programmer))
             })
             .await?;
-        Ok(state(&self.shared, &standing, families))
+        Ok(state(&self.shared, &standing, families, offload))
     }
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
         let told = self.ask(move |programmer| {
             let family = if question.target.address.is_ipv4() { Family::V4 } else { Family::V6 };
-            let programme = &programmer.side(family).programme;
+            let side = programmer.side(family);
+            if let Some(reason) = &side.disabled {
+                return Err(format!(
+                    "{family} is disabled on this node, so there are no rules to explain: {reason}"
+                ));
+            }
+            let programme = &side.programme;
             let (base, plan) = (programme.base(), programme.plan());
-            let place = Place { base, plan, local: programmer.local_addresses() };
-            programme.has_synced().then(|| explain(&place, &question))
+            let (local, offload) = (programmer.local_addresses(), programme.offload_chain());
+            let place = Place { base, plan, local, offload };
+            let explained = programme.has_synced().then(|| explain(&place, &question));
+            explained.ok_or_else(|| {
+                "no state of the agent is in effect yet, so there are no rules to explain".to_owned()
+            })
         });
-        told.await?.ok_or_else(|| {
-            ViewError::Unavailable(
-                "no state of the agent is in effect yet, so there are no rules to explain".to_owned(),
-            )
-        })
+        told.await?.map_err(ViewError::Unavailable)
     }
 
     async fn print(&self) -> Result<Chunks, ViewError> {
-        let pieces = self.ask(printed).await?;
+        // Whoever asks again and again must not keep the programmer busy.
+        let mut last = self.last_print.lock().await;
+        if let Some(last) = *last {
+            tokio::time::sleep_until(last + PRINT_PAUSE).await;
+        }
+        let rulesets = self
+            .ask(|programmer| programmer.enabled().map(|side| side.programme.ruleset()).collect::<Vec<_>>())
+            .await?;
+        *last = Some(tokio::time::Instant::now());
+        drop(last);
+        let pieces = tokio::task::spawn_blocking(move || printed(&rulesets)).await;
+        let pieces = pieces.map_err(|error| ViewError::Unavailable(format!("cannot print: {error}")))?;
         Ok(Box::pin(stream::iter(pieces.into_iter().map(Ok))))
     }
 
@@ -93,7 +126,7 @@ impl ProxyView for View {
     }
 
     async fn livez(&self) -> Vec<Check> {
-        // What only a restart can mend: a capability that was taken away, a thread that is stuck (then nothing answers).
+        // what only a restart can repair: a capability that was taken away, a thread that is stuck (then nothing answers).
         let fatal = self.ask(|programmer| {
             let failures = programmer.sides().iter().filter_map(|side| side.failure.as_ref());
             failures
@@ -138,7 +171,12 @@ fn check(name: &str, reason: Option<String>) -> Check {
     }
 }
 
-fn state(shared: &Shared, standing: &Standing, families: Vec<pb::FamilyState>) -> pb::State {
+fn state(
+    shared: &Shared,
+    standing: &Standing,
+    families: Vec<pb::FamilyState>,
+    offload: Vec<String>,
+) -> pb::State {
     let (link, link_reason) = match &standing.link {
         Link::Connecting => ("connecting", String::new()),
         Link::Following => ("following", String::new()),
@@ -159,12 +197,27 @@ fn state(shared: &Shared, standing: &Standing, families: Vec<pb::FamilyState>) -
         stale: position.stale,
         stale_reason: position.stale_reason.clone(),
         families,
-        settings: shared.settings.clone(),
+        settings: shared
+            .settings
+            .iter()
+            .cloned()
+            .chain(offload)
+            .chain(standing.conntrack.iter().map(ToString::to_string))
+            .collect(),
         health_checks: health_checks(shared),
         events: standing.events.iter().cloned().collect(),
         node_eligible: healthz,
         healthy: shared.health.is_healthy(),
+        endpoints_too_stale: shared.health.is_too_stale(),
+        stale_since_unix_ms: position.stale_since_unix_ms.unwrap_or(0),
     }
+}
+
+/// Offload of established flows, a line per family that was asked for it.
+fn offload_words(programmer: &Programmer) -> Vec<String> {
+    let words = |side: &Side| Some((side.programme.family(), side.offload.in_words()?));
+    let all = programmer.sides().iter().filter_map(words);
+    all.map(|(family, words)| format!("flowtable {family}: {words}")).collect()
 }
 
 fn health_checks(shared: &Shared) -> Vec<pb::HealthCheck> {
@@ -187,14 +240,20 @@ fn health_checks(shared: &Shared) -> Vec<pb::HealthCheck> {
     states.iter().map(one).collect()
 }
 
-fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]) -> pb::FamilyState {
+fn family_state(
+    side: &Side,
+    synced_unix_ms: i64,
+    clients: Option<&AffinityClients>,
+    strangers: &[(Family, String)],
+) -> pb::FamilyState {
     let programme = &side.programme;
     let family = programme.family();
     let counts = programme.plan().counts();
-    let (state, reason) = match (&side.failure, programme.has_synced()) {
-        (Some(failure), _) => ("failing", format!("{} (tried {} times)", failure.error, failure.times)),
-        (None, true) => ("synced", String::new()),
-        (None, false) => ("waiting", String::new()),
+    let (state, reason) = match (&side.disabled, &side.failure, programme.has_synced()) {
+        (Some(reason), ..) => ("disabled", reason.clone()),
+        (None, Some(failure), _) => ("failing", format!("{} (tried {} times)", failure.error, failure.times)),
+        (None, None, true) => ("synced", String::new()),
+        (None, None, false) => ("pending", String::new()),
     };
     let used =
         SetName::ALL.into_iter().map(|set| (set, counts.elements(set))).filter(|(_, number)| *number > 0);
@@ -219,7 +278,7 @@ fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]
         syncs: side.tally.syncs,
         full_syncs: side.tally.full,
         failures: side.tally.failures,
-        mended: side.tally.mended,
+        repaired: side.tally.repaired,
         last_sync_unix_ms: synced_unix_ms,
         last_sync_us: u64::try_from(side.tally.took.as_micros()).unwrap_or(u64::MAX),
         last_added: side.tally.last.added as u64,
@@ -230,7 +289,15 @@ fn family_state(side: &Side, synced_unix_ms: i64, strangers: &[(Family, String)]
             .map_or(0, since),
         strangers: strangers.iter().filter(|(of, _)| *of == family).map(|(_, what)| what.clone()).collect(),
         conflicts,
+        affinity_clients: clients.map(affinity_clients).unwrap_or_default(),
+        affinity_clients_max: clients.map_or(0, |_| capacity()),
     }
+}
+
+/// By map, those that have any.
+fn affinity_clients(clients: &AffinityClients) -> BTreeMap<String, u64> {
+    let all = SetName::AFFINITY.into_iter().zip(clients).filter(|(_, clients)| **clients > 0);
+    all.map(|(set, clients)| (set.to_string(), *clients as u64)).collect()
 }
 
 fn conflict(conflict: &crate::nft::plan::Conflict) -> String {
@@ -243,12 +310,12 @@ fn conflict(conflict: &crate::nft::plan::Conflict) -> String {
     )
 }
 
-/// The whole ruleset of one moment, in pieces.
-fn printed(programmer: &Programmer) -> Vec<String> {
+/// The text of rulesets, in pieces.
+fn printed(rulesets: &[Ruleset]) -> Vec<String> {
     let mut pieces = Pieces(vec![String::new()]);
-    for side in programmer.sides() {
+    for ruleset in rulesets {
         // Strings refuse nothing.
-        let _ = side.programme.print(&mut pieces);
+        let _ = ruleset.print(&mut pieces);
     }
     pieces.0
 }

@@ -10,6 +10,8 @@ mod churn;
 mod cold;
 mod connections;
 mod kernel;
+mod long;
+mod neighbour;
 mod options;
 mod report;
 mod stage;
@@ -54,8 +56,8 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
     for kind in &options.subjects {
         subjects.push(Subject::new(&stage, runtime, *kind).await?);
     }
-    stage.fill().await?;
-    let main = options.is_main(size);
+    let ranges = if options.has_connections(size) { options.ranges } else { 0 };
+    stage.fill(ranges).await?;
     let mut whole = Vec::new();
     for mut subject in subjects {
         eprintln!("{size}: {}", subject.kind.name());
@@ -63,7 +65,7 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
             whole.push(subject);
         }
     }
-    if main && options.has(Part::Connections) {
+    if options.has_connections(size) {
         eprintln!("{size}: connections");
         connections::connections(&stage, &whole, options, report).await?;
     }
@@ -94,6 +96,12 @@ async fn one(stage: &Stage, subject: &mut Subject, options: &Options, report: &m
     }
     if options.is_main(stage.size) && options.has(Part::Churn) {
         churn::churn(stage, subject, options, report).await?;
+    }
+    if options.is_main(stage.size) && options.has(Part::Neighbour) {
+        neighbour::beside(stage, subject, options, report).await?;
+    }
+    if options.is_main(stage.size) && options.has(Part::Long) {
+        long::long(stage, subject, options, report).await?;
     }
     subject.stop(true).await?;
     subject.is_whole(stage).context("rules went when it ended")?;

@@ -102,6 +102,7 @@ impl Heard {
                     self.listed[kind] = true;
                     objects.retain(|_, object| object.1);
                 }
+                Seen::Refused => panic!("a folder refuses nothing"),
             }
         }
     }

@@ -123,8 +123,14 @@ async fn a_change_of_freshness_alone_is_a_sync_alone() {
         let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
         assert!(seen.is_empty(), "{seen:?}");
         let stale_reason = reason.unwrap_or_default().to_owned();
-        let expect =
-            Sync { instance_id: 7, rev: 1, stale: reason.is_some(), stale_reason, triggered_unix_ms: 0 };
+        let expect = Sync {
+            instance_id: 7,
+            rev: 1,
+            stale: reason.is_some(),
+            stale_reason,
+            triggered_unix_ms: 0,
+            stale_since_unix_ms: reason.is_some().into(),
+        };
         assert_eq!(sync, expect);
     }
     // The same again is nothing new.

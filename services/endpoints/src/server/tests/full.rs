@@ -94,10 +94,11 @@ async fn staleness_marks_answers_and_wakes_nobody() {
     let (answer, _) = next(&mut client, has((0, 0))).await.expect("a state");
     assert!(answer.stale);
     assert_eq!(answer.stale_reason, "the API server cannot be reached");
+    assert_eq!(answer.stale_since_unix_ms, 1);
     source.freshness(None);
     still_waits(&mut waiting).await;
     let (answer, _) = next(&mut client, has((0, 0))).await.expect("a state");
-    assert_eq!((answer.stale, answer.stale_reason.as_str()), (false, ""));
+    assert_eq!((answer.stale, answer.stale_reason.as_str(), answer.stale_since_unix_ms), (false, "", 0));
 }
 
 #[tokio::test]

@@ -1,7 +1,12 @@
 //! How many there may be, who they are, and how it ends.
 
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
 use super::*;
-use crate::server::EndpointsThread;
+use crate::server::{EndpointsThread, SPARE_CONNECTIONS};
 
 #[tokio::test]
 async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free() {
@@ -17,6 +22,45 @@ async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free(
     drop(waiting);
     server.served(1).await;
     next(&mut nexts, has((0, 0))).await.expect("there is room again");
+}
+
+/// P9: whoever may connect to a TCP port of the loopback takes no place, and no connection, at the socket of the node's proxies.
+#[tokio::test]
+async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
+    let mut source = Source::new(7);
+    source.set(service("a", &[]));
+    let server = Running::with_most(&source, 2).await;
+    let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", server.tcp)).expect("an address");
+    let mut strangers = NextClient::new(tcp.connect().await.expect("connects"));
+    let waiting = [(); 2].map(|()| strangers.clone());
+    let mut taken = Vec::new();
+    for mut stranger in waiting {
+        taken.push(stranger.next(has((7, 1))).await.expect("is taken"));
+    }
+    ends_with(strangers.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
+    // All connections that a listener takes at once, but one: one that is answered has been taken. Then more than it takes: further
+    // ones wait, at that listener.
+    let mut idle = Vec::new();
+    for _ in 0..SPARE_CONNECTIONS {
+        let mut stranger = TcpStream::connect(server.tcp).await.expect("connects");
+        stranger.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("is taken");
+        stranger.read_u8().await.expect("is answered");
+        idle.push(stranger);
+    }
+    for _ in 0..2 {
+        idle.push(TcpStream::connect(server.tcp).await.expect("connects"));
+    }
+    // More than one: a listener reserves a place before it accepts.
+    let mut proxies = Vec::new();
+    for number in 1..=2 {
+        let proxy = async {
+            let mut watch = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+            Reader::default().sync(&mut watch).await.expect("syncs");
+            watch
+        };
+        let proxy = tokio::time::timeout(Duration::from_secs(30), proxy).await;
+        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served beside idle strangers")));
+    }
 }
 
 #[tokio::test]

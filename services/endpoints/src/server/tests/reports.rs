@@ -64,7 +64,7 @@ async fn a_report_that_is_none_is_refused_and_changes_nothing() {
     let mut client = server.watch().await;
     for (said, words) in [
         (Backend::default(), "can be no backend's name"),
-        (Backend { state: "gone".into(), ..synced("nft", 1, (7, 1)) }, "one of waiting, synced, failing"),
+        (Backend { state: "gone".into(), ..synced("nft", 1, (7, 1)) }, "one of pending, synced, failing"),
         (Backend { reason: "a\nb".into(), ..synced("nft", 1, (7, 1)) }, "control character"),
         (Backend { http: "javascript:alert(1)".into(), ..synced("nft", 1, (7, 1)) }, "http is no address"),
     ] {
@@ -126,7 +126,7 @@ async fn backends_are_counted_by_name_and_state() {
     let text = metrics();
     for line in [
         "# TYPE keelson_endpoints_backends gauge",
-        r#"keelson_endpoints_backends{name="nft",state="waiting"} 0"#,
+        r#"keelson_endpoints_backends{name="nft",state="pending"} 0"#,
         r#"keelson_endpoints_backends{name="nft",state="synced"} 2"#,
         r#"keelson_endpoints_backends{name="nft",state="failing"} 1"#,
         r#"keelson_endpoints_backends{name="nft",state="silent"} 0"#,

@@ -18,7 +18,7 @@ use super::{
     Output,
     output::{complain, json, print},
 };
-use crate::settings::SettingsArgs;
+use crate::settings::{SettingsArgs, or_complain};
 use report::{Outcome, Report};
 
 /// Removes what the agent left behind.
@@ -52,7 +52,7 @@ pub(crate) struct CleanupArgs {
 /// # Errors
 /// Standard output cannot be written to.
 pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
-    let loaded = match args.settings.load_or_complain() {
+    let loaded = match or_complain(args.settings.check_agent()) {
         Ok(loaded) => loaded,
         Err(code) => return Ok(code),
     };
@@ -97,5 +97,27 @@ async fn clean_runtime(settings: &Settings, report: &mut Report) {
                 cleaner.delete(&lease.id).await.map_err(|error| error.to_string())
             })
             .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// P20: its settings are not the agent's, whose runtime, API server and folders are cleaned up.
+    #[tokio::test]
+    async fn p20_a_kube_proxy_configuration_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.conf");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+        std::fs::write(&file, text).expect("written");
+        let args = CleanupArgs {
+            dry_run: true,
+            state: true,
+            force: false,
+            output: Output::Json,
+            settings: SettingsArgs { config: Some(file), sets: Vec::new(), feature_gates: Vec::new() },
+        };
+        assert_eq!(run_cleanup(args).await.expect("standard output"), ExitCode::from(2));
     }
 }

@@ -132,9 +132,9 @@ mod tests {
             told(&pb::Backend { instance_id: 8, behind: 12, ..nft() })
                 .contains(", revision 12 of another instance, ")
         );
-        let waiting = pb::Backend { name: "x".into(), state: "waiting".into(), ..Default::default() };
-        assert_eq!(told(&waiting), "x (pid 0), waiting, nothing in effect yet");
-        let odd = pb::Backend { name: "\x1b[2J".into(), debug: "unix:///\u{202e}x".into(), ..waiting };
+        let pending = pb::Backend { name: "x".into(), state: "pending".into(), ..Default::default() };
+        assert_eq!(told(&pending), "x (pid 0), pending, nothing in effect yet");
+        let odd = pb::Backend { name: "\x1b[2J".into(), debug: "unix:///\u{202e}x".into(), ..pending };
         assert!(!told(&odd).contains(['\x1b', '\u{202e}']), "{}", told(&odd));
     }
 
@@ -142,7 +142,7 @@ mod tests {
     fn what_is_wrong_with_backends() {
         let backends = [
             nft(),
-            pb::Backend { state: "waiting".into(), ..nft() },
+            pb::Backend { state: "pending".into(), ..nft() },
             pb::Backend { state: "failing".into(), reason: "no nft".into(), ..nft() },
             pb::Backend { silent: true, state: "failing".into(), seen_unix_ms: 1_000, ..nft() },
         ];

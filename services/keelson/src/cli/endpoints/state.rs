@@ -102,10 +102,12 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     lines.extend(backends::wrong(&state.backends, now));
     // A folder of manifests need not hold the Node.
     if let Some(node) = state.node.as_ref().filter(|node| !node.exists && state.source != "files") {
-        lines.push(format!(
-            "there is no Node {}: its zone is not known, so hints for zones do not count",
-            clean(&node.name)
-        ));
+        let effect = if node.zone.is_empty() {
+            "its zone is not known, so hints for zones do not count"
+        } else {
+            "what was last known of it is used"
+        };
+        lines.push(format!("there is no Node {}: {effect}", clean(&node.name)));
     }
     lines
 }
@@ -254,7 +256,7 @@ mod tests {
         pb::Watcher {
             id,
             peer: format!("pid {id}"),
-            listener: "unix:///run/keelson/endpoints.sock".into(),
+            listener: "unix:///run/keelson-endpoints/endpoints.sock".into(),
             api: "Watch".into(),
             since_unix_ms: 1_000,
             rev: 12 - behind,
@@ -287,7 +289,10 @@ mod tests {
             source: "kube".into(),
             source_place: "https://192.0.2.1:6443".into(),
             sources: vec![source("services", 2), source("endpointslices", 3)],
-            listen: vec!["unix:///run/keelson/endpoints.sock".into(), "tcp://127.0.0.1:12345".into()],
+            listen: vec![
+                "unix:///run/keelson-endpoints/endpoints.sock".into(),
+                "tcp://127.0.0.1:12345".into(),
+            ],
             node: Some(pb::NodeState {
                 name: "worker-7".into(),
                 exists: true,
@@ -315,7 +320,7 @@ Served:   2 Services, 3 endpoints
 Revision: 12, published 10s ago, instance 17293822569102704640
 Events:   40, of which came 12 revisions
 Node:     worker-7, zone a, 192.0.2.17, pods 10.180.7.0/24
-Listens:  unix:///run/keelson/endpoints.sock, tcp://127.0.0.1:12345
+Listens:  unix:///run/keelson-endpoints/endpoints.sock, tcp://127.0.0.1:12345
 Watchers: 2, 1 behind (keelson endpoints watchers)
 ";
 
@@ -366,6 +371,10 @@ State:    stale
         assert!(text.starts_with(expected), "{text}");
         assert!(text.contains("\nNode:     worker-7, no such Node is known, no zone\n"), "{text}");
         assert!(text.ends_with("\n\nNo Services in the namespace shop.\n"), "{text}");
+        // P4: a Node that was deleted keeps its zone.
+        state.node = Some(pb::NodeState { name: "worker-7".into(), zone: "a".into(), ..Default::default() });
+        let text = describe(&state, "", 0, 61_000);
+        assert!(text.contains("\nthere is no Node worker-7: what was last known of it is used\n"), "{text}");
         state.source = "files".into();
         assert!(!describe(&state, "", 0, 61_000).contains("there is no Node"), "manifests need not hold it");
         state.faults = vec![fault(1, false); 13];
@@ -422,12 +431,12 @@ Watchers: nobody follows
     fn watchers_by_how_far_they_are_behind() {
         let expected = "\
 ID  PEER   API    FOR    REV  BEHIND  ITEMS  SENT     LISTENER
-2   pid 2  Watch  1m00s  7    5       40     2.0 KiB  unix:///run/keelson/endpoints.sock
-1   pid 1  Watch  1m00s  12   0       40     2.0 KiB  unix:///run/keelson/endpoints.sock
+2   pid 2  Watch  1m00s  7    5       40     2.0 KiB  unix:///run/keelson-endpoints/endpoints.sock
+1   pid 1  Watch  1m00s  12   0       40     2.0 KiB  unix:///run/keelson-endpoints/endpoints.sock
 ";
         assert_eq!(watchers(&current(), 61_000), expected);
         let nobody = pb::State { watchers: Vec::new(), ..current() };
-        let expected = "Nobody follows the endpoints. They are served at unix:///run/keelson/endpoints.sock, \
+        let expected = "Nobody follows the endpoints. They are served at unix:///run/keelson-endpoints/endpoints.sock, \
                         tcp://127.0.0.1:12345.\n";
         assert_eq!(watchers(&nobody, 61_000), expected);
     }

@@ -14,6 +14,8 @@ use crate::cli::{
 const NOTES: usize = 10;
 /// Events that are shown; the document has all that are kept.
 const EVENTS: usize = 5;
+/// A map of session affinity that has more of its capacity in use is said to be nearly full, in percent.
+const NEARLY_FULL: u64 = 90;
 /// Changes that wait longer for the kernel are said to, in milliseconds.
 const LATE_MS: i64 = 5_000;
 
@@ -32,6 +34,7 @@ pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now
     if !state.families.is_empty() {
         text.push_str(&format!("\n{}", families(&state.families, now)));
     }
+    text.push_str(&affinity(&state.families));
     text.push_str(&notes(&state.families));
     if !state.health_checks.is_empty() {
         text.push_str(&format!("\n{}", health_checks(&state.health_checks)));
@@ -53,7 +56,15 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         lines.push(format!("{link}: the agent at {}{}", clean(&state.target), because(&state.link_reason)));
     }
     if state.stale {
-        lines.push(format!("STALE: what the agent knows is old{}", because(&state.stale_reason)));
+        let since = match state.stale_since_unix_ms {
+            0 => String::new(),
+            since => format!(", not confirmed for {}", since_ms(since, now)),
+        };
+        lines.push(format!("STALE: what the agent knows is old{since}{}", because(&state.stale_reason)));
+    }
+    if state.endpoints_too_stale {
+        lines
+            .push("TOO STALE: /healthz answers 503 (proxy.max_staleness); rules stay as they are".to_owned());
     }
     for family in &state.families {
         let name = clean(&family.family);
@@ -64,7 +75,7 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         } else {
             String::new()
         };
-        if family.state != "synced" {
+        if !matches!(family.state.as_str(), "synced" | "disabled") {
             lines.push(format!(
                 "{name}: {}{}{waiting}",
                 clean(&family.state).to_uppercase(),
@@ -159,7 +170,7 @@ fn families(families: &[pb::FamilyState], now: i64) -> String {
         "SYNCS",
         "FULL",
         "FAILED",
-        "MENDED",
+        "REPAIRED",
     ]);
     for family in families {
         let synced = family.last_sync_unix_ms > 0;
@@ -178,10 +189,30 @@ fn families(families: &[pb::FamilyState], now: i64) -> String {
             family.syncs.to_string(),
             family.full_syncs.to_string(),
             family.failures.to_string(),
-            family.mended.to_string(),
+            family.repaired.to_string(),
         ]);
     }
     table.text()
+}
+
+/// How many clients each map of session affinity has, where it has any, and which maps are nearly full.
+fn affinity(families: &[pb::FamilyState]) -> String {
+    let mut text = String::new();
+    for family in families.iter().filter(|family| !family.affinity_clients.is_empty()) {
+        let (name, max) = (clean(&family.family), family.affinity_clients_max);
+        let maps = &family.affinity_clients;
+        let shown: Vec<_> = maps.iter().map(|(map, used)| format!("{} {used}/{max}", clean(map))).collect();
+        text.push_str(&format!("\n{name}: clients with session affinity: {}\n", shown.join(", ")));
+        for (map, used) in maps {
+            if used.saturating_mul(100) > max.saturating_mul(NEARLY_FULL) {
+                text.push_str(&format!(
+                    "{name}: WARNING: {} is nearly full: when it is full, further clients of its Services have no affinity\n",
+                    clean(map)
+                ));
+            }
+        }
+    }
+    text
 }
 
 /// What else programs Services here, and how claims were settled: worth knowing, and nothing that is wrong with the proxy.
@@ -189,8 +220,10 @@ fn notes(families: &[pb::FamilyState]) -> String {
     let all: Vec<String> = families
         .iter()
         .flat_map(|family| {
-            let notes = family.strangers.iter().chain(&family.conflicts);
-            notes.map(|note| format!("{}: {}", clean(&family.family), one_line(note)))
+            let disabled =
+                (family.state == "disabled").then(|| format!("disabled{}", because(&family.reason)));
+            let notes = disabled.into_iter().chain(family.strangers.iter().chain(&family.conflicts).cloned());
+            notes.map(|note| format!("{}: {}", clean(&family.family), one_line(&note)))
         })
         .collect();
     let mut text = if all.is_empty() { String::new() } else { "\n".to_owned() };

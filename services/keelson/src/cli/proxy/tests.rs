@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use keelson_proto::{endpoints, proxy as pb};
-use keelson_proxy::inspect::{Check, Chunks, ProxyView, Question, Sender, ViewError, serve_grpc};
+use keelson_proxy::inspect::{Check, Chunks, PrintSlots, ProxyView, Question, Sender, ViewError, serve_grpc};
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{ProxyLook, explanation, state};
@@ -75,13 +75,13 @@ fn well() -> pb::State {
         version: "1.2.3".into(),
         pid: 12,
         started_unix_ms: 1_000,
-        target: "unix:///run/keelson/endpoints.sock".into(),
+        target: "unix:///run/keelson-endpoints/endpoints.sock".into(),
         link: "following".into(),
         instance_id: "17293822569102704640".into(),
         rev: 41,
         families: vec![family("IPv4")],
         settings: vec!["nodeport-addresses: primary".into(), "masquerade-bit: 14".into()],
-        events: vec![pb::Event { at_unix_ms: 51_000, text: "IPv4: the table was\nmended".into() }],
+        events: vec![pb::Event { at_unix_ms: 51_000, text: "IPv4: the table was\nrepaired".into() }],
         node_eligible: true,
         healthy: true,
         ..Default::default()
@@ -90,7 +90,7 @@ fn well() -> pb::State {
 
 const FACTS: &str = "\
 Backend:  nft, version 1.2.3, pid 12, up 1m00s
-Agent:    following, unix:///run/keelson/endpoints.sock
+Agent:    following, unix:///run/keelson-endpoints/endpoints.sock
 Revision: 41, instance 17293822569102704640
 Health:   healthy, load balancers may use this node
 Settings: nodeport-addresses: primary, masquerade-bit: 14
@@ -100,15 +100,33 @@ Settings: nodeport-addresses: primary, masquerade-bit: 14
 fn a_proxy_that_is_well() {
     let expected = format!(
         "{FACTS}
-FAMILY  STATE   SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  MENDED
+FAMILY  STATE   SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  REPAIRED
 IPv4    synced  2         3      7          17      10        10s ago    1.9ms  +2 -1    12     1     0       0
 
 Last events:
-  10s ago: IPv4: the table was mended
+  10s ago: IPv4: the table was repaired
 "
     );
     assert_eq!(state::describe(&well(), None, 61_000), expected);
     assert_eq!(state::wrong(&well(), 61_000), Vec::<String>::new());
+}
+
+#[test]
+fn p8_how_full_the_maps_of_session_affinity_are() {
+    let mut state = well();
+    let clients = |map: &str, clients: u64| (map.to_owned(), clients);
+    state.families[0].affinity_clients_max = 131_072;
+    state.families[0].affinity_clients = [clients("affinity-3", 7), clients("affinity-0", 117_964)].into();
+    let mut v6 = family("IPv6");
+    v6.affinity_clients_max = 131_072;
+    state.families.push(v6);
+    let shown = state::describe(&state, None, 61_000);
+    let line = "\n\nIPv4: clients with session affinity: affinity-0 117964/131072, affinity-3 7/131072\n\nLast events";
+    assert!(shown.contains(line) && !shown.contains("WARNING"), "{shown}");
+    state.families[0].affinity_clients.insert("affinity-0".into(), 117_965);
+    let shown = state::describe(&state, None, 61_000);
+    assert!(shown.contains("affinity-3 7/131072\nIPv4: WARNING: affinity-0 is nearly full: "), "{shown}");
+    assert_eq!(state::wrong(&state, 61_000), Vec::<String>::new(), "no failure");
 }
 
 #[test]
@@ -154,6 +172,8 @@ fn what_is_wrong_comes_first() {
         link_reason: "connection refused".into(),
         stale: true,
         stale_reason: "services: forbidden".into(),
+        stale_since_unix_ms: 1_000,
+        endpoints_too_stale: true,
         families: vec![late, failing],
         health_checks: vec![check("", &["192.0.2.1:32000"]), check("address in use", &[])],
         healthy: false,
@@ -163,19 +183,20 @@ fn what_is_wrong_comes_first() {
         ..well()
     };
     let expected = "\
-FAILING: the agent at unix:///run/keelson/endpoints.sock: connection refused
-STALE: what the agent knows is old: services: forbidden
+FAILING: the agent at unix:///run/keelson-endpoints/endpoints.sock: connection refused
+STALE: what the agent knows is old, not confirmed for 1m00s: services: forbidden
+TOO STALE: /healthz answers 503 (proxy.max_staleness); rules stay as they are
 IPv4: LATE; changes wait for 10s
 IPv6: FAILING: no space left; changes wait for 1m00s
 health check of shop/web: it does not listen on port 32000: address in use
 NOT HEALTHY: /healthz and /livez of the proxy fail
 
 Backend:  nft, version 1.2.3, pid 12, up 1m00s
-Agent:    failing, unix:///run/keelson/endpoints.sock
+Agent:    failing, unix:///run/keelson-endpoints/endpoints.sock
 Revision: 41, instance 17293822569102704640
 Health:   not healthy, load balancers must not use this node
 
-FAMILY  STATE    SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  MENDED
+FAMILY  STATE    SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  REPAIRED
 IPv4    synced   2         3      7          17      10        10s ago    1.9ms  +2 -1    12     1     0       0
 IPv6    failing  2         3      7          17      10        -          -      -        12     1     0       0
 
@@ -199,14 +220,14 @@ fn a_proxy_that_has_just_started_is_not_well_yet() {
         rev: 0,
         families: vec![pb::FamilyState {
             family: "IPv4".into(),
-            state: "waiting".into(),
+            state: "pending".into(),
             ..Default::default()
         }],
         ..well()
     };
     assert_eq!(
         state::wrong(&starting, 61_000),
-        ["CONNECTING: the agent at unix:///run/keelson/endpoints.sock", "IPv4: WAITING"]
+        ["CONNECTING: the agent at unix:///run/keelson-endpoints/endpoints.sock", "IPv4: PENDING"]
     );
 }
 
@@ -295,7 +316,8 @@ async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("proxy.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    let server = tokio::spawn(serve_grpc(listener, fake.clone(), std::future::pending()));
+    let server =
+        tokio::spawn(serve_grpc(listener, fake.clone(), PrintSlots::default(), std::future::pending()));
     let named = format!("unix://{}", socket.display());
     let look = parsed(&[words, &["--socket", &named]].concat()).unwrap();
     let settings =

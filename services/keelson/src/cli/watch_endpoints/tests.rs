@@ -122,7 +122,8 @@ fn sync(rev: u64, stale: &str) -> Item {
         rev,
         stale: !stale.is_empty(),
         stale_reason: stale.into(),
-        triggered_unix_ms: 0,
+        stale_since_unix_ms: if stale.is_empty() { 0 } else { 1_700_000_000_000 },
+        ..pb::Sync::default()
     })
 }
 
@@ -140,6 +141,7 @@ impl Rig {
             rev: 5,
             stale: true,
             stale_reason: "the API server\nis gone".into(),
+            stale_since_unix_ms: 1_700_000_000_000,
             ..Default::default()
         };
         let item = |endpoints| local::NextItem { endpoints: Some(endpoints), ..Default::default() };
@@ -228,7 +230,7 @@ fn parsed(words: &[&str]) -> Result<WatchArgs, clap::Error> {
 }
 
 const RESUME: &str = "keelson: to resume here: --instance-id 18446744073709551615 --rev 5\n";
-const STALE: &str = "keelson: this state is stale: the API server is gone\n";
+const STALE: &str = "keelson: this state is stale since 2023-11-14T22:13:20Z: the API server is gone\n";
 
 #[test]
 fn arguments() {
@@ -304,6 +306,7 @@ async fn once_for_scripts() {
         "rev": 5,
         "stale": true,
         "staleReason": "the API server\nis gone",
+        "staleSinceUnixMs": 1_700_000_000_000_i64,
         "node": {
             "name": "worker-7", "exists": true, "zone": "a", "ips": ["192.0.2.7"], "podCIDRs": [],
             "serviceCIDRs": [], "eligible": true,
@@ -363,7 +366,7 @@ async fn changes_as_lines() {
 + shop/web  NodePort  10.96.0.7  http 80:30080/TCP, 53/UDP  1 ready, 1 selected
 - kube-system/dns\u{fffd}[2J
 ~ shop/web  NodePort  10.96.0.7  http 80:30080/TCP, 53/UDP  1 ready, 1 selected
-! stale: the API server is gone
+! stale since 2023-11-14T22:13:20Z: the API server is gone
 ";
     assert_eq!(out, expected);
     assert_eq!(said, "keelson: to resume here: --instance-id 18446744073709551615 --rev 2");

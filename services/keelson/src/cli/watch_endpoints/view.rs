@@ -61,6 +61,8 @@ pub(super) struct At {
     #[serde(skip_serializing_if = "String::is_empty")]
     stale_reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    stale_since_unix_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     triggered_unix_ms: Option<i64>,
 }
 
@@ -71,6 +73,7 @@ impl From<&Position> for At {
             rev: position.rev,
             stale: position.stale,
             stale_reason: position.stale_reason.clone(),
+            stale_since_unix_ms: position.stale_since_unix_ms,
             triggered_unix_ms: position.triggered_unix_ms,
         }
     }

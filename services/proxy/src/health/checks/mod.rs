@@ -201,8 +201,8 @@ impl Servers {
             if self.failing.get(&(*address, name.clone())) != Some(reason) {
                 // The reason of the event that kube-proxy writes for it.
                 tracing::warn!(
-                    reason = "FailedToStartServiceHealthcheck", service = %name, %address,
-                    "failed to start healthcheck {:?} on port {}: {reason}", name.as_str(), address.port()
+                    reason = "FailedToStartServiceHealthcheck", service = %name, %address, error = reason,
+                    "cannot listen on a health check node port"
                 );
             }
         }

@@ -40,7 +40,7 @@ impl CheckPages {
 impl Pages for CheckPages {
     fn answer(&self, _: &Method, _: &str) -> Answer {
         let local = self.local.load(Ordering::Relaxed);
-        let healthy = self.health.is_healthy();
+        let healthy = self.health.is_healthy() && !self.health.is_too_stale();
         let status = match local > 0 && healthy {
             true => StatusCode::OK,
             false => StatusCode::SERVICE_UNAVAILABLE,

@@ -18,11 +18,12 @@ use super::*;
 use crate::inspect::{
     Sender,
     fake::{Fake, check},
+    view::PRINTS,
 };
 
 fn app(fake: &Fake) -> (Router, CancellationToken) {
     let stop = CancellationToken::new();
-    (router(fake.clone(), "127.0.0.1:9441".parse().unwrap(), stop.clone()), stop)
+    (router(fake.clone(), PrintSlots::default(), "127.0.0.1:9441".parse().unwrap(), stop.clone()), stop)
 }
 
 fn request(method: Method, path: &str, host: &str) -> Request<Body> {
@@ -252,7 +253,8 @@ async fn a_server_on_a_socket_until_the_end() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
-    let server = tokio::spawn(serve_http(listener, Fake::new(), stop.clone().cancelled_owned()));
+    let shutdown = stop.clone().cancelled_owned();
+    let server = tokio::spawn(serve_http(listener, Fake::new(), PrintSlots::default(), shutdown));
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("GET /debug/state HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();

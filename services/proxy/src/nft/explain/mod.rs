@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use keelson_proto::proxy as pb;
 
 use self::{table::Table, walk::Walk};
-use super::{plan::Plan, ruleset::Base};
+use super::{chain::Chain, plan::Plan, ruleset::Base};
 use crate::inspect::Question;
 
 /// What packets meet, in one family.
@@ -32,6 +32,8 @@ pub struct Place<'a> {
     pub plan: &'a Plan,
     /// The addresses that the node's interfaces have, loopback ones among them.
     pub local: &'a [IpAddr],
+    /// The chain that adds established flows to the flowtable, if there is one.
+    pub offload: Option<Chain>,
 }
 
 impl Place<'_> {

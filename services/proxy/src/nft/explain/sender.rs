@@ -108,7 +108,7 @@ fn by_range(place: &Place<'_>, table: &Table, target: Target, sender: Sender) ->
     if sender.address.is_some() || table.get(SetName::Filtered, frontend).is_none() {
         return vec![sender];
     }
-    let ranges = table.ranges(SetName::SourceRanges, frontend);
+    let ranges = table.ranges(target);
     let pods = match (&place.base.detector, sender.origin) {
         (Some(Detector::Cidr(net)), Origin::Pod) => Some(*net),
         _ => None,
@@ -132,10 +132,8 @@ fn by_range(place: &Place<'_>, table: &Table, target: Target, sender: Sender) ->
 }
 
 /// Whether the ranges hold some, and all, of the addresses of a network; of unknown addresses they hold some.
-fn overlap(ranges: &[(IpAddr, IpAddr)], net: Option<IpNet>) -> (bool, bool) {
+fn overlap(ranges: &[IpNet], net: Option<IpNet>) -> (bool, bool) {
     let Some(net) = net else { return (!ranges.is_empty(), false) };
-    let (first, last) = (net.network(), net.broadcast());
-    let some = ranges.iter().any(|(low, high)| *low <= last && first <= *high);
-    let all = ranges.iter().any(|(low, high)| *low <= first && last <= *high);
-    (some, all)
+    let all = ranges.iter().any(|range| range.contains(&net));
+    (all || ranges.iter().any(|range| net.contains(range)), all)
 }

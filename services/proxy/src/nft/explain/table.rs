@@ -4,6 +4,8 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
+use ipnet::IpNet;
+
 use crate::{
     inspect::Target,
     nft::{
@@ -45,15 +47,18 @@ impl Table {
         }
     }
 
-    /// Every interval of a set whose keys begin so: of [`SetName::SourceRanges`], who may reach a frontend.
-    pub(super) fn ranges(&self, set: SetName, prefix: Key) -> Vec<(IpAddr, IpAddr)> {
-        let skip = prefix.as_slice().len();
-        let last = |key: &Key| address(key.as_slice().get(skip..)?);
-        let begins =
-            |element: &&Element| element.set == set && element.key.as_slice().starts_with(prefix.as_slice());
-        let found = self.intervals.iter().filter(begins);
-        let mut ranges: Vec<(IpAddr, IpAddr)> =
-            found.filter_map(|element| Some((last(&element.key)?, last(&element.key_end?)?))).collect();
+    /// Who may reach a frontend, by [`SetName::SourceRanges`], ordered.
+    pub(super) fn ranges(&self, target: Target) -> Vec<IpNet> {
+        let frontend = Key::new().ip(target.address).port(target.port);
+        let range = |(set, key): &(SetName, Key)| {
+            let rest = key.as_slice().strip_prefix(frontend.as_slice())?;
+            let (network, kind) = rest.split_last_chunk()?;
+            let [.., length] = u32::from_ne_bytes(*kind).to_be_bytes();
+            let wanted = SetName::range_kind(target.protocol, length).to_ne_bytes();
+            (*set == SetName::SourceRanges && *kind == wanted)
+                .then(|| IpNet::new(address(network)?, length).ok())?
+        };
+        let mut ranges: Vec<IpNet> = self.exact.keys().filter_map(range).collect();
         ranges.sort_unstable();
         ranges
     }

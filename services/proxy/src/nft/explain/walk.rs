@@ -22,8 +22,8 @@ use crate::{
     model::{Endpoint, Family},
     nft::{
         chain::Chain,
-        element::{Key, SetName, Value, Verdict},
-        ruleset::{Part, Rule, rules},
+        element::{Key, Number, SetName, Value, Verdict},
+        ruleset::{FLOWTABLE, Part, Rule, rules},
     },
 };
 
@@ -44,21 +44,15 @@ enum Flow {
 /// A packet, as far as rules look at it.
 #[derive(Debug, Clone)]
 struct Packet {
-    /// Its destination address, or the numbers (one of them) that are written there.
-    destination: Destination,
+    destination: IpAddr,
+    /// The numbers, one of which it has. Empty: it has none.
+    numbers: Vec<Number>,
     port: u16,
     marked: bool,
     translated: bool,
     masqueraded: bool,
     /// Whether what is met is told.
     steps: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Destination {
-    Address(IpAddr),
-    /// Numbers in the form of addresses, any of which it may be.
-    Numbers(Vec<IpAddr>),
 }
 
 /// What a part does with a rule.
@@ -97,7 +91,8 @@ impl<'a> Walk<'a> {
     /// All of it.
     pub(super) fn way(&self) -> pb::Way {
         let mut packet = Packet {
-            destination: Destination::Address(self.target.address),
+            destination: self.target.address,
+            numbers: Vec::new(),
             port: self.target.port,
             marked: false,
             translated: false,
@@ -136,7 +131,7 @@ impl<'a> Walk<'a> {
         let mut worst = Flow::Return;
         for endpoint in endpoints {
             let mut one = Packet { port: endpoint.port, steps: Vec::new(), ..packet.clone() };
-            one.destination = Destination::Address(endpoint.ip);
+            one.destination = endpoint.ip;
             let flow = self.deliver(&mut one, endpoint.ip);
             if flow == Flow::Return {
                 way.endpoints.push(endpoint.to_string());
@@ -151,12 +146,28 @@ impl<'a> Walk<'a> {
         // Those to whom a mark makes no difference are told of apart.
         way.masqueraded = !masqueraded.is_empty() && (packet.marked || plain.is_empty());
         packet.steps.extend(self.source_step(packet.marked, &masqueraded, &plain));
+        packet.steps.extend(self.offload_step(masqueraded.iter().chain(&plain)));
         way.verdict = match way.endpoints.is_empty() {
             true => verdict(&worst),
             false => "forwarded",
         }
         .into();
         way.steps = packet.steps;
+    }
+
+    /// That later packets bypass the chains, where an endpoint is not on the node itself.
+    fn offload_step<'e>(&self, mut endpoints: impl Iterator<Item = &'e Endpoint>) -> Option<String> {
+        let chain = self.place.offload?;
+        let protocol = Part::Protocol(self.target.protocol);
+        let is_added = rules(self.place.base, chain).iter().any(|rule| rule.parts.contains(&protocol));
+        let is_forwarded =
+            self.sender.origin != Origin::Node && endpoints.any(|endpoint| !self.place.is_local(endpoint.ip));
+        (is_added && is_forwarded).then(|| {
+            format!(
+                "{chain}: once it is established and where both interfaces are in the flowtable {FLOWTABLE}, \
+                 its packets bypass all chains"
+            )
+        })
     }
 
     /// What source the endpoints see.
@@ -230,6 +241,9 @@ impl<'a> Walk<'a> {
     fn chain(&self, chain: Chain, packet: &mut Packet, depth: usize) -> Flow {
         if depth > DEPTH {
             return Flow::Return;
+        }
+        if matches!(chain, Chain::Sources { .. }) {
+            return self.sources(chain, packet);
         }
         let seen = packet.steps.len();
         for rule in rules(self.place.base, chain) {

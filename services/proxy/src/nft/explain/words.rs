@@ -2,8 +2,6 @@
 //!
 //! In: keys, ranges, verdicts. Out: short texts.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 
 use crate::{
@@ -31,22 +29,19 @@ pub(super) fn verdict(verdict: Verdict) -> String {
 }
 
 /// `192.0.2.0/24, 203.0.113.0/25 and 7 more`.
-pub(super) fn ranges(ranges: &[(IpAddr, IpAddr)]) -> String {
-    let named: Vec<String> = ranges.iter().take(NAMED).map(|(first, last)| range(*first, *last)).collect();
+pub(super) fn ranges(ranges: &[IpNet]) -> String {
+    let name = |range: &IpNet| {
+        if range.prefix_len() == range.max_prefix_len() {
+            range.addr().to_string()
+        } else {
+            range.to_string()
+        }
+    };
+    let named: Vec<String> = ranges.iter().take(NAMED).map(name).collect();
     match ranges.len().checked_sub(NAMED) {
         Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
         _ => named.join(", "),
     }
-}
-
-/// A network, an address, or from one address to another.
-fn range(first: IpAddr, last: IpAddr) -> String {
-    if first == last {
-        return first.to_string();
-    }
-    let networks = (0..=128).filter_map(|prefix| IpNet::new(first, prefix).ok());
-    let mut same = networks.filter(|net| net.network() == first && net.broadcast() == last);
-    same.next().map_or_else(|| format!("{first}-{last}"), |net| net.to_string())
 }
 
 /// `10.244.0.2:8080 and 3 more`.

@@ -30,16 +30,16 @@ pub(super) mod message {
     pub(in crate::nft::kernel) const NEW_RULE: u16 = 6;
     pub(in crate::nft::kernel) const NEW_SET: u16 = 9;
     pub(in crate::nft::kernel) const NEW_SET_ELEMENT: u16 = 12;
+    pub(in crate::nft::kernel) const GET_SET_ELEMENT: u16 = 13;
     pub(in crate::nft::kernel) const DELETE_SET_ELEMENT: u16 = 14;
     pub(in crate::nft::kernel) const NEW_GENERATION: u16 = 15;
+    pub(in crate::nft::kernel) const NEW_FLOWTABLE: u16 = 22;
+    pub(in crate::nft::kernel) const DELETE_FLOWTABLE: u16 = 24;
 }
 
 /// `NLMSG_ERROR` and `NLMSG_DONE`.
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-
-/// `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
-const INTERRUPTED: u16 = 0x10;
 
 /// `NLM_F_CAPPED`: the message that failed is not repeated in the answer, only its header. `NLM_F_ACK_TLVS`: attributes
 /// follow.
@@ -184,8 +184,6 @@ impl Buffer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Incoming<'a> {
     pub(super) sequence: u32,
-    /// The dump of which it is a part was disturbed.
-    pub(super) interrupted: bool,
     pub(super) body: Body<'a>,
 }
 
@@ -236,11 +234,7 @@ fn split(bytes: &[u8]) -> Result<(Incoming<'_>, &[u8]), String> {
         }
         _ => Body::Other,
     };
-    let message = Incoming {
-        sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
-        interrupted: flags & INTERRUPTED != 0,
-        body,
-    };
+    let message = Incoming { sequence: u32::from_ne_bytes([s0, s1, s2, s3]), body };
     Ok((message, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
 }
 
@@ -331,7 +325,6 @@ mod tests {
             one(&bytes).unwrap(),
             Incoming {
                 sequence: 7,
-                interrupted: false,
                 body: Body::Failed { errno: Errno::EEXIST, offset: Some(40), said: Some("no!") }
             }
         );
@@ -343,9 +336,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_dump_may_be_an_error() {
-        let end = |code: i32| datagram(DONE, INTERRUPTED, &code.to_ne_bytes());
+        let end = |code: i32| datagram(DONE, 0, &code.to_ne_bytes());
         assert_eq!(one(&end(0)).unwrap().body, Body::Done(None));
-        assert!(one(&end(0)).unwrap().interrupted);
         assert_eq!(one(&end(-2)).unwrap().body, Body::Done(Some(Errno::ENOENT)));
     }
 

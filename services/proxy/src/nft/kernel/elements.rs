@@ -9,10 +9,14 @@
 
 use std::collections::HashMap;
 
-use super::codec::{Buffer, attributes, number, text};
-use crate::nft::{
-    chain::Chain,
-    element::{Element, Key, SetName, Value, Verdict},
+use super::codec::{Buffer, attributes, message, number, text};
+use crate::{
+    model::Family,
+    nft::{
+        chain::Chain,
+        element::{Element, Key, SetName, Value, Verdict},
+        ruleset::TABLE,
+    },
 };
 
 /// `NFTA_SET_ELEM_LIST_*`.
@@ -27,7 +31,6 @@ const LIST_ELEMENT: u16 = 1;
 const KEY: u16 = 1;
 const DATA: u16 = 2;
 const FLAGS: u16 = 3;
-const KEY_END: u16 = 10;
 
 /// `NFTA_DATA_*`.
 const DATA_VALUE: u16 = 1;
@@ -48,33 +51,41 @@ const CATCH_ALL: u32 = 2;
 /// Elements by set and key: the last key of an interval, and the value.
 ///
 /// An element of a map whose value is none that we would have written has [`Value::None`].
-pub type Elements = HashMap<(SetName, Key), (Option<Key>, Value)>;
+pub type Elements = HashMap<(SetName, Key), Content>;
+
+/// An element without its set and key: the last key of an interval, and the value.
+pub type Content = (Option<Key>, Value);
+
+/// Writes the question for one element of a set without intervals.
+pub(super) fn write_get(buffer: &mut Buffer, family: Family, sequence: u32, set: SetName, key: &Key) {
+    let message = buffer.begin(message::GET_SET_ELEMENT, family, 0, sequence);
+    buffer.text(LIST_TABLE, TABLE);
+    buffer.text(LIST_SET, set);
+    let list = buffer.nest(LIST_ELEMENTS);
+    write_one(buffer, key, None, 0);
+    buffer.close(list);
+    buffer.end(message);
+}
 
 /// Writes an element; without its value it is enough for a deletion.
 pub(super) fn write(buffer: &mut Buffer, element: &Element, with_value: bool) {
     match (element.set, element.key_end) {
         (SetName::ServiceCidrs, Some(last)) => {
-            write_one(buffer, &element.key, None, None, 0);
+            write_one(buffer, &element.key, None, 0);
             if let Some(end) = after(last) {
-                write_one(buffer, &end, None, None, INTERVAL_END);
+                write_one(buffer, &end, None, INTERVAL_END);
             }
         }
-        (_, key_end) => {
-            let value = with_value.then_some(&element.value);
-            write_one(buffer, &element.key, key_end.as_ref(), value, 0);
-        }
+        _ => write_one(buffer, &element.key, with_value.then_some(&element.value), 0),
     }
 }
 
-fn write_one(buffer: &mut Buffer, key: &Key, key_end: Option<&Key>, value: Option<&Value>, flags: u32) {
+fn write_one(buffer: &mut Buffer, key: &Key, value: Option<&Value>, flags: u32) {
     let open = buffer.nest(LIST_ELEMENT);
     if flags != 0 {
         buffer.attribute(FLAGS, &flags.to_be_bytes());
     }
     write_data(buffer, KEY, key);
-    if let Some(key_end) = key_end {
-        write_data(buffer, KEY_END, key_end);
-    }
     match value {
         None | Some(Value::None) => {}
         Some(Value::Data(data)) => write_data(buffer, DATA, data),
@@ -149,7 +160,6 @@ pub(super) struct Finished {
 #[derive(Debug, Default)]
 struct Parts<'a> {
     key: Option<&'a [u8]>,
-    key_end: Option<&'a [u8]>,
     data: Option<&'a [u8]>,
     flags: u32,
 }
@@ -172,7 +182,6 @@ impl Reader {
         for attribute in attributes(element) {
             match attribute? {
                 (KEY, value) => parts.key = Some(value),
-                (KEY_END, value) => parts.key_end = Some(value),
                 (DATA, value) => parts.data = Some(value),
                 (FLAGS, value) => parts.flags = number(value)?,
                 // Comments, and what only sets made otherwise can have.
@@ -189,9 +198,8 @@ impl Reader {
             kept.push(key);
             return Ok(());
         }
-        let key_end = parts.key_end.map(data_key).transpose()?;
         let value = parts.data.map_or(Ok(Value::None), |data| self.value(data))?;
-        self.insert(set, key, key_end, value);
+        self.insert(set, key, None, value);
         Ok(())
     }
 
@@ -333,17 +341,21 @@ mod tests {
 
     #[test]
     fn elements_of_every_form_are_read_as_they_were_written() {
-        let number = Key::new().number(Family::V4, Number(7));
+        let number = Key::new().number(Number(7));
         let port = key("10.0.0.1").protocol(Protocol::Tcp).port(80);
-        let chain = Chain::Affinity { choice: Choice::Local, count: 3, seconds: 10_800 };
-        let range = |last: &str| port.ip(last.parse().unwrap());
+        let chain = Chain::Affinity { choice: Choice::Local, count: 3, seconds: 10_800, group: 0 };
         let of = |set, key, key_end, value| Element { set, key, key_end, value };
         for element in [
             of(SetName::ClusterIps, key("fd00::1"), None, Value::None),
             of(SetName::ClusterIpPorts, port, None, Value::Data(number)),
             of(SetName::InternalChoice, number, None, Value::Verdict(Verdict::Goto(chain))),
             of(SetName::Refused, port, None, Value::Verdict(Verdict::Drop)),
-            of(SetName::SourceRanges, range("10.1.0.0"), Some(range("10.1.255.255")), Value::None),
+            of(
+                SetName::SourceRanges,
+                key("10.0.0.1").port(80).ip("10.1.0.0".parse().unwrap()).index(0x610),
+                None,
+                Value::None,
+            ),
         ] {
             let (elements, finished) = there_and_back(element.set, &[element]);
             let expected = ((element.set, element.key), (element.key_end, element.value));

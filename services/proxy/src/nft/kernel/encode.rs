@@ -6,6 +6,9 @@
 //! Elements that stand together are sent set by set, all that are deleted before all that are added, in messages of up to
 //! 60 KB: an attribute cannot have more than 64 KiB, and a message for each element would cost the kernel much more.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashSet;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
@@ -24,14 +27,15 @@ use super::{
     codec::{Buffer, Open, SUBSYSTEM, attributes, message, protocol, text},
     elements::{self, LIST_ELEMENTS, LIST_SET, LIST_TABLE},
     error::{KernelError, describe},
-    parse,
+    parse::{self, flow},
 };
 use crate::{
-    model::Family,
+    model::{Family, Protocol},
     nft::{
         chain::Chain,
         element::{Element, Key, Op, SetName},
-        ruleset::{self, TABLE},
+        flowtable,
+        ruleset::{self, FLOWTABLE, TABLE},
     },
 };
 
@@ -91,22 +95,59 @@ impl Batch {
         batch
     }
 
+    fn empty(family: Family, first: u32, changes: usize) -> Self {
+        Self { family, buffer: Buffer::default(), first, messages: Vec::new(), marks: Vec::new(), changes }
+    }
+
     /// A transaction that deletes a table of whatever name.
     pub(super) fn delete_table(family: Family, name: &str, first: u32) -> Self {
-        let mut batch = Self {
-            family,
-            buffer: Buffer::default(),
-            first,
-            messages: Vec::new(),
-            marks: Vec::new(),
-            changes: 1,
-        };
+        let mut batch = Self::empty(family, first, 1);
         batch.control(ControlMessage::BatchBegin);
         let named = TableMessage { attributes: vec![TableAttribute::Name(name.to_owned())] };
         batch.message(0, NLM_F_ACK, NfTablesMessage::DeleteTable(named));
         batch.control(ControlMessage::BatchEnd);
         batch
     }
+
+    /// A transaction that makes a table of another name with a flowtable and a rule that adds to it, and deletes it again.
+    pub(super) fn try_flowtable(family: Family, first: u32) -> Self {
+        /// Of nobody: there is none before and after.
+        const PROBE: &str = "keelson-flowtable-probe";
+        const CHAIN: Chain = Chain::FilterForwardOffload;
+        let mut batch = Self::empty(family, first, Self::TRY_FLOWTABLE.len());
+        let name_of_table = || TableMessage { attributes: vec![TableAttribute::Name(PROBE.to_owned())] };
+        batch.control(ControlMessage::BatchBegin);
+        batch.message(0, NLM_F_CREATE, NfTablesMessage::NewTable(name_of_table()));
+        batch.flowtable(1, NLM_F_CREATE | NLM_F_EXCL, PROBE, &[]);
+        // Not hooked in: only what the rule is made of is tried.
+        let attributes =
+            vec![ChainAttribute::Table(PROBE.to_owned()), ChainAttribute::Name(CHAIN.to_string())];
+        batch.message(2, NLM_F_CREATE | NLM_F_EXCL, NfTablesMessage::NewChain(ChainMessage { attributes }));
+        for rule in ruleset::offload(&[Protocol::Tcp]) {
+            let attributes = vec![
+                RuleAttribute::Table(PROBE.to_owned()),
+                RuleAttribute::Chain(CHAIN.to_string()),
+                RuleAttribute::Expressions(rule.expressions(family)),
+            ];
+            batch.message(
+                3,
+                NLM_F_CREATE | NLM_F_APPEND,
+                NfTablesMessage::NewRule(RuleMessage { attributes }),
+            );
+        }
+        batch.message(4, NLM_F_ACK, NfTablesMessage::DeleteTable(name_of_table()));
+        batch.control(ControlMessage::BatchEnd);
+        batch
+    }
+
+    /// What [`Self::try_flowtable`] does, in the words for errors.
+    pub(super) const TRY_FLOWTABLE: [Change; 5] = [
+        Change::MakeTable,
+        Change::MakeFlowtable,
+        Change::MakeChain(Chain::FilterForwardOffload),
+        Change::Rules(Chain::FilterForwardOffload, Vec::new()),
+        Change::DeleteTable,
+    ];
 
     fn next_sequence(&self) -> u32 {
         self.first.wrapping_add(self.messages.len() as u32)
@@ -155,16 +196,19 @@ impl Batch {
                 let id = index as u32;
                 self.message(index, fresh, NfTablesMessage::NewSet(new_set(self.family, *set, id)));
             }
-            Change::DeleteSet(set) => {
-                self.message(index, 0, NfTablesMessage::DeleteSet(set_named(set.as_str().to_owned())));
-            }
             Change::DeleteSetNamed(name) => {
                 self.message(index, 0, NfTablesMessage::DeleteSet(set_named(name.clone())));
             }
-            Change::FlushSet(set) => {
-                let open = self.begin_elements(message::DELETE_SET_ELEMENT, *set, 0);
-                self.marks.push(Mark { offset: open.0, change: index });
-                self.buffer.end(open.1);
+            Change::MakeFlowtable => self.flowtable(index, fresh, TABLE, &[]),
+            Change::AddDevices(devices) => self.flowtable(index, NLM_F_CREATE, TABLE, devices),
+            Change::DeleteFlowtable(name) => {
+                let open = self.begin_flowtable(index, message::DELETE_FLOWTABLE, 0, TABLE, name);
+                self.buffer.end(open);
+            }
+            Change::RemoveDevices(devices) => {
+                let open = self.begin_flowtable(index, message::DELETE_FLOWTABLE, 0, TABLE, FLOWTABLE);
+                self.flowtable_hook(devices);
+                self.buffer.end(open);
             }
             Change::Element(_) => {}
         }
@@ -182,6 +226,39 @@ impl Batch {
             let message = NfTablesMessage::NewRule(RuleMessage { attributes });
             self.message(index, NLM_F_CREATE | NLM_F_APPEND, message);
         }
+    }
+
+    /// Makes our flowtable in a table, or adds devices to it.
+    fn flowtable(&mut self, index: usize, flags: u16, table: &str, devices: &[String]) {
+        let open = self.begin_flowtable(index, message::NEW_FLOWTABLE, flags, table, FLOWTABLE);
+        self.flowtable_hook(devices);
+        self.buffer.attribute(flow::FLAGS, &flowtable::FLAGS.to_be_bytes());
+        self.buffer.end(open);
+    }
+
+    fn begin_flowtable(&mut self, index: usize, kind: u16, flags: u16, table: &str, name: &str) -> Open {
+        let sequence = self.next_sequence();
+        let offset = self.buffer.len();
+        self.messages.push(offset);
+        self.marks.push(Mark { offset, change: index });
+        let open = self.buffer.begin(kind, self.family, flags, sequence);
+        self.buffer.text(flow::TABLE, table);
+        self.buffer.text(flow::NAME, name);
+        open
+    }
+
+    fn flowtable_hook(&mut self, devices: &[String]) {
+        let hook = self.buffer.nest(flow::HOOK);
+        self.buffer.attribute(flow::HOOK_NUMBER, &flowtable::INGRESS.to_be_bytes());
+        self.buffer.attribute(flow::HOOK_PRIORITY, &flowtable::PRIORITY.to_be_bytes());
+        if !devices.is_empty() {
+            let list = self.buffer.nest(flow::HOOK_DEVICES);
+            for device in devices {
+                self.buffer.text(flow::DEVICE_NAME, device);
+            }
+            self.buffer.close(list);
+        }
+        self.buffer.close(hook);
     }
 
     /// Begins a message about elements of a set; where, and how to end it.
@@ -285,6 +362,11 @@ impl Batch {
         match change {
             Change::MakeTable if unsupported => Some(format!("nftables for {}", self.family)),
             Change::MakeSet(set) if unsupported => Some(format!("nftables sets of the kind of {set}")),
+            // Without devices, it names nothing else that could be missing.
+            Change::MakeFlowtable if unsupported || errno == Errno::ENOENT => {
+                let of_type = unsupported || self.top_attribute(message, at) != Some(flow::TABLE);
+                of_type.then(|| format!("nftables flowtables for {} (CONFIG_NF_FLOW_TABLE)", self.family))
+            }
             Change::MakeChain(chain) if unsupported || errno == Errno::ENOENT => {
                 let hook = ruleset::hook(*chain)?;
                 let of_type = unsupported || self.top_attribute(message, at) != Some(CHAIN_TABLE);
@@ -427,120 +509,5 @@ impl<'a> Run<'a> {
         for (_, side) in &sets {
             batch.elements(message::NEW_SET_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, &side.added);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::nft::{
-        element::{Number, Value},
-        kernel::codec::{Body, incoming},
-        ruleset::{Base, NodePortMatch, rules},
-    };
-
-    fn element(index: u32, value: u32) -> Element {
-        let number = |value| Key::new().number(Family::V4, Number(value));
-        let value = Value::Data(number(value));
-        Element { set: SetName::AffinitySlots, key: number(1).index(index), key_end: None, value }
-    }
-
-    /// Types of messages, and how many elements each has.
-    fn messages(batch: &Batch) -> Vec<(u16, usize)> {
-        let mut messages = Vec::new();
-        for (place, message) in incoming(batch.as_slice()).enumerate() {
-            let message = message.unwrap();
-            assert_eq!(batch.place(message.sequence), Some(place));
-            let Body::Message { kind, attributes: list, .. } = message.body else { continue };
-            let elements = attributes(list).flatten().find(|(kind, _)| *kind == LIST_ELEMENTS);
-            messages.push((kind, elements.map_or(0, |(_, list)| attributes(list).count())));
-        }
-        messages
-    }
-
-    fn batch(changes: &[Change]) -> Batch {
-        // Sequence numbers begin again at 0.
-        Batch::new(Family::V4, changes, u32::MAX - 1, Vec::new())
-    }
-
-    #[test]
-    fn elements_that_stand_together_are_few_messages_deletions_first() {
-        let changes: Vec<Change> =
-            (0..3).map(|index| Change::Element(Op::Replace(element(index, 1), element(index, 2)))).collect();
-        assert_eq!(
-            messages(&batch(&changes)),
-            [(message::DELETE_SET_ELEMENT, 3), (message::NEW_SET_ELEMENT, 3)]
-        );
-        let again = [
-            Op::Add(element(0, 1)),
-            Op::Add(element(1, 1)),
-            Op::Delete(element(0, 1)),
-            Op::Add(element(0, 2)),
-        ];
-        assert_eq!(
-            messages(&batch(&again.map(Change::Element))),
-            [(message::NEW_SET_ELEMENT, 2), (message::DELETE_SET_ELEMENT, 1), (message::NEW_SET_ELEMENT, 1)]
-        );
-    }
-
-    #[test]
-    fn no_attribute_is_longer_than_64_kib() {
-        let changes: Vec<Change> =
-            (0..10_000).map(|index| Change::Element(Op::Add(element(index, 1)))).collect();
-        let lists = messages(&batch(&changes));
-        assert_eq!(lists.iter().map(|(_, count)| count).sum::<usize>(), 10_000);
-        assert!(lists.len() > 1, "{lists:?}");
-    }
-
-    #[test]
-    fn an_error_names_the_change_and_the_remedy() {
-        let base = Base {
-            family: Family::V4,
-            masquerade_all: false,
-            mark: 1,
-            detector: None,
-            node_ports: NodePortMatch::AllLocal,
-        };
-        let changes = [
-            Change::MakeTable,
-            Change::MakeChain(Chain::NatPrerouting),
-            Change::Rules(Chain::Reject, rules(&base, Chain::Reject)),
-            Change::Element(Op::Add(element(0, 1))),
-            Change::Element(Op::Add(element(1, 1))),
-            Change::Rules(Chain::NatOutput, rules(&base, Chain::NatOutput)),
-        ];
-        let batch = batch(&changes);
-        // Messages: begin, table, chain, rules deleted, rule, elements, rules deleted, rule, end.
-        let find =
-            |needle: &[u8]| batch.as_slice().windows(needle.len()).position(|part| part == needle).unwrap();
-        let offset = |place: usize, at: usize| Some(at - batch.messages[place]);
-        let error = |place, errno, offset| batch.error(&changes, place, errno, offset, None);
-        let index_of = |error: KernelError| match error {
-            KernelError::Refused { index, .. } => index,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(index_of(error(1, Errno::EEXIST, None)), 0);
-        assert_eq!(index_of(error(5, Errno::EEXIST, None)), 3);
-        let second = batch.marks[batch.marks.partition_point(|mark| mark.change < 4)].offset;
-        assert_eq!(index_of(error(5, Errno::EEXIST, offset(5, second))), 4);
-        assert_eq!(index_of(error(5, Errno::EEXIST, offset(5, second - 1))), 3);
-
-        let feature = |error: KernelError| match error {
-            KernelError::Unsupported { feature, .. } => feature,
-            other => panic!("{other:?}"),
-        };
-        let rejects = find(b"reject\0");
-        assert!(feature(error(4, Errno::ENOENT, offset(4, rejects))).contains("reject"));
-        assert!(feature(error(1, Errno::EOPNOTSUPP, None)).contains("IPv4"));
-        let nat = find(b"nat\0");
-        assert!(feature(error(2, Errno::ENOENT, offset(2, nat))).contains("nat"));
-        // A jump to a chain that is not there is no missing feature; nor is a table that is not there.
-        let jump = find(b"immediate\0");
-        assert_eq!(index_of(error(7, Errno::ENOENT, offset(7, jump))), 5);
-        assert_eq!(index_of(error(2, Errno::ENOENT, Some(ATTRIBUTES))), 1);
-
-        assert_eq!(error(0, Errno::EPERM, None), KernelError::NotPermitted);
-        let whole = error(0, Errno::ENOMEM, None);
-        assert!(matches!(whole, KernelError::Transaction { changes: 6, .. }), "{whole:?}");
     }
 }

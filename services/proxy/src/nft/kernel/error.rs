@@ -7,7 +7,10 @@ use thiserror::Error;
 
 use super::Change;
 use crate::model::Family;
-use crate::nft::element::{Element, Op};
+use crate::nft::{
+    element::{Element, Op},
+    ruleset::FLOWTABLE,
+};
 
 /// What helps against an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,10 +147,26 @@ impl KernelError {
         }
     }
 
-    /// Whether a transaction that ended so may have been made all the same.
+    /// Whether the kernel lacks a part of nftables, which an administrator has to add.
     #[must_use]
-    pub const fn is_undecided(&self) -> bool {
-        matches!(self, Self::Undecided { .. } | Self::Malformed { .. })
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Unsupported { .. } => true,
+            Self::Refused { errno, .. } | Self::Transaction { errno, .. } | Self::Question { errno, .. } => {
+                matches!(errno, Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a change was refused because something that it names is not there.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { errno: Errno::ENOENT | Errno::ENODEV, .. }
+                | Self::Transaction { errno: Errno::ENOENT | Errno::ENODEV, .. }
+        )
     }
 }
 
@@ -180,10 +199,12 @@ pub(super) fn describe(change: &Change) -> String {
         Change::DeleteChain(chain) => format!("delete the chain {chain}"),
         Change::Rules(chain, _) => format!("set the rules of the chain {chain}"),
         Change::MakeSet(set) => format!("make the set {set}"),
-        Change::DeleteSet(set) => format!("delete the set {set}"),
         Change::DeleteChainNamed(name) => format!("delete the chain {name}"),
         Change::DeleteSetNamed(name) => format!("delete the set {name}"),
-        Change::FlushSet(set) => format!("empty the set {set}"),
+        Change::MakeFlowtable => format!("make the flowtable {FLOWTABLE}"),
+        Change::DeleteFlowtable(name) => format!("delete the flowtable {name}"),
+        Change::AddDevices(names) => format!("add {} to the flowtable {FLOWTABLE}", names.join(", ")),
+        Change::RemoveDevices(names) => format!("remove {} from the flowtable {FLOWTABLE}", names.join(", ")),
         Change::Element(Op::Add(added)) => element("add", added),
         Change::Element(Op::Delete(deleted)) => element("delete", deleted),
         Change::Element(Op::Replace(_, added)) => element("replace", added),

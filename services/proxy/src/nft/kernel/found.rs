@@ -14,6 +14,7 @@ use crate::{
     nft::{
         chain::Chain,
         element::SetName,
+        flowtable::FoundFlowtable,
         ruleset::{self, Rule, SetData},
     },
 };
@@ -58,8 +59,6 @@ pub struct FoundSet {
     pub data_len: u32,
     /// How many elements it may have; 0: as many as there is memory for.
     pub size: u32,
-    /// The lengths of the fields of a key, in bytes, where it has several and intervals.
-    pub fields: Vec<u32>,
     /// The timeout of elements that do not have their own, in milliseconds; 0: none.
     pub timeout: u64,
     /// How many elements it had; 0 of a set whose elements are not read.
@@ -69,22 +68,54 @@ pub struct FoundSet {
     pub foreign_elements: bool,
 }
 
-/// Our table of one family, from one generation.
+/// Our table of one family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Found {
-    pub(super) generation: u32,
+    /// A set has other elements than those that were read.
+    pub(super) incomplete: bool,
     pub(super) dormant: bool,
     pub(super) chains: BTreeMap<String, FoundChain>,
     pub(super) sets: BTreeMap<String, FoundSet>,
     pub(super) others: BTreeSet<String>,
+    pub(super) flowtables: BTreeMap<String, FoundFlowtable>,
     pub(super) elements: Elements,
 }
 
 impl Found {
-    /// The generation that it is from.
+    /// Whether all elements were read. Not so where a set changes while it is read.
     #[must_use]
-    pub const fn generation(&self) -> u32 {
-        self.generation
+    pub const fn is_complete(&self) -> bool {
+        !self.incomplete
+    }
+
+    /// The same with another flowtable and other rules, for kernels without flowtables.
+    #[cfg(test)]
+    #[must_use]
+    pub(crate) fn with_flowtables(
+        mut self,
+        family: Family,
+        flowtables: BTreeMap<String, FoundFlowtable>,
+        (chain, rules): (Chain, &[Rule]),
+    ) -> Self {
+        let expressions =
+            |rule: &Rule| compare::of_library(&rule.expressions(family)).expect("a rule of ours can be read");
+        if let Some(found) = self.chains.get_mut(&chain.to_string()) {
+            found.rules = rules.iter().map(expressions).collect();
+        }
+        self.flowtables = flowtables;
+        self
+    }
+
+    /// Adds the elements of an earlier reading to a structure that was read without them.
+    #[must_use]
+    pub fn with_elements_of(mut self, other: Self) -> Self {
+        for (name, set) in &mut self.sets {
+            if let Some(other) = other.sets.get(name) {
+                set.count = other.count;
+                set.foreign_elements = other.foreign_elements;
+            }
+        }
+        Self { elements: other.elements, incomplete: other.incomplete, ..self }
     }
 
     /// Whether there is a chain.
@@ -158,6 +189,12 @@ impl Found {
         self.sets.keys().map(String::as_str).filter(|name| SetName::parse(name).is_none())
     }
 
+    /// The flowtables of the table, ours among them.
+    #[must_use]
+    pub const fn flowtables(&self) -> &BTreeMap<String, FoundFlowtable> {
+        &self.flowtables
+    }
+
     /// A chain, as it is.
     #[must_use]
     pub fn chain(&self, chain: Chain) -> Option<&FoundChain> {
@@ -197,7 +234,6 @@ fn expected_set(family: Family, set: SetName) -> FoundSet {
         data_type,
         data_len,
         size: definition.size.unwrap_or(0),
-        fields: definition.fields,
         timeout: 0,
         count: 0,
         foreign_elements: false,

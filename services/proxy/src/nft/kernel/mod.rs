@@ -7,7 +7,7 @@
 //! How long a transaction takes, which is how long it holds the kernel's lock (nf_tables has one a network namespace; other
 //! transactions wait for it, packets and dumps do not): 0.01 ms for an element, 0.2 ms for 1,000, 10 ms for 10,000, 150 ms
 //! for 100,000 (1.5 microseconds an element, half of that to delete; above some thousand, the kernel also enlarges its hash
-//! tables). See [`QUICK`] and [`SHORT`].
+//! tables).
 
 mod codec;
 mod compare;
@@ -22,23 +22,18 @@ use crate::model::Family;
 
 use super::{
     chain::Chain,
-    element::{Op, SetName},
+    element::{AFFINITY_GROUPS, Key, Op, SetName},
+    flowtable::FoundFlowtable,
     ruleset::Rule,
 };
 
 pub use compare::Expression;
-pub use elements::Elements;
+pub use elements::{Content, Elements};
 pub use error::{KernelError, Kind};
 pub use found::{Found, FoundChain, FoundHook, FoundSet};
 pub use netlink::Netlink;
 
 pub use super::ruleset::TABLE;
-
-/// A transaction of up to so many elements takes about a millisecond.
-pub const QUICK: usize = 1_024;
-
-/// A transaction of up to so many elements takes some 20 ms: what one of a larger load may take.
-pub const SHORT: usize = 16_384;
 
 /// One step of a transaction.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,14 +54,18 @@ pub enum Change {
     Rules(Chain, Vec<Rule>),
     /// A set that there is not, empty.
     MakeSet(SetName),
-    /// A set goes, with its elements; no rule may name it.
-    DeleteSet(SetName),
     /// A chain of our table that is not ours goes.
     DeleteChainNamed(String),
-    /// A set of our table that is not ours goes.
+    /// A set of our table that is not ours goes, with its elements; no rule may name it.
     DeleteSetNamed(String),
-    /// All elements of a set go.
-    FlushSet(SetName),
+    /// Our flowtable, which is not there, without devices.
+    MakeFlowtable,
+    /// A flowtable goes, with its flows, which are filtered and counted as others from then on; no rule may name it.
+    DeleteFlowtable(String),
+    /// Interfaces that our flowtable takes packets from besides those that it has.
+    AddDevices(Vec<String>),
+    /// Interfaces that it has and is to take no packets from any more.
+    RemoveDevices(Vec<String>),
     /// One element. The order of elements that stand together is not kept, except that what is added and then deleted,
     /// or deleted and then added, is so.
     Element(Op),
@@ -80,19 +79,60 @@ pub struct Generation {
     pub id: u32,
 }
 
+/// Number of clients in each of the maps of session affinity, in the order of [`SetName::AFFINITY`].
+pub type AffinityClients = [usize; AFFINITY_GROUPS as usize];
+
 /// What the kernel's nf_tables can be asked.
 pub trait Tables: Send {
     /// Makes all changes, or none of them.
     ///
     /// # Errors
-    /// The kernel refused, and has nothing of it ([`KernelError::is_undecided`] tells the one exception).
+    /// The kernel refused, and has nothing of it (exceptions: [`KernelError::Undecided`] and [`KernelError::Malformed`]).
     fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError>;
 
-    /// Our table of a family, whole and from one generation. None if there is none.
+    /// Reads our table of a family. `None`: there is no such table. Transactions of other tables do no harm; where
+    /// elements of ours change meanwhile, [`Found::is_complete`] may be false.
     ///
     /// # Errors
-    /// It cannot be read, or changed whenever it was read.
+    /// The table cannot be read, or its chains and sets changed each time.
     fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError>;
+
+    /// The same without elements.
+    ///
+    /// # Errors
+    /// See [`Self::read`].
+    fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError>;
+
+    /// Reads our flowtable. `None`: there is no such flowtable.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError>;
+
+    /// Tries out whether the kernel has flowtables, and leaves nothing of it.
+    ///
+    /// # Errors
+    /// It has none ([`KernelError::is_unsupported`]), or does not answer.
+    fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError>;
+
+    /// Reads the elements of a set of our table.
+    ///
+    /// # Errors
+    /// There is no such set, or the kernel does not answer.
+    fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError>;
+
+    /// Reads one element of a set without intervals. `None`: there is no such element, or no such set.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError>;
+
+    /// Counts the clients that the kernel remembers. `None`: there is no such table, or it is being made. Kernels before 6.16 do
+    /// not count, so all of them are read.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError>;
 
     /// The last transaction.
     ///

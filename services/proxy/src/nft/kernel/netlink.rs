@@ -7,6 +7,10 @@
 //! in it failed: the acknowledgement alone is not enough, because the kernel also sends it where the commit failed
 //! afterwards, and silence is not enough, because an answer is lost when there is no memory for it.
 
+mod affinity;
+mod flowtable;
+mod unanswered;
+
 use std::{collections::HashMap, time::Duration};
 
 use netlink_packet_core::NLM_F_DUMP;
@@ -27,17 +31,21 @@ use nix::{
     },
 };
 
+use self::unanswered::Unanswered;
 use super::{
-    Change, Found, FoundSet, Generation, KernelError, Tables,
+    AffinityClients, Change, Elements, Found, FoundSet, Generation, KernelError, Tables,
     codec::{Body, Buffer, incoming, message, protocol},
-    elements::Reader,
+    elements::{self, Content, Reader},
     encode::Batch,
-    error::{Kind, kind_of},
     parse,
 };
 use crate::{
     model::Family,
-    nft::{element::SetName, ruleset::TABLE},
+    nft::{
+        element::{Key, SetName},
+        flowtable::FoundFlowtable,
+        ruleset::TABLE,
+    },
 };
 
 /// What the kernel sends in a datagram is at most half of this (`NLMSG_GOODSIZE`, 32 KiB for dumps).
@@ -55,10 +63,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// `NFT_SET_INTERVAL`.
 const INTERVAL: u32 = 4;
 
-/// The table is read so often before giving up because the rules change all the time.
+/// Attempts to read the structure of the table.
 const READS: u32 = 16;
 
-/// A set is dumped so often before the whole table is read again.
+/// Dumps of a set before it counts as incomplete.
 const DUMPS: u32 = 4;
 
 /// A buffer of a transaction that is larger is not kept.
@@ -159,24 +167,38 @@ impl Netlink {
     }
 
     /// Asks, and hands every message of the answer to `each`, with its kind, family and attributes.
+    ///
+    /// The kernel marks a dump as interrupted (`NLM_F_DUMP_INTR`) when any transaction of the namespace is committed
+    /// meanwhile, of whatever table. The mark is ignored: it says nothing about our table, and next to a program that commits
+    /// all the time every long dump has it. What a dump must contain is checked by counts.
     fn ask(
         &mut self,
         question: &str,
         family: NetfilterProtoFamily,
         flags: u16,
         message: NfTablesMessage,
+        each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
+    ) -> Result<(), Unanswered> {
+        let mut buffer = Buffer::default();
+        buffer.message(family, 0, flags, self.sequence, message);
+        self.exchange(question, flags, &buffer, each)
+    }
+
+    /// Sends a request that has the next sequence number, and hands every message of the answer to `each`.
+    fn exchange(
+        &mut self,
+        question: &str,
+        flags: u16,
+        request: &Buffer,
         mut each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
     ) -> Result<(), Unanswered> {
         self.drain();
         let sequence = self.sequence;
         self.sequence = sequence.wrapping_add(1);
-        let mut buffer = Buffer::default();
-        buffer.message(family, 0, flags, sequence, message);
-        self.send(buffer.as_slice()).map_err(Unanswered::Error)?;
+        self.send(request.as_slice()).map_err(Unanswered::Error)?;
         let failed = |errno: Errno| Unanswered::refused(question, errno);
         let malformed =
             |why: String| Unanswered::Error(KernelError::Malformed { what: question.to_owned(), why });
-        let mut interrupted = false;
         loop {
             self.receive(0).map_err(|errno| match errno {
                 Errno::EAGAIN => malformed("there is none".to_owned()),
@@ -188,7 +210,6 @@ impl Netlink {
                 if part.sequence != sequence {
                     continue;
                 }
-                interrupted |= part.interrupted;
                 match part.body {
                     Body::Message { kind, family, attributes } => {
                         each(kind, family, attributes).map_err(malformed)?;
@@ -197,42 +218,77 @@ impl Netlink {
                         }
                     }
                     Body::Failed { errno, .. } | Body::Done(Some(errno)) => return Err(failed(errno)),
-                    Body::Done(None) | Body::Acknowledged => {
-                        return if interrupted { Err(Unanswered::Disturbed) } else { Ok(()) };
-                    }
+                    Body::Done(None) | Body::Acknowledged => return Ok(()),
                     Body::Other => {}
                 }
             }
         }
     }
 
-    /// The table, or that it changed meanwhile.
-    fn read_once(&mut self, family: Family) -> Result<Option<Found>, Unanswered> {
-        let generation = self.generation().map_err(Unanswered::Error)?.id;
-        let mut found = Found { generation, ..Found::default() };
+    /// Asks a question again while the kernel cannot answer it.
+    fn retry<T>(
+        &mut self,
+        question: &str,
+        mut ask: impl FnMut(&mut Self) -> Result<T, Unanswered>,
+    ) -> Result<T, KernelError> {
+        for _ in 0..READS {
+            match ask(self) {
+                Err(Unanswered::Disturbed) => {}
+                asked => return asked.map_err(|error| error.into_error(question)),
+            }
+        }
+        Err(Unanswered::Disturbed.into_error(question))
+    }
+
+    /// The structure of the table, and the number of elements of each set where the kernel tells it.
+    fn structure(&mut self, family: Family) -> Result<Option<(Found, Counts)>, KernelError> {
+        let mut last = None;
+        for attempt in 0..READS {
+            match self.structure_once(family) {
+                Ok(None) => return Ok(None),
+                Ok(Some((found, counts, complete))) => {
+                    // A table that somebody has put other objects into has more than chains and sets: what two dumps
+                    // show alike is all that there is.
+                    if complete || last.as_ref() == Some(&found) {
+                        return Ok(Some((found, counts)));
+                    }
+                    last = Some(found);
+                }
+                Err(Unanswered::Disturbed) => {}
+                Err(error) => return Err(error.into_error("our table")),
+            }
+            std::thread::sleep(Duration::from_millis(u64::from(attempt)));
+        }
+        Err(KernelError::Unsteady { family, attempts: READS })
+    }
+
+    /// The same from one attempt; whether it has as many chains and sets as the kernel counts.
+    fn structure_once(&mut self, family: Family) -> Result<Option<(Found, Counts, bool)>, Unanswered> {
+        let mut found = Found::default();
         let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
-        let dormant = &mut found.dormant;
-        let table = self.ask(
+        let mut table = parse::FoundTable::default();
+        let asked = self.ask(
             "our table",
             protocol(family),
             0,
             NfTablesMessage::GetTable(named),
             |kind, _, message| {
                 if kind == message::NEW_TABLE {
-                    *dormant = parse::table(message)?.1;
+                    table = parse::table(message)?;
                 }
                 Ok(())
             },
         );
-        match table {
+        match asked {
             Err(Unanswered::Refused(Errno::ENOENT, _)) => return Ok(None),
             other => other?,
         }
+        found.dormant = table.dormant;
         self.read_chains(family, &mut found)?;
         let counts = self.read_sets(family, &mut found)?;
-        self.read_elements(family, &counts, &mut found)?;
-        let now = self.generation().map_err(Unanswered::Error)?.id;
-        if now == generation { Ok(Some(found)) } else { Err(Unanswered::Disturbed) }
+        found.flowtables = self.flowtables(family)?;
+        let complete = table.objects == Some(found.chains.len() + found.sets.len() + found.flowtables.len());
+        Ok(Some((found, counts, complete)))
     }
 
     fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
@@ -269,11 +325,7 @@ impl Netlink {
     }
 
     /// Reads how sets are made; how many elements they have, as far as the kernel says so.
-    fn read_sets(
-        &mut self,
-        family: Family,
-        found: &mut Found,
-    ) -> Result<HashMap<SetName, usize>, Unanswered> {
+    fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<Counts, Unanswered> {
         let sets = &mut found.sets;
         let mut counts = HashMap::new();
         let ours = SetMessage { attributes: vec![SetAttribute::Table(TABLE.to_owned())] };
@@ -293,12 +345,13 @@ impl Netlink {
     /// Reads the elements of all sets of ours.
     ///
     /// A hash table that is being enlarged or made smaller, which the kernel does some milliseconds after a transaction,
-    /// shows some elements twice in a dump and others not at all, and does not say so. The count tells (6.16 and later), and
-    /// another dump brings the others; without the count, the last dump of the set has to bring nothing new.
+    /// shows some elements twice in a dump and others not at all, and does not say so; so does one that changes during the
+    /// dump. The count tells (6.16 and later), and another dump brings the others; without the count, the last dump of the set
+    /// has to bring nothing new.
     fn read_elements(
         &mut self,
         family: Family,
-        counts: &HashMap<SetName, usize>,
+        counts: &Counts,
         found: &mut Found,
     ) -> Result<(), Unanswered> {
         let mut reader = Reader::default();
@@ -306,33 +359,31 @@ impl Netlink {
         for set in SetName::ALL.into_iter().filter(|set| !set.is_dynamic()) {
             let Some(description) = found.sets.get_mut(set.as_str()) else { continue };
             let readable = is_readable(description);
-            let mut whole = false;
+            let mut complete = false;
             for _ in 0..DUMPS {
-                self.read_set(family, set, readable, &mut reader)?;
+                self.dump_set(family, set, readable, &mut reader)?;
                 // What was not there in an earlier dump of the set.
                 let fresh = reader.finish(set);
                 description.count += fresh.count;
                 description.foreign_elements |= fresh.foreign || !readable;
-                whole = match counts.get(&set) {
+                complete = match counts.get(&set) {
                     // Intervals are kept in trees, which are not enlarged, and counted by their ends.
                     // What is there may be otherwise than it shall be.
                     _ if description.flags & INTERVAL != 0 || !readable => true,
                     Some(count) => *count == description.count,
                     None => fresh.count == 0,
                 };
-                if whole {
+                if complete {
                     break;
                 }
             }
-            if !whole {
-                return Err(Unanswered::Incomplete);
-            }
+            found.incomplete |= !complete;
         }
         found.elements = reader.elements;
         Ok(())
     }
 
-    fn read_set(
+    fn dump_set(
         &mut self,
         family: Family,
         set: SetName,
@@ -356,46 +407,13 @@ impl Netlink {
     }
 }
 
+/// The number of elements of sets, as the kernel counts them.
+type Counts = HashMap<SetName, usize>;
+
 /// Whether the elements of a set can be ours: others are not even read.
 fn is_readable(set: &FoundSet) -> bool {
     let longest = crate::nft::element::KEY_MAX as u32;
     set.key_len <= longest && set.data_len <= longest
-}
-
-/// Why a question was not answered.
-#[derive(Debug)]
-enum Unanswered {
-    /// What was read changed meanwhile.
-    Disturbed,
-    /// A set has more elements than were read.
-    Incomplete,
-    /// The kernel refused.
-    Refused(Errno, KernelError),
-    Error(KernelError),
-}
-
-impl Unanswered {
-    fn refused(question: &str, errno: Errno) -> Self {
-        let error = match errno {
-            Errno::EPERM => KernelError::NotPermitted,
-            // nfnetlink says EINVAL to messages of a subsystem that it does not have.
-            Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EINVAL => {
-                KernelError::Unsupported { feature: "nf_tables (CONFIG_NF_TABLES)".to_owned(), errno }
-            }
-            errno => KernelError::Question { question: question.to_owned(), errno },
-        };
-        // EINTR in the middle of a dump, EAGAIN and the like: it is asked again.
-        if kind_of(errno) == Kind::Retry { Self::Disturbed } else { Self::Refused(errno, error) }
-    }
-
-    fn into_error(self, question: &str) -> KernelError {
-        match self {
-            Self::Disturbed | Self::Incomplete => {
-                KernelError::Question { question: question.to_owned(), errno: Errno::EINTR }
-            }
-            Self::Refused(_, error) | Self::Error(error) => error,
-        }
-    }
 }
 
 /// An option of the socket could not be set.
@@ -428,15 +446,52 @@ impl Tables for Netlink {
     }
 
     fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
-        for attempt in 0..READS {
-            match self.read_once(family) {
-                Err(Unanswered::Disturbed | Unanswered::Incomplete) => {
-                    std::thread::sleep(Duration::from_millis(u64::from(attempt)));
-                }
-                other => return other.map_err(|error| error.into_error("our table")),
+        let Some((mut found, counts)) = self.structure(family)? else { return Ok(None) };
+        let read = self.read_elements(family, &counts, &mut found);
+        read.map_err(|error| error.into_error("the elements of our table"))?;
+        Ok(Some(found))
+    }
+
+    fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        Ok(self.structure(family)?.map(|(found, _)| found))
+    }
+
+    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
+        self.our_flowtable(family)
+    }
+
+    fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
+        self.try_to_make_flowtable(family)
+    }
+
+    fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
+        let mut reader = Reader::default();
+        let dumped = self.dump_set(family, set, true, &mut reader);
+        dumped.map_err(|error| error.into_error("the elements of a set"))?;
+        reader.finish(set);
+        Ok(reader.elements)
+    }
+
+    fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
+        let mut request = Buffer::default();
+        elements::write_get(&mut request, family, self.sequence, set, key);
+        let mut reader = Reader::default();
+        let question = format!("an element of {set}");
+        let asked = self.exchange(&question, 0, &request, |kind, _, message| {
+            if kind == message::NEW_SET_ELEMENT {
+                reader.read(set, message)?;
             }
+            Ok(())
+        });
+        match asked {
+            Ok(()) => Ok(reader.elements.remove(&(set, *key))),
+            Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(None),
+            Err(error) => Err(error.into_error(&question)),
         }
-        Err(KernelError::Unsteady { family, attempts: READS })
+    }
+
+    fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
+        self.count_affinity(family)
     }
 
     fn generation(&mut self) -> Result<Generation, KernelError> {
@@ -455,24 +510,19 @@ impl Tables for Netlink {
 
     fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
         const QUESTION: &str = "which tables there are";
-        for _ in 0..READS {
+        let unspec = NetfilterProtoFamily::Unspec;
+        self.retry(QUESTION, |netlink| {
             let mut tables = Vec::new();
             let all = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
-            let asked =
-                self.ask(QUESTION, NetfilterProtoFamily::Unspec, NLM_F_DUMP, all, |kind, number, message| {
-                    let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
-                    if let (message::NEW_TABLE, Some(family)) = (kind, family) {
-                        tables.push((family, parse::table(message)?.0));
-                    }
-                    Ok(())
-                });
-            match asked {
-                Ok(()) => return Ok(tables),
-                Err(Unanswered::Disturbed) => {}
-                Err(error) => return Err(error.into_error(QUESTION)),
-            }
-        }
-        Err(Unanswered::Disturbed.into_error(QUESTION))
+            netlink.ask(QUESTION, unspec, NLM_F_DUMP, all, |kind, number, message| {
+                let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
+                if let (message::NEW_TABLE, Some(family)) = (kind, family) {
+                    tables.push((family, parse::table(message)?.name));
+                }
+                Ok(())
+            })?;
+            Ok(tables)
+        })
     }
 
     fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {

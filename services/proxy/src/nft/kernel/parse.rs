@@ -14,18 +14,42 @@ use super::{
     compare::{self, Expression},
     found::{FoundChain, FoundHook, FoundSet, VERDICT},
 };
+use crate::nft::flowtable::FoundFlowtable;
 
-/// The name of a table, and whether it is dormant.
-pub(super) fn table(message: &[u8]) -> Result<(String, bool), String> {
-    let (mut name, mut dormant) = (None, false);
+/// `NFTA_FLOWTABLE_*`, `NFTA_FLOWTABLE_HOOK_*`, `NFTA_DEVICE_NAME`.
+pub(super) mod flow {
+    pub(in crate::nft::kernel) const TABLE: u16 = 1;
+    pub(in crate::nft::kernel) const NAME: u16 = 2;
+    pub(in crate::nft::kernel) const HOOK: u16 = 3;
+    pub(in crate::nft::kernel) const FLAGS: u16 = 7;
+    pub(in crate::nft::kernel) const HOOK_NUMBER: u16 = 1;
+    pub(in crate::nft::kernel) const HOOK_PRIORITY: u16 = 2;
+    pub(in crate::nft::kernel) const HOOK_DEVICES: u16 = 3;
+    pub(in crate::nft::kernel) const DEVICE_NAME: u16 = 1;
+}
+
+/// A table.
+#[derive(Debug, Default)]
+pub(super) struct FoundTable {
+    pub(super) name: String,
+    /// No chain of it is called.
+    pub(super) dormant: bool,
+    /// Number of chains, sets, stateful objects and flowtables.
+    pub(super) objects: Option<usize>,
+}
+
+/// Reads a table.
+pub(super) fn table(message: &[u8]) -> Result<FoundTable, String> {
+    let (mut name, mut dormant, mut objects) = (None, false, None);
     for attribute in TableMessage::parse(message).map_err(|error| error.to_string())?.attributes {
         match attribute {
             TableAttribute::Name(found) => name = Some(found),
             TableAttribute::Flags(flags) => dormant = flags.contains(TableFlags::Dormant),
+            TableAttribute::Use(count) => objects = usize::try_from(count).ok(),
             _ => {}
         }
     }
-    Ok((name.ok_or("a table without a name")?, dormant))
+    Ok(FoundTable { name: name.ok_or("a table without a name")?, dormant, objects })
 }
 
 /// The table and the name of a chain, and its hook.
@@ -102,7 +126,13 @@ pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet, Option<us
             SetAttribute::DataLen(found) => set.data_len = found,
             SetAttribute::Timeout(found) => set.timeout = found,
             SetAttribute::Count(found) => count = Some(found as usize),
-            SetAttribute::Description(found) => describe(&found, &mut set)?,
+            SetAttribute::Description(found) => {
+                let size = found.iter().find_map(|attribute| match attribute {
+                    SetDescription::Size(size) => Some(*size),
+                    _ => None,
+                });
+                set.size = size.unwrap_or(set.size);
+            }
             _ => {}
         }
     }
@@ -113,27 +143,36 @@ pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet, Option<us
     Ok((table.ok_or("a set without a table")?, name.ok_or("a set without a name")?, set, count))
 }
 
-fn describe(description: &[SetDescription], set: &mut FoundSet) -> Result<(), String> {
-    use netlink_packet_core::Nla;
-    /// `NFTA_SET_FIELD_LEN`.
-    const LENGTH: u16 = 1;
-    for attribute in description {
-        match attribute {
-            SetDescription::Size(size) => set.size = *size,
-            SetDescription::Concat(fields) => {
-                for field in fields {
-                    let mut bytes = vec![0; field.value_len()];
-                    field.emit_value(&mut bytes);
-                    for attribute in attributes(&bytes) {
-                        let (LENGTH, value) = attribute? else { continue };
-                        set.fields.push(super::codec::number(value)?);
+/// The table and the name of a flowtable, and how it is made.
+pub(super) fn flowtable(message: &[u8]) -> Result<(String, String, FoundFlowtable), String> {
+    let (mut table, mut name, mut flowtable) = (None, None, FoundFlowtable::default());
+    for attribute in attributes(message) {
+        match attribute? {
+            (flow::TABLE, value) => table = Some(text(value)?.to_owned()),
+            (flow::NAME, value) => name = Some(text(value)?.to_owned()),
+            (flow::FLAGS, value) => flowtable.flags = super::codec::number(value)?,
+            (flow::HOOK, value) => {
+                for attribute in attributes(value) {
+                    match attribute? {
+                        (flow::HOOK_NUMBER, value) => flowtable.hook = super::codec::number(value)?,
+                        (flow::HOOK_PRIORITY, value) => {
+                            flowtable.priority = super::codec::number(value)?.cast_signed();
+                        }
+                        (flow::HOOK_DEVICES, list) => {
+                            for device in attributes(list) {
+                                if let (flow::DEVICE_NAME, device) = device? {
+                                    flowtable.devices.insert(text(device)?.to_owned());
+                                }
+                            }
+                        }
+                        _ => {}
                     }
                 }
             }
             _ => {}
         }
     }
-    Ok(())
+    Ok((table.ok_or("a flowtable without a table")?, name.ok_or("a flowtable without a name")?, flowtable))
 }
 
 /// The number of a generation.

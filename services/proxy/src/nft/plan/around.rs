@@ -4,7 +4,7 @@
 
 use std::{collections::HashSet, net::IpAddr};
 
-use super::{Frontend, Plan, cluster_ip, fact_elements, hairpin};
+use super::{Frontend, Plan, cluster_ip, count_element, fact_elements, hairpin};
 use crate::{
     model::{Endpoint, Protocol},
     nft::element::Element,
@@ -29,7 +29,8 @@ impl Plan {
             else {
                 continue;
             };
-            elements.extend(served.elements(self.family));
+            elements.extend(served.elements());
+            elements.extend(served.all_counted().map(count_element));
             let endpoints: HashSet<Endpoint> =
                 served.cluster.endpoints.iter().chain(&served.local.endpoints).copied().collect();
             for endpoint in endpoints {
@@ -49,7 +50,7 @@ impl Plan {
         addresses.sort_unstable();
         addresses.dedup();
         let meanings = frontends.iter().filter_map(|frontend| self.meaning(frontend));
-        elements.extend(meanings.flat_map(|meaning| meaning.elements(self.family, &self.facts)));
+        elements.extend(meanings.flat_map(|meaning| meaning.elements(&self.facts)));
         elements.extend(addresses.into_iter().filter(|ip| self.is_cluster_ip(*ip)).map(cluster_ip));
         let mut seen = HashSet::new();
         elements.retain(|element| seen.insert((element.set, element.key)));

@@ -1,7 +1,7 @@
 //! What an earlier run left in the kernel.
 //!
 //! Owns: [`Existing`]. In: elements as the kernel has them, be they whole or not. Out: the number that a service port had,
-//! and the order of its endpoints. Whatever contradicts itself is taken for half of what it says; the comparison mends it.
+//! and the order of its endpoints. Whatever contradicts itself is taken for half of what it says; the comparison repairs it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -64,27 +64,27 @@ impl Existing {
             SetName::ClusterIpPorts | SetName::ExternalPorts => {
                 let ip = key.ip(family)?;
                 let frontend = Frontend::Address { ip, protocol: key.protocol()?, port: key.port()? };
-                self.read_frontend(set == SetName::ClusterIpPorts, frontend, value.number(family)?)?;
+                self.read_frontend(set == SetName::ClusterIpPorts, frontend, value.number()?)?;
             }
             SetName::NodePorts => {
                 let frontend = Frontend::NodePort { protocol: key.protocol()?, port: key.port()? };
-                self.read_frontend(false, frontend, value.number(family)?)?;
+                self.read_frontend(false, frontend, value.number()?)?;
             }
             SetName::Slots | SetName::LocalSlots => {
-                let (number, index, endpoint) = (key.number(family)?, key.index()?, value.endpoint(family)?);
+                let (number, index, endpoint) = (key.number()?, key.index()?, value.endpoint(family)?);
                 let [cluster, local] = &mut self.numbers.entry(number).or_default().slots;
                 if set == SetName::Slots { cluster } else { local }.push((index, endpoint));
             }
             SetName::AffinitySlots | SetName::LocalAffinitySlots => {
-                let (number, index) = (key.number(family)?, key.index()?);
-                let (of, endpoint) = split(value.number(family)?)?;
+                let (number, index) = (key.number()?, key.index()?);
+                let (of, endpoint) = split(value.number()?)?;
                 let [cluster, local] = &mut self.numbers.entry(number).or_default().affinity_slots;
                 if of == number {
                     if set == SetName::AffinitySlots { cluster } else { local }.push((index, endpoint));
                 }
             }
             SetName::AffinityEndpoints | SetName::LocalAffinityEndpoints => {
-                let (number, which) = split(key.number(family)?)?;
+                let (number, which) = split(key.number()?)?;
                 let endpoint = value.endpoint(family)?;
                 let [cluster, local] = &mut self.numbers.entry(number).or_default().endpoints;
                 if set == SetName::AffinityEndpoints { cluster } else { local }.push((which, endpoint));
@@ -95,6 +95,10 @@ impl Existing {
     }
 
     fn read_frontend(&mut self, is_cluster_ip: bool, frontend: Frontend, number: Number) -> Option<()> {
+        if !number.is_set() {
+            return None;
+        }
+        let number = number.id();
         self.numbers.entry(number).or_default();
         is_service_port(number).then(|| self.frontends.insert((is_cluster_ip, frontend), number))?;
         Some(())
@@ -163,11 +167,8 @@ impl Fields<'_> {
         })
     }
 
-    fn number(&mut self, family: Family) -> Option<Number> {
-        match self.ip(family)? {
-            IpAddr::V4(ip) => Some(Number(ip.into())),
-            IpAddr::V6(ip) => u32::try_from(u128::from(ip)).ok().map(Number),
-        }
+    fn number(&mut self) -> Option<Number> {
+        self.index().map(Number)
     }
 
     fn protocol(&mut self) -> Option<Protocol> {

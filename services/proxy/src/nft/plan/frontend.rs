@@ -9,9 +9,9 @@ use keelson_client::ServiceName;
 
 use super::NodeFacts;
 use crate::{
-    model::{Family, Protocol},
+    model::Protocol,
     nft::{
-        chain::Chain,
+        chain::{Chain, PrefixLengths},
         element::{Element, Key, Number, SetName, Value, Verdict},
     },
 };
@@ -145,7 +145,7 @@ pub(super) struct Meaning {
 
 impl Meaning {
     /// The elements, ordered by set and key.
-    pub(super) fn elements(&self, family: Family, facts: &NodeFacts) -> Vec<Element> {
+    pub(super) fn elements(&self, facts: &NodeFacts) -> Vec<Element> {
         let element = |set, key, value| Element { set, key, key_end: None, value };
         let (key, refused) = match self.frontend {
             Frontend::Address { ip, protocol, port } => {
@@ -161,18 +161,22 @@ impl Meaning {
             Kind::NodePort => SetName::NodePorts,
         };
         let mut elements = vec![match self.target {
-            Target::Number(number) => element(served, key, Value::Data(Key::new().number(family, number))),
+            Target::Number(number) => element(served, key, Value::Data(Key::new().number(number))),
             Target::Drop => element(refused, key, Value::Verdict(Verdict::Drop)),
             Target::Reject => element(refused, key, Value::Verdict(Verdict::Goto(Chain::Reject))),
         }];
-        if let (Some(ranges), Frontend::Address { ip, .. }) = (&self.ranges, self.frontend) {
-            elements.push(element(SetName::Filtered, key, Value::None));
-            elements.extend(admitted(ranges, ip, facts).iter().map(|range| Element {
-                set: SetName::SourceRanges,
-                key: key.ip(range.network()),
-                key_end: Some(key.ip(range.broadcast())),
-                value: Value::None,
-            }));
+        if let (Some(ranges), Frontend::Address { ip, protocol, port }) = (&self.ranges, self.frontend) {
+            let ranges = admitted(ranges, ip, facts);
+            let lengths = PrefixLengths::new(ranges.iter().map(IpNet::prefix_len));
+            let look = Value::Verdict(Verdict::Goto(Chain::Sources { protocol, lengths }));
+            elements.push(element(SetName::Filtered, key, look));
+            let range_key = |range: &IpNet| {
+                let kind = SetName::range_kind(protocol, range.prefix_len());
+                Key::new().ip(ip).port(port).ip(range.network()).index(kind)
+            };
+            let mut keys: Vec<Key> = ranges.iter().map(range_key).collect();
+            keys.sort_unstable();
+            elements.extend(keys.into_iter().map(|key| element(SetName::SourceRanges, key, Value::None)));
         }
         elements
     }

@@ -30,6 +30,11 @@ impl Ledger {
         self.changes = HashMap::new();
     }
 
+    /// Whether there is something to take.
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
     pub(super) fn is_recording(&self) -> bool {
         self.record
     }
@@ -118,9 +123,9 @@ impl Ledger {
 /// The chain a value leads to, if it is one of those that are made where they are needed.
 fn counted(value: Value) -> Option<Chain> {
     match value {
-        Value::Verdict(Verdict::Goto(chain @ (Chain::LoadBalance { .. } | Chain::Affinity { .. }))) => {
-            Some(chain)
-        }
+        Value::Verdict(Verdict::Goto(
+            chain @ (Chain::LoadBalance { .. } | Chain::Affinity { .. } | Chain::Sources { .. }),
+        )) => Some(chain),
         _ => None,
     }
 }

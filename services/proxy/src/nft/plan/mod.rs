@@ -39,8 +39,8 @@ use self::{
     view::lacks_affinity,
 };
 use super::{
-    chain::Chain,
-    element::{Element, Key, Number, Op, SetName, Value},
+    chain::{Chain, Choice},
+    element::{Element, Key, Number, Op, SetName, Value, Verdict},
 };
 use crate::model::{Endpoint, Family, PortName, Protocol, ServicePort};
 
@@ -67,6 +67,8 @@ pub struct Plan {
     frontends: HashMap<Frontend, Claims>,
     /// How many service ports have a cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
+    /// How many numbers of service ports tell a choice and count: twice where V and the others tell the same.
+    counted: HashMap<(Choice, u32), u32>,
     /// How many service ports have an endpoint on this node.
     hairpin: HashMap<(Protocol, Endpoint), u32>,
     facts: NodeFacts,
@@ -88,6 +90,7 @@ impl Plan {
             services: HashMap::new(),
             frontends: HashMap::new(),
             cluster_ips: HashMap::new(),
+            counted: HashMap::new(),
             hairpin: HashMap::new(),
             facts: NodeFacts::default(),
             parked: HashMap::new(),
@@ -139,7 +142,7 @@ impl Plan {
             let after = self.meaning(frontend);
             if before != after {
                 let elements = |meaning: Option<Meaning>| {
-                    meaning.map_or_else(Vec::new, |meaning| meaning.elements(self.family, &self.facts))
+                    meaning.map_or_else(Vec::new, |meaning| meaning.elements(&self.facts))
                 };
                 self.ledger.change_all(&elements(before), &elements(after));
             }
@@ -167,9 +170,15 @@ impl Plan {
             .filter(|meaning| meaning.ranges.is_some())
             .collect();
         for meaning in filtered {
-            let before = meaning.elements(self.family, &old);
-            self.ledger.change_all(&before, &meaning.elements(self.family, &self.facts));
+            let before = meaning.elements(&old);
+            self.ledger.change_all(&before, &meaning.elements(&self.facts));
         }
+    }
+
+    /// Whether [`Self::take_ops`] may have something to return.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.ledger.has_changes()
     }
 
     /// What has changed since the last call, in any order ([`in_order`]), at most one operation a key. Numbers that were
@@ -188,33 +197,24 @@ impl Plan {
     /// In the order in which an empty table may be filled with them: what packets enter by comes last, a filter before the
     /// frontend that it is for.
     pub fn elements(&self) -> impl Iterator<Item = Element> + '_ {
-        self.all_in_order()
-    }
-
-    /// What makes the table out of an empty one, in the order of [`in_order`], without holding it all in memory.
-    pub fn ops_from_nothing(&self) -> impl Iterator<Item = Op> + '_ {
-        self.all_in_order().map(Op::Add)
-    }
-
-    /// In the order in which they are added to an empty table.
-    fn all_in_order(&self) -> impl Iterator<Item = Element> + '_ {
         let family = self.family;
         let ports = || self.services.values().flatten();
         let frontends = |wanted: fn(SetName) -> bool| {
             (self.frontends.keys())
                 .filter_map(|frontend| self.meaning(frontend))
-                .flat_map(move |meaning| meaning.elements(family, &self.facts))
+                .flat_map(move |meaning| meaning.elements(&self.facts))
                 .filter(move |element| wanted(element.set))
         };
         let choices = |policies: bool| {
-            let all = ports().flat_map(move |port| port.choice_elements(family));
+            let all = ports().flat_map(move |port| port.choice_elements());
             all.filter(move |element| (element.set == SetName::ExternalPolicy) == policies)
         };
         let hairpin = self.hairpin.keys().map(|(protocol, endpoint)| hairpin(*protocol, *endpoint));
         ports()
-            .flat_map(move |port| port.slot_elements(family))
+            .flat_map(move |port| port.slot_elements())
             .chain(hairpin)
             .chain(frontends(|set| !set.is_entry()))
+            .chain(self.counted.keys().map(|counted| count_element(*counted)))
             .chain(choices(false))
             .chain(choices(true))
             .chain(fact_elements(family, &self.facts))
@@ -403,14 +403,17 @@ impl Plan {
     /// Tells the ledger of everything of a Service that is no frontend.
     fn change_own(&mut self, old: &[Port], new: &[Port]) {
         for port in new {
-            change_ledger(self.family, find(old, port), Some(port), &mut self.ledger);
+            change_ledger(find(old, port), Some(port), &mut self.ledger);
         }
         for port in old.iter().filter(|old| find(new, old).is_none()) {
-            change_ledger(self.family, Some(port), None, &mut self.ledger);
+            change_ledger(Some(port), None, &mut self.ledger);
         }
         // First what comes, then what goes: what stays is no change.
         for port in new {
             add(&mut self.cluster_ips, port.cluster_ip, cluster_ip, &mut self.ledger);
+            for counted in port.all_counted() {
+                add(&mut self.counted, counted, count_element, &mut self.ledger);
+            }
             for endpoint in &port.on_node {
                 let key = (port.protocol, *endpoint);
                 add(&mut self.hairpin, key, |(protocol, it)| hairpin(protocol, it), &mut self.ledger);
@@ -418,6 +421,9 @@ impl Plan {
         }
         for port in old {
             remove(&mut self.cluster_ips, port.cluster_ip, cluster_ip, &mut self.ledger);
+            for counted in port.all_counted() {
+                remove(&mut self.counted, counted, count_element, &mut self.ledger);
+            }
             for endpoint in &port.on_node {
                 let key = (port.protocol, *endpoint);
                 remove(&mut self.hairpin, key, |(protocol, it)| hairpin(protocol, it), &mut self.ledger);
@@ -508,6 +514,17 @@ fn remove<K: Eq + std::hash::Hash + Copy>(
 
 fn cluster_ip(ip: IpAddr) -> Element {
     Element { set: SetName::ClusterIps, key: Key::new().ip(ip), key_end: None, value: Value::None }
+}
+
+/// Leads numbers of a choice and count to their chain.
+fn count_element((choice, count): (Choice, u32)) -> Element {
+    let class = Number(0).with_count(choice, count).class();
+    Element {
+        set: SetName::Counts,
+        key: Key::new().number(class),
+        key_end: None,
+        value: Value::Verdict(Verdict::Goto(Chain::LoadBalance { choice, count })),
+    }
 }
 
 fn hairpin(protocol: Protocol, Endpoint { ip, port }: Endpoint) -> Element {

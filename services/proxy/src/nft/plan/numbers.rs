@@ -64,7 +64,7 @@ impl Numbers {
     }
 
     fn turn_plain(&mut self) -> Number {
-        if self.next_plain == 0 || self.next_plain >= Number::FIRST_WITH_AFFINITY {
+        if self.next_plain == 0 || self.next_plain > Number::ID_MASK.0 {
             self.next_plain = 1;
         }
         self.next_plain += 1;
@@ -110,7 +110,11 @@ fn place(number: u32) -> u32 {
 
 /// Whether a number can be that of a service port.
 pub(super) fn is_service_port(number: Number) -> bool {
-    number.0 != 0 && (!number.has_affinity() || number.0.is_multiple_of(STRIDE))
+    if number.has_affinity() {
+        number.0.is_multiple_of(STRIDE)
+    } else {
+        (1..=Number::ID_MASK.0).contains(&number.0)
+    }
 }
 
 /// The number of a service port from that of one of its endpoints, and which endpoint it is; none without affinity.
@@ -145,8 +149,8 @@ mod tests {
         let none = Existing::default();
         let mut numbers = Numbers::new(&none);
         assert!(numbers.adopt(Number(1)));
-        numbers.next_plain = 0x7fff_ffff;
-        assert_eq!(numbers.allocate(false, &none), Some(Number(0x7fff_ffff)));
+        numbers.next_plain = 0xf_ffff;
+        assert_eq!(numbers.allocate(false, &none), Some(Number(0xf_ffff)));
         assert_eq!(numbers.allocate(false, &none), Some(Number(2)));
     }
 

@@ -17,14 +17,13 @@
 //! Where one state changes both a policy and a set, or who has a frontend and its endpoints, the frontend may for a moment
 //! be under the policy, or with the owner, of before and have the endpoints of now: always some that serve.
 //!
-//! What cannot be done so: source ranges of a load-balancer address that are cut in another way (10.0.0.0/24 becomes
-//! 10.0.0.0/25): the kernel refuses intervals that overlap, so the old ones go before the new ones come. These operations are
-//! next to each other, and only new connections to that address are dropped if a transaction ends between them; it is never
-//! open. Ranges that stay as they are are not touched. The same holds for ServiceCIDRs, which serve nothing.
+//! The ranges that a filter looks for come before it does, and go after it. Where a range is cut in another way, both are there
+//! for a moment. ServiceCIDRs cannot be had so: the kernel refuses intervals that overlap, so the old ones go before the new
+//! ones come; they serve nothing.
 
 use std::collections::HashSet;
 
-use crate::nft::element::{Element, Key, Op, SetName};
+use crate::nft::element::{Key, Op, SetName};
 
 /// Puts operations in the order in which they have to reach the kernel: what is added and not yet used, what is switched
 /// over, what is deleted and not used any more. Each part may be cut into transactions anywhere, as long as operations stay
@@ -38,12 +37,12 @@ pub fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
             rank.push(op);
         }
     }
-    // Ranges of one address next to each other: those that go, those whose end moves, those that come.
-    if let Some(ranges) = ranks.get_mut(RANGES) {
-        ranges.sort_by_cached_key(|op| match op {
-            Op::Delete(element) => (filtered(element), 0),
-            Op::Replace(element, _) => (filtered(element), 1),
-            Op::Add(element) => (filtered(element), 2),
+    // Those that go, those whose end moves, those that come.
+    if let Some(intervals) = ranks.get_mut(INTERVALS) {
+        intervals.sort_by_key(|op| match op {
+            Op::Delete(_) => 0,
+            Op::Replace(..) => 1,
+            Op::Add(_) => 2,
         });
     }
     let mut phases: [Vec<Op>; 3] = Default::default();
@@ -63,45 +62,42 @@ pub fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
 const SLOTS: usize = 3;
 const CHOICES: usize = SLOTS + 1;
 const POLICIES_THAT_GO: usize = SLOTS + 2;
-/// Source ranges of what stays filtered, and ServiceCIDRs.
-const RANGES: usize = SLOTS + 3;
-const FILTERS_THAT_COME: usize = SLOTS + 4;
-const FRONTENDS: usize = SLOTS + 5;
-const FRONTENDS_THAT_GO: usize = SLOTS + 6;
-const POLICIES_THAT_COME: usize = SLOTS + 7;
-const FILTERS_THAT_GO: usize = SLOTS + 8;
-const RANGES_THAT_GO: usize = SLOTS + 9;
+/// ServiceCIDRs.
+const INTERVALS: usize = SLOTS + 3;
+const RANGES_THAT_COME: usize = SLOTS + 4;
+const FILTERS_THAT_COME: usize = SLOTS + 5;
+const FRONTENDS: usize = SLOTS + 6;
+const FRONTENDS_THAT_GO: usize = SLOTS + 7;
+const POLICIES_THAT_COME: usize = SLOTS + 8;
+const FILTERS_THAT_GO: usize = SLOTS + 9;
+const RANGES_THAT_GO: usize = SLOTS + 10;
 /// From here: what is deleted and not in use, by depth.
-const CLEAR: usize = SLOTS + 10;
+const CLEAR: usize = SLOTS + 11;
 const RANKS: usize = CLEAR + 3;
 
 /// How far a set that is no entry is from where packets come in: 2, 1 and 0.
 const fn depth(set: SetName) -> usize {
     match set {
         SetName::ExternalPolicy => 2,
-        SetName::InternalChoice | SetName::ExternalChoice | SetName::LocalChoice => 1,
+        SetName::Counts | SetName::InternalChoice | SetName::ExternalChoice | SetName::LocalChoice => 1,
         _ => 0,
     }
 }
 
 /// What the rank of an operation depends on, besides itself.
 struct Ranking {
-    /// The frontends whose filter is deleted.
-    unfiltered: HashSet<Key>,
     /// The numbers of which only the external policy comes or goes: there is traffic before and after.
     switched: HashSet<Key>,
 }
 
 impl Ranking {
     fn new(ops: &[Op]) -> Self {
-        let (mut unfiltered, mut switched) = (HashSet::new(), HashSet::new());
+        let mut switched = HashSet::new();
         for op in ops {
-            match op {
-                Op::Delete(element) if element.set == SetName::Filtered => _ = unfiltered.insert(element.key),
-                Op::Add(element) | Op::Delete(element) if element.set == SetName::ExternalPolicy => {
-                    switched.insert(element.key);
-                }
-                _ => {}
+            if let Op::Add(element) | Op::Delete(element) = op
+                && element.set == SetName::ExternalPolicy
+            {
+                switched.insert(element.key);
             }
         }
         for op in ops {
@@ -111,14 +107,13 @@ impl Ranking {
                 switched.remove(&element.key);
             }
         }
-        Self { unfiltered, switched }
+        Self { switched }
     }
 
     fn rank(&self, op: &Op) -> usize {
         let (Op::Add(element) | Op::Delete(element) | Op::Replace(element, _)) = op;
         let set = element.set;
         let switched = set == SetName::ExternalPolicy && self.switched.contains(&element.key);
-        let range_goes = || filtered(element).is_some_and(|frontend| self.unfiltered.contains(&frontend));
         match op {
             Op::Add(_) if switched => POLICIES_THAT_COME,
             Op::Delete(_) if switched => POLICIES_THAT_GO,
@@ -126,19 +121,13 @@ impl Ranking {
             Op::Delete(_) if !set.is_entry() => CLEAR + 2 - depth(set),
             Op::Replace(..) if depth(set) != 0 => CHOICES,
             Op::Replace(..) if !set.is_entry() => SLOTS,
-            Op::Delete(_) if set.is_interval() && range_goes() => RANGES_THAT_GO,
-            _ if set.is_interval() => RANGES,
-            Op::Add(_) if set == SetName::Filtered => FILTERS_THAT_COME,
+            _ if set.is_interval() => INTERVALS,
+            Op::Delete(_) if set == SetName::SourceRanges => RANGES_THAT_GO,
+            _ if set == SetName::SourceRanges => RANGES_THAT_COME,
+            Op::Add(_) | Op::Replace(..) if set == SetName::Filtered => FILTERS_THAT_COME,
             Op::Delete(_) if set == SetName::Filtered => FILTERS_THAT_GO,
             Op::Delete(_) => FRONTENDS_THAT_GO,
             Op::Add(_) | Op::Replace(..) => FRONTENDS,
         }
     }
-}
-
-/// The frontend that a source range belongs to: its key is that of the frontend, and an address.
-fn filtered(element: &Element) -> Option<Key> {
-    let key = element.key.as_slice();
-    let frontend = (element.set == SetName::SourceRanges).then_some((key.len() + 8) / 2)?;
-    Key::from_slice(key.get(..frontend)?)
 }

@@ -14,7 +14,7 @@ use super::{
     slots::{Slots, arrange, number},
 };
 use crate::{
-    model::{Endpoint, Family, Protocol, ServicePort},
+    model::{Endpoint, Protocol, ServicePort},
     nft::{
         chain::{Chain, Choice},
         element::{Element, Key, Number, SetName, Value, Verdict},
@@ -144,10 +144,31 @@ impl Port {
     pub(super) fn target(&self, kind: Kind) -> Target {
         let serves = if kind == Kind::ClusterIp { self.serves_internal() } else { self.serves_external() };
         match self.number {
-            Some(number) if serves => Target::Number(number),
+            Some(number) if serves => Target::Number(match self.counted(kind) {
+                Some((choice, count)) => number.with_count(choice, count),
+                None => number.uncounted(),
+            }),
             _ if self.has_any => Target::Drop,
             _ => Target::Reject,
         }
+    }
+
+    /// The set and count that the number of frontends of a kind tells, if it does.
+    fn counted(&self, kind: Kind) -> Option<(Choice, u32)> {
+        let chain = match kind {
+            Kind::ClusterIp => self.internal_chain(),
+            Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort if self.external_local => None,
+            Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort => self.external_chain(),
+        };
+        match chain? {
+            Chain::LoadBalance { choice, count } if count <= Number::COUNT_MAX => Some((choice, count)),
+            _ => None,
+        }
+    }
+
+    /// What its numbers tell: of V, and of X, W and NP.
+    pub(super) fn all_counted(&self) -> impl Iterator<Item = (Choice, u32)> + use<> {
+        self.counted(Kind::ClusterIp).into_iter().chain(self.counted(Kind::NodePort))
     }
 
     /// All frontends that it claims.
@@ -165,7 +186,12 @@ impl Port {
     fn chain(&self, choice: Choice, count: usize) -> Option<Chain> {
         let count = u32::try_from(count).ok().filter(|count| *count != 0)?;
         Some(match self.number?.has_affinity() {
-            true => Chain::Affinity { choice, count, seconds: self.affinity_seconds },
+            true => Chain::Affinity {
+                choice,
+                count,
+                seconds: self.affinity_seconds,
+                group: self.number?.affinity_group(),
+            },
             false => Chain::LoadBalance { choice, count },
         })
     }
@@ -192,26 +218,26 @@ impl Port {
     }
 
     /// Its own elements.
-    pub(super) fn elements(&self, family: Family) -> Vec<Element> {
-        let mut elements = self.slot_elements(family);
-        elements.extend(self.choice_elements(family));
+    pub(super) fn elements(&self) -> Vec<Element> {
+        let mut elements = self.slot_elements();
+        elements.extend(self.choice_elements());
         elements
     }
 
     /// Its slots and affinity endpoints.
-    pub(super) fn slot_elements(&self, family: Family) -> Vec<Element> {
+    pub(super) fn slot_elements(&self) -> Vec<Element> {
         let mut elements = Vec::with_capacity(self.cluster.len() + self.local.len());
         if let Some(number) = self.number {
-            change_all_slots(family, number, None, Some(self), &mut collect(&mut elements));
+            change_all_slots(number, None, Some(self), &mut collect(&mut elements));
         }
         elements
     }
 
     /// The verdicts that lead to its slots.
-    pub(super) fn choice_elements(&self, family: Family) -> Vec<Element> {
+    pub(super) fn choice_elements(&self) -> Vec<Element> {
         let mut elements = Vec::new();
         if let Some(number) = self.number {
-            change_choices(family, number, None, Some(self), &mut collect(&mut elements));
+            change_choices(number, None, Some(self), &mut collect(&mut elements));
         }
         elements
     }
@@ -258,13 +284,8 @@ impl Reach {
 }
 
 /// Tells the ledger how the own elements of a service port change.
-pub(super) fn change_ledger(
-    family: Family,
-    before: Option<&Port>,
-    after: Option<&Port>,
-    ledger: &mut Ledger,
-) {
-    change(family, before, after, &mut |set, key, before, after| ledger.change(set, key, before, after));
+pub(super) fn change_ledger(before: Option<&Port>, after: Option<&Port>, ledger: &mut Ledger) {
+    change(before, after, &mut |set, key, before, after| ledger.change(set, key, before, after));
 }
 
 type ChainOf = fn(&Port) -> Option<Chain>;
@@ -272,45 +293,37 @@ type ChainOf = fn(&Port) -> Option<Chain>;
 type Sink<'a> = dyn FnMut(SetName, Key, Option<Content>, Option<Content>) + 'a;
 
 /// Tells of every own element of either, also of those that stay.
-fn change(family: Family, before: Option<&Port>, after: Option<&Port>, sink: &mut Sink<'_>) {
+fn change(before: Option<&Port>, after: Option<&Port>, sink: &mut Sink<'_>) {
     let number = |port: Option<&Port>| port.and_then(|port| port.number);
     let (old, new) = (number(before), number(after));
     if old == new {
         if let Some(number) = new {
-            change_numbered(family, number, before, after, sink);
+            change_numbered(number, before, after, sink);
         }
         return;
     }
     if let Some(number) = old {
-        change_numbered(family, number, before, None, sink);
+        change_numbered(number, before, None, sink);
     }
     if let Some(number) = new {
-        change_numbered(family, number, None, after, sink);
+        change_numbered(number, None, after, sink);
     }
 }
 
-fn change_numbered(
-    family: Family,
-    number: Number,
-    before: Option<&Port>,
-    after: Option<&Port>,
-    sink: &mut Sink<'_>,
-) {
-    change_choices(family, number, before, after, sink);
-    change_all_slots(family, number, before, after, sink);
+fn change_numbered(number: Number, before: Option<&Port>, after: Option<&Port>, sink: &mut Sink<'_>) {
+    change_choices(number, before, after, sink);
+    change_all_slots(number, before, after, sink);
 }
 
-fn change_choices(
-    family: Family,
-    number: Number,
-    before: Option<&Port>,
-    after: Option<&Port>,
-    sink: &mut Sink<'_>,
-) {
-    let key = Key::new().number(family, number);
+fn change_choices(number: Number, before: Option<&Port>, after: Option<&Port>, sink: &mut Sink<'_>) {
+    let key = Key::new().number(number.uncounted());
     let choices: [(SetName, ChainOf); 4] = [
-        (SetName::InternalChoice, Port::internal_chain),
-        (SetName::ExternalChoice, Port::external_chain),
+        (SetName::InternalChoice, |port| {
+            port.internal_chain().filter(|_| port.counted(Kind::ClusterIp).is_none())
+        }),
+        (SetName::ExternalChoice, |port| {
+            port.external_chain().filter(|_| port.counted(Kind::NodePort).is_none())
+        }),
         (SetName::ExternalPolicy, Port::policy),
         (SetName::LocalChoice, Port::local_chain),
     ];
@@ -322,34 +335,21 @@ fn change_choices(
     }
 }
 
-fn change_all_slots(
-    family: Family,
-    number: Number,
-    before: Option<&Port>,
-    after: Option<&Port>,
-    sink: &mut Sink<'_>,
-) {
+fn change_all_slots(number: Number, before: Option<&Port>, after: Option<&Port>, sink: &mut Sink<'_>) {
     let empty = Slots::default();
     let (old, new) =
         (before.map_or(&empty, |port| &port.cluster), after.map_or(&empty, |port| &port.cluster));
     let sets = [SetName::Slots, SetName::AffinitySlots, SetName::AffinityEndpoints];
-    change_slots(family, number, sets, old, new, sink);
+    change_slots(number, sets, old, new, sink);
     let (old, new) = (before.map_or(&empty, |port| &port.local), after.map_or(&empty, |port| &port.local));
     let sets = [SetName::LocalSlots, SetName::LocalAffinitySlots, SetName::LocalAffinityEndpoints];
-    change_slots(family, number, sets, old, new, sink);
+    change_slots(number, sets, old, new, sink);
 }
 
 /// `sets`: without affinity, slots with affinity, endpoints with affinity.
-fn change_slots(
-    family: Family,
-    number: Number,
-    sets: [SetName; 3],
-    before: &Slots,
-    after: &Slots,
-    sink: &mut Sink<'_>,
-) {
+fn change_slots(number: Number, sets: [SetName; 3], before: &Slots, after: &Slots, sink: &mut Sink<'_>) {
     let [slots, affinity_slots, affinity_endpoints] = sets;
-    let key = Key::new().number(family, number);
+    let key = Key::new().number(number);
     let address = |endpoint: Endpoint| (None, Value::Data(Key::new().endpoint(endpoint)));
     let of_endpoint = |which: u16| Number(number.0 + u32::from(which));
     let indexes = (0..).take(before.len().max(after.len()));
@@ -362,7 +362,7 @@ fn change_slots(
     }
     let content = |slots: &Slots, index| {
         let which = *slots.numbers.get(index)?;
-        Some((None, Value::Data(Key::new().number(family, of_endpoint(which)))))
+        Some((None, Value::Data(Key::new().number(of_endpoint(which)))))
     };
     for (at, index) in indexes.enumerate() {
         sink(affinity_slots, key.index(index), content(before, at), content(after, at));
@@ -377,6 +377,6 @@ fn change_slots(
     while let Some(which) = before.peek().into_iter().chain(after.peek()).map(|(which, _)| *which).min() {
         let old = before.next_if(|(other, _)| *other == which).map(|(_, endpoint)| address(endpoint));
         let new = after.next_if(|(other, _)| *other == which).map(|(_, endpoint)| address(endpoint));
-        sink(affinity_endpoints, Key::new().number(family, of_endpoint(which)), old, new);
+        sink(affinity_endpoints, Key::new().number(of_endpoint(which)), old, new);
     }
 }

@@ -2,26 +2,21 @@
 //!
 //! Owns: [`SetDefinition`], the fields of keys and values, and how nft is told of them. In and out: values.
 
-use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED};
 use netlink_packet_netfilter::nftables::{SetAttribute, SetDescription, SetFlags};
 
 use crate::{model::Family, nft::element::SetName};
 
-/// How many clients of service ports with affinity the kernel remembers; a new one beyond that gets an endpoint, but may get
-/// another one next time.
-const AFFINITY_SIZE: u32 = 1_048_576;
+/// How many clients the kernel remembers in each of the maps of affinities, together 1,048,576: about 100 MB; a new one beyond
+/// that gets an endpoint, but may get another one next time. kube-proxy has a set of 65,535 for each endpoint.
+const AFFINITY_SIZE: u32 = 131_072;
 
 /// A set or map as the kernel is asked to make it.
 ///
-/// How an element of a set of intervals is sent, whose key and key_end (the last address that belongs to it) are different
-/// fields of [`crate::nft::element::Element`]:
-///
-/// - `service-cidrs` (one field): as two elements in one message, one whose key is the first address, and one with the flag
-///   `NFT_SET_ELEM_INTERVAL_END` whose key is the address *after* the last; the second is left out if the last address is
-///   the highest there is. The kernel lists them so too; after nft, there may be an end at the lowest address, which ends nothing. Intervals must not overlap, and two that touch share a key: the end
-///   of one is the start of the other.
-/// - `source-ranges` (several fields, [`Self::fields`]): as one element with `NFTA_SET_ELEM_KEY` and
-///   `NFTA_SET_ELEM_KEY_END`, in which every field has its own first and last value, both of which belong to it.
+/// An element of a set of intervals (`service-cidrs`) is sent as two elements in one message: one whose key is the first address,
+/// and one with the flag `NFT_SET_ELEM_INTERVAL_END` whose key is the address *after* the last. The second is left out if the
+/// last address is the highest there is. The kernel lists intervals in the same form; if nft wrote them, there may be an end at
+/// the lowest address, which ends nothing. Intervals must not overlap, and two that touch share a key: the end of one is the
+/// start of the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetDefinition {
     /// Whether it is a map, has intervals, timeouts, or is written by rules.
@@ -32,8 +27,6 @@ pub struct SetDefinition {
     pub key_len: u32,
     /// What a map gives; none for sets.
     pub data: Option<SetData>,
-    /// The lengths of the key's fields in bytes, without padding, where the kernel wants to know them; else empty.
-    pub fields: Vec<u32>,
     /// How many elements it may have, where that is limited.
     pub size: Option<u32>,
     /// What else nft wants to know to show the elements properly.
@@ -74,29 +67,10 @@ impl SetDefinition {
                 attributes.extend([SetAttribute::DataType(data_type), SetAttribute::DataLen(len)]);
             }
         }
-        let mut description = Vec::new();
-        description.extend(self.size.map(SetDescription::Size));
-        if !self.fields.is_empty() {
-            description
-                .push(SetDescription::Concat(self.fields.iter().map(|len| field_length(*len)).collect()));
-        }
-        if !description.is_empty() {
-            attributes.push(SetAttribute::Description(description));
-        }
+        attributes.extend(self.size.map(|size| SetAttribute::Description(vec![SetDescription::Size(size)])));
         attributes.push(SetAttribute::UserData(self.userdata.clone()));
         attributes
     }
-}
-
-/// One entry of `NFTA_SET_DESC_CONCAT`.
-fn field_length(len: u32) -> DefaultNla {
-    /// `NFTA_LIST_ELEM`, and `NFTA_SET_FIELD_LEN` in it.
-    const ENTRY: u16 = 1;
-    const LENGTH: u16 = 1;
-    let length = DefaultNla::new(LENGTH, len.to_be_bytes().to_vec());
-    let mut bytes = vec![0; length.buffer_len()];
-    length.emit(&mut bytes);
-    DefaultNla::new(ENTRY | NLA_F_NESTED, bytes)
 }
 
 /// What a set or map is.
@@ -107,8 +81,6 @@ pub fn definition(family: Family, set: SetName) -> SetDefinition {
     flags.set(SetFlags::Map, data.is_some());
     flags.set(SetFlags::Timeout | SetFlags::Eval, set.is_dynamic());
     flags.set(SetFlags::Interval, set.is_interval());
-    let concatenated = set.is_interval() && key.len() > 1;
-    flags.set(SetFlags::Concat, concatenated);
     SetDefinition {
         flags,
         key_type: type_of(family, key),
@@ -119,7 +91,6 @@ pub fn definition(family: Family, set: SetName) -> SetDefinition {
                 SetData::Data { data_type: type_of(family, fields), len: len_of(family, fields) }
             }
         }),
-        fields: if concatenated { key.iter().map(|field| field.len(family)).collect() } else { Vec::new() },
         size: set.is_dynamic().then_some(AFFINITY_SIZE),
         userdata: userdata(family, key, data),
     }
@@ -128,8 +99,9 @@ pub fn definition(family: Family, set: SetName) -> SetDefinition {
 /// A field of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FieldType {
-    /// Address, or a number in its form.
     Address,
+    /// [`Number`](crate::nft::element::Number).
+    Number,
     Protocol,
     Port,
     /// The index of a slot.
@@ -143,7 +115,7 @@ impl FieldType {
             Self::Address => family.address_len() as u32,
             Self::Protocol => 1,
             Self::Port => 2,
-            Self::Index => 4,
+            Self::Index | Self::Number => 4,
         }
     }
 
@@ -152,7 +124,7 @@ impl FieldType {
         self.len(family).next_multiple_of(4)
     }
 
-    /// nft's number of the type (6 bits): integer, ipv4_addr, ipv6_addr, inet_proto, inet_service.
+    /// nft's number of the type (6 bits): integer, ipv4_addr, ipv6_addr, inet_proto, inet_service, classid.
     const fn number(self, family: Family) -> u32 {
         match (self, family) {
             (Self::Index, _) => 4,
@@ -160,6 +132,7 @@ impl FieldType {
             (Self::Address, Family::V6) => 8,
             (Self::Protocol, _) => 12,
             (Self::Port, _) => 13,
+            (Self::Number, _) => 23,
         }
     }
 
@@ -171,6 +144,7 @@ impl FieldType {
             (Self::Address, Family::V6) => "ipv6_addr",
             (Self::Protocol, _) => "inet_proto",
             (Self::Port, _) => "inet_service",
+            (Self::Number, _) => "classid",
         }
     }
 
@@ -182,12 +156,15 @@ impl FieldType {
             (Self::Address, Family::V6) => "ip6 daddr",
             (Self::Protocol, _) => "meta l4proto",
             (Self::Port, _) => "th dport",
+            (Self::Number, _) => "meta priority",
         }
     }
 
     /// The same in the form in which nft keeps it with a set: the kind of expression, then what is particular to it.
     fn example_userdata(self, family: Family) -> Vec<u8> {
         const PAYLOAD: u32 = 7;
+        const META: u32 = 9;
+        const PRIORITY: u32 = 2;
         const NUMGEN: u32 = 23;
         // Which header, and which field of it.
         let payload = |header: u32, field: u32| {
@@ -197,6 +174,7 @@ impl FieldType {
             (Self::Address, Family::V4) => payload(12, 12),
             (Self::Address, Family::V6) => payload(13, 9),
             (Self::Port, _) => payload(11, 2),
+            (Self::Number, _) => [tlv_number(0, META), tlv(1, &tlv_number(0, PRIORITY))],
             // No map that is described by examples has one.
             (Self::Protocol, _) => [Vec::new(), Vec::new()],
             (Self::Index, _) => {
@@ -217,55 +195,69 @@ pub(super) enum DataFields {
 
 /// The fields of the keys.
 pub(super) const fn key_fields(set: SetName) -> &'static [FieldType] {
-    use FieldType::{Address, Index, Port, Protocol};
+    use FieldType::{Address, Index, Number, Port, Protocol};
     match set {
         SetName::ClusterIpPorts | SetName::ExternalPorts | SetName::Refused | SetName::Filtered => {
             &[Address, Protocol, Port]
         }
         SetName::NodePorts | SetName::RefusedNodePorts => &[Protocol, Port],
-        SetName::NodePortAddresses
-        | SetName::ClusterIps
-        | SetName::ServiceCidrs
+        SetName::NodePortAddresses | SetName::ClusterIps | SetName::ServiceCidrs => &[Address],
+        SetName::Counts
         | SetName::InternalChoice
         | SetName::ExternalPolicy
         | SetName::ExternalChoice
         | SetName::LocalChoice
         | SetName::AffinityEndpoints
-        | SetName::LocalAffinityEndpoints => &[Address],
+        | SetName::LocalAffinityEndpoints => &[Number],
         SetName::Slots | SetName::LocalSlots | SetName::AffinitySlots | SetName::LocalAffinitySlots => {
-            &[Address, Index]
+            &[Number, Index]
         }
-        SetName::Affinity => &[Address, Address],
+        SetName::Affinity0
+        | SetName::Affinity1
+        | SetName::Affinity2
+        | SetName::Affinity3
+        | SetName::Affinity4
+        | SetName::Affinity5
+        | SetName::Affinity6
+        | SetName::Affinity7 => &[Address, Number],
         SetName::Hairpin => &[Address, Address, Protocol, Port],
-        SetName::SourceRanges => &[Address, Protocol, Port, Address],
+        SetName::SourceRanges => &[Address, Port, Address, Index],
     }
 }
 
 /// The fields of the values; none for sets.
 pub(super) const fn data_fields(set: SetName) -> Option<DataFields> {
-    use FieldType::{Address, Port};
+    use FieldType::{Address, Number, Port};
     match set {
         SetName::ClusterIpPorts
         | SetName::ExternalPorts
         | SetName::NodePorts
         | SetName::AffinitySlots
         | SetName::LocalAffinitySlots
-        | SetName::Affinity => Some(DataFields::Data(&[Address])),
+        | SetName::Affinity0
+        | SetName::Affinity1
+        | SetName::Affinity2
+        | SetName::Affinity3
+        | SetName::Affinity4
+        | SetName::Affinity5
+        | SetName::Affinity6
+        | SetName::Affinity7 => Some(DataFields::Data(&[Number])),
         SetName::Slots
         | SetName::LocalSlots
         | SetName::AffinityEndpoints
         | SetName::LocalAffinityEndpoints => Some(DataFields::Data(&[Address, Port])),
-        SetName::InternalChoice
+        SetName::Counts
+        | SetName::InternalChoice
         | SetName::ExternalPolicy
         | SetName::ExternalChoice
         | SetName::LocalChoice
         | SetName::Refused
-        | SetName::RefusedNodePorts => Some(DataFields::Verdict),
+        | SetName::RefusedNodePorts
+        | SetName::Filtered => Some(DataFields::Verdict),
         SetName::NodePortAddresses
         | SetName::Hairpin
         | SetName::ClusterIps
         | SetName::ServiceCidrs
-        | SetName::Filtered
         | SetName::SourceRanges => None,
     }
 }
@@ -314,8 +306,12 @@ fn userdata(family: Family, key: &[FieldType], data: Option<DataFields>) -> Vec<
     const DATA_TYPE_OF: u8 = 4;
     const DATA_INTERVAL: u8 = 6;
     const CONCATENATION: u32 = 13;
-    // Of concatenations and verdicts it is none.
-    let byte_order = |fields: &[FieldType]| if fields.len() == 1 { 2 } else { 0 };
+    // Concatenations and verdicts have none, the others that of the host or of the network.
+    let byte_order = |fields: &[FieldType]| match fields {
+        [FieldType::Number | FieldType::Index] => 1,
+        [_] => 2,
+        _ => 0,
+    };
     let by_example = key.contains(&FieldType::Index);
     let examples = |kind: u8, fields: &[FieldType]| match fields {
         [field] if by_example => tlv(kind, &field.example_userdata(family)),

@@ -9,14 +9,20 @@
 use ipnet::IpNet;
 use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::nftables::{
-    Bitwise, ChecksumFlags, ChecksumType, Cmp, DataAttribute, ExpressionAttribute, Expressions, Immediate,
-    ListAttribute, Lookup, Meta, MetaKey, Operator, Payload, Register, Verdict, VerdictAttribute,
+    Bitwise, Cmp, DataAttribute, ExpressionAttribute, Expressions, Immediate, ListAttribute, Lookup, Meta,
+    MetaKey, Operator, Payload, Register, Verdict, VerdictAttribute,
 };
 
-use super::rule::{Field, Part, Rule, interface_name};
+use super::{
+    FLOWTABLE,
+    rule::{Field, Part, Rule, interface_name, netmask},
+};
 use crate::{
     model::Family,
-    nft::{chain::Chain, element::SetName},
+    nft::{
+        chain::Chain,
+        element::{Key, Number, SetName},
+    },
 };
 
 /// An expression of a rule.
@@ -36,6 +42,8 @@ const PORT_OFFSET: u32 = 2;
 const LOOKUP_INVERTED: u32 = 1;
 /// `IP_CT_NEW` as a bit of the state.
 const STATE_NEW: u32 = 1 << 3;
+/// `IP_CT_ESTABLISHED` as a bit of the state.
+const STATE_ESTABLISHED: u32 = 1 << 1;
 /// `IPS_DST_NAT`.
 const STATUS_DNAT: u32 = 1 << 5;
 /// `NFT_CT_STATE`.
@@ -115,8 +123,10 @@ struct Writer {
 impl Writer {
     fn part(&mut self, part: &Part) {
         match part {
-            Part::New => self.ct(CT_STATE, STATE_NEW),
-            Part::Translated => self.ct(CT_STATUS, STATUS_DNAT),
+            Part::New => self.ct(CT_STATE, STATE_NEW, true),
+            Part::Established => self.ct(CT_STATE, STATE_ESTABLISHED, true),
+            Part::Translated => self.ct(CT_STATUS, STATUS_DNAT, true),
+            Part::Untranslated => self.ct(CT_STATUS, STATUS_DNAT, false),
             Part::LocalSource => self.local(FIB_SOURCE),
             Part::LocalDestination => self.local(FIB_DESTINATION),
             Part::Address { field, net, inside } => self.address(*field, net, *inside),
@@ -136,17 +146,32 @@ impl Writer {
             }
             Part::Mark(bit) => self.change_mark(!bit, *bit),
             Part::ToggleMark(bit) => self.change_mark(u32::MAX, *bit),
-            Part::SetDestination(fields, map) => {
+            Part::SetNumber(fields, map) => {
                 self.load(fields);
                 self.lookup(*map, Some(register(0)), true);
-                self.write_destination();
+                self.set_number();
             }
-            Part::SetDestinationToService => {
+            Part::SetNumberToService => {
                 self.load(&[Field::Service]);
-                self.write_destination();
+                self.set_number();
             }
-            Part::Remember { seconds } => self.affinity(UPDATE, Some(*seconds)),
-            Part::Forget => self.affinity(DELETE, None),
+            Part::CountsCluster => {
+                self.load_number(0, Some(Number::CLUSTER_MASK));
+                self.compare(true, Number::CLUSTER.0.to_ne_bytes().to_vec());
+            }
+            Part::HasNumber => {
+                self.load_number(0, Some(Number::SET_MASK));
+                self.compare(false, vec![0; 4]);
+            }
+            Part::ClearNumber => {
+                self.push(Expressions::Immediate(vec![
+                    Immediate::DestinationRegister(register(0)),
+                    Immediate::Data(DataAttribute::Value(vec![0; 4])),
+                ]));
+                self.set_number();
+            }
+            Part::Remember { seconds, map } => self.affinity(UPDATE, *map, Some(*seconds)),
+            Part::Forget { map } => self.affinity(DELETE, *map, None),
             Part::Choose(fields, map) => {
                 self.load(fields);
                 self.lookup(*map, Some(Register::Verdict), true);
@@ -157,7 +182,9 @@ impl Writer {
                 self.translate();
             }
             Part::Masquerade => self.other("masq", vec![number(1, FULLY_RANDOM)]),
+            Part::Offload => self.offload(),
             Part::Reject => self.reject(),
+            Part::Return => self.verdict(Verdict::Return, None),
             Part::Drop => self.verdict(Verdict::Other(DROP), None),
             Part::Goto(chain) => self.verdict(Verdict::Goto, Some(*chain)),
             Part::Jump(chain) => self.verdict(Verdict::Jump, Some(*chain)),
@@ -187,14 +214,10 @@ impl Writer {
                 self.payload(NETWORK_HEADER, offset, len as u32, index);
                 address_registers
             }
-            Field::Service => {
-                self.load_field(Field::Destination, index);
-                // The numbers of its endpoints differ in the last two bytes.
-                let mut mask = vec![0xff; len - 2];
-                mask.extend([0, 0]);
-                self.bitwise(index, mask, vec![0; len]);
-                address_registers
-            }
+            Field::Number => self.load_number(index, None),
+            Field::Service => self.load_number(index, Some(Number::SERVICE_MASK)),
+            Field::Class => self.load_number(index, Some(Number::CLASS_MASK)),
+            Field::Id => self.load_number(index, Some(Number::ID_MASK)),
             Field::Protocol => {
                 self.meta(MetaKey::L4Proto, index);
                 1
@@ -203,13 +226,42 @@ impl Writer {
                 self.payload(TRANSPORT_HEADER, PORT_OFFSET, 2, index);
                 1
             }
-            Field::Random(below) => {
-                let (dreg, modulus, kind, random) = (1, 2, 3, 1);
-                let to = u32::from(register(index));
-                self.other("numgen", vec![number(dreg, to), number(modulus, below), number(kind, random)]);
-                1
+            Field::Random(below) => self.random(index, below, None),
+            Field::SourceNetwork(length) => {
+                let registers = self.load_field(Field::Source, index);
+                if let Some(mask) = netmask(self.family, length) {
+                    let mask = Key::new().ip(mask).as_slice().to_vec();
+                    let zero = vec![0; mask.len()];
+                    self.bitwise(index, mask, zero);
+                }
+                registers
             }
+            Field::Constant(offset) => self.random(index, 1, Some(offset)),
         }
+    }
+
+    /// A number below `below`, and what is added to it. How many registers it takes.
+    fn random(&mut self, index: u32, below: u32, added: Option<u32>) -> u32 {
+        let (dreg, modulus, kind, offset, random) = (1, 2, 3, 4, 1);
+        let to = u32::from(register(index));
+        let mut attributes = vec![number(dreg, to), number(modulus, below), number(kind, random)];
+        attributes.extend(added.map(|added| number(offset, added)));
+        self.other("numgen", attributes);
+        1
+    }
+
+    /// The number of the packet, or the bits of it that the mask has. How many registers it takes.
+    fn load_number(&mut self, index: u32, mask: Option<Number>) -> u32 {
+        self.meta(MetaKey::Priority, index);
+        if let Some(mask) = mask {
+            self.bitwise(index, mask.0.to_ne_bytes().to_vec(), vec![0; 4]);
+        }
+        1
+    }
+
+    /// Gives the packet the number in the first register.
+    fn set_number(&mut self) {
+        self.push(Expressions::Meta(vec![Meta::Key(MetaKey::Priority), Meta::SourceRegister(register(0))]));
     }
 
     fn payload(&mut self, base: u32, offset: u32, len: u32, index: u32) {
@@ -218,24 +270,6 @@ impl Writer {
             Payload::Base(base),
             Payload::Offset(offset),
             Payload::Len(len),
-        ]));
-    }
-
-    /// Writes the first registers over the destination address. The transport protocol's checksum, which covers it, is
-    /// corrected, and so is that of an IPv4 header; IPv6 has none.
-    fn write_destination(&mut self) {
-        let (checksum, checksum_offset) = match self.family {
-            Family::V4 => (ChecksumType::Inet, 10),
-            Family::V6 => (ChecksumType::None, 0),
-        };
-        self.push(Expressions::Payload(vec![
-            Payload::SourceRegister(register(0)),
-            Payload::Base(NETWORK_HEADER),
-            Payload::Offset(address_offset(self.family, false)),
-            Payload::Len(self.family.address_len() as u32),
-            Payload::CsumType(checksum),
-            Payload::CsumOffset(checksum_offset),
-            Payload::CsumFlags(ChecksumFlags::L4PseudoHeader),
         ]));
     }
 
@@ -271,12 +305,12 @@ impl Writer {
         self.push(Expressions::Lookup(attributes));
     }
 
-    /// A bit of the connection's state or status is set.
-    fn ct(&mut self, key: u32, bit: u32) {
+    /// A bit of the connection's state or status is set, or is not.
+    fn ct(&mut self, key: u32, bit: u32, set: bool) {
         let (dreg, of) = (1, 2);
         self.other("ct", vec![number(of, key), number(dreg, u32::from(register(0)))]);
         self.bitwise(0, bit.to_ne_bytes().to_vec(), vec![0; 4]);
-        self.compare(false, vec![0; 4]);
+        self.compare(!set, vec![0; 4]);
     }
 
     /// The type of an address, by the routing table, is local.
@@ -327,12 +361,12 @@ impl Writer {
     }
 
     /// client . service port : endpoint. A time that is not given is left out.
-    fn affinity(&mut self, operation: u32, seconds: Option<u32>) {
+    fn affinity(&mut self, operation: u32, map: SetName, seconds: Option<u32>) {
         let (set, op, key, data, timeout) = (1, 3, 4, 5, 6);
         let after = self.load(&[Field::Source, Field::Service]);
         let value = after.next_multiple_of(LARGE);
-        self.load_field(Field::Destination, value);
-        let mut name = SetName::Affinity.as_str().as_bytes().to_vec();
+        self.load_field(Field::Number, value);
+        let mut name = map.as_str().as_bytes().to_vec();
         name.push(0);
         let mut attributes = vec![
             DefaultNla::new(set, name),
@@ -366,6 +400,12 @@ impl Writer {
                 number(port, u32::from(port_register)),
             ],
         );
+    }
+
+    /// Into the flowtable (`NFTA_FLOW_TABLE_NAME`).
+    fn offload(&mut self) {
+        let name = 1;
+        self.other("flow_offload", vec![DefaultNla::new(name, format!("{FLOWTABLE}\0").into_bytes())]);
     }
 
     /// ICMP port unreachable, whatever the protocol: code 3 in ICMP, 4 in ICMPv6.

@@ -1,7 +1,7 @@
 //! The rules of the table: what each chain says, and what sets and maps are.
 //!
 //! Owns: the fixed ruleset and the chains that depend on counts, each rule once as a [`Rule`], which is rendered as text for
-//! people ([`print()`]) and as expressions for the kernel ([`Rule::expressions`]). In: [`Base`]. Out: values; nothing here
+//! people ([`print_with_flowtable`]) and as expressions for the kernel ([`Rule::expressions`]). In: [`Base`]. Out: values; nothing here
 //! talks to the kernel.
 
 mod definition;
@@ -17,11 +17,11 @@ use ipnet::IpNet;
 
 pub use self::{
     definition::{SetData, SetDefinition, definition},
-    print::{element_text, print},
+    print::{element_text, flowtable_text, print_with_flowtable},
     rule::Rule,
 };
 use super::{
-    chain::{Chain, Choice},
+    chain::{Chain, Choice, PrefixLengths},
     element::SetName,
 };
 use crate::model::{Family, Protocol};
@@ -29,6 +29,9 @@ pub(in crate::nft) use rule::{Field, Part};
 
 /// The name of the table, in both families.
 pub const TABLE: &str = "keelson";
+
+/// The name of the flowtable, in both families.
+pub const FLOWTABLE: &str = "service-flows";
 
 /// What the fixed ruleset depends on, in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +112,9 @@ pub const fn hook(chain: Chain) -> Option<Hook> {
         Chain::FilterOutput => {
             ("filter", OUTPUT, 0, "type filter hook output priority filter; policy accept;")
         }
+        Chain::FilterForwardOffload | Chain::FilterForwardOffloadTcp => {
+            ("filter", FORWARD, 200, "type filter hook forward priority 200; policy accept;")
+        }
         _ => return None,
     };
     Some(Hook { kind, hook, priority, text })
@@ -121,7 +127,7 @@ pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
         Chain::NatPrerouting | Chain::NatOutput => vec![Rule::of([Part::Jump(Chain::Services)])],
         Chain::NatPostrouting => postrouting(base),
         Chain::FilterPrerouting | Chain::FilterOutputFirst => {
-            vec![Rule::of([Part::New, Part::Jump(Chain::Firewall)])]
+            vec![Rule::of([Part::New, Part::Choose(FRONTEND.to_vec(), SetName::Filtered)])]
         }
         Chain::FilterInput => vec![
             Rule::of(
@@ -130,30 +136,27 @@ pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
                     .chain(node_ports(base))
                     .chain([Part::Choose(NODE_PORT.to_vec(), SetName::RefusedNodePorts)]),
             ),
-            refused(),
+            Rule::of([Part::New, Part::Choose(FRONTEND.to_vec(), SetName::Refused)]),
         ],
         Chain::FilterForward | Chain::FilterOutput => {
-            vec![refused(), Rule::of([Part::New, Part::Jump(Chain::ClusterIpsCheck)])]
+            vec![Rule::of([Part::New, Part::Untranslated, Part::Jump(Chain::ClusterIpsCheck)])]
         }
+        Chain::FilterForwardOffload => offload(&[Protocol::Tcp, Protocol::Udp]),
+        Chain::FilterForwardOffloadTcp => offload(&[Protocol::Tcp]),
         Chain::Services => services(base),
         Chain::Internal => internal(base),
         Chain::External => vec![
+            Rule::of([Part::CountsCluster, Part::Mark(base.mark)]),
+            by_count(),
             choose(SetName::ExternalPolicy),
             Rule::of([Part::Mark(base.mark)]),
             choose(SetName::ExternalChoice),
             Rule::of([Part::Drop]),
         ],
         Chain::ExternalLocal => external_local(base),
-        Chain::Firewall => {
-            let mut with_source = FRONTEND.to_vec();
-            with_source.push(Field::Source);
-            vec![Rule::of([
-                Part::In { fields: FRONTEND.to_vec(), set: SetName::Filtered, inside: true },
-                Part::In { fields: with_source, set: SetName::SourceRanges, inside: false },
-                Part::Drop,
-            ])]
-        }
+        Chain::Sources { protocol, lengths } => sources(protocol, lengths),
         Chain::ClusterIpsCheck => vec![
+            Rule::of([Part::Choose(FRONTEND.to_vec(), SetName::Refused)]),
             Rule::of([is_in(Field::Destination, SetName::ClusterIps), Part::Reject]),
             Rule::of([is_in(Field::Destination, SetName::ServiceCidrs), Part::Drop]),
         ],
@@ -163,19 +166,19 @@ pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
                 Choice::Cluster => SetName::Slots,
                 Choice::Local => SetName::LocalSlots,
             };
-            let mut rules = translate(&slot(count), slots);
+            let mut rules = translate(&[Field::Id, Field::Random(count.max(1))], slots);
             rules.push(Rule::of([Part::Drop]));
             rules
         }
-        Chain::Affinity { choice, count, seconds } => vec![
+        Chain::Affinity { choice, count, seconds, group } => vec![
             Rule::of([
-                Part::SetDestination(vec![Field::Source, Field::Destination], SetName::Affinity),
-                Part::Goto(Chain::AffinityKept { choice, count, seconds }),
+                Part::SetNumber(vec![Field::Source, Field::Number], SetName::affinity(group)),
+                Part::Goto(Chain::AffinityKept { choice, count, seconds, group }),
             ]),
-            Rule::of([Part::Goto(Chain::AffinityNew { choice, count, seconds })]),
+            Rule::of([Part::Goto(Chain::AffinityNew { choice, count, seconds, group })]),
         ],
-        Chain::AffinityKept { choice, count, seconds } => affinity_kept(choice, count, seconds),
-        Chain::AffinityNew { choice, count, seconds } => affinity_new(choice, count, seconds),
+        Chain::AffinityKept { choice, count, seconds, group } => affinity_kept(choice, count, seconds, group),
+        Chain::AffinityNew { choice, count, seconds, group } => affinity_new(choice, count, seconds, group),
     }
 }
 
@@ -184,21 +187,22 @@ const FRONTEND: [Field; 3] = [Field::Destination, Field::Protocol, Field::Port];
 /// What tells a node port.
 const NODE_PORT: [Field; 2] = [Field::Protocol, Field::Port];
 
-/// Key of one of the slots of a number, chosen at random. A chain for no endpoints at all (nothing leads to one) finds none.
+/// Key of one of the slots of a number with affinity, chosen at random. A chain for no endpoints at all (nothing leads to one) finds none.
 fn slot(count: u32) -> [Field; 2] {
-    [Field::Destination, Field::Random(count.max(1))]
+    [Field::Number, Field::Random(count.max(1))]
 }
 
 fn is_in(field: Field, set: SetName) -> Part {
     Part::In { fields: vec![field], set, inside: true }
 }
 
-fn choose(set: SetName) -> Rule {
-    Rule::of([Part::Choose(vec![Field::Destination], set)])
+/// To the chain for the choice and count that the number tells.
+fn by_count() -> Rule {
+    Rule::of([Part::Choose(vec![Field::Class], SetName::Counts)])
 }
 
-fn refused() -> Rule {
-    Rule::of([Part::New, Part::Choose(FRONTEND.to_vec(), SetName::Refused)])
+fn choose(set: SetName) -> Rule {
+    Rule::of([Part::Choose(vec![Field::Number], set)])
 }
 
 /// Whether the destination is an address where node ports answer.
@@ -221,18 +225,14 @@ fn node_ports(base: &Base) -> Vec<Part> {
 /// Finds the number of the frontend.
 fn services(base: &Base) -> Vec<Rule> {
     vec![
-        Rule::of([
-            Part::SetDestination(FRONTEND.to_vec(), SetName::ClusterIpPorts),
-            Part::Goto(Chain::Internal),
-        ]),
-        Rule::of([
-            Part::SetDestination(FRONTEND.to_vec(), SetName::ExternalPorts),
-            Part::Goto(Chain::External),
-        ]),
-        Rule::of(node_ports(base).into_iter().chain([
-            Part::SetDestination(NODE_PORT.to_vec(), SetName::NodePorts),
-            Part::Goto(Chain::External),
-        ])),
+        Rule::of([Part::SetNumber(FRONTEND.to_vec(), SetName::ClusterIpPorts), Part::Goto(Chain::Internal)]),
+        Rule::of([Part::SetNumber(FRONTEND.to_vec(), SetName::ExternalPorts), Part::Goto(Chain::External)]),
+        Rule::of(
+            node_ports(base).into_iter().chain([
+                Part::SetNumber(NODE_PORT.to_vec(), SetName::NodePorts),
+                Part::Goto(Chain::External),
+            ]),
+        ),
     ]
 }
 
@@ -256,21 +256,35 @@ fn from_pod(base: &Base, pod: bool) -> Option<Vec<Part>> {
 fn internal(base: &Base) -> Vec<Rule> {
     let masqueraded = if base.masquerade_all { Some(Vec::new()) } else { from_pod(base, false) };
     let mark = masqueraded.map(|parts| Rule::of(parts.into_iter().chain([Part::Mark(base.mark)])));
-    mark.into_iter().chain([choose(SetName::InternalChoice), Rule::of([Part::Drop])]).collect()
+    let chosen = [by_count(), choose(SetName::InternalChoice), Rule::of([Part::Drop])];
+    mark.into_iter().chain(chosen).collect()
 }
 
 /// To an external address where externalTrafficPolicy is Local. What comes from a pod or from the node itself is not outside
 /// traffic: it may go to any endpoint. masqueradeAll is about cluster IPs alone.
 fn external_local(base: &Base) -> Vec<Rule> {
-    let any = Part::Choose(vec![Field::Destination], SetName::ExternalChoice);
+    let any = Part::Choose(vec![Field::Number], SetName::ExternalChoice);
     let pod = from_pod(base, true).map(|parts| Rule::of(parts.into_iter().chain([any.clone()])));
     let node = Rule::of([Part::LocalSource, Part::Mark(base.mark), any]);
     pod.into_iter().chain([node, choose(SetName::LocalChoice), Rule::of([Part::Drop])]).collect()
 }
 
-/// What was marked, and a pod that reaches itself.
+/// Whether the source of a packet is in one of the ranges of its frontend. A hash is asked for each length of prefix that
+/// they have, so it makes no difference how many ranges others have.
+fn sources(protocol: Protocol, lengths: PrefixLengths) -> Vec<Rule> {
+    let of_length = |length: u8| {
+        let kind = Field::Constant(SetName::range_kind(protocol, length));
+        let fields = vec![Field::Destination, Field::Port, Field::SourceNetwork(length), kind];
+        Rule::of([Part::In { fields, set: SetName::SourceRanges, inside: true }, Part::Return])
+    };
+    lengths.iter().map(of_length).chain([Rule::of([Part::Drop])]).collect()
+}
+
+/// What was marked, and a pod that reaches itself. A nat chain sees the first packet of a connection only, which is the one that
+/// has a number. (Where IPv4 forwards, the kernel has set the priority anew.) Others' connections keep their priority.
 fn postrouting(base: &Base) -> Vec<Rule> {
     vec![
+        Rule::of([Part::Translated, Part::HasNumber, Part::ClearNumber]),
         Rule::of([Part::Marked(base.mark), Part::ToggleMark(base.mark), Part::Masquerade]),
         Rule::of([
             Part::Translated,
@@ -282,6 +296,14 @@ fn postrouting(base: &Base) -> Vec<Rule> {
             Part::Masquerade,
         ]),
     ]
+}
+
+/// Adds flows to the flowtable that were translated and have had an answer. Of other protocols the kernel keeps none there.
+pub(in crate::nft) fn offload(protocols: &[Protocol]) -> Vec<Rule> {
+    let of = |protocol: &Protocol| {
+        Rule::of([Part::Established, Part::Translated, Part::Protocol(*protocol), Part::Offload])
+    };
+    protocols.iter().map(of).collect()
 }
 
 /// To the endpoint that a map gives. nft writes ports only after a protocol that has some, hence one rule for each.
@@ -299,27 +321,27 @@ const fn affinity_maps(choice: Choice) -> (SetName, SetName) {
     }
 }
 
-/// The destination is the number of the endpoint that the client had.
-fn affinity_kept(choice: Choice, count: u32, seconds: u32) -> Vec<Rule> {
+/// The packet has the number of the endpoint that the client had.
+fn affinity_kept(choice: Choice, count: u32, seconds: u32, group: u8) -> Vec<Rule> {
     let (_, endpoints) = affinity_maps(choice);
-    let mut rules = vec![Rule::of([Part::Remember { seconds }])];
-    rules.extend(translate(&[Field::Destination], endpoints));
+    let mut rules = vec![Rule::of([Part::Remember { seconds, map: SetName::affinity(group) }])];
+    rules.extend(translate(&[Field::Number], endpoints));
     rules.extend([
-        Rule::of([Part::Forget]),
-        Rule::of([Part::SetDestinationToService]),
-        Rule::of([Part::Goto(Chain::AffinityNew { choice, count, seconds })]),
+        Rule::of([Part::Forget { map: SetName::affinity(group) }]),
+        Rule::of([Part::SetNumberToService]),
+        Rule::of([Part::Goto(Chain::AffinityNew { choice, count, seconds, group })]),
     ]);
     rules
 }
 
-/// The destination is the number of the service port.
-fn affinity_new(choice: Choice, count: u32, seconds: u32) -> Vec<Rule> {
+/// The packet has the number of the service port.
+fn affinity_new(choice: Choice, count: u32, seconds: u32, group: u8) -> Vec<Rule> {
     let (slots, endpoints) = affinity_maps(choice);
     let mut rules = vec![
-        Rule::of([Part::SetDestination(slot(count).to_vec(), slots)]),
-        Rule::of([Part::Remember { seconds }]),
+        Rule::of([Part::SetNumber(slot(count).to_vec(), slots)]),
+        Rule::of([Part::Remember { seconds, map: SetName::affinity(group) }]),
     ];
-    rules.extend(translate(&[Field::Destination], endpoints));
+    rules.extend(translate(&[Field::Number], endpoints));
     rules.push(Rule::of([Part::Drop]));
     rules
 }

@@ -4,6 +4,7 @@
 //! many.
 
 use std::{
+    collections::BTreeSet,
     fmt::{self, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
@@ -11,17 +12,17 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Base, TABLE,
+    Base, FLOWTABLE, TABLE,
     definition::{DataFields, FieldType, data_fields, definition, key_fields, type_text},
     hook,
-    rule::{keyword, protocol_name},
+    rule::keyword,
     rules,
 };
 use crate::{
     model::{Family, Protocol},
     nft::{
         chain::Chain,
-        element::{Element, SetName, Value, Verdict},
+        element::{Element, Number, SetName, Value, Verdict},
     },
 };
 
@@ -32,14 +33,16 @@ const ELEMENTS_PER_COMMAND: usize = 1000;
 ///
 /// `chains` are all that there are, [`Chain::FIXED`] included; a chain comes after those it leads to. Elements of one set
 /// should follow each other; the order in which packets would meet them does not matter, as the file is one transaction.
-/// For the chains of affinity in IPv6 it takes nft 1.0.7: see [`super::Rule::text`].
+/// For the chains of affinity in IPv6 it takes nft 1.0.7: see [`super::Rule::text`]. `devices`: those of the flowtable, if there
+/// is one.
 ///
 /// # Errors
 ///
 /// When `out` has one.
-pub fn print(
+pub fn print_with_flowtable(
     out: &mut impl Write,
     base: &Base,
+    devices: Option<&BTreeSet<String>>,
     chains: impl IntoIterator<Item = Chain>,
     elements: impl Iterator<Item = Element>,
 ) -> fmt::Result {
@@ -47,6 +50,9 @@ pub fn print(
     writeln!(out, "table {ip} {TABLE} {{}}\ndelete table {ip} {TABLE}\ntable {ip} {TABLE} {{")?;
     for set in SetName::ALL {
         print_set(out, base.family, set)?;
+    }
+    if let Some(devices) = devices {
+        out.write_str(&flowtable_text(devices))?;
     }
     for chain in chains {
         writeln!(out, "\tchain {chain} {{")?;
@@ -60,6 +66,16 @@ pub fn print(
     }
     writeln!(out, "}}")?;
     print_elements(out, base.family, elements)
+}
+
+/// The flowtable in the language of nft.
+#[must_use]
+pub fn flowtable_text(devices: &BTreeSet<String>) -> String {
+    let names: Vec<String> = devices.iter().map(|device| format!("\"{device}\"")).collect();
+    // nft reads no empty list.
+    let devices =
+        if names.is_empty() { String::new() } else { format!("\t\tdevices = {{ {} }}\n", names.join(", ")) };
+    format!("\tflowtable {FLOWTABLE} {{\n\t\thook ingress priority filter\n{devices}\t\tcounter\n\t}}\n")
 }
 
 fn print_set(out: &mut impl Write, family: Family, set: SetName) -> fmt::Result {
@@ -105,7 +121,7 @@ fn print_elements(
     }
 }
 
-/// An element in the language of nft, such as `10.96.0.10 . tcp . 80 : 0.0.0.7`.
+/// An element in the language of nft, such as `10.96.0.10 . tcp . 80 : 40a0:7`.
 #[must_use]
 pub fn element_text(family: Family, element: &Element) -> String {
     let last = element.key_end.as_ref().unwrap_or(&element.key);
@@ -148,11 +164,12 @@ fn field_text(field: FieldType, low: &[u8], high: &[u8]) -> String {
             _ => String::new(),
         },
         (FieldType::Protocol, [number, ..]) => match Protocol::from_number(*number) {
-            Some(protocol) => protocol_name(protocol).to_owned(),
+            Some(protocol) => protocol.keyword().to_owned(),
             None => number.to_string(),
         },
         (FieldType::Port, [high, low, ..]) => u16::from_be_bytes([*high, *low]).to_string(),
         (FieldType::Index, &[a, b, c, d]) => u32::from_ne_bytes([a, b, c, d]).to_string(),
+        (FieldType::Number, &[a, b, c, d]) => Number(u32::from_ne_bytes([a, b, c, d])).to_string(),
         _ => String::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! From a change at the API server to the rules.
 //!
 //! Owns: the measurement, and a plain watch of the API server beside it. In: who has everything in the kernel; changes one by
-//! one, each after a rest. Out: a row.
+//! one, each after a rest. Out: a row for each kind of change.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,20 +29,52 @@ const AT_LEAST: usize = 3;
 /// On top of the pause that it needs, at most, in milliseconds: no rhythm of ours meets one of its own.
 const JITTER: u64 = 80;
 
-/// When a plain watch told of a change, by its port.
-type Seen = Arc<Mutex<HashMap<u16, Instant>>>;
+/// When a plain watch told of a change, by the resource version of the slice.
+type Seen = Arc<Mutex<HashMap<String, Instant>>>;
 
 /// A change that was written.
 struct Written {
-    number: u16,
+    version: String,
     acknowledged: Instant,
     moved: Instant,
+}
+
+/// What changes of a Service.
+#[derive(Clone, Copy, Debug)]
+enum Changed {
+    /// An endpoint: another takes its place.
+    Endpoint,
+    /// The number of endpoints: one more, and one less the next time.
+    Count,
+}
+
+impl Changed {
+    /// As the tables call it.
+    fn title(self) -> &'static str {
+        match self {
+            Self::Endpoint => "another endpoint",
+            Self::Count => "one endpoint more or less",
+        }
+    }
 }
 
 pub(super) async fn change(
     stage: &Stage,
     subject: &Subject,
     options: &Options,
+    report: &mut Report,
+) -> Result<()> {
+    for changed in [Changed::Endpoint, Changed::Count] {
+        one_by_one(stage, subject, options, changed, report).await?;
+    }
+    Ok(())
+}
+
+async fn one_by_one(
+    stage: &Stage,
+    subject: &Subject,
+    options: &Options,
+    changed: Changed,
     report: &mut Report,
 ) -> Result<()> {
     let generations = Generations::watch(subject.namespace())?;
@@ -52,17 +84,27 @@ pub(super) async fn change(
     let mut random = SmallRng::seed_from_u64(2);
     let (mut written, begun) = (Vec::new(), Instant::now());
     let before = total(&subject.usage()?);
-    while written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing)
+    // The Service that has an endpoint more than the others.
+    let mut scaled = None;
+    while scaled.is_some()
+        || written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing)
     {
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
         let (service, number) = (random.random_range(0..stage.size.services), stage.new_port()?);
         let sent = Instant::now();
-        stage.touch(service, number).await?;
+        let version = match (changed, scaled.take()) {
+            (Changed::Endpoint, _) => stage.touch(service, number).await?,
+            (Changed::Count, None) => {
+                scaled = Some(service);
+                stage.scale(service, true).await?
+            }
+            (Changed::Count, Some(service)) => stage.scale(service, false).await?,
+        };
         let acknowledged = Instant::now();
         let moved = generations.first_after(sent, PATIENCE).await?;
         let moved = moved.with_context(|| format!("no rule changed within {PATIENCE:?}"))?;
-        written.push(Written { number, acknowledged, moved });
+        written.push(Written { version, acknowledged, moved });
     }
     // What belongs to the last one.
     ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
@@ -73,6 +115,7 @@ pub(super) async fn change(
     let mut row = Change {
         size: stage.size,
         kind: subject.kind,
+        what: changed.title(),
         acknowledged: written.iter().map(|one| after(one.moved, one.acknowledged)).collect(),
         watched: Vec::new(),
         processor: processor * 1e3 / count,
@@ -81,7 +124,7 @@ pub(super) async fn change(
     {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         for one in &written {
-            let told = seen.get(&one.number).context("the plain watch missed a change")?;
+            let told = seen.get(&one.version).context("the plain watch missed a change")?;
             row.watched.push(after(one.moved, *told));
         }
     }
@@ -91,7 +134,10 @@ pub(super) async fn change(
     report.memory.push(Resident {
         size: stage.size,
         kind: subject.kind,
-        when: "after changes one by one",
+        when: match changed {
+            Changed::Endpoint => "after changes one by one",
+            Changed::Count => "after scaling one by one",
+        },
         memory: subject.memory()?,
         children: programs.most(),
     });
@@ -121,11 +167,7 @@ async fn watch(stage: &Stage, seen: Seen) -> Result<JoinHandle<Result<()>>> {
                 match event {
                     WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
                         version = slice.metadata.resource_version.unwrap_or(version);
-                        let ports = slice.ports.unwrap_or_default();
-                        let number = ports.first().and_then(|port| u16::try_from(port.port?).ok());
-                        if let Some(number) = number {
-                            seen.lock().unwrap_or_else(PoisonError::into_inner).entry(number).or_insert(at);
-                        }
+                        seen.lock().unwrap_or_else(PoisonError::into_inner).insert(version.clone(), at);
                     }
                     WatchEvent::Error(status) => bail!("{status:?}"),
                     WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}

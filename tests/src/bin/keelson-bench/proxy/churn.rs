@@ -61,7 +61,7 @@ pub(super) async fn churn(
 }
 
 /// Changes slices at random; tells how many.
-async fn write(stage: &Stage, long: Duration) -> Result<usize> {
+pub(super) async fn write(stage: &Stage, long: Duration) -> Result<usize> {
     let mut random = SmallRng::seed_from_u64(1);
     let mut turn = tokio::time::interval(Duration::from_secs(1) / A_SECOND);
     let (at_once, mut writes) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());

@@ -1,8 +1,10 @@
 //! New connections by way of the rules.
 //!
 //! Owns: the measurement, with servers and clients of its own. In: worlds in which all rules are, and one without any. Out: a
-//! row for each. Clients are threads in a pod, servers threads in other pods of the same node; each connection is a new socket.
-//! TCP: connected, and reset, so that no port has to wait for its time to be over; UDP: one question, one answer.
+//! row for each. Clients are threads in a pod, on the node or outside, servers threads in other pods of the same node; each connection is a new socket.
+//! TCP: connected, and reset, so that no port has to wait for its time to be over; UDP: one question, one answer. First packets:
+//! one packet of UDP again and again, dropped behind the last hook of the node, so that conntrack forgets the flow and each is the
+//! first one of a flow; what is left of the cost of a connection is the way through the rules.
 
 use std::fs::File;
 use std::io;
@@ -14,23 +16,27 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use keelson_tests::net::{Namespace, World, plan};
+use keelson_tests::net::{Asker, Namespace, World, plan};
 use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::options::Options;
 use super::report::{Report, Way};
-use super::stage::{LOAD_PORT, Stage};
+use super::stage::{LOAD_PORT, Load, Stage};
 use super::subject::Subject;
 
 /// Clients at the same time, when as many connections as possible are made.
 const CLIENTS: usize = 8;
-/// How long each measurement of a round takes.
-const LONG: Duration = Duration::from_secs(2);
+/// How long each measurement of a round takes. Many short rounds in turn: a machine that is shared is not the same for long.
+const LONG: Duration = Duration::from_secs(1);
 /// How long a connection or an answer may take.
 const ANSWER: Duration = Duration::from_secs(1);
 /// How often a server looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Drops what leaves the node, behind all other hooks.
+const DROP: &str =
+    "table inet dropped { chain postrouting { type filter hook postrouting priority 300; drop; }; }";
 
 #[derive(Clone, Copy, Debug)]
 enum Protocol {
@@ -42,8 +48,9 @@ enum Protocol {
 struct Route<'a> {
     way: Way,
     world: &'a World,
+    from: Asker,
     targets: Vec<SocketAddr>,
-    _servers: Vec<Servers>,
+    _servers: Arc<Vec<Servers>>,
 }
 
 pub(super) async fn connections(
@@ -53,11 +60,28 @@ pub(super) async fn connections(
     report: &mut Report,
 ) -> Result<()> {
     let plain = World::new()?;
-    let mut routes = vec![route("to an endpoint, no rules at all", &plain, stage.load_endpoints())?];
-    for subject in subjects {
-        subject.is_whole(stage)?;
-        let name = format!("{}, to a cluster IP, rules of {}", stage.size, subject.kind.name());
-        routes.push(route(&name, &subject.world, stage.loaded())?);
+    let servers = Arc::new(serve(&plain)?);
+    let way = |name: &'static str, kind| Way { size: stage.size, kind, name, ..Way::default() };
+    let mut routes = vec![Route {
+        way: way(NO_RULES, None),
+        world: &plain,
+        from: plain.pod(),
+        targets: stage.load_endpoints(),
+        _servers: servers,
+    }];
+    let served: Vec<_> =
+        subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
+    for (name, from, targets) in ways(stage) {
+        for (subject, servers) in subjects.iter().zip(&served) {
+            subject.is_whole(stage)?;
+            routes.push(Route {
+                way: way(name, Some(subject.kind)),
+                world: &subject.world,
+                from: from(&subject.world),
+                targets: targets.clone(),
+                _servers: servers.clone(),
+            });
+        }
     }
     // Threads of clients and waiting for them are nothing for the runtime's own.
     let measured = tokio::task::block_in_place(|| {
@@ -76,21 +100,32 @@ pub(super) async fn connections(
     measured
 }
 
-fn route<'a>(name: &str, world: &'a World, targets: Vec<SocketAddr>) -> Result<Route<'a>> {
+/// The way without a proxy.
+const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
+
+/// Who asks whom.
+type Ask = (&'static str, fn(&World) -> Asker, Vec<SocketAddr>);
+
+/// The ways that are measured by the rules of each.
+fn ways(stage: &Stage) -> [Ask; 7] {
+    [
+        ("from a pod to an endpoint", World::pod, stage.load_endpoints()),
+        ("from a pod to a cluster IP", World::pod, stage.loaded(Load::Plain)),
+        ("from a pod to a cluster IP with affinity", World::pod, stage.loaded(Load::Sticky)),
+        ("from the node to a cluster IP", World::host, stage.loaded(Load::Plain)),
+        ("from outside to a load balancer", World::client, Stage::ingresses(Load::Exposed)),
+        ("from outside to one with source ranges", World::client, Stage::ingresses(Load::Ranged)),
+        ("from outside to a node port", World::client, Stage::node_ports()),
+    ]
+}
+
+fn serve(world: &World) -> Result<Vec<Servers>> {
     let mut servers = Vec::new();
     for number in 1..=plan::LOCALS {
         let at = SocketAddr::new(plan::local(number).v4.into(), LOAD_PORT);
         servers.push(Servers::start(world.local(number)?.namespace(), at)?);
     }
-    let way = Way {
-        name: name.to_owned(),
-        tcp_rate: Vec::new(),
-        udp_rate: Vec::new(),
-        tcp: Vec::new(),
-        udp: Vec::new(),
-        failed: 0,
-    };
-    Ok(Route { way, world, targets, _servers: servers })
+    Ok(servers)
 }
 
 impl Route<'_> {
@@ -98,15 +133,28 @@ impl Route<'_> {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let many = self.measure(protocol, CLIENTS)?;
             let one = self.measure(protocol, 1)?;
-            let (rates, times) = match protocol {
-                Protocol::Tcp => (&mut self.way.tcp_rate, &mut self.way.tcp),
-                Protocol::Udp => (&mut self.way.udp_rate, &mut self.way.udp),
+            let (rates, costs, times) = match protocol {
+                Protocol::Tcp => (&mut self.way.tcp_rate, &mut self.way.tcp_cost, &mut self.way.tcp),
+                Protocol::Udp => (&mut self.way.udp_rate, &mut self.way.udp_cost, &mut self.way.udp),
             };
             rates.push(many.times.len() as f64 / LONG.as_secs_f64());
+            costs.push(one.processor / one.times.len() as f64);
             times.extend(one.times);
             self.way.failed += many.failed + one.failed;
         }
+        self.way.first_cost.push(self.first_packets()?);
         Ok(())
+    }
+
+    /// Microseconds of processor time of the first packet of a flow.
+    fn first_packets(&self) -> Result<f64> {
+        self.world.node().conntrack(&["-F"])?;
+        self.world.node().nft(&[DROP])?;
+        let targets = self.targets.clone();
+        let cost = inside(self.from.namespace(), move || send(&targets))
+            .and_then(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
+        self.world.node().nft(&["delete", "table", "inet", "dropped"])?;
+        cost
     }
 
     /// So many clients for some time.
@@ -118,7 +166,7 @@ impl Route<'_> {
             .map(|number| {
                 let targets: Vec<_> =
                     self.targets.iter().copied().cycle().skip(number).take(self.targets.len()).collect();
-                inside(self.world.pod().namespace(), move || client(protocol, &targets, begin))
+                inside(self.from.namespace(), move || client(protocol, &targets, begin))
             })
             .collect();
         let mut all = Done::default();
@@ -126,6 +174,7 @@ impl Route<'_> {
             let done = thread?.join().map_err(|_| anyhow!("a client panicked"))??;
             all.times.extend(done.times);
             all.failed += done.failed;
+            all.processor += done.processor;
         }
         if all.times.is_empty() {
             bail!("{}: {protocol:?}: not one of {} connections came about", self.way.name, all.failed);
@@ -140,6 +189,15 @@ struct Done {
     /// Microseconds until each connection was made, or answered.
     times: Vec<f64>,
     failed: usize,
+    /// Microseconds of processor time: the way to the endpoint and back is a part of it, as the kernel goes it for the sender.
+    processor: f64,
+}
+
+/// Processor time of this thread in microseconds.
+fn processor() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("no schedstat")?;
+    let nanoseconds = text.split_whitespace().next().context("an empty schedstat")?;
+    Ok(nanoseconds.parse::<f64>()? / 1e3)
 }
 
 /// A thread in a namespace.
@@ -158,6 +216,7 @@ fn inside<T: Send + 'static>(
 fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<Done> {
     let mut done = Done::default();
     thread::sleep(begin.saturating_duration_since(Instant::now()));
+    let before = processor()?;
     for target in targets.iter().cycle() {
         let started = Instant::now();
         if started.duration_since(begin) >= LONG {
@@ -172,7 +231,27 @@ fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<
             Err(_) => done.failed += 1,
         }
     }
+    done.processor = processor()? - before;
     Ok(done)
+}
+
+/// Sends packets to each in turn; tells the microseconds of processor time of one.
+fn send(targets: &[SocketAddr]) -> Result<f64> {
+    let open = |to: &SocketAddr| {
+        let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(to)?;
+        io::Result::Ok(socket)
+    };
+    let sockets: Vec<_> = targets.iter().map(open).collect::<Result<_, _>>()?;
+    let (begin, before, mut sent) = (Instant::now(), processor()?, 0_u32);
+    while begin.elapsed() < LONG {
+        for socket in &sockets {
+            // On the node itself the sender hears of the drop.
+            let _ = socket.send(b"?");
+            sent += 1;
+        }
+    }
+    Ok((processor()? - before) / f64::from(sent))
 }
 
 /// Connects and resets the connection; tells how long the first took.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::subject::Kind;
 
 /// How many Services, and how many endpoints each of them has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) services: usize,
     pub(super) each: usize,
@@ -28,15 +28,21 @@ pub(super) enum Part {
     Change,
     /// Very many changes.
     Churn,
+    /// Beside another program that commits all the time.
+    Neighbour,
+    /// Everything at once, with kills, for a long time. Only if it is named.
+    Long,
     /// Connections by way of the rules.
     Connections,
 }
 
 impl Part {
-    const ALL: [(&'static str, Self); 4] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("cold", Self::Cold),
         ("change", Self::Change),
         ("churn", Self::Churn),
+        ("neighbour", Self::Neighbour),
+        ("long", Self::Long),
         ("connections", Self::Connections),
     ];
 }
@@ -57,30 +63,36 @@ pub(super) struct Options {
     pub(super) changing: Duration,
     /// For how long there are very many changes.
     pub(super) churn: Duration,
+    /// For how long the long run goes on.
+    pub(super) long: Duration,
     /// Rounds of connections.
     pub(super) turns: usize,
+    /// Source ranges of Services that nobody connects to.
+    pub(super) ranges: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        let sizes = [(1_000, 10), (10_000, 10), (5_000, 50), (44_000, 1)];
+        let sizes = [(100, 10), (1_000, 10), (10_000, 10), (5_000, 50), (44_000, 1)];
         Self {
             sizes: sizes.map(|(services, each)| Size { services, each }).to_vec(),
-            parts: Part::ALL.map(|(_, part)| part).to_vec(),
+            parts: Part::ALL.map(|(_, part)| part).into_iter().filter(|part| *part != Part::Long).collect(),
             subjects: Kind::ALL.to_vec(),
             rounds: 5,
             patience: Duration::from_secs(300),
             changes: 300,
             changing: Duration::from_secs(60),
             churn: Duration::from_secs(60),
+            long: Duration::from_secs(1_800),
             turns: 5,
+            ranges: 0,
         }
     }
 }
 
 /// What the flags are, for who misspelt one.
-const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,connections --subjects keelson,kube-proxy \
-                     --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --turns N";
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy \
+                     --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {
     /// Of the whole command line: none if the proxy is not among what is wanted.
@@ -121,7 +133,9 @@ impl Options {
             "--changes" => self.changes = number(value)?,
             "--changing" => self.changing = seconds()?,
             "--churn" => self.churn = seconds()?,
+            "--long" => self.long = seconds()?,
             "--turns" => self.turns = number(value)?,
+            "--ranges" => self.ranges = number(value)?,
             _ => bail!("there is no such flag"),
         }
         Ok(())
@@ -131,7 +145,12 @@ impl Options {
         self.parts.contains(&part)
     }
 
-    /// Whether this is the size at which there are very many changes, and connections: 10,000 x 10 if it is measured at all.
+    /// Whether connections are measured at this size: where there are few Services, and at the main size.
+    pub(super) fn has_connections(&self, size: Size) -> bool {
+        self.has(Part::Connections) && (size.services <= 100 || self.is_main(size))
+    }
+
+    /// Whether this is the size at which there are very many changes: 10,000 x 10 if it is measured at all.
     pub(super) fn is_main(&self, size: Size) -> bool {
         let usual = Size { services: 10_000, each: 10 };
         let main = if self.sizes.contains(&usual) { Some(&usual) } else { self.sizes.first() };
@@ -168,11 +187,13 @@ mod tests {
         assert_eq!(of("").unwrap(), Some(Options::default()));
         assert_eq!(of("calls pulls").unwrap(), None);
         let options =
-            of("calls proxy --sizes 10x2,3x4 --parts=cold,churn --subjects kube-proxy --churn 5").unwrap();
+            of("calls proxy --sizes 10x2,3x4 --parts=cold,churn --subjects kube-proxy --churn 5 --ranges 7")
+                .unwrap();
         let options = options.unwrap();
         assert_eq!(options.sizes, [Size { services: 10, each: 2 }, Size { services: 3, each: 4 }]);
         assert_eq!(options.parts, [Part::Cold, Part::Churn]);
         assert_eq!((options.subjects, options.churn), (vec![Kind::KubeProxy], Duration::from_secs(5)));
+        assert_eq!((options.ranges, Options::default().ranges), (7, 0));
         for wrong in ["--sizes 10", "--sizes 0x1", "--parts all", "--rounds many", "--colour red", "--rounds"]
         {
             assert!(of(&format!("proxy {wrong}")).is_err(), "{wrong}");

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::options::Size;
-use super::subject::Kind;
+use super::subject::{Kind, PATIENCE};
 use super::usage::{Memory, Usage};
 use crate::quantile;
 
@@ -28,10 +28,12 @@ pub(super) struct Cold {
     pub(super) own: Option<f64>,
 }
 
-/// One endpoint changed, again and again.
+/// One Service changed, again and again.
 pub(super) struct Change {
     pub(super) size: Size,
     pub(super) kind: Kind,
+    /// What changed.
+    pub(super) what: &'static str,
     /// Milliseconds from the API server's answer to the writer until the rules had changed, ordered; less than none when the
     /// answer came later.
     pub(super) acknowledged: Vec<f64>,
@@ -67,12 +69,57 @@ pub(super) struct Resident {
     pub(super) children: f64,
 }
 
+/// Beside another program that commits.
+pub(super) struct Beside {
+    pub(super) size: Size,
+    pub(super) kind: Kind,
+    /// Commits of the other a second.
+    pub(super) rate: f64,
+    /// Milliseconds from the API server's answer to a change until its commit, sorted.
+    pub(super) changes: Vec<f64>,
+    /// From the start of a proxy until the commit of what had changed meanwhile.
+    /// None: not within the bench's patience.
+    pub(super) restarts: Vec<Option<Duration>>,
+    /// Until an element is back that somebody removed.
+    pub(super) repair: Option<Duration>,
+}
+
+/// A long run.
+pub(super) struct Long {
+    pub(super) size: Size,
+    pub(super) kind: Kind,
+    pub(super) lasted: Duration,
+    /// Changes.
+    pub(super) written: usize,
+    /// Commits of another program a second.
+    pub(super) neighbour: f64,
+    pub(super) kills: usize,
+    /// Each minute.
+    pub(super) memory: Vec<Vec<Memory>>,
+    pub(super) connections: usize,
+    /// Answered by what never was an endpoint of the Service.
+    pub(super) wrong: usize,
+    /// Refused or not answered.
+    pub(super) failed: usize,
+    /// For how long an endpoint that was removed still answered.
+    pub(super) stalest: Duration,
+}
+
 /// Connections by one way.
+#[derive(Default)]
 pub(super) struct Way {
-    pub(super) name: String,
+    pub(super) size: Size,
+    /// By whose rules.
+    pub(super) kind: Option<Kind>,
+    pub(super) name: &'static str,
     /// A second, of each round.
     pub(super) tcp_rate: Vec<f64>,
     pub(super) udp_rate: Vec<f64>,
+    /// Microseconds of processor time a connection, of each round: of one client alone.
+    pub(super) tcp_cost: Vec<f64>,
+    pub(super) udp_cost: Vec<f64>,
+    /// Microseconds of processor time of the first packet of a flow, of each round.
+    pub(super) first_cost: Vec<f64>,
     /// Microseconds, of all rounds: of one client alone.
     pub(super) tcp: Vec<f64>,
     pub(super) udp: Vec<f64>,
@@ -84,6 +131,8 @@ pub(super) struct Report {
     pub(super) cold: Vec<Cold>,
     pub(super) change: Vec<Change>,
     pub(super) churn: Vec<Churn>,
+    pub(super) beside: Vec<Beside>,
+    pub(super) long: Vec<Long>,
     pub(super) memory: Vec<Resident>,
     pub(super) ways: Vec<Way>,
 }
@@ -94,6 +143,8 @@ impl Report {
         self.print_cold();
         self.print_change();
         self.print_churn();
+        self.print_beside();
+        self.print_long();
         self.print_memory();
         self.print_ways();
     }
@@ -140,15 +191,16 @@ impl Report {
             return;
         }
         println!(
-            "\n| one endpoint changed: until the rules have it | changes | after the API server's answer, p50 | p99 | most | beyond a plain watch event, p50 | p99 | processor time | transactions | target (p99) |"
+            "\n| one Service changed: until the rules have it | changes | after the API server's answer, p50 | p99 | most | beyond a plain watch event, p50 | p99 | processor time | transactions | target (p99) |"
         );
         println!("|---|---|---|---|---|---|---|---|---|---|");
         for row in &self.change {
             let at = |of: &[f64], q| quantile(of, q).map_or_else(String::new, milliseconds);
             let target = if row.kind == Kind::Keelson && row.size.services == 10_000 { "25 ms" } else { "" };
             println!(
-                "| {}, {} | {} | {} | {} | {} | {} | {} | {:.1} ms | {:.2} | {target} |",
+                "| {}, {}, {} | {} | {} | {} | {} | {} | {} | {:.1} ms | {:.2} | {target} |",
                 row.size,
+                row.what,
                 row.kind.title(),
                 row.acknowledged.len(),
                 at(&row.acknowledged, 0.5),
@@ -193,25 +245,108 @@ impl Report {
         }
     }
 
+    fn print_beside(&self) {
+        if self.beside.is_empty() {
+            return;
+        }
+        println!(
+            "\n| beside a program that commits | its commits a second | changes | after the API server's answer, p50 | p99 | restart with a change, median | a removed element is back after | targets |"
+        );
+        println!("|---|---|---|---|---|---|---|---|");
+        for row in &self.beside {
+            let at = |q| quantile(&row.changes, q).map_or_else(String::new, milliseconds);
+            let mut restarts: Vec<_> =
+                row.restarts.iter().map(|took| took.unwrap_or(Duration::MAX)).collect();
+            restarts.sort_unstable();
+            let restart = quantile(&restarts, 0.5).map_or_else(String::new, |took| match took {
+                Duration::MAX => format!("> {}", seconds(PATIENCE)),
+                took => seconds(took),
+            });
+            let target = if row.kind == Kind::Keelson && row.rate > 0.0 {
+                "p99 as alone, restart within 2 times, 30 s"
+            } else {
+                ""
+            };
+            println!(
+                "| {}, {} | {:.0} | {} | {} | {} | {} | {} | {target} |",
+                row.size,
+                row.kind.title(),
+                row.rate,
+                row.changes.len(),
+                at(0.5),
+                at(0.99),
+                restart,
+                row.repair.map_or_else(String::new, seconds),
+            );
+        }
+    }
+
+    fn print_long(&self) {
+        if self.long.is_empty() {
+            return;
+        }
+        println!(
+            "\n| a long run | for | changes | commits of another program a second | kills | connections | to a wrong endpoint | refused or lost | a removed endpoint answered for at most | VmRSS after a minute | at the end | most |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+        for row in &self.long {
+            let sum = |memory: &[Memory]| memory.iter().map(|memory| memory.now).sum::<f64>();
+            let most = row.memory.iter().map(|memory| sum(memory)).fold(0.0, f64::max);
+            let shown = |memory: Option<&Vec<Memory>>| {
+                memory.map_or_else(String::new, |memory| parts(memory, |memory| memory.now))
+            };
+            println!(
+                "| {}, {} | {:.0} s | {} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {most:.1} MB |",
+                row.size,
+                row.kind.title(),
+                row.lasted.as_secs_f64(),
+                row.written,
+                row.neighbour,
+                row.kills,
+                row.connections,
+                row.wrong,
+                row.failed,
+                seconds(row.stalest),
+                shown(row.memory.first()),
+                shown(row.memory.last()),
+            );
+        }
+    }
+
     fn print_memory(&self) {
         if self.memory.is_empty() {
             return;
         }
-        println!("\n| memory | VmRSS | most so far (VmHWM) | most of an `nft` it ran | target (VmRSS) |");
-        println!("|---|---|---|---|---|");
+        println!(
+            "\n| memory | VmRSS | Pss | most so far (VmHWM) | most of an `nft` it ran | target (VmRSS, Pss) |"
+        );
+        println!("|---|---|---|---|---|---|");
         for row in &self.memory {
             let main = (row.size, row.kind) == (Size { services: 10_000, each: 10 }, Kind::Keelson);
             println!(
-                "| {}, {}, {} | {} | {} | {} | {} |",
+                "| {}, {}, {} | {} | {} | {} | {} | {} |",
                 row.size,
                 row.kind.title(),
                 row.when,
                 parts(&row.memory, |memory| memory.now),
+                parts(&row.memory, |memory| memory.share),
                 parts(&row.memory, |memory| memory.most),
                 if row.children > 0.0 { format!("{:.1} MB", row.children) } else { String::new() },
-                if main { "80 MB" } else { "" },
+                if main { "80 MB, 60 MB" } else { "" },
             );
         }
+    }
+
+    /// The median of the ratios of our processor times to those of kube-proxy in the same rounds.
+    fn ratio(&self, way: &Way, costs: fn(&Way) -> &Vec<f64>) -> String {
+        let other = |other: &&Way| {
+            (other.size, other.name, other.kind) == (way.size, way.name, Some(Kind::KubeProxy))
+        };
+        let (Some(Kind::Keelson), Some(other)) = (way.kind, self.ways.iter().find(other)) else {
+            return String::new();
+        };
+        let ratios: Vec<f64> = costs(way).iter().zip(costs(other)).map(|(own, other)| own / other).collect();
+        median(&ratios).map_or_else(String::new, |ratio| format!("{ratio:.3}"))
     }
 
     fn print_ways(&self) {
@@ -219,9 +354,9 @@ impl Report {
             return;
         }
         println!(
-            "\n| new connections from a pod | TCP a second | connected after, p50 | p99 | UDP a second | answered after, p50 | p99 | failed |"
+            "\n| new connections | TCP a second | connected after, p50 | p99 | processor time | by kube-proxy's | UDP a second | answered after, p50 | p99 | processor time | by kube-proxy's | first packet, processor time | by kube-proxy's | failed |"
         );
-        println!("|---|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
         for way in &self.ways {
             let at = |of: &[f64], q| {
                 let mut sorted = of.to_vec();
@@ -229,15 +364,25 @@ impl Report {
                 quantile(&sorted, q).map_or_else(String::new, |time| format!("{time:.0} us"))
             };
             let rate = |of: &[f64]| median(of).map_or_else(String::new, |rate| format!("{rate:.0}"));
+            let first = |of: &[f64]| median(of).map_or_else(String::new, |cost| format!("{cost:.2} us"));
+            let cost = |of: &[f64]| median(of).map_or_else(String::new, |cost| format!("{cost:.1} us"));
+            let whose = way.kind.map_or_else(String::new, |kind| format!(", rules of {}", kind.name()));
             println!(
-                "| {} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {}, {}{whose} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                way.size,
                 way.name,
                 rate(&way.tcp_rate),
                 at(&way.tcp, 0.5),
                 at(&way.tcp, 0.99),
+                cost(&way.tcp_cost),
+                self.ratio(way, |way| &way.tcp_cost),
                 rate(&way.udp_rate),
                 at(&way.udp, 0.5),
                 at(&way.udp, 0.99),
+                cost(&way.udp_cost),
+                self.ratio(way, |way| &way.udp_cost),
+                first(&way.first_cost),
+                self.ratio(way, |way| &way.first_cost),
                 way.failed,
             );
         }

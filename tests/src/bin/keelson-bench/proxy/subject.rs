@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::kube::{KubeProxy, KubeProxyOptions};
 use keelson_tests::net::{
-    Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, Outcome, Transport, World, http_get_from,
+    Asker, Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, Outcome, Transport, World, http_get_from,
 };
 use keelson_tests::process::is_program;
 use keelson_tests::util::eventually;
@@ -125,7 +125,9 @@ impl Subject {
             Programs::Keelson { agent, proxy } => {
                 let starting =
                     async { if agent.pid().is_none() { agent.start_live().await } else { Ok(()) } };
-                tokio::try_join!(starting, proxy.start_again(namespace)).map(drop)
+                let proxying =
+                    async { if proxy.pid().is_none() { proxy.start_again(namespace).await } else { Ok(()) } };
+                tokio::try_join!(starting, proxying).map(drop)
             }
             Programs::KubeProxy { proxy, .. } => proxy.start_again(namespace).await,
         }
@@ -174,6 +176,20 @@ impl Subject {
         Ok(())
     }
 
+    /// Kills the proxy with SIGKILL, or what it follows, if that is a process of its own.
+    pub(super) fn kill(&mut self, agent: bool) -> Result<()> {
+        match &mut self.programs {
+            Programs::Keelson { agent: one, .. } if agent => one.kill9(),
+            Programs::Keelson { proxy, .. } => proxy.kill9(),
+            Programs::KubeProxy { proxy, .. } => proxy.kill9(),
+        }
+    }
+
+    /// Who asks: a pod, the node, and somebody outside.
+    pub(super) fn askers(&self) -> Vec<Asker> {
+        vec![self.world.pod(), self.world.host(), self.world.client()]
+    }
+
     /// Removes all rules, and waits until the kernel has rest from that.
     pub(super) async fn flush(&self) -> Result<()> {
         self.namespace().nft(&["flush", "ruleset"])?;
@@ -216,12 +232,19 @@ impl Subject {
         let expected = match self.kind {
             Kind::Keelson => vec![("keelson", "cluster-ip-ports", ports), ("keelson", "slots", endpoints)],
             // Its endpoints are in rules, which are part of the same transaction.
-            Kind::KubeProxy => vec![("kube-proxy", "service-ips", ports)],
+            Kind::KubeProxy => vec![("kube-proxy", "service-ips", ports + stage.ingress_ports())],
         };
         for (table, name, expected) in expected {
             let count = nft.count(Set { table, name })?;
             if count != expected {
                 return Ok(Some(format!("{name} has {count} elements and not {expected}")));
+            }
+        }
+        if self.kind == Kind::Keelson && stage.ranges() > 0 {
+            // Those that connections meet are not counted in.
+            let count = nft.count(Set { table: "keelson", name: "source-ranges" })?;
+            if count < stage.ranges() {
+                return Ok(Some(format!("there are {count} source ranges and not {}", stage.ranges())));
             }
         }
         Ok(None)

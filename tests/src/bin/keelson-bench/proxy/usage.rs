@@ -69,6 +69,8 @@ pub(super) struct Memory {
     pub(super) now: f64,
     /// VmHWM: the most so far.
     pub(super) most: f64,
+    /// Pss: what is shared with other processes counts in part.
+    pub(super) share: f64,
 }
 
 impl Memory {
@@ -76,7 +78,10 @@ impl Memory {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("the memory of process {pid}"))?;
         let value = |name| megabytes(&status, name).with_context(|| format!("no {name} of process {pid}"));
-        Ok(Self { now: value("VmRSS:")?, most: value("VmHWM:")? })
+        // A process that ends has no maps any more.
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let share = megabytes(&rollup, "Pss:").unwrap_or_default();
+        Ok(Self { now: value("VmRSS:")?, most: value("VmHWM:")?, share })
     }
 }
 

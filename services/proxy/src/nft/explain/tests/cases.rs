@@ -242,7 +242,7 @@ fn case_47_affinity_chooses_among_the_same_endpoints() {
     ]);
     let steps = world.explain(V, "pod").ways[0].steps.join("\n");
     assert!(
-        steps.contains("affinity-3-10800: a client that affinity remembers keeps its endpoint"),
+        steps.contains("affinity-3-10800-0: a client that affinity-0 remembers keeps its endpoint"),
         "{steps}"
     );
     assert!(steps.contains("for 10800 s"), "{steps}");
@@ -265,8 +265,9 @@ fn endpoints_at_addresses_of_the_node_are_not_masqueraded_from_outside() {
     World::new(vec![port]).check(&[(V, "outside", "forwarded R1 192.168.0.1:6443 +M")]);
 }
 
+/// What is translated is checked no more: kube-proxy's forward chains would reject it (docs/kube-proxy-differences.md).
 #[test]
-fn endpoints_that_are_refused_themselves_are_not_reached() {
+fn p12_endpoints_that_are_refused_themselves_are_sent_to() {
     let mut other = web(&[]);
     other.name.service = ServiceName::new("default", "other");
     other.cluster_ip = ip("10.96.0.11");
@@ -275,12 +276,9 @@ fn endpoints_that_are_refused_themselves_are_not_reached() {
     // One is a frontend without endpoints, one a cluster IP at a port that it does not have.
     port.cluster.push(Endpoint { ip: ip("10.96.0.11"), port: 80 });
     let world = World::new(vec![port.clone(), other.clone()]);
-    world.check(&[(V, "pod", "forwarded R1 -M")]);
-    let steps = world.explain(V, "pod").ways[0].steps.join("\n");
-    assert!(steps.contains("10.96.0.11 . tcp . 80 is in refused: goto reject-it"), "{steps}");
-    assert!(steps.contains("(where 10.96.0.11:80 was chosen)"), "{steps}");
+    world.check(&[(V, "pod", "forwarded R1 10.96.0.11:80 -M"), ("10.96.0.11:80", "pod", "rejected")]);
     port.cluster = vec![Endpoint { ip: ip("10.96.0.11"), port: 81 }];
-    World::new(vec![port, other]).check(&[(V, "pod", "rejected")]);
+    World::new(vec![port, other]).check(&[(V, "pod", "forwarded 10.96.0.11:81 -M")]);
 }
 
 #[test]
@@ -317,7 +315,7 @@ fn ipv6() {
         node_ports: NodePortMatch::AllLocal,
     };
     let local = vec![ip("2001:db8::1"), ip("::1")];
-    let place = Place { base: &base, plan: &plan, local: &local };
+    let place = Place { base: &base, plan: &plan, local: &local, offload: None };
     let way = |target: &str, from: &str| short(&explain(&place, &question(target, from)).ways[0]);
     let both = "forwarded [fd00:10::2] [fd00:10::3]";
     assert_eq!(way("[fd00:96::a]:80", "pod"), format!("{both} -M"));
@@ -327,4 +325,35 @@ fn ipv6() {
     assert_eq!(way("[fd00:96::a]:81", "pod"), "rejected");
     assert_eq!(way("[fd00:96::b]:80", "pod"), "dropped");
     assert_eq!(way("[::1]:30080", "node"), "untouched");
+}
+
+#[test]
+fn offload_is_told_where_packets_are_forwarded() {
+    let told = |offload: Option<Chain>, service: &ServicePort, target: &str, from: &str| {
+        let world = World { offload, ..World::new(vec![service.clone()]) };
+        let way = world.explain(target, from).ways.remove(0);
+        way.steps.iter().filter(|step| step.contains("filter-forward-offload")).count()
+    };
+    let remote = web(&["R1"]);
+    // An endpoint at an address of the node is delivered here.
+    let mut on_node = web(&[]);
+    (on_node.cluster, on_node.has_any) = (vec![Endpoint { ip: ip(N), port: 8080 }], true);
+    let mut udp = web(&["R1"]);
+    udp.name.protocol = Protocol::Udp;
+    let [both, tcp] = Chain::OFFLOAD.map(Some);
+    let to_udp = "10.96.0.10:80/udp";
+    for (offload, service, target, from, expected) in [
+        (both, &remote, V, "pod", 1),
+        (both, &remote, NP, "outside", 1),
+        (both, &remote, V, "node", 0),
+        (both, &on_node, V, "pod", 0),
+        (both, &web(&[]), V, "pod", 0),
+        (both, &remote, "10.96.0.10:81", "pod", 0),
+        (both, &udp, to_udp, "pod", 1),
+        (tcp, &remote, V, "pod", 1),
+        (tcp, &udp, to_udp, "pod", 0),
+        (None, &remote, V, "pod", 0),
+    ] {
+        assert_eq!(told(offload, service, target, from), expected, "{from} -> {target}");
+    }
 }

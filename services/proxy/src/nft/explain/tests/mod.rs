@@ -16,6 +16,7 @@ use crate::{
     inspect::{Question, Sender, Target},
     model::{Endpoint, Family, PortName, Protocol, ServicePort},
     nft::{
+        chain::Chain,
         plan::{Existing, NodeFacts, Plan},
         ruleset::{Base, Detector, NodePortMatch},
     },
@@ -27,6 +28,7 @@ struct World {
     plan: Plan,
     local: Vec<IpAddr>,
     facts: NodeFacts,
+    offload: Option<Chain>,
 }
 
 const N: &str = "192.168.0.1";
@@ -56,7 +58,7 @@ impl World {
         };
         let local = [N, "192.168.0.2", "10.244.0.254", "127.0.0.1"].map(ip).to_vec();
         plan.facts(facts.clone());
-        Self { base, plan, local, facts }
+        Self { base, plan, local, facts, offload: None }
     }
 
     fn with(mut self, change: impl FnOnce(&mut Base)) -> Self {
@@ -71,7 +73,7 @@ impl World {
     }
 
     fn place(&self) -> Place<'_> {
-        Place { base: &self.base, plan: &self.plan, local: &self.local }
+        Place { base: &self.base, plan: &self.plan, local: &self.local, offload: self.offload }
     }
 
     fn explain(&self, target: &str, from: &str) -> pb::Explanation {

@@ -12,9 +12,9 @@ fn from_a_pod_to_a_cluster_ip() {
     assert_eq!(
         steps(&world, V, "pod"),
         [
-            "services: 10.96.0.10 . tcp . 80 is in cluster-ip-ports: number 0.0.0.1",
+            "services: 10.96.0.10 . tcp . 80 is in cluster-ip-ports: number 4020:1",
             "internal: the source is in 10.244.0.0/16, as pods do: not marked to be masqueraded",
-            "internal: 0.0.0.1 is in internal-choice: goto lb-2",
+            "internal: 4020:0 is in counts: goto lb-2",
             "lb-2: the destination becomes one of 2 endpoints in slots at random",
         ]
     );
@@ -28,19 +28,21 @@ fn from_outside_to_a_load_balancer_with_ranges_and_policy() {
     assert_eq!(
         steps(&world, W, C),
         [
-            "firewall: 203.0.113.10 . tcp . 80 is in filtered, and source-ranges let the source in (192.0.2.0/25)",
-            "services: 203.0.113.10 . tcp . 80 is in external-ports: number 0.0.0.1",
-            "external: 0.0.0.1 is in external-policy: goto external-local (externalTrafficPolicy Local)",
+            "filter-prerouting: 203.0.113.10 . tcp . 80 is in filtered: goto sources-tcp-25",
+            "sources-tcp-25: source-ranges let the source in (192.0.2.0/25)",
+            "services: 203.0.113.10 . tcp . 80 is in external-ports: number 6000:1",
+            "external: 6000:1 is in external-policy: goto external-local (externalTrafficPolicy Local)",
             "external-local: the source is not in 10.244.0.0/16, so it is no pod",
             "external-local: the source is no address of the node",
-            "external-local: 0.0.0.1 is in local-choice: goto local-lb-1",
+            "external-local: 6000:1 is in local-choice: goto local-lb-1",
             "local-lb-1: the destination becomes 10.244.0.2:8080, the only endpoint in local-slots",
         ]
     );
     assert_eq!(
         steps(&world, W, B),
         [
-            "firewall: 203.0.113.10 . tcp . 80 is in filtered, and source-ranges do not let the source in (only 192.0.2.0/25), dropped"
+            "filter-prerouting: 203.0.113.10 . tcp . 80 is in filtered: goto sources-tcp-25",
+            "sources-tcp-25: source-ranges do not let the source in (only 192.0.2.0/25), dropped"
         ]
     );
 }
@@ -51,10 +53,9 @@ fn from_the_node_to_a_node_port() {
     assert_eq!(
         steps(&world, NP, "node"),
         [
-            "services: 192.168.0.1 is in node-port-addresses, tcp . 30080 is in node-ports: number 0.0.0.1",
-            "external: 0.0.0.1 is not in external-policy (externalTrafficPolicy Cluster)",
+            "services: 192.168.0.1 is in node-port-addresses, tcp . 30080 is in node-ports: number 4010:1",
             "external: marked to be masqueraded",
-            "external: 0.0.0.1 is in external-choice: goto lb-1",
+            "external: 4010:0 is in counts: goto lb-1",
             "lb-1: the destination becomes 10.244.1.1:8080, the only endpoint in slots",
             "nat-postrouting: the mark 0x4000 is set, so it is masqueraded: the endpoint sees an address of the node",
         ]
@@ -68,7 +69,7 @@ fn what_is_refused_or_left_alone() {
         steps(&world, V, "pod"),
         [
             "services: 10.96.0.10 . tcp . 80 is neither in cluster-ip-ports nor in external-ports, and as a node port not in node-ports",
-            "filter-forward: 10.96.0.10 . tcp . 80 is in refused: goto reject-it: no endpoint could serve it, here or elsewhere",
+            "cluster-ips-check: 10.96.0.10 . tcp . 80 is in refused: goto reject-it: no endpoint could serve it, here or elsewhere",
             "reject-it: rejected with ICMP port unreachable",
         ]
     );
@@ -103,11 +104,11 @@ fn affinity_is_told_as_a_choice() {
     assert_eq!(
         steps(&world, V, "pod")[2..],
         [
-            "internal: 128.0.0.0 is in internal-choice: goto affinity-2-60",
-            "affinity-2-60: a client that affinity remembers keeps its endpoint, if that is among those here; others get one now",
-            "affinity-new-2-60: one of the 2 endpoint numbers in affinity-slots at random",
-            "affinity-new-2-60: the kernel remembers the client's endpoint for 60 s",
-            "affinity-new-2-60: the destination becomes that endpoint, by affinity-endpoints",
+            "internal: 8000:0 is in internal-choice: goto affinity-2-60-0",
+            "affinity-2-60-0: a client that affinity-0 remembers keeps its endpoint, if that is among those here; others get one now",
+            "affinity-new-2-60-0: one of the 2 endpoint numbers in affinity-slots at random",
+            "affinity-new-2-60-0: the kernel remembers the client's endpoint for 60 s",
+            "affinity-new-2-60-0: the destination becomes that endpoint, by affinity-endpoints",
         ]
     );
 }

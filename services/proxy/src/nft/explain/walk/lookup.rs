@@ -1,12 +1,10 @@
 //! Keys of a packet, and what maps give for them.
 //!
-//! Owns: [`Values`]. In: fields, a packet whose destination may be one of several numbers. Out: keys and values.
+//! Owns: [`Values`]. In: fields, a packet that may have one of several numbers. Out: keys and values.
 
-use std::net::IpAddr;
-
-use super::{Destination, Packet, Walk};
+use super::{Packet, Walk};
 use crate::nft::{
-    element::{Key, SetName, Value},
+    element::{Key, Number, SetName, Value},
     ruleset::Field,
 };
 
@@ -34,15 +32,15 @@ impl Values {
 impl Walk<'_> {
     /// What a map gives for a key, which may be one of several.
     pub(super) fn values(&self, fields: &[Field], map: SetName, packet: &Packet) -> Option<Values> {
-        let bases: Vec<IpAddr> = match &packet.destination {
-            Destination::Address(ip) => vec![*ip],
-            Destination::Numbers(numbers) => numbers.clone(),
-        };
         let keys: Vec<Key> = match fields {
-            [Field::Destination, Field::Random(below)] => {
-                bases.iter().flat_map(|ip| (0..*below).map(|index| Key::new().ip(*ip).index(index))).collect()
+            [field @ (Field::Number | Field::Id), Field::Random(below)] => {
+                let slots = |number: &Number| {
+                    let number = if *field == Field::Id { number.id() } else { *number };
+                    (0..*below).map(move |index| Key::new().number(number).index(index))
+                };
+                packet.numbers.iter().flat_map(slots).collect()
             }
-            [Field::Destination] => bases.iter().map(|ip| Key::new().ip(*ip)).collect(),
+            [Field::Number] => packet.numbers.iter().map(|number| Key::new().number(*number)).collect(),
             other => vec![self.key(other, packet)?],
         };
         let value = |key: &Key| match self.table.get(map, *key)?.value {
@@ -60,28 +58,27 @@ impl Walk<'_> {
 
     /// Address, protocol and port.
     pub(super) fn frontend(&self, packet: &Packet) -> Key {
-        let ip = match &packet.destination {
-            Destination::Address(ip) => *ip,
-            Destination::Numbers(_) => self.target.address,
-        };
-        Key::new().ip(ip).protocol(self.target.protocol).port(packet.port)
+        Key::new().ip(packet.destination).protocol(self.target.protocol).port(packet.port)
     }
 
     /// The key of fields; none where one of them is not known.
     pub(super) fn key(&self, fields: &[Field], packet: &Packet) -> Option<Key> {
+        let number = || match packet.numbers.as_slice() {
+            [number] => Some(*number),
+            _ => None,
+        };
         fields.iter().try_fold(Key::new(), |key, field| {
             Some(match field {
                 Field::Source => key.ip(self.sender.address?),
-                Field::Destination => match (&packet.destination, fields) {
-                    (Destination::Address(ip), _) => key.ip(*ip),
-                    (Destination::Numbers(numbers), _) => match numbers.as_slice() {
-                        [number] => key.ip(*number),
-                        _ => return None,
-                    },
-                },
+                Field::Destination => key.ip(packet.destination),
                 Field::Protocol => key.protocol(self.target.protocol),
                 Field::Port => key.port(packet.port),
-                Field::Service | Field::Random(_) => return None,
+                Field::Number => key.number(number()?),
+                Field::Class => key.number(number()?.class()),
+                Field::Id => key.number(number()?.id()),
+                Field::Service | Field::Random(_) | Field::SourceNetwork(_) | Field::Constant(_) => {
+                    return None;
+                }
             })
         })
     }

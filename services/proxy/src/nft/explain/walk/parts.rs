@@ -4,12 +4,15 @@
 
 use std::net::IpAddr;
 
-use super::{Destination, Flow, Packet, Then, Told, Walk};
+use ipnet::IpNet;
+
+use super::{Flow, Packet, Then, Told, Walk};
 use crate::{
     inspect::Target,
     model::Endpoint,
     nft::{
-        element::{Key, SetName, Value},
+        chain::Chain,
+        element::{Key, Number, SetName, Value},
         explain::{
             frontend::{no_answer, why_refused},
             sender::Origin,
@@ -26,8 +29,10 @@ impl Walk<'_> {
         match part {
             // It is the first packet of a connection.
             Part::New => Then::Next,
+            Part::Established => Then::Stop,
             Part::Protocol(protocol) => when(*protocol == self.target.protocol),
             Part::Translated => when(packet.translated),
+            Part::Untranslated => when(!packet.translated),
             Part::Marked(_) => when(packet.marked),
             Part::LocalSource => self.local_source(told),
             Part::LocalDestination => self.local_destination(packet, told),
@@ -49,16 +54,22 @@ impl Walk<'_> {
                 told.said.push("marked to be masqueraded".into());
                 Then::Next
             }
-            Part::ToggleMark(_) => Then::Next,
+            Part::ToggleMark(_) | Part::Offload => Then::Next,
             Part::Masquerade => {
                 packet.masqueraded = true;
                 Then::End(Flow::Return)
             }
-            Part::SetDestination(fields, map) => self.set_destination(fields, *map, packet, told),
+            Part::SetNumber(fields, map) => self.set_number(fields, *map, packet, told),
             // Comes only where the kernel remembers a client, which is told as a choice.
-            Part::SetDestinationToService | Part::Forget => Then::Next,
-            Part::Remember { seconds } => {
+            Part::SetNumberToService | Part::Forget { .. } => Then::Next,
+            Part::Remember { seconds, .. } => {
                 told.said.push(format!("the kernel remembers the client's endpoint for {seconds} s"));
+                Then::Next
+            }
+            Part::CountsCluster => when(packet.numbers.iter().any(|number| number.counts_cluster())),
+            Part::HasNumber => when(!packet.numbers.is_empty()),
+            Part::ClearNumber => {
+                packet.numbers = Vec::new();
                 Then::Next
             }
             Part::Choose(fields, map) => self.choose(fields, *map, packet, told),
@@ -71,6 +82,7 @@ impl Walk<'_> {
                 told.said.push("dropped".into());
                 Then::End(Flow::Drop)
             }
+            Part::Return => Then::End(Flow::Return),
             Part::Goto(_) | Part::Jump(_) => Then::Next,
         }
     }
@@ -89,9 +101,8 @@ impl Walk<'_> {
     }
 
     fn local_destination(&self, packet: &Packet, told: &mut Told) -> Then {
-        let Destination::Address(address) = packet.destination else { return Then::Stop };
-        told.not = self.node_port_elsewhere(address);
-        when(self.place.is_local(address))
+        told.not = self.node_port_elsewhere(packet.destination);
+        when(self.place.is_local(packet.destination))
     }
 
     /// Why a node port that there is does not answer here.
@@ -108,16 +119,15 @@ impl Walk<'_> {
     fn address(
         &self,
         field: Field,
-        net: &ipnet::IpNet,
+        net: &IpNet,
         inside: bool,
         rule: &Rule,
         packet: &Packet,
         told: &mut Told,
     ) -> Then {
         if field != Field::Source {
-            let Destination::Address(address) = packet.destination else { return Then::Stop };
-            told.not = self.node_port_elsewhere(address);
-            return when(net.contains(&address) == inside);
+            told.not = self.node_port_elsewhere(packet.destination);
+            return when(net.contains(&packet.destination) == inside);
         }
         let is_in = match self.sender.address {
             Some(address) => net.contains(&address),
@@ -143,16 +153,11 @@ impl Walk<'_> {
     }
 
     fn is_in(&self, fields: &[Field], set: SetName, inside: bool, packet: &Packet, told: &mut Told) -> Then {
-        if set == SetName::SourceRanges {
-            return self.admitted(fields, inside, packet, told);
-        }
         // Fields that are not known are those of a hairpin, which is told with the endpoints.
         let Some(key) = self.key(fields, packet) else { return Then::Stop };
         let found = self.table.get(set, key).is_some();
-        if let (false, SetName::NodePortAddresses, Destination::Address(address)) =
-            (found, set, &packet.destination)
-        {
-            told.not = self.node_port_elsewhere(*address);
+        if !found && set == SetName::NodePortAddresses {
+            told.not = self.node_port_elsewhere(packet.destination);
         }
         if found == inside && set != SetName::Hairpin {
             told.said.push(format!("{} is in {set}", words::key(self.family, set, key)));
@@ -161,32 +166,27 @@ impl Walk<'_> {
     }
 
     /// Whether source ranges let the sender in.
-    fn admitted(&self, fields: &[Field], inside: bool, packet: &Packet, told: &mut Told) -> Then {
-        let ranges = self.table.ranges(SetName::SourceRanges, self.frontend(packet));
-        let found = match self.sender.address {
-            Some(_) => self
-                .key(fields, packet)
-                .is_some_and(|key| self.table.get(SetName::SourceRanges, key).is_some()),
-            None => self.sender.admitted,
+    pub(super) fn sources(&self, chain: Chain, packet: &mut Packet) -> Flow {
+        let ranges = self.table.ranges(self.target);
+        let holding: Vec<IpNet> = match self.sender.address {
+            Some(address) => ranges.iter().copied().filter(|range| range.contains(&address)).collect(),
+            None if self.sender.admitted => ranges.clone(),
+            None => Vec::new(),
         };
         let set = SetName::SourceRanges;
-        let said = std::mem::take(&mut told.said).join(", ");
-        let named = match (found, self.sender.address) {
-            (true, Some(address)) => {
-                let holding = ranges.iter().find(|(low, high)| *low <= address && address <= *high);
-                words::ranges(holding.map_or(&[][..], std::slice::from_ref))
-            }
-            _ => words::ranges(&ranges),
+        let (flow, step) = if ranges.is_empty() {
+            (Flow::Drop, format!("{set} let nobody in, dropped"))
+        } else if holding.is_empty() {
+            let named = words::ranges(&ranges);
+            (Flow::Drop, format!("{set} do not let the source in (only {named}), dropped"))
+        } else {
+            (Flow::Return, format!("{set} let the source in ({})", words::ranges(&holding)))
         };
-        match found {
-            true => told.not = Some(format!("{said}, and {set} let the source in ({named})")),
-            false if named.is_empty() => told.said.push(format!("{said}, and {set} let nobody in")),
-            false => told.said.push(format!("{said}, and {set} do not let the source in (only {named})")),
-        }
-        when(found == inside)
+        packet.steps.push(format!("{chain}: {step}"));
+        flow
     }
 
-    fn set_destination(&self, fields: &[Field], map: SetName, packet: &mut Packet, told: &mut Told) -> Then {
+    fn set_number(&self, fields: &[Field], map: SetName, packet: &mut Packet, told: &mut Told) -> Then {
         if map.is_dynamic() {
             told.not = Some(format!(
                 "a client that {map} remembers keeps its endpoint, if that is among those here; others get one now"
@@ -194,8 +194,7 @@ impl Walk<'_> {
             return Then::Stop;
         }
         let Some(values) = self.values(fields, map, packet) else { return Then::Stop };
-        let numbers: Vec<IpAddr> =
-            values.found.iter().filter_map(|value| address(value.as_slice())).collect();
+        let numbers: Vec<Number> = values.found.iter().filter_map(|value| Number::of(*value)).collect();
         if numbers.is_empty() {
             return Then::Stop;
         }
@@ -211,7 +210,7 @@ impl Walk<'_> {
                 )
             }
         });
-        packet.destination = Destination::Numbers(numbers);
+        packet.numbers = numbers;
         Then::Next
     }
 
@@ -247,11 +246,9 @@ impl Walk<'_> {
     /// Why a frontend is refused.
     fn refusal(&self, map: SetName, packet: &Packet) -> Option<&'static str> {
         let protocol = self.target.protocol;
-        let frontend = match (map, &packet.destination) {
-            (SetName::Refused, Destination::Address(ip)) => {
-                Frontend::Address { ip: *ip, protocol, port: packet.port }
-            }
-            (SetName::RefusedNodePorts, _) => Frontend::NodePort { protocol, port: packet.port },
+        let frontend = match map {
+            SetName::Refused => Frontend::Address { ip: packet.destination, protocol, port: packet.port },
+            SetName::RefusedNodePorts => Frontend::NodePort { protocol, port: packet.port },
             _ => return None,
         };
         why_refused(&self.place.plan.lookup(frontend)?)

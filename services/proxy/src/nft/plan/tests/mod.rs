@@ -96,8 +96,21 @@ impl Table {
     /// Whether source ranges keep a packet out.
     pub(super) fn filters(&self, source: IpAddr, to: To) -> bool {
         let key = Key::new().ip(to.ip).protocol(to.protocol).port(to.port);
-        self.value(SetName::Filtered, key).is_some()
-            && !self.in_interval(SetName::SourceRanges, key.ip(source))
+        let lengths = match self.chain(SetName::Filtered, key) {
+            None => return false,
+            Some(Chain::Sources { protocol, lengths }) => {
+                assert_eq!(protocol, to.protocol);
+                lengths
+            }
+            Some(other) => panic!("filtered leads to {other}"),
+        };
+        let network = |length| IpNet::new(source, length).unwrap().network();
+        let admits = |length: u8| {
+            let kind = SetName::range_kind(to.protocol, length);
+            let key = Key::new().ip(to.ip).port(to.port).ip(network(length)).index(kind);
+            self.value(SetName::SourceRanges, key).is_some()
+        };
+        !lengths.iter().any(admits)
     }
 
     fn in_interval(&self, wanted: SetName, key: Key) -> bool {
@@ -185,22 +198,40 @@ pub(super) fn send(table: &Table, family: Family, from: (Source, IpAddr), to: To
     }
 }
 
+/// The key of the slots of the service port.
+fn id(number: Key) -> Key {
+    Number::of(number).map_or(number, |number| Key::new().number(number.id()))
+}
+
+/// By the choice and count that the number contains; none if it contains none.
+fn by_count(table: &Table, family: Family, number: Key, external: bool) -> Option<Outcome> {
+    let class = Key::new().number(Number::of(number)?.class());
+    let chain = table.chain(SetName::Counts, class)?;
+    Some(choose(table, family, id(number), chain, external))
+}
+
 fn internal(table: &Table, family: Family, number: Key) -> Outcome {
+    if let Some(outcome) = by_count(table, family, number, false) {
+        return outcome;
+    }
     match table.chain(SetName::InternalChoice, number) {
-        Some(chain) => choose(table, family, number, chain, false),
+        Some(chain) => choose(table, family, id(number), chain, false),
         None => Outcome::Miss("internal-choice"),
     }
 }
 
 fn external(table: &Table, family: Family, number: Key, source: Source) -> Outcome {
+    if let Some(outcome) = by_count(table, family, number, true) {
+        return outcome;
+    }
     let cluster = || match table.chain(SetName::ExternalChoice, number) {
-        Some(chain) => choose(table, family, number, chain, true),
+        Some(chain) => choose(table, family, id(number), chain, true),
         None => Outcome::Miss("external-choice"),
     };
     match (table.chain(SetName::ExternalPolicy, number), source) {
         (None, _) | (Some(Chain::ExternalLocal), Source::Pod | Source::Host) => cluster(),
         (Some(Chain::ExternalLocal), Source::Outside) => match table.chain(SetName::LocalChoice, number) {
-            Some(chain) => choose(table, family, number, chain, true),
+            Some(chain) => choose(table, family, id(number), chain, true),
             None => Outcome::Drop,
         },
         (Some(other), _) => panic!("external-policy leads to {other}"),
@@ -233,8 +264,8 @@ fn choose(table: &Table, family: Family, number: Key, chain: Chain, external: bo
     }
     let of_number = |((set, key), (_, value)): (&(SetName, Key), &(Option<Key>, Value))| match value {
         Value::Data(endpoint) if *set == affinity_endpoints => {
-            let bytes = family.address_len() - 2;
-            (key.as_slice()[..bytes] == number.as_slice()[..bytes]).then(|| parse(family, *endpoint))
+            let service = |key: Key| Number::of(key).unwrap().masked(Number::SERVICE_MASK);
+            (service(*key) == service(number)).then(|| parse(family, *endpoint))
         }
         _ => None,
     };

@@ -66,27 +66,27 @@ fn a_filter_comes_before_its_frontend_and_goes_after_it() {
 }
 
 #[test]
-fn ranges_that_are_cut_anew_are_next_to_each_other_deletes_first() {
-    let of = |last: u8, source: u8| {
-        let frontend = Key::new().ip(IpAddr::from([203, 0, 113, last])).protocol(Protocol::Tcp).port(80);
-        element(SetName::SourceRanges, frontend.ip(IpAddr::from([192, 0, 2, source])))
+fn p17_ranges_that_are_cut_anew_come_before_the_filter_looks_for_them_and_go_after() {
+    let frontend = Key::new().ip(ip("203.0.113.9")).protocol(Protocol::Tcp).port(80);
+    let range = |length| {
+        element(
+            SetName::SourceRanges,
+            Key::new().ip(ip("203.0.113.9")).port(80).ip(ip("192.0.2.0")).index(length),
+        )
     };
-    let ops = vec![
-        Op::Add(of(1, 1)),
-        Op::Delete(of(2, 2)),
-        Op::Replace(of(2, 3), of(2, 3)),
-        Op::Add(of(2, 1)),
-        Op::Delete(of(1, 2)),
-    ];
+    let filter = element(SetName::Filtered, frontend);
+    let ops = vec![Op::Delete(range(24)), Op::Replace(filter, filter), Op::Add(range(25))];
     let [first, second, third] = in_order(ops);
-    let order = [
-        Op::Delete(of(1, 2)),
-        Op::Add(of(1, 1)),
-        Op::Delete(of(2, 2)),
-        Op::Replace(of(2, 3), of(2, 3)),
-        Op::Add(of(2, 1)),
-    ];
+    let order = [Op::Add(range(25)), Op::Replace(filter, filter), Op::Delete(range(24))];
     assert_eq!((first, second, third), (vec![], order.to_vec(), vec![]));
+}
+
+#[test]
+fn service_cidrs_that_are_cut_anew_are_deleted_first() {
+    let of = |last: u8| element(SetName::ServiceCidrs, Key::new().ip(IpAddr::from([10, 96, 0, last])));
+    let ops = vec![Op::Add(of(1)), Op::Delete(of(2)), Op::Replace(of(3), of(3))];
+    let order = vec![Op::Delete(of(2)), Op::Replace(of(3), of(3)), Op::Add(of(1))];
+    assert_eq!(in_order(ops), [vec![], order, vec![]]);
 }
 
 #[test]

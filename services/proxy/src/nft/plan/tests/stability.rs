@@ -55,12 +55,15 @@ fn case_56_one_endpoint_of_ten_is_one_to_three_operations() {
     let (mut plan, mut table) = started([shop(1..=10)]);
     plan.set(&name("shop"), vec![shop(1..=11)]);
     let ops = plan.take_ops();
-    assert_eq!(tell(&ops), ["add slots", "replace internal-choice"]);
+    assert_eq!(tell(&ops), ["add counts", "add slots", "delete counts", "replace cluster-ip-ports"]);
     table.apply_all(ops);
 
     plan.set(&name("shop"), vec![shop((1..=11).filter(|last| *last != 3))]);
     let ops = plan.take_ops();
-    assert_eq!(tell(&ops), ["delete slots", "replace internal-choice", "replace slots"]);
+    assert_eq!(
+        tell(&ops),
+        ["add counts", "delete counts", "delete slots", "replace cluster-ip-ports", "replace slots"]
+    );
     table.apply_all(ops);
 
     plan.set(&name("shop"), vec![shop((1..=12).filter(|last| *last != 3 && *last != 5))]);
@@ -103,6 +106,110 @@ fn case_56_one_endpoint_of_ten_with_affinity_and_every_frontend() {
     assert_eq!(tell(&ops), expected);
     table.apply_all(ops);
     assert_eq!(table, Table::of(plan.elements()));
+}
+
+/// Only a new verdict makes the kernel validate the whole table.
+#[test]
+fn p18_another_count_is_no_new_verdict_where_another_service_has_it() {
+    let other = |count: u8| {
+        let mut other = service_port(&name("other"), "http", "10.96.0.11", 80);
+        other.cluster = (1..=count).map(endpoint).collect();
+        (other.has_any, other.node_port) = (true, 30_080);
+        other.load_balancer_ips = vec![ip("203.0.113.9")];
+        other
+    };
+    let (mut plan, mut table) = started([shop(1..=4), other(3)]);
+    plan.set(&name("third"), vec![ServicePort { node_port: 0, ..other(3) }]);
+    table.apply_all(plan.take_ops());
+    plan.set(&name("other"), vec![other(4)]);
+    let ops = plan.take_ops();
+    let verdicts = |op: &&Op| match op {
+        Op::Add(element) | Op::Replace(_, element) => matches!(element.value, Value::Verdict(_)),
+        Op::Delete(_) => false,
+    };
+    assert_eq!(ops.iter().filter(verdicts).collect::<Vec<_>>(), [] as [&Op; 0]);
+    assert!(ops.len() <= 5, "{ops:?}");
+    table.apply_all(ops);
+    assert_eq!(table, Table::of(plan.elements()));
+}
+
+/// A map of affinities that is full takes stickiness from every eighth service port alone.
+#[test]
+fn p8_service_ports_with_affinity_are_spread_over_maps() {
+    let sticky = |number: u8| {
+        let mut port = service_port(&name(&format!("s{number}")), "", &format!("10.96.1.{number}"), 80);
+        (port.cluster, port.has_any, port.affinity_seconds) = (vec![endpoint(1)], true, 60);
+        port
+    };
+    let (mut plan, table) = started((0..9).map(sticky));
+    let group = |plan: &Plan, number: u8| match plan
+        .service_ports_of(&name(&format!("s{number}")))
+        .next()
+        .unwrap()
+        .internal_chain()
+    {
+        Some(Chain::Affinity { group, .. }) => group,
+        other => panic!("{other:?}"),
+    };
+    let groups: BTreeSet<u8> = (0..8).map(|number| group(&plan, number)).collect();
+    assert_eq!(groups.len(), 8);
+    assert_eq!(group(&plan, 8), group(&plan, 0));
+    let maps: BTreeSet<SetName> = groups.iter().map(|group| SetName::affinity(*group)).collect();
+    assert_eq!(maps, SetName::AFFINITY.into_iter().collect());
+    // A restart, and a change, keep the map: what the kernel remembers stays true.
+    let before: Vec<u8> = (0..9).map(|number| group(&plan, number)).collect();
+    plan.set(&name("s3"), vec![ServicePort { cluster: vec![endpoint(1), endpoint(2)], ..sticky(3) }]);
+    assert_eq!(group(&plan, 3), before[3]);
+    let mut again = Plan::new(Family::V4, Existing::new(Family::V4, table.elements()));
+    for number in (0..9).rev() {
+        again.set(&name(&format!("s{number}")), vec![sticky(number)]);
+    }
+    assert_eq!((0..9).map(|number| group(&again, number)).collect::<Vec<_>>(), before);
+}
+
+/// What a number cannot tell is told by maps of its own.
+#[test]
+fn p18_more_endpoints_than_a_number_can_tell() {
+    let many = |count: u32| {
+        let mut port = shop([]);
+        port.cluster =
+            (0..count).map(|ip| Endpoint { ip: (0x0af4_0000 + ip).to_be_bytes().into(), port: 80 }).collect();
+        port.has_any = true;
+        port
+    };
+    let (mut plan, mut table) = started([many(Number::COUNT_MAX)]);
+    let to = To { ip: ip("10.96.0.10"), protocol: Protocol::Tcp, port: 80 };
+    for count in [Number::COUNT_MAX + 1, 2_000, Number::COUNT_MAX, Number::COUNT_MAX + 1] {
+        plan.set(&name("shop"), vec![many(count)]);
+        table.apply_all(plan.take_ops());
+        assert_eq!(table, Table::of(plan.elements()));
+        let served = send(&table, Family::V4, (Source::Pod, ip("10.244.0.9")), to).served();
+        assert_eq!(served.map(|endpoints| endpoints.len()), Some(count as usize));
+        let again = Plan::new(Family::V4, Existing::new(Family::V4, table.elements()));
+        let mut again = again;
+        again.set(&name("shop"), vec![many(count)]);
+        assert_eq!(again.difference(table.0.clone()), [], "a restart changes nothing");
+    }
+}
+
+/// Numbers of an older version, which had more bits and told no count.
+#[test]
+fn p18_numbers_of_an_older_table_that_are_none_now_are_not_kept() {
+    let (plan, _) = started([shop(1..=2)]);
+    let old = |number: u32| {
+        plan.elements().map(move |element| match (element.set, element.value) {
+            (SetName::ClusterIpPorts, _) => {
+                Element { value: Value::Data(Key::new().number(Number(number))), ..element }
+            }
+            _ => element,
+        })
+    };
+    let whole = Number(1).with_count(Choice::Cluster, 2).0;
+    for (number, kept) in [(whole, true), (Number(1).uncounted().0, true), (1, false), (0x10_0001, false)] {
+        let mut again = Plan::new(Family::V4, Existing::new(Family::V4, old(number)));
+        again.set(&name("shop"), vec![shop(1..=2)]);
+        assert_eq!(number_of(&again, "shop") == Some(1), kept, "{number:#x}");
+    }
 }
 
 #[test]
@@ -248,7 +355,7 @@ fn affinity_that_comes_or_goes_is_another_number() {
     assert_eq!(table, Table::of(plan.elements()));
     assert_eq!(
         plan.chains().into_iter().collect::<Vec<_>>(),
-        [Chain::Affinity { choice: Choice::Cluster, count: 3, seconds: 10 }]
+        [Chain::Affinity { choice: Choice::Cluster, count: 3, seconds: 10, group: 0 }]
     );
 }
 

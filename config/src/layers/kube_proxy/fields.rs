@@ -1,0 +1,129 @@
+//! The fields of `KubeProxyConfiguration` and what becomes of each.
+
+/// A field, by its place in the document.
+#[derive(Debug)]
+pub(super) struct Field {
+    pub(super) place: &'static str,
+    pub(super) used: Use,
+    /// A pointer in Go: zero is a value, and only null means absent.
+    pub(super) zero_counts: bool,
+}
+
+/// What becomes of a field.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Use {
+    /// This setting has it.
+    Setting(&'static str, Kind),
+    /// It has fields of its own.
+    Section,
+    /// It has no effect, for this reason.
+    No(&'static str),
+    Gates,
+    Verbosity,
+    /// It depends on other fields, and is read with them.
+    Separately,
+}
+
+/// How a value is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// As in settings.
+    Plain,
+    /// A text with commas in it, for a list.
+    Commas,
+    /// As Go writes it.
+    Duration,
+}
+
+impl Kind {
+    pub(super) const fn words(self) -> &'static str {
+        match self {
+            Self::Plain => "a text, a number, or true or false",
+            Self::Commas | Self::Duration => "a text",
+        }
+    }
+}
+
+const fn setting(place: &'static str, setting: &'static str, kind: Kind) -> Field {
+    Field { place, used: Use::Setting(setting, kind), zero_counts: false }
+}
+
+const fn pointer(place: &'static str, setting: &'static str, kind: Kind) -> Field {
+    Field { place, used: Use::Setting(setting, kind), zero_counts: true }
+}
+
+const fn no(place: &'static str, reason: &'static str) -> Field {
+    Field { place, used: Use::No(reason), zero_counts: false }
+}
+
+const fn other(place: &'static str, used: Use) -> Field {
+    Field { place, used, zero_counts: false }
+}
+
+const AGENT: &str = "the agent speaks to the API server, and has settings of its own ([kube])";
+const IPVS: &str = "there is no ipvs here";
+const WINDOWS: &str = "it is for Windows";
+
+#[rustfmt::skip]
+const FIELDS: [Field; 55] = [
+    other("mode", Use::Separately),
+    Field { place: "featureGates", used: Use::Gates, zero_counts: true },
+    no("clientConnection", AGENT),
+    other("logging", Use::Section),
+    setting("logging.format", "agent.log_format", Kind::Plain),
+    other("logging.verbosity", Use::Verbosity),
+    // What every generated file has.
+    other("logging.flushFrequency", Use::Separately),
+    other("logging.options", Use::Separately),
+    no("logging.vmodule", "name targets in agent.log instead, such as info,keelson_proxy=debug"),
+    no("hostnameOverride", "the agent knows the node's name (agent.node_name)"),
+    setting("bindAddress", "proxy.bind_address", Kind::Commas),
+    other("healthzBindAddress", Use::Separately),
+    other("metricsBindAddress", Use::Separately),
+    setting("bindAddressHardFail", "proxy.bind_address_hard_fail", Kind::Plain),
+    no("enableProfiling", "there are no Go profiles"),
+    no("showHiddenMetricsForVersion", "there are no hidden metrics"),
+    other("iptables", Use::Section),
+    pointer("iptables.masqueradeBit", "proxy.masquerade_bit", Kind::Plain),
+    setting("iptables.masqueradeAll", "proxy.masquerade_all", Kind::Plain),
+    no("iptables.localhostNodePorts", "node ports do not answer at 127.0.0.1, as in kube-proxy's mode nftables"),
+    setting("iptables.syncPeriod", "proxy.sync_period", Kind::Duration),
+    setting("iptables.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
+    other("ipvs", Use::Section),
+    setting("ipvs.syncPeriod", "proxy.sync_period", Kind::Duration),
+    setting("ipvs.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
+    no("ipvs.scheduler", "endpoints are chosen at random"),
+    no("ipvs.excludeCIDRs", IPVS),
+    no("ipvs.strictARP", IPVS),
+    no("ipvs.tcpTimeout", IPVS),
+    no("ipvs.tcpFinTimeout", IPVS),
+    no("ipvs.udpTimeout", IPVS),
+    other("nftables", Use::Section),
+    pointer("nftables.masqueradeBit", "proxy.masquerade_bit", Kind::Plain),
+    setting("nftables.masqueradeAll", "proxy.masquerade_all", Kind::Plain),
+    setting("nftables.syncPeriod", "proxy.sync_period", Kind::Duration),
+    setting("nftables.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
+    no("winkernel", WINDOWS),
+    setting("detectLocalMode", "proxy.detect_local_mode", Kind::Plain),
+    other("detectLocal", Use::Section),
+    setting("detectLocal.bridgeInterface", "proxy.bridge_interface", Kind::Plain),
+    setting("detectLocal.interfaceNamePrefix", "proxy.interface_name_prefix", Kind::Plain),
+    setting("clusterCIDR", "proxy.cluster_cidr", Kind::Commas),
+    other("nodePortAddresses", Use::Separately),
+    no("oomScoreAdj", "the unit (OOMScoreAdjust=) or the pod's quality of service sets it"),
+    other("conntrack", Use::Section),
+    pointer("conntrack.maxPerCore", "proxy.conntrack_max_per_core", Kind::Plain),
+    pointer("conntrack.min", "proxy.conntrack_min", Kind::Plain),
+    pointer("conntrack.tcpEstablishedTimeout", "proxy.conntrack_tcp_timeout_established", Kind::Duration),
+    pointer("conntrack.tcpCloseWaitTimeout", "proxy.conntrack_tcp_timeout_close_wait", Kind::Duration),
+    setting("conntrack.tcpBeLiberal", "proxy.conntrack_tcp_be_liberal", Kind::Plain),
+    setting("conntrack.udpTimeout", "proxy.conntrack_udp_timeout", Kind::Duration),
+    setting("conntrack.udpStreamTimeout", "proxy.conntrack_udp_timeout_stream", Kind::Duration),
+    no("configSyncPeriod", "the agent watches, and lists only what it has to"),
+    no("portRange", "kube-proxy does not use it either"),
+    no("windowsRunAsService", WINDOWS),
+];
+
+pub(super) fn find(place: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.place == place)
+}

@@ -1,0 +1,102 @@
+//! ServiceCIDRs, which a server may not have or not allow to be listed.
+
+use super::*;
+
+#[tokio::test]
+async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
+    let mut server = Server::plain().await;
+    server.reply(Reply::Answer(404, Vec::new(), Bytes::from_static(b"404 page not found")));
+    let api = server.api();
+    let mut source =
+        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
+    server.nothing_more();
+    // Minute by minute nothing is said, and after ten of them it is asked.
+    tokio::time::pause();
+    for _ in 0..10 {
+        source.says(&[Said::Nothing]).await;
+    }
+    tokio::time::resume();
+    let feed = begin(&server);
+    server.seen().await;
+    let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
+        name: "kubernetes".into(),
+        resource_version: "3".into(),
+        ..Default::default()
+    });
+    let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
+    feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
+    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
+    let cidr = Said::Put("kubernetes".into(), "10.96.0.0/12".into());
+    source.says(&[Said::Listing, cidr, Said::Listed]).await;
+    server.nothing_more();
+}
+
+/// P19: a role without `servicecidrs` must not keep Services from working.
+#[tokio::test]
+async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked_for_again() {
+    let mut server = Server::plain().await;
+    for _ in 0..3 {
+        server.reply(refusal(403, "Forbidden"));
+    }
+    let api = server.api();
+    let mut source =
+        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    source.says(&[Said::Listing, Said::Refused]).await;
+    source.fails("Forbidden").await;
+    // It is retried; the sink is told of the refusal once, and of each failure.
+    source.says(&[Said::Nothing]).await;
+    source.fails("Forbidden").await;
+    // One that has begun anew meanwhile is told again: nothing else would end its wait.
+    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    source.says(&[Said::Nothing, Said::Listing, Said::Refused]).await;
+    source.fails("Forbidden").await;
+    let feed = begin(&server);
+    for _ in 0..4 {
+        server.seen().await;
+    }
+    let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
+        name: "kubernetes".into(),
+        resource_version: "3".into(),
+        ..Default::default()
+    });
+    let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
+    feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
+    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
+    let cidr = Said::Put("kubernetes".into(), "10.96.0.0/12".into());
+    source.says(&[Said::Listing, cidr, Said::Listed, Said::Well]).await;
+}
+
+/// P19: nothing waits for a server that answers, and not with ServiceCIDRs.
+#[tokio::test]
+async fn p19_nothing_waits_for_service_cidrs_that_fail_alone() {
+    for (code, reason) in [(500, "InternalError"), (503, "ServiceUnavailable")] {
+        let server = Server::plain().await;
+        // What lists in a watch is asked for once more as a list.
+        (0..3).for_each(|_| server.reply(refusal(code, reason)));
+        let api = server.api();
+        let mut source =
+            Source::with(
+                Semaphore::MAX_PERMITS,
+                |sink| async move { collect::<ServiceCidr>(&api, sink).await },
+            );
+        source.says(&[Said::Listing, Said::Refused]).await;
+    }
+}
+
+/// P19: what was listed before the refusal stays known.
+#[tokio::test]
+async fn p19_service_cidrs_that_are_refused_later_stay_as_they_were() {
+    let server = Server::plain().await;
+    let feed = begin(&server);
+    server.reply(refusal(403, "Forbidden"));
+    let api = server.api();
+    let mut source =
+        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(4, true)));
+    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    drop(feed);
+    source.says(&[Said::Nothing]).await;
+    source.fails("Forbidden").await;
+}

@@ -1,0 +1,108 @@
+//! Virtual servers, sets and the interface of kube-proxy's mode ipvs.
+
+use std::fs;
+
+use super::{INTERFACE, Places, Removal, netlink};
+use crate::model::Family;
+
+/// The sets of the mode ipvs; those of IPv6 have `KUBE-6-` for `KUBE-`. Source: `pkg/proxy/ipvs/ipset.go` of 1.36.3.
+const SETS: [&str; 17] = [
+    "LOOP-BACK",
+    "CLUSTER-IP",
+    "EXTERNAL-IP",
+    "EXTERNAL-IP-LOCAL",
+    "LOAD-BALANCER",
+    "LOAD-BALANCER-FW",
+    "LOAD-BALANCER-LOCAL",
+    "LOAD-BALANCER-SOURCE-IP",
+    "LOAD-BALANCER-SOURCE-CIDR",
+    "NODE-PORT-TCP",
+    "NODE-PORT-LOCAL-TCP",
+    "NODE-PORT-UDP",
+    "NODE-PORT-LOCAL-UDP",
+    "NODE-PORT-SCTP-HASH",
+    "NODE-PORT-LOCAL-SCTP-HASH",
+    "HEALTH-CHECK-NODE-PORT",
+    "IPVS-IPS",
+];
+
+/// Longer names are cut, as by kube-proxy.
+const SET_NAME_MAX: usize = 31;
+
+/// Virtual servers and the interface that says that they are kube-proxy's.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// By family.
+    pub(super) servers: [usize; 2],
+    pub(super) has_interface: bool,
+}
+
+impl Seen {
+    pub(super) fn now(places: &Places) -> Self {
+        let read = |file: &str| fs::read_to_string(places.proc_net.join(file)).unwrap_or_default();
+        Self::of(&read("ip_vs"), &read("dev"))
+    }
+
+    /// Of `/proc/net/ip_vs` and `/proc/net/dev`.
+    pub(super) fn of(servers: &str, interfaces: &str) -> Self {
+        let mut seen = Self::default();
+        for line in servers.lines() {
+            let mut words = line.split_whitespace();
+            let (Some("TCP" | "UDP" | "SCTP"), Some(address)) = (words.next(), words.next()) else {
+                continue;
+            };
+            let family = if address.starts_with('[') { Family::V6 } else { Family::V4 };
+            seen.servers[family as usize] += 1;
+        }
+        seen.has_interface = interfaces
+            .lines()
+            .any(|line| line.trim_start().strip_prefix(INTERFACE).is_some_and(|rest| rest.starts_with(':')));
+        seen
+    }
+
+    /// In words, for each family that has any.
+    pub(super) fn describe(self) -> Vec<(Family, String)> {
+        if !self.has_interface {
+            // The virtual servers of another program.
+            return Vec::new();
+        }
+        let mut all = vec![(Family::V4, format!("the interface {INTERFACE} of a kube-proxy (mode ipvs)"))];
+        all.extend(Family::ALL.into_iter().filter_map(|family| {
+            let servers = self.servers[family as usize];
+            (servers > 0).then(|| (family, format!("{servers} virtual servers of a kube-proxy (mode ipvs)")))
+        }));
+        all
+    }
+}
+
+/// As kube-proxy: all virtual servers go, whoever made them, but only beside its interface.
+pub(super) fn remove(places: &Places, removal: &mut Removal) {
+    let seen = Seen::now(places);
+    let servers: usize = seen.servers.iter().sum();
+    if seen.has_interface {
+        if servers > 0 {
+            record(removal, format!("{servers} virtual servers of ipvs"), netlink::flush_ipvs());
+        }
+        record(removal, format!("interface {INTERFACE}"), netlink::delete_interface(INTERFACE));
+    } else if servers > 0 {
+        removal.notes.push(format!(
+            "{servers} virtual servers of ipvs stay: there is no interface {INTERFACE}, so they are another program's"
+        ));
+    }
+    // The rules that name them are gone by now.
+    for mut set in SETS.iter().flat_map(|name| [format!("KUBE-{name}"), format!("KUBE-6-{name}")]) {
+        set.truncate(SET_NAME_MAX);
+        match netlink::destroy_set(&set) {
+            Ok(true) => removal.removed.push(format!("ipset {set}")),
+            Ok(false) => {}
+            Err(error) => removal.failed.push(format!("ipset {set}: {error}")),
+        }
+    }
+}
+
+fn record(removal: &mut Removal, what: String, result: std::io::Result<()>) {
+    match result {
+        Ok(()) => removal.removed.push(what),
+        Err(error) => removal.failed.push(format!("{what}: {error}")),
+    }
+}

@@ -1,0 +1,138 @@
+//! What a kube-proxy left on the node in its modes iptables and ipvs.
+//!
+//! Owns: how it is found ([`found`]), and removed ([`remove`]). In: files below /proc, the programs of iptables. Out: sentences;
+//! rules, virtual servers, sets and an interface that are gone. Tables of the mode nftables are in [`crate::once`].
+//!
+//! Finding needs no program and no right but to read /proc. Removing needs the programs of the iptables that made the rules:
+//! those of the old kind are in tables of their own, which only these programs can change.
+
+mod iptables;
+mod ipvs;
+mod netlink;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+pub use iptables::Plan;
+
+use crate::model::Family;
+
+/// The dummy interface of the mode ipvs, which has the addresses of Services.
+const INTERFACE: &str = "kube-ipvs0";
+
+/// How long iptables-legacy waits for its lock, as kube-proxy does. iptables-nft has none and ignores it.
+const LOCK_SECONDS: &str = "5";
+
+/// Where leftovers are looked for; tests have other places.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// Files of the network namespace of the calling thread: `/proc/thread-self/net`.
+    proc_net: PathBuf,
+    /// Folders of the programs of iptables.
+    programs: Vec<PathBuf>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            proc_net: "/proc/thread-self/net".into(),
+            programs: ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"].map(PathBuf::from).into(),
+        }
+    }
+}
+
+/// What is left of the mode ipvs, by family. nft tables and chains are not looked for here.
+#[must_use]
+pub fn found(places: &Places) -> Vec<(Family, String)> {
+    ipvs::Seen::now(places).describe()
+}
+
+/// The families of which iptables-legacy may have chains of kube-proxy that cannot be listed, and why that may be.
+#[must_use]
+pub fn unseen(places: &Places) -> Vec<(Family, &'static str)> {
+    let files = [(Family::V4, "ip_tables_names"), (Family::V6, "ip6_tables_names")];
+    let reason = |file| iptables::unseen(&fs::read_to_string(places.proc_net.join(file)));
+    files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
+}
+
+/// What [`remove`] did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Removal {
+    /// What is gone.
+    pub removed: Vec<String>,
+    /// What is known to be there still, and why.
+    pub failed: Vec<String>,
+    /// What could not be looked at or was left for others.
+    pub notes: Vec<String>,
+}
+
+/// Removes chains and rules of iptables, both kinds and both families, then virtual servers, interface and sets of the mode
+/// ipvs. Source: kube-proxy's `CleanupLeftovers`. Chains of the kubelet stay.
+#[must_use]
+pub fn remove(places: &Places) -> Removal {
+    let mut removal = Removal::default();
+    let mut seen_legacy = [false; 2];
+    for tool in iptables::tools(&places.programs) {
+        if tool.is_legacy {
+            seen_legacy[tool.family as usize] = true;
+        }
+        remove_chains(&tool, &mut removal);
+    }
+    for (family, reason) in unseen(places) {
+        if !seen_legacy[family as usize] {
+            removal.notes.push(format!(
+                "{family}: cannot tell whether iptables-legacy has chains of kube-proxy ({reason}); install iptables-legacy-save and \
+                 iptables-legacy-restore, and run this again"
+            ));
+        }
+    }
+    ipvs::remove(places, &mut removal);
+    removal
+}
+
+fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
+    let plan = match run(&tool.save, &[], None) {
+        Ok(saved) => Plan::of(&saved),
+        Err(error) => {
+            return removal.notes.push(format!("cannot look at the chains of {}: {error}", tool.name));
+        }
+    };
+    removal.notes.extend(plan.kept.iter().map(|(chain, by)| {
+        format!("{}: chain {chain} stays: chain {by} of another program uses it", tool.name)
+    }));
+    if plan.is_empty() {
+        return;
+    }
+    match run(&tool.restore, &["--noflush", "-w", LOCK_SECONDS], Some(&plan.input)) {
+        Ok(_) => removal.removed.push(format!("{} chains of {}", plan.chains, tool.name)),
+        Err(error) => removal.failed.push(format!("{} chains of {}: {error}", plan.chains, tool.name)),
+    }
+}
+
+/// Runs a program to its end and gives what it wrote.
+fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> io::Result<String> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
+    let mut child = command.spawn()?;
+    // It reads everything before it writes: nothing can wait for each other.
+    if let (Some(mut pipe), Some(input)) = (child.stdin.take(), input) {
+        match pipe.write_all(input.as_bytes()) {
+            // It ended early, and says why.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            written => written?,
+        }
+    }
+    let output = child.wait_with_output()?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).lines().collect::<Vec<_>>().join("; ");
+    Err(io::Error::other(format!("{} failed ({}): {said}", program.display(), output.status)))
+}

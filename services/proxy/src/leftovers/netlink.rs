@@ -1,0 +1,140 @@
+//! Requests that leftovers of the mode ipvs are removed by.
+//!
+//! Owns: messages of three kinds of netlink, each of a few bytes. In: names. Out: the kernel's answer. `netlink-packet-*` has none
+//! of these messages.
+
+use std::io;
+
+use netlink_sys::{
+    Socket, SocketAddr,
+    protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE},
+};
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_EXCL: u16 = 0x200;
+const NLMSG_ERROR: u16 = 2;
+const HEADER: usize = 16;
+const RECEIVE_BYTES: usize = 64 * 1024;
+
+/// Deletes all virtual servers of the network namespace.
+pub(super) fn flush_ipvs() -> io::Result<()> {
+    /// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_NAME`, `CTRL_ATTR_FAMILY_ID` (linux/genetlink.h).
+    const CONTROL: u16 = 0x10;
+    const GET_FAMILY: u8 = 3;
+    const FAMILY_NAME: u16 = 2;
+    const FAMILY_ID: u16 = 1;
+    /// `IPVS_CMD_FLUSH` (linux/ip_vs.h).
+    const FLUSH: u8 = 17;
+    let generic = |command: u8| vec![command, 1, 0, 0];
+    let mut question = generic(GET_FAMILY);
+    question.extend(attribute(FAMILY_NAME, b"IPVS\0"));
+    let answer = ask(NETLINK_GENERIC, CONTROL, 0, &question)?;
+    let id = find(answer.get(4..).unwrap_or_default(), FAMILY_ID)
+        .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
+        .ok_or_else(|| io::Error::other("the kernel does not tell its number of IPVS"))?;
+    ask(NETLINK_GENERIC, id, 0, &generic(FLUSH)).map(drop)
+}
+
+/// Deletes an interface of the network namespace.
+pub(super) fn delete_interface(name: &str) -> io::Result<()> {
+    /// `RTM_DELLINK`, `IFLA_IFNAME` (linux/rtnetlink.h, linux/if_link.h).
+    const DELETE_LINK: u16 = 17;
+    const NAME: u16 = 3;
+    // ifinfomsg: by name, not by number.
+    let mut message = vec![0; 16];
+    message.extend(attribute(NAME, &terminated(name)));
+    ask(NETLINK_ROUTE, DELETE_LINK, 0, &message).map(drop)
+}
+
+/// Deletes a set of ipset. `false`: there is none of the name.
+pub(super) fn destroy_set(name: &str) -> io::Result<bool> {
+    /// `NFNL_SUBSYS_IPSET` and `IPSET_CMD_DESTROY`; `IPSET_ATTR_PROTOCOL`, `IPSET_ATTR_SETNAME` (linux/netfilter/ipset/ip_set.h).
+    const DESTROY: u16 = 6 << 8 | 3;
+    const PROTOCOL: (u16, u8) = (1, 6);
+    const NAME: u16 = 2;
+    const AF_INET: u8 = 2;
+    let mut message = vec![AF_INET, 0, 0, 0];
+    message.extend(attribute(PROTOCOL.0, &[PROTOCOL.1]));
+    // Without a name the kernel would destroy every set.
+    message.extend(attribute(NAME, &terminated(name)));
+    // Without the flag, a set that is not there counts as destroyed.
+    match ask(NETLINK_NETFILTER, DESTROY, NLM_F_EXCL, &message) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.raw_os_error().map(nix::errno::Errno::from_raw) {
+            // nfnetlink says EINVAL where there is no ipset at all.
+            Some(nix::errno::Errno::ENOENT | nix::errno::Errno::EINVAL) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+fn terminated(name: &str) -> Vec<u8> {
+    name.bytes().chain([0]).collect()
+}
+
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = 4 + value.len();
+    let mut bytes = Vec::with_capacity(length.next_multiple_of(4));
+    bytes.extend(u16::try_from(length).unwrap_or(u16::MAX).to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(length.next_multiple_of(4), 0);
+    bytes
+}
+
+/// The value of the first attribute of a kind.
+fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let (length, rest) = bytes.split_first_chunk::<2>()?;
+        let (kind, _) = rest.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_ne_bytes(*length));
+        let value = bytes.get(4..length)?;
+        if u16::from_ne_bytes(*kind) == wanted {
+            return Some(value);
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+/// Sends a request that is acknowledged, and gives the payload of what came before the acknowledgement.
+fn ask(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
+    let mut socket = Socket::new(protocol)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    let length = HEADER + payload.len();
+    let mut request = Vec::with_capacity(length);
+    request.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend((NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
+    request.extend([0; 8]);
+    request.extend(payload);
+    socket.send(&request, 0)?;
+    let mut answer = Vec::new();
+    let mut buffer = Vec::with_capacity(RECEIVE_BYTES);
+    loop {
+        buffer.clear();
+        socket.recv(&mut buffer, 0)?;
+        let mut rest = buffer.as_slice();
+        while let Some((kind, payload, next)) = message(rest) {
+            if kind == NLMSG_ERROR {
+                let code = payload.first_chunk().copied().map_or(0, i32::from_ne_bytes);
+                return if code == 0 {
+                    Ok(answer)
+                } else {
+                    Err(io::Error::from_raw_os_error(code.saturating_abs()))
+                };
+            }
+            answer.extend(payload);
+            rest = next;
+        }
+    }
+}
+
+/// Kind and payload of the first message, and what comes after it.
+fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
+    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
+    let payload = bytes.get(HEADER..length)?;
+    Some((kind, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
+}

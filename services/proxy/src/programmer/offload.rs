@@ -1,0 +1,245 @@
+//! Offload of established flows: whether each family has it, and the interfaces of its flowtable.
+//!
+//! Owns: [`Offload`]. In: the node's interfaces, time. Out: transactions of [`Programme::sync_devices`]; words for the state.
+//! Nothing here delays a Service: what the kernel refuses is retried, and flows are forwarded as without the flowtable.
+//!
+//! [`Programme::sync_devices`]: crate::nft::programme::Programme::sync_devices
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use super::{Programmer, pause_after};
+use crate::{
+    addresses::{Interface, matching},
+    model::Family,
+    nft::{flowtable::DEVICES_MAX, kernel::KernelError},
+};
+
+/// Offload of established flows in one family.
+#[derive(Debug, Clone, Default)]
+pub enum Offload {
+    /// Not asked for.
+    #[default]
+    Disabled,
+    /// Asked for, and the kernel has no flowtables, for this reason.
+    Unsupported(String),
+    /// The flowtable is there, with the interfaces that match.
+    Enabled(Devices),
+}
+
+/// Where the interfaces of a flowtable stand.
+#[derive(Debug, Clone, Default)]
+pub struct Devices {
+    /// How many there are to be.
+    pub wanted: usize,
+    /// Flows of UDP are kept out.
+    pub tcp_only: bool,
+    /// How many more match, for which there is no room.
+    pub left_out: usize,
+    /// Why one could not be added or removed.
+    pub failure: Option<String>,
+    /// How often in a row.
+    failures: u32,
+    /// When the kernel was last asked for them; none: ask it now.
+    asked: Option<Instant>,
+}
+
+impl Devices {
+    /// Whether the kernel is to be asked for them: after a change, after a failure, and once in a while, because devices
+    /// leave the flowtable without anybody's doing.
+    fn is_due(&self, now: Instant, sync_period: Duration) -> bool {
+        let pause = match self.failures {
+            0 => sync_period,
+            times => pause_after(times, sync_period),
+        };
+        self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= pause)
+    }
+}
+
+impl Offload {
+    /// What a try of the kernel's flowtables says.
+    pub(super) fn of_try(family: Family, tried: Result<(), KernelError>) -> Self {
+        match tried {
+            Ok(()) => Self::Enabled(Devices::default()),
+            Err(error) => {
+                tracing::warn!(
+                    %family, %error,
+                    "established flows are not offloaded: the kernel has no flowtables for this family"
+                );
+                Self::Unsupported(error.to_string())
+            }
+        }
+    }
+
+    /// For the state; none if it was not asked for.
+    #[must_use]
+    pub fn in_words(&self) -> Option<String> {
+        match self {
+            Self::Disabled => None,
+            Self::Unsupported(reason) => Some(format!("disabled: {reason}")),
+            Self::Enabled(Devices { failure: Some(reason), .. }) => Some(format!("failing: {reason}")),
+            Self::Enabled(Devices { wanted, left_out, tcp_only, .. }) => {
+                let protocols = if *tcp_only { "enabled for TCP" } else { "enabled" };
+                let left_out = match left_out {
+                    0 => String::new(),
+                    more => format!(", left out: {more}"),
+                };
+                Some(format!("{protocols} (interfaces: {wanted}{left_out})"))
+            }
+        }
+    }
+
+    /// The kernel is to be asked at the next tick.
+    pub(super) fn distrust(&mut self) {
+        if let Self::Enabled(devices) = self {
+            devices.asked = None;
+        }
+    }
+}
+
+/// The first names that have room, and how many have none.
+fn with_room(mut names: BTreeSet<String>) -> (BTreeSet<String>, usize) {
+    match names.iter().nth(DEVICES_MAX).cloned() {
+        None => (names, 0),
+        Some(first) => {
+            let left_out = names.split_off(&first).len();
+            (names, left_out)
+        }
+    }
+}
+
+impl Programmer {
+    /// The node's interfaces have changed.
+    pub fn interfaces(&mut self, interfaces: &[Interface]) {
+        if self.interfaces.as_deref() == Some(interfaces) {
+            return;
+        }
+        let (names, left_out) = with_room(matching(&self.options.flowtable_interfaces, interfaces));
+        for side in &mut self.sides {
+            let Offload::Enabled(devices) = &mut side.offload else { continue };
+            if devices.left_out != left_out && left_out > 0 {
+                tracing::warn!(
+                    left_out,
+                    "too many interfaces match proxy.flowtable_interfaces; some are left out"
+                );
+            }
+            // Even where the names are the same, one may be another interface than before.
+            (devices.wanted, devices.left_out, devices.asked) = (names.len(), left_out, None);
+            side.programme.set_devices(Some(names.clone()));
+        }
+        self.interfaces = Some(interfaces.to_vec());
+    }
+
+    /// Offload of established flows in a family.
+    #[must_use]
+    pub fn offload(&self, family: Family) -> &Offload {
+        &self.side(family).offload
+    }
+
+    /// Keeps flows of UDP out of the flowtable of a family, for kernels that do not let go of them. Whether that is new.
+    pub fn offload_tcp_only(&mut self, family: Family, now: Instant) -> bool {
+        let side = &mut self.sides[family as usize];
+        let Offload::Enabled(devices) = &mut side.offload else { return false };
+        if devices.tcp_only {
+            return false;
+        }
+        devices.tcp_only = true;
+        side.programme.set_tcp_only();
+        side.pending.get_or_insert(now);
+        true
+    }
+
+    /// Brings the interfaces of flowtables to the kernel, where that is due.
+    pub(super) fn sync_devices(&mut self, now: Instant) {
+        for index in 0..self.sides.len() {
+            let side = &mut self.sides[index];
+            // Interfaces that an earlier run added stay until those of the node are known.
+            let ready = self.interfaces.is_some() && side.programme.has_synced() && side.failure.is_none();
+            let Offload::Enabled(devices) = &mut side.offload else { continue };
+            if !ready || !devices.is_due(now, self.options.sync_period) {
+                continue;
+            }
+            devices.asked = Some(now);
+            let family = side.programme.family();
+            let (transactions, failure) = match side.programme.sync_devices(self.tables.as_mut()) {
+                Ok(done) => {
+                    if done.changed > 0 {
+                        tracing::debug!(
+                            %family,
+                            changed = done.changed,
+                            interfaces = devices.wanted,
+                            "the interfaces of the flowtable have changed"
+                        );
+                    }
+                    (done.transactions, done.refused)
+                }
+                Err(error) => (0, Some(error)),
+            };
+            let failure = failure.map(|error| error.to_string());
+            if let Some(error) = failure.as_ref().filter(|_| devices.failure != failure) {
+                tracing::warn!(%family, error, "cannot update the interfaces of the flowtable; retrying");
+            }
+            devices.failures = if failure.is_some() { devices.failures.saturating_add(1) } else { 0 };
+            devices.failure = failure;
+            self.tell_others(index, transactions);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_room_is_counted() {
+        for (count, expected) in [(0, 0), (DEVICES_MAX, 0), (DEVICES_MAX + 1, 1), (DEVICES_MAX + 7, 7)] {
+            let names: BTreeSet<String> = (0..count).map(|n| format!("veth{n}")).collect();
+            let (kept, left_out) = with_room(names);
+            assert_eq!((kept.len(), left_out), (count - expected, expected));
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_asked_after_a_change_after_a_failure_and_once_in_a_while() {
+        let (start, period) = (Instant::now(), Duration::from_secs(30));
+        let of = |asked, failures| Devices { asked, failures, ..Devices::default() };
+        for (devices, after, due) in [
+            (of(None, 0), 0, true),
+            (of(Some(start), 0), 29, false),
+            (of(Some(start), 0), 30, true),
+            (of(Some(start), 1), 0, false),
+            (of(Some(start), 1), 1, true),
+            (of(Some(start), 3), 3, false),
+            (of(Some(start), 3), 4, true),
+            (of(Some(start), 99), 29, false),
+            (of(Some(start), 99), 30, true),
+        ] {
+            assert_eq!(
+                devices.is_due(start + Duration::from_secs(after), period),
+                due,
+                "{devices:?} {after}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_state_says_how_offload_stands() {
+        let enabled = |wanted, left_out, failure: Option<&str>| {
+            let failure = failure.map(str::to_owned);
+            Offload::Enabled(Devices { wanted, left_out, failure, ..Devices::default() })
+        };
+        let tcp = Offload::Enabled(Devices { wanted: 3, tcp_only: true, ..Devices::default() });
+        for (offload, words) in [
+            (Offload::Disabled, None),
+            (Offload::Unsupported("no flowtables".into()), Some("disabled: no flowtables")),
+            (enabled(3, 0, None), Some("enabled (interfaces: 3)")),
+            (enabled(1024, 2, None), Some("enabled (interfaces: 1024, left out: 2)")),
+            (enabled(3, 0, Some("EBUSY")), Some("failing: EBUSY")),
+            (tcp, Some("enabled for TCP (interfaces: 3)")),
+        ] {
+            assert_eq!(offload.in_words().as_deref(), words);
+        }
+    }
+}

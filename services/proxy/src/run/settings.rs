@@ -1,0 +1,60 @@
+//! Applies the settings of conntrack.
+//!
+//! Owns: when they are written: at the start, and again every `sync_period` while one is refused, for instance because the
+//! kernel has not loaded conntrack yet. In: [`ConntrackOptions`]. Out: values in the kernel, the result of each in [`Shared`],
+//! and one event per refusal. A value that was applied is not checked again, as in kube-proxy: an administrator may change
+//! it later.
+
+use std::{sync::Arc, time::Duration};
+
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::Shared;
+use crate::conntrack::{ConntrackOptions, ProcSys, Setting, Wanted, apply};
+
+/// Retries until every setting has its value.
+pub(super) async fn make(shared: Arc<Shared>, options: ConntrackOptions, again: Duration) {
+    let mut pending = options.wanted(cpus());
+    let sysctls = ProcSys(options.sysctl_dir);
+    while !pending.is_empty() {
+        let (wanted, kernel) = (pending.clone(), sysctls.clone());
+        // Resizing the hash table can take the kernel a while.
+        let Ok(settings) = tokio::task::spawn_blocking(move || apply(&wanted, &kernel)).await else { return };
+        pending.retain(|wanted| is_refused(wanted, &settings));
+        record(&shared, settings);
+        tokio::time::sleep(again).await;
+    }
+}
+
+fn is_refused(wanted: &Wanted, settings: &[Setting]) -> bool {
+    settings.iter().any(|setting| setting.name == wanted.name && setting.refused.is_some())
+}
+
+/// Keeps the last result of each setting and reports new refusals.
+fn record(shared: &Shared, settings: Vec<Setting>) {
+    let mut refusals = Vec::new();
+    {
+        let mut standing = shared.standing();
+        for setting in settings {
+            let known = standing.conntrack.iter_mut().find(|known| known.name == setting.name);
+            if setting.refused.is_some() && known.as_ref().is_none_or(|known| **known != setting) {
+                refusals.push(setting.to_string());
+            }
+            match known {
+                Some(known) => *known = setting,
+                None => standing.conntrack.push(setting),
+            }
+        }
+    }
+    for text in refusals {
+        tracing::warn!(setting = text, "cannot apply a conntrack setting");
+        shared.say(format!("conntrack: {text}"));
+    }
+    shared.changed();
+}
+
+/// Number of online CPUs of the machine, whatever this process may use. Source: `detectNumCPU` of kube-proxy.
+fn cpus() -> usize {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    online.and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0).unwrap_or(1)
+}
