@@ -123,6 +123,8 @@ impl Agent {
             .set("cri.runtime_endpoint", self.runtime_endpoint.as_str())
             // How full the machine's own disk is must not decide what the suites see.
             .set("pulls.retain_min_free_percent", 0)
+            // Nor how fast it is.
+            .set("endpoints.write_timeout", "10m")
             .set("debug.listen", format!("unix://{at}/debug.sock"))
             .set("debug.http", format!("127.0.0.1:{}", self.port))
             .set("endpoints.listen", vec![format!("unix://{at}/endpoints.sock")]);

@@ -10,7 +10,8 @@ use hyper_util::rt::TokioExecutor;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::HashSet;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -47,12 +48,18 @@ pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()
     .await
 }
 
+/// Below what Linux gives to outgoing connections (32768 and up) and what API servers give to Services (30000 and up): a
+/// server that is started again finds its port as it left it.
+const PORTS: Range<u16> = 10_000..30_000;
+
 /// A TCP port on loopback that nobody uses, and that this process has not given away before.
 pub fn free_port() -> Result<u16> {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     for _ in 0..100 {
-        let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on loopback")?;
-        let port = listener.local_addr().context("a listener has an address")?.port();
+        let port = rand::rng().random_range(PORTS);
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
+            continue;
+        }
         let mut given = GIVEN.lock().map_err(|_| anyhow!("another test panicked while it took a port"))?;
         if given.get_or_insert_default().insert(port) {
             return Ok(port);
