@@ -2,6 +2,19 @@
 
 use super::*;
 
+/// Lists one ServiceCIDR, and tells what a source says of it.
+fn one_listed(feed: &Feed) -> Said {
+    let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
+        name: "kubernetes".into(),
+        resource_version: "3".into(),
+        ..Default::default()
+    });
+    let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
+    feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
+    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
+    Said::Put("kubernetes".into(), "10.96.0.0/12".into())
+}
+
 #[tokio::test]
 async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
     let mut server = Server::plain().await;
@@ -20,15 +33,7 @@ async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
     tokio::time::resume();
     let feed = begin(&server);
     server.seen().await;
-    let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
-        name: "kubernetes".into(),
-        resource_version: "3".into(),
-        ..Default::default()
-    });
-    let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
-    feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
-    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
-    let cidr = Said::Put("kubernetes".into(), "10.96.0.0/12".into());
+    let cidr = one_listed(&feed);
     source.says(&[Said::Listing, cidr, Said::Listed]).await;
     server.nothing_more();
 }
@@ -56,15 +61,7 @@ async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked
     for _ in 0..4 {
         server.seen().await;
     }
-    let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
-        name: "kubernetes".into(),
-        resource_version: "3".into(),
-        ..Default::default()
-    });
-    let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
-    feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
-    feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
-    let cidr = Said::Put("kubernetes".into(), "10.96.0.0/12".into());
+    let cidr = one_listed(&feed);
     source.says(&[Said::Listing, cidr, Said::Listed, Said::Well]).await;
 }
 

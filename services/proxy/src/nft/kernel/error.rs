@@ -36,9 +36,7 @@ pub enum KernelError {
     NotPermitted,
     /// The kernel has no nf_tables, or not this part of it.
     #[error(
-        "this kernel has no {feature} ({errno}): load the module or take a kernel that has it; Linux 5.6 and later with \
-         CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_REJECT, CONFIG_NFT_FIB, CONFIG_NFT_NUMGEN and \
-         CONFIG_NFT_CT have all that is needed"
+        "this kernel has no {feature} ({errno}): load its module, or use a kernel that has it; docs/proxy.md lists what is needed"
     )]
     Unsupported {
         /// Which part, in words.
