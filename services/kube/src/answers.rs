@@ -22,6 +22,9 @@ use crate::protobuf;
 /// No sentence about an error is longer, in characters.
 pub(crate) const REASON_MAX: usize = 500;
 
+/// The cause of a refusal (`metav1.CauseTypeResourceVersionTooLarge`) to serve a version that is in the future.
+const VERSION_TOO_LARGE: &str = "ResourceVersionTooLarge";
+
 /// Why there is no good answer: kind and sentence. The server's name is added by the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -61,9 +64,12 @@ impl From<protobuf::Status> for Status {
             message: Some(status.message),
             reason: Some(status.reason),
             code: u16::try_from(status.code).ok(),
-            details: status
-                .details
-                .map(|d| StatusDetails { retry_after_seconds: Some(i64::from(d.retry_after_seconds)) }),
+            details: status.details.map(|details| StatusDetails {
+                retry_after_seconds: Some(i64::from(details.retry_after_seconds)),
+                causes: Some(
+                    details.causes.into_iter().map(|c| StatusCause { reason: Some(c.reason) }).collect(),
+                ),
+            }),
         }
     }
 }
@@ -73,6 +79,14 @@ impl From<protobuf::Status> for Status {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct StatusDetails {
     pub(crate) retry_after_seconds: Option<i64>,
+    causes: Option<Vec<StatusCause>>,
+}
+
+/// A cause, in part.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct StatusCause {
+    reason: Option<String>,
 }
 
 impl Status {
@@ -81,13 +95,23 @@ impl Status {
         u64::try_from(seconds).ok().filter(|s| *s > 0).map(Duration::from_secs)
     }
 
+    /// The kind of error that this is with a status code of 400 or more. A version that the store has not reached is no more
+    /// of use than one that it has forgotten.
+    fn kind(&self, code: StatusCode, retry_after: Option<Duration>) -> ApiErrorKind {
+        let mut causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
+        if causes.any(|cause| cause.reason.as_deref() == Some(VERSION_TOO_LARGE)) {
+            return ApiErrorKind::Gone;
+        }
+        kind_of(code, self.reason.as_deref().unwrap_or_default(), retry_after)
+    }
+
     /// What an `ERROR` event of a watch means.
     pub(crate) fn failure(&self) -> Failure {
         let code = self.code.and_then(|code| StatusCode::from_u16(code).ok());
         let reason = self.reason.as_deref().unwrap_or_default();
         let kind = match (code, reason) {
             (_, "Gone" | "Expired") => ApiErrorKind::Gone,
-            (Some(code), _) if code.as_u16() >= 400 => kind_of(code, reason, self.retry_after()),
+            (Some(code), _) if code.as_u16() >= 400 => self.kind(code, self.retry_after()),
             _ => ApiErrorKind::Unreachable,
         };
         let said = self.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
@@ -154,7 +178,7 @@ pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
     } else {
         format!("HTTP {}: {message}", status.as_u16())
     };
-    Some(Failure::new(kind_of(status, reason, retry), sentence))
+    Some(Failure::new(said.kind(status, retry), sentence))
 }
 
 /// The Status in the body, in either encoding; none if it is something else, such as a proxy's page.

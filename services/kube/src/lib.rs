@@ -16,6 +16,7 @@ mod credentials;
 mod observe;
 mod protobuf;
 mod server;
+mod signals;
 mod source;
 mod transport;
 mod watch;
@@ -26,6 +27,7 @@ mod tests;
 pub use k8s_openapi::api::core::v1::Node;
 pub use observe::{RequestObserver, RequestSeen};
 pub use server::{ApiServer, ApiServerParts};
+pub use signals::{Rollback, ServerSignals};
 pub use source::{ClusterSource, ExplicitSource};
 pub use transport::{KeepAlive, USER_AGENT};
 pub use watch::{

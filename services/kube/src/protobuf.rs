@@ -62,8 +62,17 @@ pub(crate) struct Status {
 /// `meta/v1.StatusDetails`, in part.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct StatusDetails {
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) causes: Vec<StatusCause>,
     #[prost(int32, tag = "5")]
     pub(crate) retry_after_seconds: i32,
+}
+
+/// `meta/v1.StatusCause`, in part.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StatusCause {
+    #[prost(string, tag = "1")]
+    pub(crate) reason: String,
 }
 
 /// `meta/v1.ListMeta`, in part.
@@ -71,6 +80,9 @@ pub(crate) struct StatusDetails {
 pub(crate) struct ListMeta {
     #[prost(string, tag = "2")]
     pub(crate) resource_version: String,
+    /// `continue`, a word of Rust's.
+    #[prost(string, tag = "3")]
+    pub(crate) continuation: String,
 }
 
 /// `meta/v1.WatchEvent`, which on the wire has no envelope of its own; its object has one.

@@ -20,13 +20,14 @@ use keelson_actors::cluster::{
     ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, PodEvent, PodEventApi,
     Written,
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     answers::{self, Answer, Failure},
     bodies,
     credentials::{Held, Keeper, SharedKeeper},
     observe::{RequestObserver, RequestSeen},
+    signals::ServerSignals,
     source::ClusterSource,
     transport::KeepAlive,
 };
@@ -42,21 +43,29 @@ pub struct ApiServerParts {
     /// How long one request may take, with its connection and its answer. The kubelet's heartbeats have the
     /// lease duration, and 10 s at the most.
     pub timeout: Duration,
+    /// How long the head of a list or a watch may take, if that is longer. An API server that is busy (API Priority and
+    /// Fairness) keeps a request waiting for up to a minute before it answers.
+    pub head_timeout: Duration,
     /// How a silent connection is tested.
     pub keep_alive: KeepAlive,
     /// Is told of each request.
     pub observer: RequestObserver,
+    /// Shared by all connections to one API server.
+    pub signals: ServerSignals,
 }
 
 impl ApiServerParts {
-    /// The usual parts: 10 s for a request, the keep-alive of Go's client, nobody told.
+    /// The usual parts: 10 s for a request and 60 s for the head of a list or a watch, the keep-alive of Go's client, nobody
+    /// told.
     #[must_use]
     pub fn new(source: ClusterSource) -> Self {
         Self {
             source,
             timeout: Duration::from_secs(10),
+            head_timeout: Duration::from_secs(60),
             keep_alive: KeepAlive::default(),
             observer: RequestObserver::default(),
+            signals: ServerSignals::default(),
         }
     }
 }
@@ -73,8 +82,9 @@ impl ApiServerParts {
 pub struct ApiServer {
     keeper: SharedKeeper,
     timeout: Duration,
+    head_timeout: Duration,
     observer: RequestObserver,
-    wake: Arc<Notify>,
+    signals: ServerSignals,
 }
 
 impl fmt::Debug for ApiServer {
@@ -128,8 +138,9 @@ impl ApiServer {
         Self {
             keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive)),
             timeout: parts.timeout,
+            head_timeout: parts.head_timeout.max(parts.timeout),
             observer: parts.observer,
-            wake: Arc::new(Notify::new()),
+            signals: parts.signals,
         }
     }
 
@@ -151,15 +162,15 @@ impl ApiServer {
         self.keeper.close_connections();
     }
 
-    /// Ends the back-off of watches that wait after an error, because the server was seen to answer somebody else. A
-    /// wait that the server asked for itself goes on.
+    /// Ends, within 5 s, the back-off of watches that wait after an error, because the server was seen to answer somebody
+    /// else; also of those on other connections that share [`ApiServerParts::signals`]. A wait that the server asked for
+    /// itself goes on.
     pub fn wake_watches(&self) {
-        self.wake.notify_waiters();
+        self.signals.wake();
     }
 
-    /// Ends with the next [`ApiServer::wake_watches`].
-    pub(crate) async fn woken(&self) {
-        self.wake.notified().await;
+    pub(crate) fn signals(&self) -> &ServerSignals {
+        &self.signals
     }
 
     /// DELETE of a Lease in the namespace of the nodes' Leases.
@@ -176,27 +187,28 @@ impl ApiServer {
 
     /// Makes one request and reads its answer whole; what is not 2xx is an error.
     pub(crate) async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
-        self.timed(call, async |answer| Ok(whole(answer).await?.body)).await
+        self.timed(call, self.timeout, async |answer| Ok(whole(answer).await?.body)).await
     }
 
     /// Makes one request and reads the head of its answer; what is not 2xx is an error.
     pub(crate) async fn open(&self, call: Call) -> Result<Incoming, ApiError> {
-        self.timed(call, async |answer| Ok(answer.into_body())).await
+        self.timed(call, self.head_timeout, async |answer| Ok(answer.into_body())).await
     }
 
-    /// One request within the time limit, `read` being what becomes of a 2xx answer. When the limit passes, the
+    /// One request within `limit`, `read` being what becomes of a 2xx answer. When the limit passes, the
     /// connection may be dead without a sign of it, so the next request gets another.
     async fn timed<T>(
         &self,
         call: Call,
+        limit: Duration,
         read: impl AsyncFnOnce(Begun) -> Result<T, Failure>,
     ) -> Result<T, ApiError> {
         let begun = Instant::now();
         let seen = (call.resource, method_name(&call.method));
         let mut progress = Progress::default();
         let work = self.exchange(call, read, &mut progress);
-        let done = tokio::time::timeout_at(begun + self.timeout, work).await.unwrap_or_else(|_| {
-            Err(Failure::new(ApiErrorKind::Timeout, format!("no answer within {:?}", self.timeout)))
+        let done = tokio::time::timeout_at(begun + limit, work).await.unwrap_or_else(|_| {
+            Err(Failure::new(ApiErrorKind::Timeout, format!("no answer within {limit:?}")))
         });
         let error = done.as_ref().err().map(|failure| failure.kind);
         match (error, &progress.used) {
@@ -269,6 +281,34 @@ impl ApiServer {
         }
         .boxed()
     }
+
+    /// The same for one object, whose resource version is compared with those before.
+    fn asked_of<T: Send + 'static>(
+        &self,
+        object: String,
+        call: Call,
+        read: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
+        version: impl FnOnce(&T) -> &str + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, ApiError>> {
+        let signals = self.signals.clone();
+        let asked = self.asked(call, read);
+        async move {
+            let expected = signals.expected(&object);
+            let answer = asked.await?;
+            signals.answered(&object, expected, version(&answer));
+            Ok(answer)
+        }
+        .boxed()
+    }
+
+    /// A write of one object, or a consistent read of it, with metadata in return.
+    fn written(&self, object: String, call: Call) -> BoxFuture<'static, Result<Written, ApiError>> {
+        self.asked_of(object, call, answers::written, |written| &written.resource_version)
+    }
+}
+
+fn node_version(node: &Node) -> &str {
+    node.metadata.resource_version.as_deref().unwrap_or_default()
 }
 
 /// Reads an answer to its end.
@@ -300,26 +340,28 @@ impl LeaseApi for ApiServer {
     }
 
     fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>> {
-        let call = Call::get("leases", bodies::lease_path(name), bodies::ACCEPT_JSON);
-        self.asked(call, answers::lease)
+        let path = bodies::lease_path(name);
+        let call = Call::get("leases", path.clone(), bodies::ACCEPT_JSON);
+        self.asked_of(path, call, answers::lease, |lease: &LeaseSeen| &lease.written.resource_version)
     }
 
     fn create_lease(&self, lease: LeaseCreate) -> BoxFuture<'static, Result<Written, ApiError>> {
         let body = (bodies::ACCEPT_JSON, bodies::lease_to_create(&lease));
         let call = Call::write(Method::POST, "leases", bodies::leases_path(), bodies::ACCEPT_METADATA, body);
-        self.asked(call, answers::written)
+        self.written(bodies::lease_path(&lease.name), call)
     }
 
     fn renew_lease(&self, patch: LeasePatch) -> BoxFuture<'static, Result<Written, ApiError>> {
         let body = (bodies::MERGE_PATCH, bodies::lease_to_patch(&patch));
         let path = bodies::lease_path(&patch.name);
-        let call = Call::write(Method::PATCH, "leases", path, bodies::ACCEPT_METADATA, body);
-        self.asked(call, answers::written)
+        let call = Call::write(Method::PATCH, "leases", path.clone(), bodies::ACCEPT_METADATA, body);
+        self.written(path, call)
     }
 
     fn node_uid(&self, node: &str) -> BoxFuture<'static, Result<String, ApiError>> {
-        let call = Call::get("nodes", bodies::node_path(node), bodies::ACCEPT_METADATA);
-        self.asked(call, |body| Ok(answers::written(body)?.uid))
+        let path = bodies::node_path(node);
+        let node = self.written(path.clone(), Call::get("nodes", path, bodies::ACCEPT_METADATA));
+        async move { Ok(node.await?.uid) }.boxed()
     }
 
     fn close_connections(&self) {
@@ -333,8 +375,9 @@ impl NodeApi for ApiServer {
     }
 
     fn get_node(&self, name: &str) -> BoxFuture<'static, Result<Box<Node>, ApiError>> {
-        let call = Call::get("nodes", bodies::node_path(name), bodies::ACCEPT_JSON);
-        self.asked(call, |body| Ok(Box::new(answers::json(body)?)))
+        let path = bodies::node_path(name);
+        let call = Call::get("nodes", path.clone(), bodies::ACCEPT_JSON);
+        self.asked_of(path, call, |body| Ok(Box::new(answers::json(body)?)), |node| node_version(node))
     }
 
     fn create_node(&self, node: Box<Node>) -> BoxFuture<'static, Result<Box<Node>, ApiError>> {
@@ -346,9 +389,10 @@ impl NodeApi for ApiServer {
                 return futures_util::future::ready(Err(self.error(failure))).boxed();
             }
         };
+        let name = bodies::node_path(node.metadata.name.as_deref().unwrap_or_default());
         let path = "/api/v1/nodes".to_owned();
         let call = Call::write(Method::POST, "nodes", path, bodies::ACCEPT_JSON, body);
-        self.asked(call, |body| Ok(Box::new(answers::json(body)?)))
+        self.asked_of(name, call, |body| Ok(Box::new(answers::json(body)?)), |node| node_version(node))
     }
 
     fn patch_node(
@@ -358,8 +402,8 @@ impl NodeApi for ApiServer {
     ) -> BoxFuture<'static, Result<Written, ApiError>> {
         let body = (bodies::STRATEGIC_MERGE_PATCH, patch.to_string());
         let path = bodies::node_path(name);
-        let call = Call::write(Method::PATCH, "nodes", path, bodies::ACCEPT_METADATA, body);
-        self.asked(call, answers::written)
+        let call = Call::write(Method::PATCH, "nodes", path.clone(), bodies::ACCEPT_METADATA, body);
+        self.written(path, call)
     }
 
     fn patch_status(
@@ -368,9 +412,10 @@ impl NodeApi for ApiServer {
         patch: serde_json::Value,
     ) -> BoxFuture<'static, Result<Written, ApiError>> {
         let body = (bodies::STRATEGIC_MERGE_PATCH, patch.to_string());
-        let path = format!("{}/status", bodies::node_path(name));
+        let node = bodies::node_path(name);
+        let path = format!("{node}/status");
         let call = Call::write(Method::PATCH, "nodes/status", path, bodies::ACCEPT_METADATA, body);
-        self.asked(call, answers::written)
+        self.written(node, call)
     }
 
     fn close_connections(&self) {

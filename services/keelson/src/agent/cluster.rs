@@ -6,8 +6,8 @@
 use std::{sync::Arc, time::Duration};
 
 use keelson_config::Settings;
-use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node};
-use prometheus_client::registry::Registry;
+use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node, ServerSignals};
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::sync::watch;
 
 use super::rest_client::RestClientMetrics;
@@ -20,6 +20,9 @@ pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
 pub(crate) struct Cluster {
     source: ClusterSource,
     rest_client: RestClientMetrics,
+    /// Shared by all connections.
+    signals: ServerSignals,
+    rollbacks: Counter,
     /// The longest that a request may take.
     pub(crate) request_timeout: Duration,
 }
@@ -29,7 +32,12 @@ impl Cluster {
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let source = source(settings)?;
         let request_timeout = settings.kube.request_timeout;
-        Some(Self { source, rest_client: RestClientMetrics::default(), request_timeout })
+        let rollbacks = Counter::default();
+        let count = rollbacks.clone();
+        let signals = ServerSignals::new(move |_| {
+            count.inc();
+        });
+        Some(Self { source, rest_client: RestClientMetrics::default(), signals, rollbacks, request_timeout })
     }
 
     /// A connection of its own.
@@ -37,6 +45,7 @@ impl Cluster {
         ApiServer::new(ApiServerParts {
             timeout,
             observer: self.rest_client.observer(),
+            signals: self.signals.clone(),
             ..ApiServerParts::new(self.source.clone())
         })
     }
@@ -44,6 +53,11 @@ impl Cluster {
     /// Enters what is counted of requests.
     pub(super) fn register(&self, registry: &mut Registry) {
         self.rest_client.register(registry);
+        registry.sub_registry_with_prefix("keelson_kube").register(
+            "store_rollbacks",
+            "Times that the API server's store was seen to be older than before, as after a restore of etcd",
+            self.rollbacks.clone(),
+        );
     }
 }
 

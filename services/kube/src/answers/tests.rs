@@ -61,12 +61,33 @@ fn an_error_in_protobuf_says_the_same() {
         code: 0,
         message: "come back".into(),
         reason: "TooManyRequests".into(),
-        details: Some(protobuf::StatusDetails { retry_after_seconds: 7 }),
+        details: Some(protobuf::StatusDetails { retry_after_seconds: 7, causes: Vec::new() }),
     };
     let body = enveloped("Status", status.encode_to_vec());
     let failure = failure(&answer(429, &body), SystemTime::UNIX_EPOCH).unwrap();
     assert_eq!(failure.kind.retry_after(), Some(Duration::from_secs(7)));
     assert_eq!(failure.reason, "HTTP 429: come back");
+}
+
+/// What kube-apiserver answers when a version is asked for that its store has not reached.
+#[test]
+fn e11_a_version_that_is_in_the_future_is_of_no_use() {
+    let json = br#"{"kind":"Status","status":"Failure","message":"Timeout: Too large resource version: 9, current: 5",
+        "reason":"Timeout","details":{"causes":[{"reason":"ResourceVersionTooLarge","message":"Too large resource version"}],
+        "retryAfterSeconds":1},"code":504}"#;
+    let cause = protobuf::StatusCause { reason: "ResourceVersionTooLarge".into() };
+    let status = protobuf::Status {
+        code: 504,
+        message: "Timeout: Too large resource version: 9, current: 5".into(),
+        reason: "Timeout".into(),
+        details: Some(protobuf::StatusDetails { retry_after_seconds: 1, causes: vec![cause] }),
+    };
+    for body in [json.to_vec(), enveloped("Status", status.encode_to_vec())] {
+        let failure = failure(&answer(504, &body), SystemTime::UNIX_EPOCH).unwrap();
+        assert_eq!(failure.kind, ApiErrorKind::Gone);
+        assert!(failure.reason.contains("Too large"), "{}", failure.reason);
+    }
+    assert_eq!(Status::from(status).failure().kind, ApiErrorKind::Gone);
 }
 
 #[test]

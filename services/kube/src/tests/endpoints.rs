@@ -1,5 +1,6 @@
 //! The source of endpoints against a scripted server, in protobuf.
 
+mod fallback;
 mod optional;
 
 use std::{
@@ -258,7 +259,7 @@ async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
         assert_eq!(
             list.line,
             "GET /apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless\
-             &resourceVersion=0"
+             &limit=500&resourceVersion=0"
         );
         assert_eq!(list.header("accept"), "application/vnd.kubernetes.protobuf");
         let watch = server.seen().await;
@@ -349,8 +350,7 @@ async fn a_listing_that_breaks_begins_anew() {
         said += 1;
     }
     feed.cut();
-    // The list and its break once more, as a list.
-    server.reply(refusal(400, "BadRequest"));
+    // At once as a list, which breaks too.
     let objects: Vec<_> = (0..250).map(|n| wire::slice(&format!("s{n}"), 2)).collect();
     let list = wire::list("EndpointSlice", "9", &objects);
     let (half, reply) = Reply::stream();
@@ -360,11 +360,12 @@ async fn a_listing_that_breaks_begins_anew() {
     for n in 0..199 {
         source.says(&[put(&format!("s{n}"), 2)]).await;
     }
-    server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("a", 3)])));
+    let feed = begin(&server);
     drop(half);
     source.fails("ended before it was whole").await;
-    source.says(&[Said::Listing]).await;
-    source.says(&[put("a", 3), Said::Listed, Said::Well]).await;
+    feed.slice("ADDED", "a", 3);
+    feed.listed(10);
+    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
 }
 
 #[tokio::test]

@@ -164,7 +164,7 @@ async fn fall_back(refuse: impl AsyncFnOnce(&Server)) {
     assert_eq!(pods.next().await, PodEvent::Present(named("b")));
     assert!(server.seen().await.query("sendInitialEvents").is_some());
     let list = server.seen().await;
-    assert_eq!(list.line, format!("GET /api/v1/pods?fieldSelector={OF_NODE}&resourceVersion=0"));
+    assert_eq!(list.line, format!("GET /api/v1/pods?fieldSelector={OF_NODE}&limit=500&resourceVersion=0"));
     assert!(list.header("accept").starts_with("application/json;as=PartialObjectMetadataList;"));
     let watch = server.seen().await;
     assert_eq!((watch.query("resourceVersion"), watch.query("sendInitialEvents")), (Some("9"), None));
@@ -243,10 +243,11 @@ async fn half_a_list_tells_nothing() {
     server.seen().await;
     feed.event("ADDED", &pod("c", 9, false));
     drop(feed);
+    // What broke as a stream is listed.
+    let list = format!(r#"{{"metadata":{{"resourceVersion":"10"}},"items":[{}]}}"#, pod("a", 3, false));
+    server.reply(Reply::json(200, list));
     let feed = begin(&server);
-    assert!(server.seen().await.query("sendInitialEvents").is_some());
-    feed.event("ADDED", &pod("a", 3, false));
-    all_listed(&feed, 10);
+    assert!(server.seen().await.query("watch").is_none());
     feed.event("ADDED", &pod("d", 11, false));
     assert_eq!(pods.next().await, PodEvent::Present(named("d")));
 }
@@ -303,31 +304,38 @@ async fn health_says_why_and_since_when() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_woken_does_not_wait_out_its_back_off() {
-    let server = Server::plain().await;
-    for _ in 0..8 {
-        server.reply(Reply::json(403, "{}"));
-    }
-    let feed = begin(&server);
-    let api = server.api();
+async fn e2_a_watch_that_is_woken_waits_for_five_seconds_at_most() {
+    let mut server = Server::plain().await;
+    let (api, known) = (server.api(), KnownPods::default());
     let (sender, mut health) = watch::channel(ChoreHealth::Starting);
     let watching = api.clone();
-    let known = KnownPods::default();
     let task =
         tokio::spawn(async move { watch_pods(&watching, "n1", &sender, known, |_: PodEvent| {}).await });
-    all_listed(&feed, 5);
-    let woken = async {
-        let well = health.wait_for(|health| *health == ChoreHealth::Well);
-        tokio::pin!(well);
-        loop {
-            tokio::select! {
-                _ = &mut well => break,
-                () = tokio::time::sleep(std::time::Duration::from_millis(20)) => api.wake_watches(),
-            }
-        }
+    let pass = async |seconds| {
+        tokio::time::pause();
+        tokio::time::advance(std::time::Duration::from_secs(seconds)).await;
+        tokio::time::resume();
     };
-    // Eight back-offs from 0.8 s on are more than two minutes.
-    tokio::time::timeout(std::time::Duration::from_secs(60), woken).await.expect("the waits were cut short");
+    for n in 0..7 {
+        if n > 0 {
+            pass(61).await;
+        }
+        let refusal = format!(r#"{{"kind":"Status","reason":"Forbidden","message":"refusal {n}"}}"#);
+        server.reply(Reply::json(403, refusal));
+        server.seen().await;
+        let of = format!("refusal {n}");
+        let refused = |health: &ChoreHealth| matches!(health, ChoreHealth::Failing { reason, .. } if reason.contains(&of));
+        health.wait_for(refused).await.unwrap();
+    }
+    // By now it waits for 30 s at least.
+    pass(20).await;
+    server.nothing_more();
+    api.wake_watches();
+    tokio::task::yield_now().await;
+    pass(5).await;
+    let feed = begin(&server);
+    all_listed(&feed, 5);
+    health.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
     task.abort();
 }
 
@@ -404,5 +412,46 @@ async fn the_node_is_told_as_it_is_without_what_nobody_needs() {
     let seen = server.seen().await;
     assert!(seen.line.starts_with("GET /api/v1/nodes?watch=true&"), "{}", seen.line);
     assert_eq!(seen.query("fieldSelector"), Some("metadata.name%3Dn1"));
+    task.abort();
+}
+
+/// One object costs no more to list than to watch, and shows a restored etcd at once.
+#[tokio::test]
+async fn e11_the_node_is_listed_again_after_an_interruption() {
+    let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = count.clone();
+    let signals = crate::ServerSignals::new(move |_| {
+        counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    });
+    let mut server = Server::plain().await;
+    let parts = crate::ApiServerParts::new(crate::ClusterSource::Explicit(server.source()));
+    let api = crate::ApiServer::new(crate::ApiServerParts { signals, ..parts });
+    let (tell, mut nodes) = mpsc::unbounded_channel();
+    let (health, _health) = watch::channel(ChoreHealth::Starting);
+    let task = tokio::spawn(async move {
+        watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
+    });
+    let listed = async |server: &mut Server, feed: &Feed, node_version, version| {
+        let seen = server.seen().await;
+        assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
+        feed.event("ADDED", &node("n1", node_version));
+        all_listed(feed, version);
+    };
+    let feed = begin(&server);
+    listed(&mut server, &feed, 90, 100).await;
+    assert!(nodes.recv().await.unwrap().is_some());
+    drop(feed);
+    let feed = begin(&server);
+    listed(&mut server, &feed, 90, 110).await;
+    feed.event("MODIFIED", &node("n1", 111));
+    assert!(nodes.recv().await.unwrap().is_some());
+    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0);
+    // The store has more revisions by now, but the Node is that of a backup.
+    drop(feed);
+    let feed = begin(&server);
+    listed(&mut server, &feed, 90, 200).await;
+    let restored = nodes.recv().await.unwrap().unwrap();
+    assert_eq!(restored.metadata.resource_version.as_deref(), Some("90"));
+    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
     task.abort();
 }

@@ -36,7 +36,12 @@ struct ListOf {
 
 /// A list of objects of this kind.
 pub(crate) fn list<T: Message>(kind: &str, version: &str, items: &[T]) -> Bytes {
-    let metadata = Some(ListMeta { resource_version: version.into() });
+    page(kind, version, items, "")
+}
+
+/// A page of such a list; the next is asked for with `continuation`.
+pub(crate) fn page<T: Message>(kind: &str, version: &str, items: &[T], continuation: &str) -> Bytes {
+    let metadata = Some(ListMeta { resource_version: version.into(), continuation: continuation.into() });
     let items = items.iter().map(|item| item.encode_to_vec().into()).collect();
     enveloped(&format!("{kind}List"), &ListOf { metadata, items })
 }

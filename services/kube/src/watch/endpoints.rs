@@ -6,7 +6,8 @@
 //! of it.
 //!
 //! What is asked for is what kube-proxy asks for: Services without the label of another proxy and not headless, slices
-//! that are not of headless Services. A Service that comes to carry the label is gone, by the server's own doing.
+//! that are not of headless Services. A Service that comes to carry the label is gone, by the server's own doing. An API
+//! server before 1.31 does not know the field by which headless Services are left out: then they are left out here.
 
 use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 
@@ -20,11 +21,12 @@ use keelson_actors::{
 use keelson_proto::kubernetes::ObjectMeta;
 
 use super::{
-    follow::{Change, Subject, follow},
+    follow::follow,
     protobuf::{ApiObject, Protobuf},
+    subject::{Change, Selectors, Subject},
 };
 use crate::{
-    bodies::{ACCEPT_PROTOBUF, ACCEPT_PROTOBUF_WATCH, escaped},
+    bodies::{ACCEPT_PROTOBUF, ACCEPT_PROTOBUF_WATCH},
     server::ApiServer,
 };
 
@@ -47,24 +49,32 @@ pub(crate) trait Collected: ApiObject {
     const OF: SourceKind;
     const RESOURCE: &'static str;
     const PATH: &'static str;
-    /// Selectors: parameter and value.
-    const SELECTORS: &'static [(&'static str, &'static str)];
+    const LABELS: Option<&'static str>;
+    const FIELDS: Option<&'static str> = None;
     const OPTIONAL: bool = false;
 
     fn event(seen: Vec<Seen<Self>>) -> SourceEvent;
+
+    /// Whether [`Collected::FIELDS`] select it.
+    fn is_selected(&self) -> bool {
+        true
+    }
 }
 
 impl Collected for Service {
     const OF: SourceKind = SourceKind::Services;
     const RESOURCE: &'static str = "services";
     const PATH: &'static str = "/api/v1/services";
-    const SELECTORS: &'static [(&'static str, &'static str)] = &[
-        ("labelSelector", "!service.kubernetes.io/service-proxy-name"),
-        ("fieldSelector", "spec.clusterIP!=None"),
-    ];
+    const LABELS: Option<&'static str> = Some("!service.kubernetes.io/service-proxy-name");
+    // Since 1.31.
+    const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
 
     fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
         SourceEvent::Services(seen)
+    }
+
+    fn is_selected(&self) -> bool {
+        self.spec.as_ref().is_none_or(|spec| spec.cluster_ip != "None")
     }
 }
 
@@ -72,8 +82,7 @@ impl Collected for EndpointSlice {
     const OF: SourceKind = SourceKind::EndpointSlices;
     const RESOURCE: &'static str = "endpointslices";
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
-    const SELECTORS: &'static [(&'static str, &'static str)] =
-        &[("labelSelector", "!service.kubernetes.io/headless")];
+    const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
 
     fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
         SourceEvent::EndpointSlices(seen)
@@ -84,7 +93,7 @@ impl Collected for ServiceCidr {
     const OF: SourceKind = SourceKind::ServiceCidrs;
     const RESOURCE: &'static str = "servicecidrs";
     const PATH: &'static str = "/apis/networking.k8s.io/v1/servicecidrs";
-    const SELECTORS: &'static [(&'static str, &'static str)] = &[];
+    const LABELS: Option<&'static str> = None;
     // Since 1.33.
     const OPTIONAL: bool = true;
 
@@ -130,6 +139,8 @@ api_object! {
 /// All objects of a kind, for a sink.
 struct Collection<T> {
     sink: Arc<dyn EventSink>,
+    /// The server does not know the field selector.
+    is_wide: bool,
     of: PhantomData<fn() -> T>,
 }
 
@@ -144,12 +155,22 @@ impl<T: Collected> Subject for Collection<T> {
         T::PATH
     }
 
-    fn selectors(&self) -> Vec<String> {
-        T::SELECTORS.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect()
+    fn selectors(&self) -> Selectors {
+        let fields = T::FIELDS.filter(|_| !self.is_wide);
+        Selectors { labels: T::LABELS.map(str::to_owned), fields: fields.map(str::to_owned) }
+    }
+
+    fn widen(&mut self) -> bool {
+        T::FIELDS.is_some() && !std::mem::replace(&mut self.is_wide, true)
     }
 
     async fn tell(&mut self, changes: Vec<Change<T>>) -> Answer {
-        let seen = changes.into_iter().map(seen).collect();
+        let is_wide = self.is_wide;
+        let changes = changes.into_iter().map(|change| match change {
+            Change::Put(object) if is_wide && !object.is_selected() => Change::Gone(object),
+            change => change,
+        });
+        let seen = changes.map(seen).collect();
         self.sink.send(T::event(seen)).await
     }
 
@@ -189,5 +210,5 @@ pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
 
 /// Watches one kind until dropped.
 pub(crate) async fn collect<T: Collected>(api: &ApiServer, sink: Arc<dyn EventSink>) {
-    follow(api, &mut Collection::<T> { sink, of: PhantomData }).await;
+    follow(api, &mut Collection::<T> { sink, is_wide: false, of: PhantomData }).await;
 }

@@ -17,7 +17,7 @@ use crate::answers::{self, Failure};
 pub(crate) const OBJECT_MAX: usize = 8 << 20;
 
 /// A list of which nothing came for so long has stopped.
-const LIST_SILENCE: Duration = Duration::from_secs(30);
+pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(30);
 
 /// The annotation of the bookmark after the objects that there were.
 pub(crate) const INITIAL_END: &str = "k8s.io/initial-events-end";
@@ -42,8 +42,17 @@ pub(crate) enum Part<T> {
     Object(T, usize),
     /// There is more to be read before anything can be said.
     More,
-    /// The list was whole, and this is its resourceVersion.
-    End(String),
+    /// The list, or this page of it, was complete.
+    End(ListEnd),
+}
+
+/// The metadata of a list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct ListEnd {
+    /// Its resourceVersion.
+    pub(crate) version: String,
+    /// What to ask for the next page with; empty: there is none.
+    pub(crate) continuation: String,
 }
 
 /// Reads the body of a list.
@@ -74,6 +83,11 @@ pub(crate) trait Encoding: Send {
     /// # Errors
     /// When it is no event, or its object none of those asked for.
     fn event(frame: Bytes) -> Result<Event<Self::Object>, Failure>;
+}
+
+/// The failure of a list of which nothing more comes.
+pub(crate) fn silent() -> Failure {
+    Failure::new(ApiErrorKind::Timeout, format!("nothing more of the list came for {LIST_SILENCE:?}"))
 }
 
 /// The failure of an event or object longer than [`OBJECT_MAX`].
@@ -179,8 +193,7 @@ where
             match filled.await {
                 Ok(more) => self.ended = !more?,
                 Err(_) => {
-                    let said = format!("nothing more of the list came for {LIST_SILENCE:?}");
-                    return Err(Failure::new(ApiErrorKind::Timeout, said));
+                    return Err(silent());
                 }
             }
         }

@@ -1,87 +1,63 @@
 //! The loop that every watch runs.
 //!
-//! Owns: [`follow`], and what it asks of a [`Subject`]. In: an [`ApiServer`], and the steps of a
-//! [`Reflector`]. Out: [`Change`]s in batches, each handed over before more is read, and a [`ChoreHealth`].
+//! Owns: [`follow`]. In: an [`ApiServer`], a [`Subject`], and the steps of a [`Reflector`]. Out: [`Change`]s in batches,
+//! each handed over before more is read, and a [`ChoreHealth`].
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+mod state;
 
-use futures_util::FutureExt as _;
+use std::{pin::pin, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actors::{
     cluster::{ApiError, ApiErrorKind, ChoreHealth},
     endpoints::Answer,
 };
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, sleep, sleep_until},
 };
 
+use self::state::{
+    Batch, Open, Reached, SLOW, Slow, Stop, Turn, if_any, is_refusal, taken, too_slow, unix_ms,
+};
 use super::{
-    events::{Encoding, Event, Frames, Listing, Part, Trouble},
-    reflect::{self, MAX_WATCH, Reflector, SHORT_WATCH, Step},
+    events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, Trouble},
+    reflect::{self, MAX_WATCH, Pause, Reflector, SHORT_WATCH, Step, WentBack},
+    subject::{Change, Object, Subject},
 };
 use crate::{
     answers,
+    bodies::{ACCEPT_JSON_METADATA_LIST, escaped},
     server::{ApiServer, Call},
+    signals::Rollback,
 };
 
 /// A batch is handed over when it has so many objects.
 const BATCH_OBJECTS: usize = 200;
 /// Or when these were so many bytes on the wire.
 const BATCH_BYTES: usize = 1 << 20;
+/// Objects in a page of a list, as client-go asks for.
+const PAGE: usize = 500;
 /// A kind of objects that the server does not know is asked for again after so long.
 const ABSENT_RETRY: Duration = Duration::from_secs(600);
 /// A sink hears from a watch on which nothing happens this often, as it does by the bookmarks of a server.
 const PULSE: Duration = Duration::from_secs(60);
-
-/// What was seen, in the order in which it happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Change<T> {
-    /// A listing begins. Another before it is whole begins it anew.
-    Listing,
-    /// This one is new or has changed; or it is, when it comes within a listing.
-    Put(T),
-    /// This one was deleted, or no longer fits the selectors.
-    Gone(T),
-    /// The listing is whole: these and no others exist.
-    Listed,
-    /// The server does not list them, and nothing waits for it: what was known before stays.
-    Refused,
-}
-
-/// What is being watched: one collection, narrowed by selectors, and what becomes of what is seen.
-pub(crate) trait Subject: Send {
-    /// How it is read.
-    type Encoding: Encoding;
-    /// For metrics.
-    const RESOURCE: &'static str;
-    const ACCEPT: &'static str;
-    const ACCEPT_LIST: &'static str;
-    /// A server that answers 404 has none. One that answers 403, 500 or what cannot be read leaves what was known before, and
-    /// that is a failure that is told and retried.
-    const OPTIONAL: bool = false;
-
-    /// Path of the collection.
-    fn path(&self) -> &'static str;
-    /// `fieldSelector=…` and `labelSelector=…`, escaped.
-    fn selectors(&self) -> Vec<String>;
-    /// Takes what was seen; nothing more is read before the answer. An empty batch comes with a bookmark: nothing
-    /// happened, and the answer says whether that is enough.
-    fn tell(&mut self, changes: Vec<Change<Object<Self>>>) -> impl Future<Output = Answer> + Send;
-    /// Takes how the watch fares: each time that it begins to be well, and each failure.
-    fn health(&mut self, health: ChoreHealth) -> impl Future<Output = Answer> + Send;
-}
-
-pub(crate) type Object<S> = <<S as Subject>::Encoding as Encoding>::Object;
+/// A watch that ends earlier than this before the time it was asked to end at was interrupted.
+const EARLY: Duration = Duration::from_secs(5);
 
 /// Runs a watch for ever.
 pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
     let mut follower = Follower {
+        rollbacks: api.signals().rollbacks(),
         api,
         subject,
         reflector: Reflector::default(),
         health: ChoreHealth::Starting,
         batch: Batch::default(),
         listing: false,
+        exact: false,
+        slow: None,
         is_told: false,
     };
     loop {
@@ -89,158 +65,237 @@ pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
     }
 }
 
-/// Why a step did not succeed.
-enum Stop {
-    /// An error, and whether the sink is told. A connection that broke is no failure of the chore before it cannot be
-    /// made again.
-    Broken { err: ApiError, tell: bool },
-    /// What the server sends cannot be read. What was seen of it is not to be built upon.
-    Senseless(ApiError),
-    /// The sink has forgotten what it was told.
-    Forgotten,
-}
-
-impl From<ApiError> for Stop {
-    fn from(err: ApiError) -> Self {
-        Self::Broken { err, tell: true }
-    }
-}
-
-/// What is about to be handed over.
-struct Batch<T> {
-    changes: Vec<Change<T>>,
-    bytes: usize,
-    /// What is known when it was taken.
-    reached: Option<Reached>,
-}
-
-impl<T> Default for Batch<T> {
-    fn default() -> Self {
-        Self { changes: Vec::new(), bytes: 0, reached: None }
-    }
-}
-
-/// A resourceVersion.
-enum Reached {
-    /// Of a whole listing.
-    Listed(String),
-    /// Of an event.
-    Saw(String),
-}
-
 struct Follower<'a, S: Subject> {
     api: &'a ApiServer,
+    rollbacks: watch::Receiver<u64>,
     subject: &'a mut S,
     reflector: Reflector,
     /// What the sink was told last.
     health: ChoreHealth,
     batch: Batch<Object<S>>,
-    /// A listing has begun and is not whole.
+    /// A listing has begun and is not complete.
     listing: bool,
-    /// The sink has had a whole listing, or heard of the refusal, and has not forgotten it.
+    /// It is no older than its request.
+    exact: bool,
+    slow: Option<Slow>,
+    /// The sink has had a complete listing, or heard of the refusal, and has not forgotten it.
     is_told: bool,
 }
 
-impl<S: Subject> Follower<'_, S> {
+impl<'a, S: Subject> Follower<'a, S> {
     async fn step(&mut self) {
+        if self.rollbacks.has_changed().unwrap_or_default() {
+            self.rolled_back().await;
+        }
         self.batch = Batch::default();
         self.listing = false;
-        let outcome = match self.reflector.next() {
-            Step::List { exact } => self.list(exact).await,
+        let step = self.reflector.next();
+        let is_list = matches!(step, Step::List { .. });
+        let outcome = match step {
+            Step::List { exact, paged } => self.list(exact, paged).await,
             Step::Watch { from } => self.watch(from).await,
         };
-        let outcome = match outcome {
-            Ok(()) if self.reflector.synced() => self.well().await,
+        self.slow = None;
+        match outcome {
+            Ok(()) if self.reflector.synced() => {
+                if let Err(stop) = self.well().await {
+                    self.stopped(stop).await;
+                }
+            }
+            Ok(()) => {}
             Err(Stop::Broken { err, .. }) if S::OPTIONAL && err.kind == ApiErrorKind::NotFound => {
                 self.reflector.forget();
-                self.absent().await
+                if let Err(stop) = self.absent().await {
+                    self.stopped(stop).await;
+                }
             }
-            outcome => outcome,
-        };
-        match outcome {
-            Ok(()) => {}
-            Err(Stop::Broken { err, tell }) => self.failed(&err, tell, is_refusal(err.kind)).await,
-            Err(Stop::Senseless(err)) => {
-                self.reflector.forget();
-                self.failed(&err, true, true).await;
+            Err(Stop::Broken { err, .. })
+                if is_list && err.kind == ApiErrorKind::Invalid && self.subject.widen() =>
+            {
+                let resource = S::RESOURCE;
+                tracing::info!(resource, %err, "the API server refuses the field selector; objects are selected here");
             }
-            Err(Stop::Forgotten) => self.forgotten().await,
+            Err(stop) => self.stopped(stop).await,
         }
     }
 
-    async fn list(&mut self, exact: bool) -> Result<(), Stop> {
-        let mut query = self.subject.selectors();
-        if !exact {
-            // "0" is what the server has at hand; nothing is asked of its store.
+    async fn stopped(&mut self, stop: Stop) {
+        match stop {
+            Stop::Broken { err, tell, cut_off } => {
+                self.failed(&err, tell, cut_off, is_refusal(err.kind)).await;
+            }
+            Stop::Senseless(err) => {
+                self.reflector.forget();
+                self.failed(&err, true, false, true).await;
+            }
+            Stop::Forgotten => self.forgotten().await,
+            Stop::RolledBack => self.rolled_back().await,
+        }
+    }
+
+    async fn list(&mut self, exact: bool, paged: bool) -> Result<(), Stop> {
+        self.begin(exact, "the list was not complete");
+        let api = self.api;
+        let mut continuation = String::new();
+        loop {
+            let call = self.list_call(exact, paged, &continuation);
+            let body = self.unless_slow(api.open(call)).await??;
+            let mut listing = Listing::<_, S::Encoding>::new(body);
+            let end = loop {
+                match self.unless_slow(listing.next()).await? {
+                    Ok(Part::Object(object, bytes)) => self.put(object, bytes).await?,
+                    Ok(Part::End(end)) => break end,
+                    Ok(Part::More) => {}
+                    Err(failure) => return Err(api.error(failure).into()),
+                }
+            };
+            if end.continuation.is_empty() {
+                self.listed(end.version);
+                return self.flush().await;
+            }
+            continuation = end.continuation;
+        }
+    }
+
+    /// The request for a list, or for the page of it that `continuation` leads to.
+    fn list_call(&self, exact: bool, paged: bool, continuation: &str) -> Call {
+        let mut query = self.subject.selectors().query();
+        if paged {
+            query.push(format!("limit={PAGE}"));
+        }
+        if !continuation.is_empty() {
+            query.push(format!("continue={}", escaped(continuation)));
+        } else if !exact {
+            // "0" is what the server has cached; nothing is asked of its store.
             query.push("resourceVersion=0".to_owned());
         }
-        let body = self.api.open(Call::get(S::RESOURCE, self.target(&query), S::ACCEPT_LIST)).await?;
-        let mut listing = Listing::<_, S::Encoding>::new(body);
-        loop {
-            match listing.next().await {
-                Ok(Part::Object(object, bytes)) => self.put(object, bytes).await?,
-                Ok(Part::End(version)) => {
-                    self.listed(version);
-                    return self.flush().await;
-                }
-                Ok(Part::More) => {}
-                Err(failure) => return Err(self.api.error(failure).into()),
-            }
-        }
+        Call::get(S::RESOURCE, self.target(&query), S::ACCEPT_LIST)
     }
 
     /// One watch from its request to its end. `from` none: the objects there are come first.
     async fn watch(&mut self, from: Option<String>) -> Result<(), Stop> {
-        let mut query = vec!["watch=true".to_owned(), "allowWatchBookmarks=true".to_owned()];
-        query.extend(self.subject.selectors());
-        query.push(format!("timeoutSeconds={}", reflect::watch_seconds(rand::random())));
-        match &from {
-            Some(version) => query.push(format!("resourceVersion={}", crate::bodies::escaped(version))),
-            None => query.push("sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned()),
-        }
-        let body = self.api.open(Call::get(S::RESOURCE, self.target(&query), S::ACCEPT)).await?;
-        let opened = Instant::now();
+        let what = if from.is_some() { "the watch was not answered" } else { "the list was not complete" };
+        self.begin(true, what);
+        let (api, asked) = (self.api, reflect::watch_seconds(rand::random()));
+        let body = self.unless_slow(api.open(self.watch_call(from.as_deref(), asked))).await??;
         let mut frames = Frames::<_, S::Encoding>::new(body);
-        let mut initial = from.is_none();
-        let mut seen = false;
+        let mut open = Open::new(from.is_none(), asked);
+        if from.is_some() {
+            self.slow = None;
+        }
+        let mut check = from.as_deref().and_then(|from| self.version_check(from));
         loop {
             // What has arrived goes together, and nothing waits for what has not.
-            let frame = match frames.next().now_or_never() {
-                Some(frame) => frame,
+            let turn = match frames.next().now_or_never() {
+                Some(frame) => Turn::Frame(frame),
                 None => {
-                    if !initial {
+                    if !open.initial {
                         self.flush().await?;
                     }
-                    let calm = !seen && !initial;
                     tokio::select! {
-                        // The server ends a watch before this; one that is still open is stuck.
-                        frame = timeout_at(opened + MAX_WATCH, frames.next()) => match frame {
-                            Ok(frame) => frame,
-                            Err(_) => return Ok(()),
-                        },
-                        () = sleep_until(opened + SHORT_WATCH), if calm => {
-                            // Open for a second without an error: it works, though nothing happens.
-                            seen = true;
-                            self.well().await?;
-                            continue;
-                        }
+                        biased;
+                        frame = frames.next() => Turn::Frame(frame),
+                        Ok(()) = self.rollbacks.changed() => Turn::RolledBack,
+                        checked = if_any(check.as_mut()) => Turn::Checked(checked),
+                        () = sleep_until(open.since + MAX_WATCH) => Turn::Stuck,
+                        () = sleep_until(open.since + SHORT_WATCH), if open.is_untried() => Turn::Calm,
+                        () = sleep_until(open.heard + LIST_SILENCE), if open.initial => Turn::Silent,
+                        () = too_slow(self.slow.as_ref()) => Turn::Slow,
                     }
                 }
             };
-            let frame = match frame {
-                Ok(Some(frame)) => frame,
-                Ok(None) => {
-                    return self.ended(initial, seen || opened.elapsed() >= SHORT_WATCH).await;
+            match turn {
+                Turn::Frame(Ok(Some(frame))) => self.frame(frame, &mut open).await?,
+                Turn::Frame(Ok(None)) => return self.ended(&open).await,
+                Turn::Frame(Err(trouble)) => return self.broke(trouble, &open).await,
+                Turn::RolledBack => return Err(Stop::RolledBack),
+                Turn::Checked(Err(err)) if err.kind == ApiErrorKind::Gone => return Err(err.into()),
+                Turn::Checked(outcome) => {
+                    self.reflector.checked(outcome.is_ok(), Instant::now(), rand::random());
+                    check = from.as_deref().and_then(|from| self.version_check(from));
                 }
-                Err(trouble) => return self.broke(trouble, initial).await,
-            };
-            let bytes = frame.len();
-            match S::Encoding::event(frame) {
-                Ok(event) => self.happened(event, bytes, &mut initial).await?,
-                Err(failure) => return self.broke(Trouble::Senseless(failure), initial).await,
+                Turn::Stuck if !open.initial => {
+                    self.interrupted();
+                    return Ok(());
+                }
+                Turn::Calm => {
+                    open.seen = true;
+                    self.well().await?;
+                }
+                Turn::Stuck | Turn::Silent => {
+                    return self.broke(Trouble::Broken(events::silent()), &open).await;
+                }
+                Turn::Slow => self.say_slow().await?,
             }
-            seen |= !initial;
         }
+    }
+
+    fn watch_call(&self, from: Option<&str>, seconds: u64) -> Call {
+        let mut query = vec!["watch=true".to_owned(), "allowWatchBookmarks=true".to_owned()];
+        query.extend(self.subject.selectors().query());
+        query.push(format!("timeoutSeconds={seconds}"));
+        match from {
+            Some(version) => query.push(format!("resourceVersion={}", escaped(version))),
+            None => query.push("sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned()),
+        }
+        Call::get(S::RESOURCE, self.target(&query), S::ACCEPT)
+    }
+
+    /// Asks, when it is time, whether the server knows the version that an interrupted watch went on from. If its store was
+    /// rolled back and is not there again yet, it answers with an error that is read as [`ApiErrorKind::Gone`]; the watch
+    /// itself would hear nothing.
+    fn version_check(&self, from: &str) -> Option<BoxFuture<'a, Result<(), ApiError>>> {
+        let (at, api) = (self.reflector.check_at()?, self.api);
+        let mut query = self.subject.selectors().without_objects().query();
+        query.push(format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", escaped(from)));
+        let call = Call::get(S::RESOURCE, self.target(&query), ACCEPT_JSON_METADATA_LIST);
+        let check = async move {
+            sleep_until(at).await;
+            api.call(call).await.map(drop)
+        };
+        Some(check.boxed())
+    }
+
+    fn target(&self, query: &[String]) -> String {
+        match query {
+            [] => self.subject.path().to_owned(),
+            query => format!("{}?{}", self.subject.path(), query.join("&")),
+        }
+    }
+
+    /// A request begins. `exact`: its listing is no older than it.
+    fn begin(&mut self, exact: bool, what: &'static str) {
+        self.exact = exact;
+        self.slow = Some(Slow { since: Instant::now(), what });
+    }
+
+    /// Waits for `work`. When it takes too long, health says so while it goes on.
+    async fn unless_slow<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Stop> {
+        let mut work = pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return Ok(done),
+            () = too_slow(self.slow.as_ref()) => {}
+        }
+        self.say_slow().await?;
+        Ok(work.await)
+    }
+
+    async fn say_slow(&mut self) -> Result<(), Stop> {
+        let Some(Slow { since, what }) = self.slow.take() else { return Ok(()) };
+        let lasted = i64::try_from(since.elapsed().as_millis()).unwrap_or_default();
+        taken(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted).await)
+    }
+
+    async fn frame(&mut self, frame: Bytes, open: &mut Open) -> Result<(), Stop> {
+        open.heard = Instant::now();
+        let bytes = frame.len();
+        match S::Encoding::event(frame) {
+            Ok(event) => self.happened(event, bytes, &mut open.initial).await?,
+            Err(failure) => return self.broke(Trouble::Senseless(failure), open).await,
+        }
+        open.seen |= !open.initial;
+        Ok(())
     }
 
     /// Takes an event. `initial`: it is one of those that tell what there is.
@@ -253,15 +308,25 @@ impl<S: Subject> Follower<'_, S> {
         match event {
             Event::Error(failure) => {
                 self.flush_events(*initial).await?;
-                return Err(self.api.error(failure).into());
+                let err = self.api.error(failure);
+                let asks_to_wait =
+                    matches!(err.kind, ApiErrorKind::Gone | ApiErrorKind::TooManyRequests { .. });
+                return Err(Stop::Broken { cut_off: *initial && !asks_to_wait, err, tell: true });
             }
             Event::Bookmark { version, initial_end } => match (*initial, initial_end) {
                 (true, true) => {
                     *initial = false;
+                    self.slow = None;
                     self.listed(version);
                 }
                 (true, false) => {}
-                (false, _) => self.batch.reached = Some(Reached::Saw(version)),
+                (false, _) => {
+                    if let Some(back) = self.reflector.went_back(&version) {
+                        self.went_back(back);
+                        return Err(Stop::RolledBack);
+                    }
+                    self.batch.reached = Some(Reached::Saw(version));
+                }
             },
             Event::Put { object, .. } if *initial => return self.put(object, bytes).await,
             Event::Gone { .. } if *initial => {}
@@ -277,13 +342,6 @@ impl<S: Subject> Follower<'_, S> {
         Ok(())
     }
 
-    fn target(&self, query: &[String]) -> String {
-        match query {
-            [] => self.subject.path().to_owned(),
-            query => format!("{}?{}", self.subject.path(), query.join("&")),
-        }
-    }
-
     /// An object of a listing.
     async fn put(&mut self, object: Object<S>, bytes: usize) -> Result<(), Stop> {
         self.begin_listing();
@@ -297,7 +355,7 @@ impl<S: Subject> Follower<'_, S> {
         }
     }
 
-    /// The listing is whole.
+    /// The listing is complete.
     fn listed(&mut self, version: String) {
         self.begin_listing();
         self.listing = false;
@@ -324,7 +382,9 @@ impl<S: Subject> Follower<'_, S> {
         match reached {
             Some(Reached::Listed(version)) => {
                 self.is_told = true;
-                self.reflector.listed(version);
+                if let Some(back) = self.reflector.listed(version, self.exact) {
+                    self.went_back(back);
+                }
             }
             Some(Reached::Saw(version)) => self.reflector.saw(version),
             None => return Ok(()),
@@ -338,13 +398,16 @@ impl<S: Subject> Follower<'_, S> {
     }
 
     /// The server has ended the watch in good order.
-    async fn ended(&mut self, initial: bool, lasted: bool) -> Result<(), Stop> {
-        if initial {
+    async fn ended(&mut self, open: &Open) -> Result<(), Stop> {
+        if open.initial {
             let failure = answers::senseless("the watch ended before everything was listed");
-            return Err(Stop::Broken { err: self.api.error(failure), tell: false });
+            return Err(Stop::Broken { err: self.api.error(failure), tell: false, cut_off: true });
         }
         self.flush().await?;
-        if lasted {
+        if open.since.elapsed() + EARLY < open.asked {
+            self.interrupted();
+        }
+        if open.lasted() {
             return Ok(());
         }
         let failure = answers::senseless("the watch was closed within a second with nothing seen");
@@ -352,12 +415,36 @@ impl<S: Subject> Follower<'_, S> {
     }
 
     /// The connection broke, or what came on it is no watch.
-    async fn broke(&mut self, trouble: Trouble, initial: bool) -> Result<(), Stop> {
-        self.flush_events(initial).await?;
+    async fn broke(&mut self, trouble: Trouble, open: &Open) -> Result<(), Stop> {
+        self.flush_events(open.initial).await?;
         Err(match trouble {
-            Trouble::Broken(failure) => Stop::Broken { err: self.api.error(failure), tell: false },
+            Trouble::Broken(failure) => Stop::Broken {
+                err: self.api.error(failure),
+                tell: !open.initial && !open.lasted(),
+                cut_off: open.initial,
+            },
             Trouble::Senseless(failure) => Stop::Senseless(self.api.error(failure)),
         })
+    }
+
+    /// The server may be another by now.
+    fn interrupted(&mut self) {
+        self.reflector.interrupted(Instant::now(), rand::random());
+        if S::LIST_AFTER_INTERRUPTION {
+            self.reflector.forget();
+        }
+    }
+
+    /// Tells the other watches that the store was rolled back.
+    fn went_back(&mut self, WentBack { seen, now }: WentBack) {
+        self.api.signals().rolled_back(&Rollback { of: self.subject.path().to_owned(), seen, now });
+        self.rollbacks.borrow_and_update();
+    }
+
+    /// The store was rolled back, as somebody saw: everything is listed again.
+    async fn rolled_back(&mut self) {
+        self.rollbacks.borrow_and_update();
+        sleep(self.reflector.roll_back(rand::random())).await;
     }
 
     /// The server does not know this kind of objects, so there are none.
@@ -387,43 +474,60 @@ impl<S: Subject> Follower<'_, S> {
         Ok(())
     }
 
+    /// Tells that the watch works. One that had failed tells the others: what it learned is true for them too.
     async fn well(&mut self) -> Result<(), Stop> {
-        if self.health == ChoreHealth::Well {
-            return Ok(());
+        match std::mem::replace(&mut self.health, ChoreHealth::Well) {
+            ChoreHealth::Well => return Ok(()),
+            ChoreHealth::Failing { .. } => self.api.wake_watches(),
+            ChoreHealth::Starting => {}
         }
-        self.health = ChoreHealth::Well;
         taken(self.subject.health(ChoreHealth::Well).await)
     }
 
-    async fn failed(&mut self, err: &ApiError, tell: bool, refused: bool) {
-        let wait = self.reflector.failed(err.kind, Instant::now(), rand::random());
-        if wait.is_zero() {
-            return;
-        }
-        tracing::debug!(resource = S::RESOURCE, %err, ?wait, "the watch broke");
-        if S::OPTIONAL && refused && self.tell_refused().await == Answer::ListAgain {
+    /// Tells that the watch fails, since that time unless it has failed before.
+    async fn fail(&mut self, reason: String, since_unix_ms: i64) -> Answer {
+        let since_unix_ms = match self.health {
+            ChoreHealth::Failing { since_unix_ms, .. } => since_unix_ms,
+            _ => since_unix_ms,
+        };
+        self.health = ChoreHealth::Failing { reason, since_unix_ms };
+        self.subject.health(self.health.clone()).await
+    }
+
+    async fn failed(&mut self, err: &ApiError, tell: bool, cut_off: bool, refused: bool) {
+        let pause = self.reflector.failed(err.kind, cut_off, Instant::now(), rand::random());
+        if S::LIST_AFTER_INTERRUPTION {
             self.reflector.forget();
-            self.tell_refused().await;
         }
-        if tell {
-            let since_unix_ms = match self.health {
-                ChoreHealth::Failing { since_unix_ms, .. } => since_unix_ms,
-                _ => unix_ms(),
-            };
-            let reason = format!("{err} ({})", err.kind.name());
-            self.health = ChoreHealth::Failing { reason, since_unix_ms };
-            if self.subject.health(self.health.clone()).await == Answer::ListAgain {
+        tracing::debug!(resource = S::RESOURCE, %err, wait = ?pause.wait, "the watch failed");
+        if pause.is_failure {
+            if S::OPTIONAL && refused && self.tell_refused().await == Answer::ListAgain {
                 self.reflector.forget();
+                self.tell_refused().await;
+            }
+            if tell {
+                let reason = format!("{err} ({})", err.kind.name());
+                if self.fail(reason, unix_ms()).await == Answer::ListAgain {
+                    self.reflector.forget();
+                }
             }
         }
+        self.pause(pause).await;
+    }
+
+    async fn pause(&mut self, pause: Pause) {
+        let end = Instant::now() + pause.wait;
         tokio::select! {
-            () = sleep(wait) => {}
-            () = self.api.woken(), if err.kind.retry_after().is_none() => {}
+            () = sleep_until(end) => {}
+            () = self.api.signals().woken(), if pause.can_be_woken => {
+                let rest = end.saturating_duration_since(Instant::now());
+                sleep(self.reflector.woken(rest, rand::random())).await;
+            }
         }
     }
 
     async fn forgotten(&mut self) {
-        // How it fares is to be said again, too.
+        // Health is to be told again, too.
         self.health = ChoreHealth::Starting;
         self.is_told = false;
         self.reflector.forget();
@@ -431,31 +535,4 @@ impl<S: Subject> Follower<'_, S> {
         tracing::debug!(resource = S::RESOURCE, ?wait, "everything is to be said again");
         sleep(wait).await;
     }
-}
-
-/// Whether the server has answered and will not list this kind of objects, as far as one can tell. An error that concerns every
-/// request, such as a lost connection, is none.
-fn is_refusal(kind: ApiErrorKind) -> bool {
-    matches!(kind, ApiErrorKind::Forbidden | ApiErrorKind::Invalid | ApiErrorKind::Server { .. })
-}
-
-fn taken(answer: Answer) -> Result<(), Stop> {
-    match answer {
-        Answer::Taken => Ok(()),
-        Answer::ListAgain => Err(Stop::Forgotten),
-    }
-}
-
-/// Puts `health` where others look for it.
-pub(crate) fn show(to: &watch::Sender<ChoreHealth>, health: ChoreHealth) {
-    to.send_if_modified(|shown| {
-        let changed = *shown != health;
-        *shown = health;
-        changed
-    });
-}
-
-fn unix_ms() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }

@@ -8,7 +8,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use super::events::{Encoding, Event, INITIAL_END, ListReader, OBJECT_MAX, Part, too_long};
+use super::events::{Encoding, Event, INITIAL_END, ListEnd, ListReader, OBJECT_MAX, Part, too_long};
 use crate::answers::{self, Failure, Status};
 
 /// No list is read further than this, in bytes: more than any list of one node's pods.
@@ -78,17 +78,26 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
     }
 }
 
+/// The metadata of a list, in part.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    continuation: String,
+}
+
 /// A list on the wire, in part.
 #[derive(Deserialize)]
 struct ListOf<T> {
-    metadata: Meta,
+    metadata: ListMeta,
     /// `null` when there are none.
     items: Option<Vec<T>>,
 }
 
 /// Reads a list when it is there as a whole.
 pub(crate) struct List<T> {
-    read: Option<(String, std::vec::IntoIter<T>)>,
+    read: Option<(ListEnd, std::vec::IntoIter<T>)>,
 }
 
 impl<T> Default for List<T> {
@@ -105,21 +114,22 @@ impl<T: DeserializeOwned + Send> ListReader<T> for List<T> {
         if !ended {
             return Ok(Part::More);
         }
-        let (version, items) = match &mut self.read {
+        let (end, items) = match &mut self.read {
             Some(read) => read,
             None => {
                 let list: ListOf<T> = answers::json(held)?;
                 held.clear();
-                if list.metadata.resource_version.is_empty() {
+                let ListMeta { resource_version: version, continuation } = list.metadata;
+                if version.is_empty() {
                     return Err(answers::senseless("the list has no resourceVersion"));
                 }
                 let items = list.items.unwrap_or_default().into_iter();
-                self.read.insert((list.metadata.resource_version, items))
+                self.read.insert((ListEnd { version, continuation }, items))
             }
         };
         Ok(match items.next() {
             Some(object) => Part::Object(object, 0),
-            None => Part::End(std::mem::take(version)),
+            None => Part::End(std::mem::take(end)),
         })
     }
 }
@@ -207,14 +217,14 @@ mod tests {
         }
     }
 
-    async fn listed(text: &str) -> Result<(Vec<serde_json::Value>, String), Failure> {
+    async fn listed(text: &str) -> Result<(Vec<serde_json::Value>, ListEnd), Failure> {
         let body = http_body_util::Full::new(Bytes::copy_from_slice(text.as_bytes()));
         let mut listing = Listing::<_, AnyJson>::new(body);
         let mut objects = Vec::new();
         loop {
             match listing.next().await? {
                 Part::Object(object, _) => objects.push(object),
-                Part::End(version) => return Ok((objects, version)),
+                Part::End(end) => return Ok((objects, end)),
                 Part::More => unreachable!("more is read then"),
             }
         }
@@ -222,9 +232,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_list_is_read_when_it_is_whole() {
-        let (objects, version) =
+        let (objects, end) =
             listed(r#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b":2}]}"#).await.unwrap();
-        assert_eq!((objects.len(), version.as_str()), (2, "7"));
+        assert_eq!((objects.len(), end.version.as_str(), end.continuation.as_str()), (2, "7", ""));
+        let page =
+            r#"{"metadata":{"resourceVersion":"7","continue":"on","remainingItemCount":3},"items":[]}"#;
+        assert_eq!(listed(page).await.unwrap().1.continuation, "on");
         assert_eq!(listed(r#"{"metadata":{"resourceVersion":"7"},"items":null}"#).await.unwrap().0.len(), 0);
         for text in
             ["", "{}", r#"{"metadata":{},"items":[]}"#, r#"{"metadata":{"resourceVersion":"7"},"items":["#]

@@ -17,6 +17,7 @@ mod node;
 mod pods;
 mod protobuf;
 mod reflect;
+mod subject;
 
 #[cfg(test)]
 pub(crate) use {endpoints::collect, reflect::MAX_WATCH};

@@ -13,12 +13,14 @@ use keelson_actors::{
 use tokio::sync::watch;
 
 use super::{
-    follow::{Change, Subject, follow, show},
+    follow::follow,
     json::Json,
+    subject::{Change, Selectors, Subject, show},
 };
 use crate::{
-    bodies::{ACCEPT_JSON, escaped},
+    bodies::ACCEPT_JSON,
     server::ApiServer,
+    signals::{Rollback, ServerSignals},
 };
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -48,6 +50,7 @@ struct OneNode<'a, S> {
     listing: Option<Option<Node>>,
     /// What the sink was told last: a resourceVersion or none; outer none: nothing yet.
     told: Option<Option<String>>,
+    signals: ServerSignals,
 }
 
 impl<S: NodeSink> OneNode<'_, S> {
@@ -56,7 +59,9 @@ impl<S: NodeSink> OneNode<'_, S> {
         if self.told.as_ref() == Some(&version) {
             return;
         }
-        self.told = Some(version);
+        if let Some(before) = self.told.replace(version) {
+            self.compare(before.as_deref());
+        }
         self.sink.node(node.map(|mut node| {
             node.metadata.managed_fields = None;
             if let Some(annotations) = &mut node.metadata.annotations {
@@ -64,6 +69,15 @@ impl<S: NodeSink> OneNode<'_, S> {
             }
             Arc::new(node)
         }));
+    }
+
+    /// A Node that is older than it was shows that the store was rolled back, even if the store has more revisions by now.
+    fn compare(&self, before: Option<&str>) {
+        let number = |version: Option<&str>| version?.parse::<u64>().ok();
+        let now = self.told.as_ref().and_then(|told| number(told.as_deref()));
+        if let Some((seen, now)) = number(before).zip(now).filter(|(seen, now)| now < seen) {
+            self.signals.rolled_back(&Rollback { of: crate::bodies::node_path(&self.name), seen, now });
+        }
     }
 
     fn is_it(&self, node: &Node) -> bool {
@@ -76,13 +90,14 @@ impl<S: NodeSink> Subject for OneNode<'_, S> {
     const RESOURCE: &'static str = "nodes";
     const ACCEPT: &'static str = ACCEPT_JSON;
     const ACCEPT_LIST: &'static str = ACCEPT_JSON;
+    const LIST_AFTER_INTERRUPTION: bool = true;
 
     fn path(&self) -> &'static str {
         "/api/v1/nodes"
     }
 
-    fn selectors(&self) -> Vec<String> {
-        vec![format!("fieldSelector={}", escaped(&format!("metadata.name={}", self.name)))]
+    fn selectors(&self) -> Selectors {
+        Selectors::fields(format!("metadata.name={}", self.name))
     }
 
     async fn tell(&mut self, changes: Vec<Change<Node>>) -> Answer {
@@ -156,7 +171,8 @@ pub async fn watch_node(
     health: &watch::Sender<ChoreHealth>,
     sink: impl NodeSink,
 ) {
-    let mut subject = OneNode { name: name.to_owned(), sink, health, listing: None, told: None };
+    let signals = api.signals().clone();
+    let mut subject = OneNode { name: name.to_owned(), sink, health, listing: None, told: None, signals };
     follow(api, &mut subject).await;
 }
 

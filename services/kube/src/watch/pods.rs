@@ -15,11 +15,12 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{
-    follow::{Change, Subject, follow, show},
+    follow::follow,
     json::Json,
+    subject::{Change, Selectors, Subject, show},
 };
 use crate::{
-    bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST, escaped},
+    bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST},
     server::ApiServer,
 };
 
@@ -205,9 +206,8 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
         "/api/v1/pods"
     }
 
-    fn selectors(&self) -> Vec<String> {
-        let fields = format!("spec.nodeName={},{HAS_NOT_ENDED}", self.node);
-        vec![format!("fieldSelector={}", escaped(&fields))]
+    fn selectors(&self) -> Selectors {
+        Selectors::fields(format!("spec.nodeName={},{HAS_NOT_ENDED}", self.node))
     }
 
     async fn tell(&mut self, changes: Vec<Change<PodMeta>>) -> Answer {

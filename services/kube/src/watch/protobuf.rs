@@ -11,7 +11,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use keelson_proto::kubernetes::ObjectMeta;
 use prost::Message;
 
-use super::events::{Encoding, Event, INITIAL_END, ListReader, OBJECT_MAX, Part, too_long};
+use super::events::{Encoding, Event, INITIAL_END, ListEnd, ListReader, OBJECT_MAX, Part, too_long};
 use crate::{
     answers::{self, Failure, Status},
     protobuf::{ListMeta, MAGIC, TypeMeta, WatchEvent, open_shared, status},
@@ -126,13 +126,13 @@ enum At {
 pub(crate) struct List<T> {
     at: At,
     types: Option<TypeMeta>,
-    version: String,
+    end: ListEnd,
     object: PhantomData<fn() -> T>,
 }
 
 impl<T> Default for List<T> {
     fn default() -> Self {
-        Self { at: At::Start, types: None, version: String::new(), object: PhantomData }
+        Self { at: At::Start, types: None, end: ListEnd::default(), object: PhantomData }
     }
 }
 
@@ -155,7 +155,7 @@ impl<T: ApiObject> ListReader<T> for List<T> {
                     self.at = At::List(left - field.whole as u64);
                     let bytes = field.take(held);
                     match field.number {
-                        1 => self.version = list_version(bytes)?,
+                        1 => self.end = list_meta(bytes)?,
                         2 => return Ok(Part::Object(object(bytes)?.1, field.whole)),
                         _ => {}
                     }
@@ -193,16 +193,17 @@ impl<T: ApiObject> List<T> {
     }
 
     fn end(&mut self) -> Result<Part<T>, Failure> {
-        if self.version.is_empty() {
+        if self.end.version.is_empty() {
             return Err(answers::senseless("the list has no resourceVersion"));
         }
-        Ok(Part::End(std::mem::take(&mut self.version)))
+        Ok(Part::End(std::mem::take(&mut self.end)))
     }
 }
 
-fn list_version(bytes: Bytes) -> Result<String, Failure> {
+fn list_meta(bytes: Bytes) -> Result<ListEnd, Failure> {
     let meta = ListMeta::decode(bytes);
-    Ok(meta.map_err(|err| answers::senseless(format!("the list's metadata ({err})")))?.resource_version)
+    let meta = meta.map_err(|err| answers::senseless(format!("the list's metadata ({err})")))?;
+    Ok(ListEnd { version: meta.resource_version, continuation: meta.continuation })
 }
 
 /// The beginning of a field.

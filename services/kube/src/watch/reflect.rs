@@ -10,24 +10,67 @@ use tokio::time::Instant;
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(800);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// Nothing failed for so long: the next failure is a first one.
+/// After this time without a failure, the next failure is a first one.
 const BACKOFF_RESET: Duration = Duration::from_secs(120);
 /// A sink that forgets more often than this is made to wait.
 const AGAIN_CALM: Duration = Duration::from_secs(60);
+/// A relist after the first 410 is sent within this time, at random, because every agent may have got one.
+const RELIST_SPREAD: Duration = Duration::from_millis(1600);
+/// What all agents learn at the same moment (the server answers again, the store was rolled back, a `Retry-After`) they
+/// act upon at random within this time.
+const SPREAD: Duration = Duration::from_secs(5);
 /// A server is asked to end a watch after 5 to 10 minutes.
 const WATCH_SECONDS: f64 = 300.0;
 /// A watch that is open for longer than any was asked to be is stuck.
 pub(crate) const MAX_WATCH: Duration = Duration::from_secs(630);
 /// A watch that ends sooner with nothing seen has failed.
 pub(crate) const SHORT_WATCH: Duration = Duration::from_secs(1);
+/// When the version of an interrupted watch is checked: after the first minute, in which all agents reconnect, and before the
+/// server ends the watch.
+const CHECK_FIRST: Duration = Duration::from_secs(60);
+const CHECK_SPREAD: Duration = Duration::from_secs(180);
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// List everything; `exact`: not what the server has at hand, but what there is.
-    List { exact: bool },
-    /// Watch from a resourceVersion, or from none: the objects there are come first.
+    /// List everything. `exact`: as it is in the store now, not as the server happens to have cached it. `paged`: in parts.
+    List { exact: bool, paged: bool },
+    /// Watch from a resourceVersion, or from none: the objects there are come first (a streaming list).
     Watch { from: Option<String> },
+}
+
+/// How the next listing is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum ListMode {
+    /// As the beginning of a watch.
+    #[default]
+    Streaming,
+    /// By LIST, in parts.
+    Paged,
+    /// By one LIST.
+    Whole,
+}
+
+/// The time before the next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pause {
+    pub(crate) wait: Duration,
+    /// Whether health shows it.
+    pub(crate) is_failure: bool,
+    /// Whether a sign that the server answers again ends it.
+    pub(crate) can_be_woken: bool,
+}
+
+impl Pause {
+    /// Another way is tried at once.
+    const NONE: Self = Self { wait: Duration::ZERO, is_failure: false, can_be_woken: false };
+}
+
+/// A version that is lower than one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WentBack {
+    pub(crate) seen: u64,
+    pub(crate) now: u64,
 }
 
 /// Where a watch stands.
@@ -35,20 +78,26 @@ pub(crate) enum Step {
 pub(crate) struct Reflector {
     /// Everything up to this version is known.
     version: Option<String>,
-    /// The server cannot list in a watch.
-    lists_apart: bool,
-    /// A version was too old, so what the server has at hand may be too.
+    mode: ListMode,
+    /// Something was listed or found too old, so the server's cache may be too old.
     exact: bool,
+    /// The highest version seen since the last rollback of the store.
+    newest: Option<u64>,
+    /// The watch was interrupted, so the store may have been rolled back; when to check that.
+    check_at: Option<Instant>,
+    /// The last wait was ended by a sign.
+    woken: bool,
     backoff: Backoff,
-    /// For sinks that forget.
+    /// For sinks that forget, and versions that are too old.
     again: Backoff,
     again_at: Option<Instant>,
 }
 
 impl Reflector {
     pub(crate) fn next(&self) -> Step {
-        match (&self.version, self.lists_apart) {
-            (None, true) => Step::List { exact: self.exact },
+        match (&self.version, self.mode) {
+            (None, ListMode::Paged) => Step::List { exact: self.exact, paged: true },
+            (None, ListMode::Whole) => Step::List { exact: self.exact, paged: false },
             (version, _) => Step::Watch { from: version.clone() },
         }
     }
@@ -57,20 +106,46 @@ impl Reflector {
         self.version.is_some()
     }
 
-    /// Everything is known at `version`.
-    pub(crate) fn listed(&mut self, version: String) {
+    /// Everything is known at `version`. `exact`: and is no older than the store was when the listing began.
+    pub(crate) fn listed(&mut self, version: String, exact: bool) -> Option<WentBack> {
+        let now = version.parse().ok();
+        let back = self.went_back(&version).filter(|_| exact);
+        self.newest = if exact { now } else { self.newest.max(now) };
         self.version = Some(version);
         self.exact = true;
+        self.mode = ListMode::Streaming;
+        self.check_at = None;
+        self.woken = false;
+        back
+    }
+
+    /// Whether this version is lower than one before.
+    pub(crate) fn went_back(&self, version: &str) -> Option<WentBack> {
+        let (seen, now) = self.newest.zip(version.parse().ok())?;
+        (now < seen).then_some(WentBack { seen, now })
     }
 
     /// An event of `version` was seen.
     pub(crate) fn saw(&mut self, version: String) {
+        self.newest = self.newest.max(version.parse().ok());
         self.version = Some(version);
+        self.woken = false;
     }
 
     /// Nothing is known any more: list next.
     pub(crate) fn forget(&mut self) {
         self.version = None;
+    }
+
+    /// The store was rolled back: what was seen before says nothing of what comes. Returns how long to wait before
+    /// everything is listed again. `random` is in [0, 1).
+    pub(crate) fn roll_back(&mut self, random: f64) -> Duration {
+        self.version = None;
+        self.newest = None;
+        self.mode = ListMode::Streaming;
+        self.exact = true;
+        self.check_at = None;
+        SPREAD.mul_f64(random)
     }
 
     /// Everything is to be said again. Returns how long to wait before that: not at all, unless it was just said
@@ -83,26 +158,73 @@ impl Reflector {
         }
     }
 
-    /// A step failed. Returns how long to wait before the next. `random` is in [0, 1).
-    pub(crate) fn failed(&mut self, kind: Kind, now: Instant, random: f64) -> Duration {
-        // A server whose etcd is too old for it says 500. Whatever the reason, client-go lists from then on, too.
-        let refused = matches!(kind, Kind::Invalid | Kind::Server { retry_after: None });
-        if refused && self.version.is_none() && !self.lists_apart {
-            self.lists_apart = true;
-            return Duration::ZERO;
-        }
-        if kind == Kind::Gone && self.version.take().is_some() {
-            // The server is there and well: what an outage before this has added to the back-off says nothing. One that
-            // finds everything too old, again and again, is waited for all the same.
-            return self.again(now, random);
-        }
-        if kind == Kind::Invalid {
-            // Not a version of this server's.
-            self.version = None;
-        }
-        let wait = self.backoff.next(now, random);
-        wait.max(kind.retry_after().unwrap_or_default())
+    /// The watch ended before its time, so the server may have another store behind it. `random` is in [0, 1).
+    pub(crate) fn interrupted(&mut self, now: Instant, random: f64) {
+        self.check_at.get_or_insert_with(|| now + CHECK_FIRST + CHECK_SPREAD.mul_f64(random));
     }
+
+    /// When to check that the server knows the version of the watch.
+    pub(crate) fn check_at(&self) -> Option<Instant> {
+        self.check_at
+    }
+
+    /// Whether it is known that the server knows it; if not, it is to be checked later.
+    pub(crate) fn checked(&mut self, is_known: bool, now: Instant, random: f64) {
+        self.check_at = None;
+        if !is_known {
+            self.interrupted(now, random);
+        }
+    }
+
+    /// A step failed. `cut_off`: a streaming list had begun. `random` is in [0, 1).
+    pub(crate) fn failed(&mut self, kind: Kind, cut_off: bool, now: Instant, random: f64) -> Pause {
+        self.interrupted(now, random);
+        // After a sign that was too early, one wait is waited out.
+        let can_be_woken = !std::mem::take(&mut self.woken) && kind.retry_after().is_none();
+        match (&self.version, self.mode) {
+            // An etcd that is too old for streaming lists makes the server say 500. Whatever the reason, client-go lists.
+            (None, ListMode::Streaming) if cut_off || is_refusal(kind) => {
+                self.mode = ListMode::Paged;
+                return Pause::NONE;
+            }
+            // What the pages are of was compacted meanwhile.
+            (None, ListMode::Paged) if kind == Kind::Gone => {
+                self.mode = ListMode::Whole;
+                return Pause::NONE;
+            }
+            // A failed list says nothing of the next one.
+            (None, _) => self.mode = ListMode::Streaming,
+            (Some(_), _) if kind == Kind::Gone => {
+                self.version = None;
+                // The server works: what an outage before this has added to the back-off says nothing. A server that
+                // finds every version too old is waited for all the same.
+                let wait = self.again(now, random);
+                if wait.is_zero() {
+                    let wait = RELIST_SPREAD.mul_f64(random);
+                    return Pause { wait, is_failure: false, can_be_woken: false };
+                }
+                return Pause { wait, is_failure: true, can_be_woken };
+            }
+            // The version is not one of this server's.
+            (Some(_), _) if kind == Kind::Invalid => self.version = None,
+            (Some(_), _) => {}
+        }
+        let asked = kind.retry_after().unwrap_or_default();
+        let asked = asked + asked.min(SPREAD).mul_f64(random);
+        Pause { wait: self.backoff.next(now, random).max(asked), is_failure: true, can_be_woken }
+    }
+
+    /// A wait was ended by a sign that the server answers again, `rest` before its end. Returns how much of it is waited
+    /// all the same. `random` is in [0, 1).
+    pub(crate) fn woken(&mut self, rest: Duration, random: f64) -> Duration {
+        self.woken = true;
+        rest.min(SPREAD.mul_f64(random))
+    }
+}
+
+/// Whether the server has answered and does not do what was asked.
+fn is_refusal(kind: Kind) -> bool {
+    matches!(kind, Kind::Invalid | Kind::Server { retry_after: None })
 }
 
 /// The seconds after which the server is to end a watch; `random` is in [0, 1).
@@ -130,118 +252,4 @@ impl Backoff {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-    const DOWN: Kind = Kind::Unreachable;
-
-    #[tokio::test(start_paused = true)]
-    async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peace() {
-        let mut backoff = Backoff::default();
-        let mut now = Instant::now();
-        let mut waits = Vec::new();
-        for _ in 0..8 {
-            let wait = backoff.next(now, 0.0);
-            waits.push(wait.as_millis());
-            now += wait;
-        }
-        assert_eq!(waits, [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
-        assert_eq!(backoff.next(now, 0.999_999).as_secs(), 59, "jitter up to as much again");
-        now += BACKOFF_RESET + SECOND;
-        assert_eq!(backoff.next(now, 0.0), BACKOFF_FIRST);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_request_lists_and_watches() {
-        let mut reflector = Reflector::default();
-        assert_eq!(reflector.next(), Step::Watch { from: None });
-        reflector.listed("5".into());
-        assert_eq!(reflector.next(), Step::Watch { from: Some("5".into()) });
-        reflector.saw("6".into());
-        assert_eq!(reflector.next(), Step::Watch { from: Some("6".into()) });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_server_that_cannot_list_in_a_watch_is_asked_for_a_list_at_once() {
-        let mut reflector = Reflector::default();
-        let now = Instant::now();
-        for kind in [Kind::Invalid, Kind::Server { retry_after: None }] {
-            let mut reflector = Reflector::default();
-            assert_eq!(reflector.failed(kind, now, 0.5), Duration::ZERO);
-            assert_eq!(reflector.next(), Step::List { exact: false });
-        }
-        let busy = Kind::Server { retry_after: Some(SECOND) };
-        assert!(reflector.failed(busy, now, 0.5) >= SECOND, "busy is not unable");
-        assert_eq!(reflector.next(), Step::Watch { from: None });
-        assert_eq!(reflector.failed(Kind::Invalid, now, 0.5), Duration::ZERO);
-        assert!(!reflector.failed(Kind::Invalid, now, 0.5).is_zero(), "but not again and again");
-        reflector.listed("5".into());
-        assert_eq!(reflector.next(), Step::Watch { from: Some("5".into()) });
-        reflector.failed(Kind::Gone, now, 0.5);
-        assert_eq!(reflector.next(), Step::List { exact: true }, "what is at hand may be too old as well");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_break_goes_on_from_the_last_version() {
-        let mut reflector = Reflector::default();
-        reflector.listed("5".into());
-        let now = Instant::now();
-        for kind in [DOWN, Kind::Timeout, Kind::Forbidden, Kind::Server { retry_after: None }] {
-            assert!(reflector.failed(kind, now, 0.0) >= BACKOFF_FIRST);
-            assert_eq!(reflector.next(), Step::Watch { from: Some("5".into()) });
-        }
-        reflector.failed(Kind::Gone, now, 0.0);
-        assert_eq!(reflector.next(), Step::Watch { from: None });
-        assert!(!reflector.synced());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_too_old_is_listed_at_once_though_the_server_was_away_but_not_again_and_again() {
-        let mut reflector = Reflector::default();
-        let now = Instant::now();
-        reflector.listed("5".into());
-        for _ in 0..6 {
-            reflector.failed(DOWN, now, 0.0);
-        }
-        assert_eq!(reflector.failed(Kind::Gone, now, 0.0), Duration::ZERO);
-        assert_eq!(reflector.next(), Step::Watch { from: None });
-        reflector.listed("9".into());
-        assert_eq!(reflector.failed(Kind::Gone, now, 0.0), BACKOFF_FIRST);
-        assert!(
-            reflector.failed(Kind::Gone, now, 0.0) > BACKOFF_FIRST,
-            "a list that is too old is a failure like any"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_server_says_how_long_to_leave_it_alone() {
-        let mut reflector = Reflector::default();
-        let busy = Kind::TooManyRequests { retry_after: Some(17 * SECOND) };
-        assert_eq!(reflector.failed(busy, Instant::now(), 0.0), 17 * SECOND);
-        let less = Kind::Server { retry_after: Some(Duration::ZERO) };
-        assert_eq!(reflector.failed(less, Instant::now(), 0.0), 2 * BACKOFF_FIRST);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_sink_that_forgets_again_and_again_waits() {
-        let mut reflector = Reflector::default();
-        let mut now = Instant::now();
-        reflector.listed("5".into());
-        reflector.forget();
-        assert!(!reflector.synced());
-        assert_eq!(reflector.next(), Step::Watch { from: None });
-        assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
-        assert_eq!(reflector.again(now, 0.0), BACKOFF_FIRST);
-        assert_eq!(reflector.again(now, 0.0), 2 * BACKOFF_FIRST);
-        now += AGAIN_CALM + SECOND;
-        assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_watch_is_asked_to_end_after_five_to_ten_minutes() {
-        assert_eq!(watch_seconds(0.0), 300);
-        assert_eq!(watch_seconds(0.5), 450);
-        assert!(watch_seconds(0.999_999_9) < MAX_WATCH.as_secs());
-    }
-}
+mod tests;

@@ -30,7 +30,7 @@ async fn read(chunks: Vec<Bytes>) -> Result<(Vec<String>, String), Failure> {
     loop {
         match listing.next().await? {
             Part::Object(object, _) => names.push(object.metadata.unwrap().name),
-            Part::End(version) => return Ok((names, version)),
+            Part::End(end) => return Ok((names, end.version)),
             Part::More => unreachable!("more is read then"),
         }
     }

@@ -1,0 +1,227 @@
+//! What the connections to one API server tell each other.
+//!
+//! Owns: [`ServerSignals`], and the pure [`History`] by which a rollback of the store is detected. In: the resource versions
+//! in answers, and that a watch works again. Out: a sign for watches that wait, and one for watches that have to list
+//! again.
+//!
+//! An etcd that was restored from a backup counts its revisions from the backup's on. A watch that asks for what
+//! happens after a version that the store has not reached yet is no error for the API server: it hears nothing until the
+//! store is there again, and misses what happened meanwhile. So whoever sees a version that is lower than it can be tells
+//! all. Versions are compared as numbers, which KEP-5504 guarantees since Kubernetes 1.35 and etcd has always
+//! provided; a version that is no number is not compared.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::{Notify, watch};
+
+/// The store behind the API server has an older state than was seen before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rollback {
+    /// The object or collection by which it was detected, as a path.
+    pub of: String,
+    /// The resource version that was seen before.
+    pub seen: u64,
+    /// The one that was seen after.
+    pub now: u64,
+}
+
+/// Of which objects which versions were seen. Only objects that the agent writes, so there are few.
+#[derive(Debug, Default)]
+struct History {
+    rollbacks: u64,
+    /// The highest, by path.
+    versions: BTreeMap<String, u64>,
+}
+
+/// What is known of an object when a request is sent, so that answers may come in any order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expected {
+    rollbacks: u64,
+    at_least: Option<u64>,
+}
+
+impl History {
+    fn expected(&self, object: &str) -> Expected {
+        Expected { rollbacks: self.rollbacks, at_least: self.versions.get(object).copied() }
+    }
+
+    /// Takes the version that a write or a consistent read of `object` was answered with.
+    fn answered(&mut self, object: &str, expected: Expected, version: &str) -> Option<Rollback> {
+        let now: u64 = version.parse().ok()?;
+        if expected.rollbacks != self.rollbacks {
+            // The request was sent before the last rollback was detected.
+            return None;
+        }
+        if let Some(seen) = expected.at_least.filter(|seen| now < *seen) {
+            self.roll_back();
+            self.versions.insert(object.to_owned(), now);
+            return Some(Rollback { of: object.to_owned(), seen, now });
+        }
+        let known = self.versions.entry(object.to_owned()).or_insert(now);
+        *known = now.max(*known);
+        None
+    }
+
+    fn roll_back(&mut self) {
+        self.rollbacks += 1;
+        self.versions.clear();
+    }
+}
+
+struct Signals {
+    answers_again: Notify,
+    history: Mutex<History>,
+    /// How many there were.
+    rollbacks: watch::Sender<u64>,
+    on_rollback: Box<dyn Fn(&Rollback) + Send + Sync>,
+}
+
+/// Shared by the connections to one API server; clones are the same.
+#[derive(Clone)]
+pub struct ServerSignals(Arc<Signals>);
+
+impl fmt::Debug for ServerSignals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerSignals").field("rollbacks", &*self.0.rollbacks.borrow()).finish()
+    }
+}
+
+impl Default for ServerSignals {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl ServerSignals {
+    /// Signals that tell `on_rollback` of each rollback. It must not block.
+    pub fn new(on_rollback: impl Fn(&Rollback) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Signals {
+            answers_again: Notify::new(),
+            history: Mutex::default(),
+            rollbacks: watch::channel(0).0,
+            on_rollback: Box::new(on_rollback),
+        }))
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.0.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the back-off of watches.
+    pub(crate) fn wake(&self) {
+        self.0.answers_again.notify_waiters();
+    }
+
+    /// Ends with the next [`ServerSignals::wake`].
+    pub(crate) async fn woken(&self) {
+        self.0.answers_again.notified().await;
+    }
+
+    /// What the answer to a request for `object` has to be, if it is sent now.
+    pub(crate) fn expected(&self, object: &str) -> Expected {
+        self.history().expected(object)
+    }
+
+    /// Takes the version of the answer.
+    pub(crate) fn answered(&self, object: &str, expected: Expected, version: &str) {
+        let rollback = self.history().answered(object, expected, version);
+        if let Some(rollback) = rollback {
+            self.tell(&rollback);
+        }
+    }
+
+    /// A watch has seen a rollback.
+    pub(crate) fn rolled_back(&self, rollback: &Rollback) {
+        self.history().roll_back();
+        self.tell(rollback);
+    }
+
+    /// Changes with each rollback.
+    pub(crate) fn rollbacks(&self) -> watch::Receiver<u64> {
+        self.0.rollbacks.subscribe()
+    }
+
+    fn tell(&self, rollback: &Rollback) {
+        let Rollback { of, seen, now } = rollback;
+        tracing::warn!(
+            object = %of, seen, now,
+            "the API server's store was rolled back, as by a restore of etcd; everything is listed again"
+        );
+        (self.0.on_rollback)(rollback);
+        self.0.rollbacks.send_modify(|count| *count += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: &str = "/leases/n1";
+
+    fn rolled(seen: u64, now: u64) -> Option<Rollback> {
+        Some(Rollback { of: LEASE.into(), seen, now })
+    }
+
+    #[test]
+    fn e11_an_object_that_is_older_than_it_was_shows_a_rollback() {
+        let mut history = History::default();
+        for (version, outcome) in [
+            ("100", None),
+            ("105", None),
+            // Read again, unchanged.
+            ("105", None),
+            ("no number", None),
+            ("90", rolled(105, 90)),
+            // From there on it counts anew.
+            ("91", None),
+            ("107", None),
+            ("106", rolled(107, 106)),
+        ] {
+            let expected = history.expected(LEASE);
+            assert_eq!(history.answered(LEASE, expected, version), outcome, "{version}");
+        }
+        assert_eq!(history.rollbacks, 2);
+    }
+
+    #[test]
+    fn e11_objects_are_compared_with_themselves_only() {
+        let mut history = History::default();
+        let expected = history.expected(LEASE);
+        history.answered(LEASE, expected, "100");
+        // Which may be in another etcd (--etcd-servers-overrides).
+        let expected = history.expected("/nodes/n1");
+        assert_eq!(history.answered("/nodes/n1", expected, "7"), None);
+    }
+
+    #[test]
+    fn e11_answers_may_come_in_any_order() {
+        let mut history = History::default();
+        let (first, second) = (history.expected(LEASE), history.expected(LEASE));
+        assert_eq!(history.answered(LEASE, second, "101"), None);
+        assert_eq!(history.answered(LEASE, first, "100"), None, "it was sent before 101 was known");
+        assert_eq!(history.expected(LEASE).at_least, Some(101));
+        // One that was sent before a rollback says nothing after it.
+        let late = history.expected(LEASE);
+        history.roll_back();
+        assert_eq!(history.answered(LEASE, late, "50"), None);
+        assert_eq!(history.expected(LEASE).at_least, None);
+    }
+
+    #[test]
+    fn e11_each_rollback_is_told_once() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let to = Arc::clone(&told);
+        let signals = ServerSignals::new(move |rollback| to.lock().unwrap().push(rollback.clone()));
+        let mut seen = signals.rollbacks();
+        for version in ["5", "3", "4"] {
+            let expected = signals.expected(LEASE);
+            signals.answered(LEASE, expected, version);
+        }
+        assert_eq!(*seen.borrow_and_update(), 1);
+        assert_eq!(told.lock().unwrap().as_slice(), [rolled(5, 3).unwrap()]);
+    }
+}

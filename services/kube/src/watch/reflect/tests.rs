@@ -1,0 +1,225 @@
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const DOWN: Kind = Kind::Unreachable;
+const ERROR: Kind = Kind::Server { retry_after: None };
+const PAGES: Step = Step::List { exact: true, paged: true };
+const STREAM: Step = Step::Watch { from: None };
+
+fn from(version: &str) -> Step {
+    Step::Watch { from: Some(version.into()) }
+}
+
+fn listed(version: &str) -> Reflector {
+    let mut reflector = Reflector::default();
+    reflector.listed(version.into(), true);
+    reflector
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peace() {
+    let mut backoff = Backoff::default();
+    let mut now = Instant::now();
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        let wait = backoff.next(now, 0.0);
+        waits.push(wait.as_millis());
+        now += wait;
+    }
+    assert_eq!(waits, [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
+    assert_eq!(backoff.next(now, 0.999_999).as_secs(), 59, "jitter up to as much again");
+    now += BACKOFF_RESET + SECOND;
+    assert_eq!(backoff.next(now, 0.0), BACKOFF_FIRST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_request_lists_and_watches() {
+    let mut reflector = Reflector::default();
+    assert_eq!(reflector.next(), STREAM);
+    reflector.listed("5".into(), true);
+    assert_eq!(reflector.next(), from("5"));
+    reflector.saw("6".into());
+    assert_eq!(reflector.next(), from("6"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn e1_a_streaming_list_that_is_refused_or_cut_off_is_followed_by_a_list_at_once() {
+    let now = Instant::now();
+    for (kind, cut_off) in [(Kind::Invalid, false), (ERROR, false), (DOWN, true), (Kind::Timeout, true)] {
+        let mut reflector = Reflector::default();
+        assert_eq!(reflector.failed(kind, cut_off, now, 0.5), Pause::NONE, "{kind:?}");
+        assert_eq!(reflector.next(), Step::List { exact: false, paged: true });
+        let mut reflector = listed("5");
+        reflector.forget();
+        assert_eq!(reflector.failed(kind, cut_off, now, 0.5), Pause::NONE, "{kind:?}");
+        assert_eq!(reflector.next(), PAGES, "what the server has cached may be too old as well");
+    }
+    let busy = Kind::Server { retry_after: Some(SECOND) };
+    for kind in [busy, DOWN, Kind::Timeout, Kind::Forbidden, Kind::TooManyRequests { retry_after: None }] {
+        let mut reflector = Reflector::default();
+        let pause = reflector.failed(kind, false, now, 0.5);
+        assert!(pause.is_failure && pause.wait >= BACKOFF_FIRST, "{kind:?}: {pause:?}");
+        assert_eq!(reflector.next(), STREAM, "{kind:?} does not mean that it is unable");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn e15_a_list_is_never_the_last_word() {
+    let now = Instant::now();
+    let mut reflector = Reflector::default();
+    reflector.failed(ERROR, false, now, 0.5);
+    assert!(matches!(reflector.next(), Step::List { .. }));
+    // After a list that failed, and after one that succeeded.
+    for kind in [ERROR, Kind::Invalid, DOWN, Kind::Forbidden] {
+        let pause = reflector.failed(kind, false, now, 0.5);
+        assert!(pause.is_failure && !pause.wait.is_zero(), "{kind:?}: one turn of both, and then a wait");
+        assert_eq!(reflector.next(), STREAM);
+        reflector.failed(ERROR, false, now, 0.5);
+    }
+    reflector.listed("5".into(), true);
+    assert_eq!(reflector.next(), from("5"));
+    reflector.failed(Kind::Gone, false, now, 0.5);
+    assert_eq!(reflector.next(), STREAM);
+}
+
+#[tokio::test(start_paused = true)]
+async fn e15_pages_that_expire_are_followed_by_one_whole_list() {
+    let now = Instant::now();
+    let mut reflector = listed("5");
+    reflector.forget();
+    reflector.failed(Kind::Invalid, false, now, 0.5);
+    assert_eq!(reflector.next(), PAGES);
+    assert_eq!(reflector.failed(Kind::Gone, false, now, 0.5), Pause::NONE);
+    assert_eq!(reflector.next(), Step::List { exact: true, paged: false });
+    assert!(reflector.failed(Kind::Gone, false, now, 0.5).is_failure);
+    assert_eq!(reflector.next(), STREAM);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_break_goes_on_from_the_last_version() {
+    let mut reflector = listed("5");
+    let now = Instant::now();
+    for kind in [DOWN, Kind::Timeout, Kind::Forbidden, ERROR] {
+        assert!(reflector.failed(kind, false, now, 0.0).wait >= BACKOFF_FIRST);
+        assert_eq!(reflector.next(), from("5"));
+    }
+    reflector.failed(Kind::Gone, false, now, 0.0);
+    assert_eq!(reflector.next(), STREAM);
+    assert!(!reflector.synced());
+}
+
+#[tokio::test(start_paused = true)]
+async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_again_and_again() {
+    let mut reflector = listed("5");
+    let now = Instant::now();
+    for _ in 0..6 {
+        reflector.failed(DOWN, false, now, 0.0);
+    }
+    let pause = reflector.failed(Kind::Gone, false, now, 0.5);
+    assert_eq!((pause.wait, pause.is_failure), (RELIST_SPREAD / 2, false), "not all agents at once");
+    assert_eq!(reflector.next(), STREAM);
+    reflector.listed("9".into(), true);
+    let pause = reflector.failed(Kind::Gone, false, now, 0.0);
+    assert_eq!((pause.wait, pause.is_failure), (BACKOFF_FIRST, true));
+    let pause = reflector.failed(Kind::Gone, false, now, 0.0);
+    assert!(pause.is_failure && pause.wait > BACKOFF_FIRST, "a list that is too old is a failure like any");
+}
+
+#[tokio::test(start_paused = true)]
+async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_once() {
+    let mut reflector = Reflector::default();
+    let now = Instant::now();
+    let busy = Kind::TooManyRequests { retry_after: Some(17 * SECOND) };
+    let pause = reflector.failed(busy, false, now, 0.0);
+    assert_eq!((pause.wait, pause.can_be_woken), (17 * SECOND, false));
+    assert_eq!(reflector.failed(busy, false, now, 0.5).wait, 17 * SECOND + SPREAD / 2);
+    let mut reflector = Reflector::default();
+    let brief = Kind::TooManyRequests { retry_after: Some(SECOND) };
+    assert_eq!(reflector.failed(brief, false, now, 0.5).wait, SECOND * 3 / 2);
+    let less = Kind::Server { retry_after: Some(Duration::ZERO) };
+    assert_eq!(reflector.failed(less, false, now, 0.0).wait, 2 * BACKOFF_FIRST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn e2_a_sign_that_the_server_answers_shortens_every_other_wait_and_is_spread() {
+    let mut reflector = listed("5");
+    let now = Instant::now();
+    for _ in 0..4 {
+        let pause = reflector.failed(DOWN, false, now, 0.0);
+        assert!(pause.can_be_woken);
+    }
+    let pause = reflector.failed(DOWN, false, now, 0.0);
+    assert_eq!(pause.wait.as_millis(), 12800);
+    assert_eq!(reflector.woken(pause.wait, 0.5), SPREAD / 2);
+    assert_eq!(reflector.woken(SECOND, 0.5), SECOND, "never later than without");
+    // It was too early: the next wait is whole, so that there are at most twice as many requests as without signs.
+    assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_woken);
+    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken);
+    reflector.woken(SECOND, 0.5);
+    reflector.saw("6".into());
+    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken, "it was right");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_forgets_again_and_again_waits() {
+    let mut reflector = listed("5");
+    let mut now = Instant::now();
+    reflector.forget();
+    assert!(!reflector.synced());
+    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
+    assert_eq!(reflector.again(now, 0.0), BACKOFF_FIRST);
+    assert_eq!(reflector.again(now, 0.0), 2 * BACKOFF_FIRST);
+    now += AGAIN_CALM + SECOND;
+    assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
+}
+
+#[test]
+fn e11_a_listing_that_is_older_than_what_was_seen_shows_a_rollback() {
+    let mut reflector = listed("100");
+    reflector.saw("120".into());
+    reflector.forget();
+    assert_eq!(reflector.listed("119".into(), true), Some(WentBack { seen: 120, now: 119 }));
+    // From there on it counts anew, and equal is not older.
+    assert_eq!(reflector.listed("119".into(), true), None);
+    reflector.saw("121".into());
+    assert_eq!(reflector.listed("120".into(), false), None, "a cache may be behind");
+    assert_eq!(reflector.listed("120".into(), true), Some(WentBack { seen: 121, now: 120 }));
+    assert_eq!(reflector.listed("no number".into(), true), None);
+    assert_eq!(reflector.listed("1".into(), true), None);
+}
+
+#[test]
+fn e11_after_a_rollback_everything_is_listed_and_nothing_is_compared() {
+    let mut reflector = listed("100");
+    assert_eq!(reflector.roll_back(0.5), SPREAD / 2);
+    assert_eq!((reflector.synced(), reflector.next()), (false, STREAM));
+    assert_eq!(reflector.listed("7".into(), true), None, "which was told already");
+}
+
+#[tokio::test(start_paused = true)]
+async fn e11_the_version_of_an_interrupted_watch_is_checked_once() {
+    let mut reflector = listed("100");
+    let now = Instant::now();
+    assert_eq!(reflector.check_at(), None);
+    reflector.failed(DOWN, false, now, 0.0);
+    let at = reflector.check_at();
+    assert_eq!(at, Some(now + CHECK_FIRST));
+    reflector.failed(DOWN, false, now + SECOND, 0.9);
+    assert_eq!(reflector.check_at(), at, "further failures put nothing off");
+    reflector.checked(false, now + CHECK_FIRST, 0.0);
+    assert_eq!(reflector.check_at(), Some(now + 2 * CHECK_FIRST), "nobody knows yet");
+    reflector.checked(true, now, 0.0);
+    assert_eq!(reflector.check_at(), None);
+    reflector.interrupted(now, 0.0);
+    reflector.listed("101".into(), true);
+    assert_eq!(reflector.check_at(), None, "a listing says it");
+    assert!(CHECK_FIRST + CHECK_SPREAD < Duration::from_secs(watch_seconds(0.0)));
+}
+
+#[test]
+fn a_watch_is_asked_to_end_after_five_to_ten_minutes() {
+    assert_eq!(watch_seconds(0.0), 300);
+    assert_eq!(watch_seconds(0.5), 450);
+    assert!(watch_seconds(0.999_999_9) < MAX_WATCH.as_secs());
+}
