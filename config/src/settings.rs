@@ -313,6 +313,8 @@ settings! {
         /// With `server`: the key of `client_certificate` (PEM).
         client_key: Option<PathBuf> = None, Any, restart;
         /// How long a request may take. A renewal's is no longer than the lease, as the kubelet's.
+        /// A list or a watch may wait for the head of its answer for 60 s at least: a busy API server keeps requests
+        /// waiting.
         request_timeout: Duration = secs(10), within(secs(1), mins(2)), restart;
     }
 

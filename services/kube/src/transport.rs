@@ -31,6 +31,9 @@ pub const USER_AGENT: &str = concat!("keelson/", env!("CARGO_PKG_VERSION"));
 
 /// Connections that nobody used for so long are closed, unless HTTP/2's PINGs keep them; as in Go's client.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long one connection may take to be made: a list or a watch that may wait for a minute for its answer is not to wait so
+/// long for an address that nobody answers at.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many TCP probes a dead network may swallow before the connection is given up.
 const TCP_PROBES: u32 = 3;
 
@@ -94,6 +97,7 @@ impl Link {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
         http.set_keepalive(Some(keep_alive.idle));
         http.set_keepalive_interval(Some(keep_alive.timeout / TCP_PROBES));
         http.set_keepalive_retries(Some(TCP_PROBES));

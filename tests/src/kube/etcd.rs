@@ -7,7 +7,8 @@ use crate::util::{PATIENCE, eventually, free_port, http_get};
 use anyhow::{Context as _, Result, bail};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use tonic::transport::Endpoint;
 
@@ -15,9 +16,15 @@ use tonic::transport::Endpoint;
 #[derive(Debug)]
 pub struct Etcd {
     endpoint: String,
+    data: PathBuf,
+    /// Name and address of the only member, as `--initial-cluster` has them.
+    member: String,
     program: Program,
     process: Option<Process>,
 }
+
+/// The name of the only member.
+const MEMBER: &str = "test";
 
 /// Keys that are put at the same time.
 const PUTS: usize = 256;
@@ -50,15 +57,16 @@ impl Etcd {
         let folder = scratch.dir(&format!("etcd-{client}"))?;
         let endpoint = format!("http://127.0.0.1:{client}");
         let between = format!("http://127.0.0.1:{peer}");
+        let (data, member) = (folder.join("data"), format!("{MEMBER}={between}"));
         let path = peers::system("etcd", "etcd-server")?;
         let mut args: Vec<String> = [
-            ("--name", "test".to_owned()),
-            ("--data-dir", folder.join("data").display().to_string()),
+            ("--name", MEMBER.to_owned()),
+            ("--data-dir", data.display().to_string()),
             ("--listen-client-urls", endpoint.clone()),
             ("--advertise-client-urls", endpoint.clone()),
             ("--listen-peer-urls", between.clone()),
             ("--initial-advertise-peer-urls", between.clone()),
-            ("--initial-cluster", format!("test={between}")),
+            ("--initial-cluster", member.clone()),
             ("--log-level", "warn".to_owned()),
         ]
         .into_iter()
@@ -71,7 +79,7 @@ impl Etcd {
         }
         let program =
             Program { name: "etcd".to_owned(), path, args, env: Vec::new(), log: folder.join("etcd.log") };
-        let mut etcd = Self { endpoint, program, process: None };
+        let mut etcd = Self { endpoint, data, member, program, process: None };
         etcd.start_again().await?;
         Ok(etcd)
     }
@@ -173,6 +181,39 @@ impl Etcd {
     pub async fn compact(&self) -> Result<()> {
         let revision = self.revision().await?.to_string();
         self.etcdctl(&["compaction", "--physical=true", &revision]).await.map(drop)
+    }
+
+    /// Writes a snapshot of everything to `file`.
+    pub async fn save(&self, file: &Path) -> Result<()> {
+        self.etcdctl(&["snapshot", "save", &file.display().to_string()]).await.map(drop)
+    }
+
+    /// Replaces its data by a snapshot that [`Etcd::save`] wrote, as after a disaster. It must have been ended; start it
+    /// with [`Etcd::start_again`].
+    pub async fn restore(&mut self, file: &Path) -> Result<()> {
+        if self.process.is_some() {
+            bail!("etcd runs");
+        }
+        fs::remove_dir_all(&self.data).context("cannot remove etcd's data")?;
+        // Since 3.6 another program does it.
+        let program = peers::system("etcdutl", "etcd-client").or_else(|_| etcdctl())?;
+        let (_, address) = self.member.split_once('=').context("a member has an address")?;
+        let output = tokio::process::Command::new(&program)
+            .env("ETCDCTL_API", "3")
+            .args(["snapshot", "restore"])
+            .arg(file)
+            .arg("--data-dir")
+            .arg(&self.data)
+            .args(["--name", MEMBER, "--initial-cluster", &self.member])
+            .args(["--initial-advertise-peer-urls", address])
+            .kill_on_drop(true)
+            .output()
+            .await
+            .with_context(|| format!("cannot run {}", program.display()))?;
+        if !output.status.success() {
+            bail!("the snapshot is not restored: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
     }
 
     /// Gives freed space of its file back.

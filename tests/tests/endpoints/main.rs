@@ -16,5 +16,6 @@ mod kills;
 mod large;
 mod outages;
 mod restarts;
+mod restored;
 mod rig;
 mod rights;

@@ -453,5 +453,20 @@ async fn e11_the_node_is_listed_again_after_an_interruption() {
     let restored = nodes.recv().await.unwrap().unwrap();
     assert_eq!(restored.metadata.resource_version.as_deref(), Some("90"));
     assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
+    feed.closed().await;
+    // Node and list are both older: that is one more, and not two.
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(5)).await;
+    tokio::time::resume();
+    let feed = begin(&server);
+    listed(&mut server, &feed, 90, 201).await;
+    drop(feed);
+    let feed = begin(&server);
+    listed(&mut server, &feed, 50, 60).await;
+    assert!(nodes.recv().await.unwrap().is_some());
+    feed.event("MODIFIED", &node("n1", 61));
+    assert!(nodes.recv().await.unwrap().is_some());
+    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 2);
+    server.nothing_more();
     task.abort();
 }

@@ -435,9 +435,11 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
     }
 
-    /// Tells the other watches that the store was rolled back.
+    /// Tells the other watches that the store was rolled back, unless that was told already.
     fn went_back(&mut self, WentBack { seen, now }: WentBack) {
-        self.api.signals().rolled_back(&Rollback { of: self.subject.path().to_owned(), seen, now });
+        if !self.rollbacks.has_changed().unwrap_or_default() {
+            self.api.signals().rolled_back(&Rollback { of: self.subject.path().to_owned(), seen, now });
+        }
         self.rollbacks.borrow_and_update();
     }
 

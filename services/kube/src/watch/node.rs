@@ -18,9 +18,9 @@ use super::{
     subject::{Change, Selectors, Subject, show},
 };
 use crate::{
-    bodies::ACCEPT_JSON,
+    bodies::{ACCEPT_JSON, node_path},
     server::ApiServer,
-    signals::{Rollback, ServerSignals},
+    signals::ServerSignals,
 };
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -59,9 +59,10 @@ impl<S: NodeSink> OneNode<'_, S> {
         if self.told.as_ref() == Some(&version) {
             return;
         }
-        if let Some(before) = self.told.replace(version) {
-            self.compare(before.as_deref());
+        if let Some(version) = &version {
+            self.compare(version);
         }
+        self.told = Some(version);
         self.sink.node(node.map(|mut node| {
             node.metadata.managed_fields = None;
             if let Some(annotations) = &mut node.metadata.annotations {
@@ -72,12 +73,10 @@ impl<S: NodeSink> OneNode<'_, S> {
     }
 
     /// A Node that is older than it was shows that the store was rolled back, even if the store has more revisions by now.
-    fn compare(&self, before: Option<&str>) {
-        let number = |version: Option<&str>| version?.parse::<u64>().ok();
-        let now = self.told.as_ref().and_then(|told| number(told.as_deref()));
-        if let Some((seen, now)) = number(before).zip(now).filter(|(seen, now)| now < seen) {
-            self.signals.rolled_back(&Rollback { of: crate::bodies::node_path(&self.name), seen, now });
-        }
+    fn compare(&self, version: &str) {
+        let object = format!("{} as it is watched", node_path(&self.name));
+        let expected = self.signals.expected(&object);
+        self.signals.answered(&object, expected, version);
     }
 
     fn is_it(&self, node: &Node) -> bool {

@@ -19,6 +19,8 @@ const RELIST_SPREAD: Duration = Duration::from_millis(1600);
 /// What all agents learn at the same moment (the server answers again, the store was rolled back, a `Retry-After`) they
 /// act upon at random within this time.
 const SPREAD: Duration = Duration::from_secs(5);
+/// A `Retry-After` is obeyed up to this time.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// A server is asked to end a watch after 5 to 10 minutes.
 const WATCH_SECONDS: f64 = 300.0;
 /// A watch that is open for longer than any was asked to be is stuck.
@@ -209,7 +211,7 @@ impl Reflector {
             (Some(_), _) if kind == Kind::Invalid => self.version = None,
             (Some(_), _) => {}
         }
-        let asked = kind.retry_after().unwrap_or_default();
+        let asked = kind.retry_after().unwrap_or_default().min(RETRY_AFTER_MAX);
         let asked = asked + asked.min(SPREAD).mul_f64(random);
         Pause { wait: self.backoff.next(now, random).max(asked), is_failure: true, can_be_woken }
     }

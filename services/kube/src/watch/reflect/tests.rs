@@ -136,6 +136,8 @@ async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_
     let mut reflector = Reflector::default();
     let brief = Kind::TooManyRequests { retry_after: Some(SECOND) };
     assert_eq!(reflector.failed(brief, false, now, 0.5).wait, SECOND * 3 / 2);
+    let hour = Kind::Server { retry_after: Some(3600 * SECOND) };
+    assert_eq!(Reflector::default().failed(hour, false, now, 0.0).wait, RETRY_AFTER_MAX);
     let less = Kind::Server { retry_after: Some(Duration::ZERO) };
     assert_eq!(reflector.failed(less, false, now, 0.0).wait, 2 * BACKOFF_FIRST);
 }
