@@ -411,7 +411,7 @@ impl<S: Subject> Follower<'_, S> {
                 _ => unix_ms(),
             };
             let reason = format!("{err} ({})", err.kind.name());
-            self.health = ChoreHealth::Failing { reason, since_unix_ms };
+            self.health = ChoreHealth::Failing { reason, since_unix_ms, refused: err.kind.is_refusal() };
             if self.subject.health(self.health.clone()).await == Answer::ListAgain {
                 self.reflector.forget();
             }
