@@ -50,6 +50,12 @@ pub enum ApiErrorKind {
 }
 
 impl ApiErrorKind {
+    /// Whether the server answered that the credentials are not accepted or do not allow it.
+    #[must_use]
+    pub fn is_refusal(self) -> bool {
+        matches!(self, Self::Unauthorized | Self::Forbidden)
+    }
+
     /// For labels and JSON, in the manner of the API's reasons.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -275,6 +281,8 @@ pub enum ChoreHealth {
         reason: String,
         /// Unix milliseconds of the first failure in a row.
         since_unix_ms: i64,
+        /// The API server answered that the credentials are not accepted or do not allow it (401, 403).
+        refused: bool,
     },
 }
 

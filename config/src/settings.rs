@@ -320,17 +320,22 @@ settings! {
 
     /// Heartbeats: the node's Lease, its status and its conditions.
     node: Node {
-        /// `companion`: the kubelet is the node's heartbeat, the agent adds a Lease and conditions of its own.
+        /// `companion`: the kubelet is the node's heartbeat, the agent adds conditions of its own.
         /// `node`: the agent is the node's heartbeat; no kubelet may run on the node.
         role: Role = Role::Companion, Any, restart;
-        /// How long a Lease is good for, in whole seconds; it is renewed every quarter of that, as the kubelet's
-        /// `nodeLeaseDurationSeconds`.
+        /// With role `companion`: renew a Lease of its own, `keelson-NODE`, which tells through the API that the agent is alive. It
+        /// costs a write every quarter of `lease_duration`, and needs the rights in `companion-lease.yaml`.
+        companion_lease: bool = false, Any, restart;
+        /// Remove the agent's conditions, and those set through it, from the Node when the agent stops without a successor.
+        /// Each restart then costs two writes. Conditions of a kubelet stay.
+        remove_conditions_on_stop: bool = false, Any, restart;
+        /// How long a Lease lasts, in whole seconds, as the kubelet's `nodeLeaseDurationSeconds`; renewed every quarter of that.
         lease_duration: Duration = secs(40), within(secs(4), mins(10)), restart;
         /// How often the status is worked out, as the kubelet's `nodeStatusUpdateFrequency`.
         node_status_update_frequency: Duration = secs(10), within(secs(1), mins(10)), restart;
-        /// How often a status that has not changed is reported, as the kubelet's `nodeStatusReportFrequency`.
+        /// With role `node`: how often an unchanged status is reported, as the kubelet's `nodeStatusReportFrequency`.
         node_status_report_frequency: Duration = mins(5), within(secs(1), hours(24)), restart;
-        /// When pulls wait and none that runs has got a byte for this long, the condition ImagePullsFlowing is False.
+        /// When pulls wait and none that runs has got a byte for this long, the condition ImagePullsStalled is True.
         pulls_stalled_after: Duration = mins(2), within(secs(10), hours(1)), restart;
         /// With role `node`, what is done when the Node is missing: `once` makes it at the start only, as the
         /// kubelet does; `always` also when it was deleted later; `never` waits for somebody else to.
@@ -360,8 +365,8 @@ settings! {
             "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
                 .into(),
             TextRule::Free("thresholds, `signal<quantity,signal<percent%`"), restart;
-        /// How long a pressure condition stays True after the pressure was last seen, as the kubelet's
-        /// `evictionPressureTransitionPeriod`.
+        /// How long a pressure condition, and each of the agent's own three, stays True after the problem was last seen, as
+        /// the kubelet's `evictionPressureTransitionPeriod`.
         eviction_pressure_transition_period: Duration = mins(5), within(secs(0), hours(1)), restart;
         /// With role `node`: how many pods the node takes, as the kubelet's `maxPods`.
         max_pods: u32 = 110, within(1, 10_000), restart;

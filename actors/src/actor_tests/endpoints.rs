@@ -350,7 +350,7 @@ fn people_and_scrapers_see_how_it_fares() {
         let slices = Resource { resource: "endpointslices" };
         assert_eq!(metrics.objects.get(&slices).map(|objects| objects.get()), Some(1));
         assert_eq!(metrics.synced.get(&slices).map(|synced| synced.get()), Some(1));
-        let failing = ChoreHealth::Failing { reason: "gone".into(), since_unix_ms: 5 };
+        let failing = ChoreHealth::Failing { reason: "gone".into(), since_unix_ms: 5, refused: false };
         publisher.say(SourceEvent::Health(SourceKind::Services, failing)).await;
         assert_eq!((metrics.stale.get(), publisher.stale()), (1, true));
         assert!(publisher.mailbox.recorder().overview().summary.ends_with("stale: services: gone"));

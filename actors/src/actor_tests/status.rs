@@ -59,7 +59,7 @@ fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
         );
         let state = world.state().await;
         assert_eq!((&state["uid"], &state["role"]), (&json!("uid-1"), &json!("node")));
-        let ready = &state["conditions"][6];
+        let ready = &state["conditions"][5];
         assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("True")));
         assert_eq!((&ready["reason"], &ready["from_reporter"]), (&json!("KubeletReady"), &json!(false)));
     });
@@ -112,7 +112,7 @@ fn a_server_that_never_answers_does_not_stop_the_reporter() {
         world.api.script().always = None;
         live(170).await;
         assert_eq!(*world.health.borrow(), ChoreHealth::Well);
-        assert_eq!(world.api.condition("ImagePullsFlowing")["reason"], "RuntimeUnavailable");
+        assert_eq!(world.api.condition("ImagePullsStalled")["reason"], "RuntimeUnavailable");
     });
 }
 
@@ -188,7 +188,7 @@ fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
         live(11).await;
         let health = world.health.borrow().clone();
         assert!(
-            matches!(&health, ChoreHealth::Failing { reason, since_unix_ms }
+            matches!(&health, ChoreHealth::Failing { reason, since_unix_ms, .. }
                 if reason.contains("there is no Node n1") && *since_unix_ms > NEW_YEAR),
             "{health:?}"
         );
@@ -286,13 +286,31 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
         world.endpoints.send_replace(EndpointsView::Current);
         world.reporter.offer(ConditionChanged {}).expect("room");
         settle().await;
-        assert_eq!(world.api.condition("ServiceEndpointsCurrent")["status"], "True", "at once");
+        assert_eq!(world.api.condition("ServiceEndpointsStale")["status"], "False", "at once");
     });
 }
 
-/// I4: a store that fails is a condition at once, and so is its return.
+/// E7: 360 passes of a companion on which nothing changes: none of them writes, none asks.
 #[test]
-fn i4_a_store_that_is_not_open_is_told_at_once() {
+fn e7_a_quiet_companion_asks_and_writes_nothing_in_an_hour() {
+    run(async {
+        let world = World::start(Role::Companion);
+        live(30).await;
+        world.tell_node();
+        live(30).await;
+        assert_eq!(world.api.verbs(), ["get", "patch"]);
+        world.api.forget();
+        let before = world.metrics.computations.get();
+        live(3600).await;
+        assert!(world.metrics.computations.get() >= before + 340, "it has not looked");
+        assert_eq!(world.api.verbs(), Vec::<&str>::new());
+        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+    });
+}
+
+/// I4: a store that fails is a condition once that has lasted, and so is its return.
+#[test]
+fn i4_a_store_that_is_not_open_is_a_condition() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -302,7 +320,7 @@ fn i4_a_store_that_is_not_open_is_told_at_once() {
         let since = std::time::SystemTime::UNIX_EPOCH;
         let away = StoreState::Unavailable { reason: "no space".into(), since, next_try: None };
         world.store.state.send_replace(away);
-        settle().await;
+        live(41).await;
         assert_eq!((&is()["status"], &is()["reason"]), (&json!("True"), &json!("StoreNotOpen")));
         let next_try = Some(since);
         let retried = StoreState::Unavailable { reason: "no space".into(), since, next_try };
@@ -310,7 +328,7 @@ fn i4_a_store_that_is_not_open_is_told_at_once() {
         live(60).await;
         assert_eq!(world.api.verbs(), ["patch"], "a retry is no news");
         world.store.state.send_replace(StoreState::Open);
-        live(11).await;
+        live(311).await;
         assert_eq!((is()["status"].clone(), world.api.verbs().len()), (json!("False"), 2));
     });
 }

@@ -107,7 +107,7 @@ verbs! {
         /// `metadata.uid`, and of static pods that of their manifests.
         live: Arc<HashSet<String>>,
     }
-    /// Whether pulls get on, for the node condition `ImagePullsFlowing`.
+    /// Whether pulls are stalled, for the node condition `ImagePullsStalled`.
     PullsFlow => FlowView {}
     /// Sets the limit by hand; `None` puts it back to the settings.
     SetLimit => pb::Limit {

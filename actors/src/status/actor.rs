@@ -25,8 +25,8 @@ use super::{
     core::{Collected, Core, Counted, Effect, Event},
     external::{ConditionRefused, ConditionView},
     messages::{
-        ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, ReportNow, SetCondition,
-        StatusState, StatusTick,
+        ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions,
+        ReportNow, SetCondition, StatusState, StatusTick,
     },
     metrics::StatusMetrics,
     policy::{Role, StatusPolicy},
@@ -472,6 +472,15 @@ impl Handler<ListConditions> for StatusReporter {
     fn handle(&mut self, _: ListConditions, _: &mut Context<Self>) -> Vec<ConditionView> {
         let _handling = self.recorder().handling::<ListConditions>();
         self.core.list_conditions(self.now())
+    }
+}
+
+impl Handler<RemovableConditions> for StatusReporter {
+    type Result = Vec<String>;
+
+    fn handle(&mut self, _: RemovableConditions, _: &mut Context<Self>) -> Vec<String> {
+        let _handling = self.recorder().handling::<RemovableConditions>();
+        self.core.removable_conditions()
     }
 }
 

@@ -10,7 +10,11 @@ use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    compute::{Moment, millis},
+    compute::{
+        Moment,
+        conditions::{RETIRED, problem},
+        millis,
+    },
     settings::check_qualified_name,
 };
 
@@ -28,16 +32,18 @@ const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3
 /// to fail may still bring it back.
 const CLEARING: i64 = 60_000;
 
-/// Conditions of the kubelet, of cloud providers, and of the agent.
-const RESERVED: [&str; 8] = [
+/// Conditions of the kubelet, of cloud providers, and of the agent, earlier versions of it included.
+const RESERVED: [&str; 10] = [
     "Ready",
     "MemoryPressure",
     "DiskPressure",
     "PIDPressure",
     "NetworkUnavailable",
-    super::compute::conditions::PULLS,
-    super::compute::conditions::ENDPOINTS,
-    super::compute::conditions::STATE,
+    problem::PULLS,
+    problem::ENDPOINTS,
+    problem::STATE,
+    RETIRED[0],
+    RETIRED[1],
 ];
 
 /// A condition's status.
@@ -327,6 +333,18 @@ impl Externals {
         }
     }
 
+    /// Takes all of them back. Returns what has to be written.
+    pub(super) fn clear_all(&mut self, now: Moment) -> Vec<ExternalWrite> {
+        let live = self.0.iter().filter(|(_, external)| !external.record.cleared);
+        let kinds: Vec<String> = live.map(|(kind, _)| kind.clone()).collect();
+        kinds.iter().filter_map(|kind| self.clear(kind, now).ok()).collect()
+    }
+
+    /// Every type that may be on the Node.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Forgets what was cleared and is gone from the Node. Returns what has to be written.
     pub(super) fn forget(&mut self, is_there: impl Fn(&str) -> bool, now: Moment) -> Vec<ExternalWrite> {
         let done = |kind: &str, external: &External| {
@@ -371,6 +389,7 @@ pub(super) mod tests {
         let long = "x".repeat(LONGEST_MESSAGE + 1);
         for (wrong, says) in [
             (ExternalCondition { kind: "Ready".into(), ..good() }, "belongs to the kubelet"),
+            (ExternalCondition { kind: "ImagePullsStalled".into(), ..good() }, "belongs to the kubelet"),
             (ExternalCondition { kind: "ImagePullsFlowing".into(), ..good() }, "belongs to the kubelet"),
             (ExternalCondition { kind: String::new(), ..good() }, "1 to 63 letters"),
             (ExternalCondition { kind: "two words".into(), ..good() }, "1 to 63 letters"),

@@ -29,6 +29,8 @@ verbs! {
         /// Its type.
         kind: String,
     }
+    /// The types of all conditions that the agent may have added to the Node: what goes from it when the agent does.
+    RemovableConditions => Vec<String> {}
     /// The conditions of other processes.
     ListConditions => Vec<ConditionView> {}
     /// Reports the status soon, whether or not there is something new.

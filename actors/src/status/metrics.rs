@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::external::ConditionStatus;
+use super::{external::ConditionStatus, policy::Role};
 
 /// How reports end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,17 +45,20 @@ pub struct StatusMetrics {
 }
 
 impl StatusMetrics {
-    /// Enters every family into `registry`.
-    pub fn register(&self, registry: &mut Registry) {
+    /// Enters every family into `registry`. The age of a companion's last report says nothing, because it reports
+    /// changes only.
+    pub fn register(&self, registry: &mut Registry, role: Role) {
         let own = registry.sub_registry_with_prefix("keelson_node");
         own.register("status_reports", "Reports of node status, by result", self.reports.clone());
         own.register("status_computations", "Node statuses worked out", self.computations.clone());
-        own.register_with_unit(
-            "status_last_report_age",
-            "Time since the last report of node status",
-            Unit::Seconds,
-            self.last_report_age.clone(),
-        );
+        if role == Role::Node {
+            own.register_with_unit(
+                "status_last_report_age",
+                "Time since the last report of node status",
+                Unit::Seconds,
+                self.last_report_age.clone(),
+            );
+        }
         own.register("clock_steps", "Steps of the wall clock that were noticed", self.clock_steps.clone());
         own.register(
             "condition",
@@ -106,7 +109,7 @@ mod tests {
         metrics.age(Some(Duration::from_millis(1500)));
         metrics.show(&[("Ready", "False".into())]);
         let mut registry = Registry::default();
-        metrics.register(&mut registry);
+        metrics.register(&mut registry, Role::Node);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encodes");
         for line in [

@@ -11,6 +11,8 @@
 //!                                                          │
 //!                                                          └──(news, or 5 min old)──► PATCH ──► on disk
 //! ```
+//!
+//! A companion sends news only, however old its last report is.
 
 mod actor;
 mod compare;
@@ -27,10 +29,10 @@ mod settings;
 mod sources;
 mod state;
 
-/// The conditions that the agent itself adds to a Node beside a kubelet: what is left of it when it is uninstalled.
-#[must_use]
-pub fn companion_conditions() -> &'static [&'static str] {
-    compute::conditions::own(Role::Companion)
+/// The conditions that the agent adds to a Node in either role, with those of earlier versions: what is left of it when
+/// it is uninstalled.
+pub fn added_conditions() -> impl Iterator<Item = &'static str> {
+    compute::conditions::own(Role::Companion).iter().chain(&compute::conditions::RETIRED).copied()
 }
 
 #[cfg(test)]
@@ -38,18 +40,19 @@ pub(crate) use patch::tests::apply as apply_patch;
 
 pub use actor::{StatusReporter, StatusReporterParts, WallClock};
 pub use compute::conditions::DISK_PRESSURE;
-pub use compute::{Inputs, Memory, Pressure, RuntimeView};
+pub use compute::{Inputs, Memory, Pressure, RuntimeView, Spell};
 pub use external::{
     ConditionRefused, ConditionStatus, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite,
     MOST_CONDITIONS,
 };
 pub use messages::{
-    ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, ReportNow, SetCondition,
-    StatusState,
+    ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions, ReportNow,
+    SetCondition, StatusState,
 };
 pub use metrics::{ConditionLabel, ReportResult, StatusMetrics};
-pub use policy::{Register, Role, StatusPolicy};
+pub use patch::removal_patch;
+pub use policy::{EndpointsOrigin, Register, Role, StatusPolicy};
 pub use quantity::{Amount, AmountError, Suffixes};
 pub use settings::{Labels, Least, NodeIps, ResourceList, SettingError, Signal, Taint, Thresholds};
-pub use sources::{EndpointsView, PullsSource, RuntimeSource};
-pub use state::{Reported, Restored, Stamp, Write};
+pub use sources::{EndpointsView, PullsSource, RuntimeSource, StaleCause};
+pub use state::{Reported, Restored, Stamp, Write, recorded_conditions};

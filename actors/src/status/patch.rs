@@ -53,6 +53,17 @@ pub(super) fn status_patch(
     patch.into()
 }
 
+/// The patch of `/nodes/<name>/status` that takes conditions of these types off the Node, whoever wrote them.
+#[must_use]
+pub fn removal_patch<T: AsRef<str>>(kinds: &[T]) -> Value {
+    let all: Vec<_> = kinds.iter().map(|kind| removal(kind.as_ref())).collect();
+    json!({"status": {"conditions": all}})
+}
+
+fn removal(kind: &str) -> Value {
+    json!({"$patch": "delete", "type": kind})
+}
+
 /// What the API's types are as JSON. They hold nothing that JSON does not, so that the empty object never comes.
 fn value<T: Serialize>(of: &T) -> Value {
     serde_json::to_value(of).unwrap_or_else(|_| json!({}))
@@ -88,7 +99,7 @@ fn conditions(old: &NodeStatus, new: &NodeStatus, role: Role, status: &mut Map<S
     }
     for condition in old.conditions.iter().flatten() {
         if find(new, &condition.type_).is_none() {
-            patches.push(json!({"$patch": "delete", "type": condition.type_}));
+            patches.push(removal(&condition.type_));
         }
     }
     if patches.is_empty() {
@@ -246,14 +257,14 @@ pub(crate) mod tests {
     fn a_companions_body_has_its_own_conditions_only() {
         let (old, mut new) = (base(), base());
         new.conditions.as_mut().expect("there").push(NodeCondition {
-            type_: "ImagePullsFlowing".into(),
+            type_: "ImagePullsStalled".into(),
             status: "True".into(),
             ..NodeCondition::default()
         });
         let body = status_patch(&old, &new, Role::Companion, &[]);
         assert_eq!(
             body,
-            json!({"status": {"conditions": [{"type": "ImagePullsFlowing", "status": "True"}]}})
+            json!({"status": {"conditions": [{"type": "ImagePullsStalled", "status": "True"}]}})
         );
     }
 

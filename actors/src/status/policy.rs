@@ -27,6 +27,16 @@ impl Role {
     }
 }
 
+/// Where service endpoints come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EndpointsOrigin {
+    /// Watches of the API server.
+    #[default]
+    ApiServer,
+    /// The folder of manifests, `endpoints.manifests`.
+    Manifests,
+}
+
 /// What is done in role node when there is no Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Register {
@@ -48,12 +58,16 @@ pub struct StatusPolicy {
     pub node_name: String,
     /// How often the status is worked out.
     pub update_frequency: Duration,
-    /// How often one that has not changed is reported.
+    /// In role node: how often one that has not changed is reported. A companion reports changes only.
     pub report_frequency: Duration,
     /// Validity of the node's Lease, which is renewed after a quarter of it.
     pub lease_duration: Duration,
-    /// When pulls wait, and none that runs has got on for this long, they do not flow.
+    /// When pulls wait, and none that runs has received data for this long, they are stalled.
     pub pulls_stalled_after: Duration,
+    /// Where service endpoints come from, for the texts of their condition.
+    pub endpoints_origin: EndpointsOrigin,
+    /// Conditions that other processes set are reported; else those of an earlier process are taken off the Node.
+    pub external_conditions: bool,
     /// What is done when there is no Node.
     pub register: Register,
     /// Labels beside those of host, system, zone and region.
@@ -74,7 +88,7 @@ pub struct StatusPolicy {
     pub system_reserved: ResourceList,
     /// Below what there is pressure.
     pub eviction_hard: Thresholds,
-    /// How long there is still pressure after it was last seen.
+    /// How long a pressure or another problem stays in the conditions after it was last seen.
     pub pressure_transition: Duration,
     /// Most pods.
     pub max_pods: u32,
@@ -97,6 +111,8 @@ impl StatusPolicy {
             report_frequency: Duration::from_secs(300),
             lease_duration: Duration::from_secs(40),
             pulls_stalled_after: Duration::from_secs(120),
+            endpoints_origin: EndpointsOrigin::ApiServer,
+            external_conditions: true,
             register: Register::Once,
             labels: Labels::default(),
             taints: Vec::new(),

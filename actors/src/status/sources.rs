@@ -1,6 +1,6 @@
 //! What a status is made of, beside the host.
 //!
-//! Owns: the traits [`RuntimeSource`] and [`PullsSource`], and [`EndpointsView`].
+//! Owns: the traits [`RuntimeSource`] and [`PullsSource`], and [`EndpointsView`] with [`StaleCause`].
 //! In: calls from the StatusReporter. Out: views of the RuntimeClient, of the PullCoordinator and of the service
 //! endpoints.
 
@@ -51,6 +51,17 @@ impl PullsSource for Mailbox<PullCoordinator> {
     }
 }
 
+/// Why service endpoints are stale: one reason each of the node's condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StaleCause {
+    /// A watch of the API server fails, or the manifests folder cannot be read.
+    SourceUnavailable,
+    /// The API server answered 401 or 403.
+    SourceRefused,
+    /// No source fails, and not all of them are synced.
+    NotSynced,
+}
+
 /// How the service endpoints on this node fare.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum EndpointsView {
@@ -59,11 +70,15 @@ pub enum EndpointsView {
     Off,
     /// It runs and has not said anything yet: what the Node says of it stays.
     Starting,
-    /// They are those of the API server.
+    /// No client follows them, so the API server is not watched for them.
+    NotWatched,
+    /// They are synced with their source.
     Current,
-    /// They are those that were last heard of.
+    /// They are the last ones that were synced.
     Stale {
-        /// Why, in a sentence that does not change while nothing changes.
+        /// Why, for the node's condition.
+        cause: StaleCause,
+        /// Why, for people: an error's own words.
         reason: String,
     },
 }

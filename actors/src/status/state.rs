@@ -98,7 +98,7 @@ impl Reported {
     pub(super) fn memory(&self, at: Moment) -> Memory {
         let seen =
             self.seen_before_ms.iter().map(|(pressure, before)| (*pressure, at.saturating_sub(*before)));
-        Memory { seen: seen.collect(), not_ready: self.not_ready.clone() }
+        Memory { seen: seen.collect(), not_ready: self.not_ready.clone(), ..Memory::default() }
     }
 }
 
@@ -144,6 +144,15 @@ pub(super) fn load(store: &Arc<dyn StateStore>) -> Result<Restored, StoreError> 
         }
     }
     Ok(restored)
+}
+
+/// The types of all conditions that other processes have set, those included that were cleared and may still be on the
+/// Node.
+///
+/// # Errors
+/// The store cannot be read.
+pub fn recorded_conditions(store: &Arc<dyn StateStore>) -> Result<Vec<String>, StoreError> {
+    Ok(load(store)?.conditions.into_iter().map(|(kind, _)| kind).collect())
 }
 
 /// What is to be written: of each record the newest only.

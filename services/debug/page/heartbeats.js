@@ -7,8 +7,8 @@ const BEAT_TONES = { well: "good", failing: "bad", starting: "busy" };
 // Which status of a condition is good news; of a type that is not named here nobody knows.
 const GOOD = {
   Ready: "True",
-  ImagePullsFlowing: "True",
-  ServiceEndpointsCurrent: "True",
+  ImagePullsStalled: "False",
+  ServiceEndpointsStale: "False",
   KeelsonStateNotDurable: "False",
   MemoryPressure: "False",
   DiskPressure: "False",
@@ -28,6 +28,10 @@ function failure({ reason, failing_since_unix_ms: from }, clock) {
 }
 
 function showLease(lease, clock) {
+  if (lease.state === "disabled") {
+    fact("lease", "disabled", "", lease.reason);
+    return;
+  }
   const lasts = lease.duration_seconds * 1_000;
   const age = lease.age_ms + clock.passed;
   const expired = lasts > 0 && age > lasts;
@@ -46,7 +50,7 @@ function showStatus(status, clock) {
   const next = status.next_report_in_ms - clock.passed;
   fact("status", status.reported_unix_ms ? `reported ${duration(status.age_ms + clock.passed)} ago` : "not reported yet", BEAT_TONES[status.state],
     failure(status, clock),
-    next > 0 ? `again in ${duration(next)} or on a change` : "due now",
+    status.on_change_only ? "again on a change" : next > 0 ? `again in ${duration(next)} or on a change` : "due now",
     `${plural(status.reports, "report")} of ${plural(status.computations, "computation")}`,
   );
 }

@@ -19,8 +19,12 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// The rights of companions, as they are shipped.
-pub(crate) const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
+/// The rights of companions that have a Lease, as they are shipped.
+pub(crate) const MANIFEST: &str = concat!(
+    include_str!("../../../packaging/kubernetes/companion.yaml"),
+    "---\n",
+    include_str!("../../../packaging/kubernetes/companion-lease.yaml")
+);
 /// The account that the manifest makes, and its namespace.
 const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
 
@@ -133,7 +137,10 @@ impl Stage {
             .set("agent.node_name", name)
             .set("node.node_status_update_frequency", "1s")
             // Who renews it every second knows soon that the API server is back, and wakes the watches.
+            .set("node.companion_lease", true)
             .set("node.lease_duration", "4s")
+            // A problem that is over leaves the conditions soon.
+            .set("node.eviction_pressure_transition_period", "2s")
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
         // No runtime is needed; the agent lives, and is not ready for that reason.
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());

@@ -33,8 +33,8 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         let followers = stage.followers()?;
         let pair = stage.settled(&followers).await?;
         stage.says_current().await?;
-        let (node, condition) = (stage.name.clone(), "ServiceEndpointsCurrent");
-        stage.cluster.admin.await_condition(&node, condition, "True").await?;
+        let (node, condition) = (stage.name.clone(), "ServiceEndpointsStale");
+        stage.cluster.admin.await_condition(&node, condition, "False").await?;
 
         // A watch that runs is not asked again who it is; the next one is.
         stage.cluster.admin.apply(&without_endpoints()?).await?;
@@ -53,9 +53,10 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         };
         followers.watch.until("it is stale for lack of rights", stale).await?;
         stage.says_stale("403").await?;
-        let said = stage.cluster.admin.await_condition(&node, condition, "False").await?;
-        ensure!(said.reason.as_deref() == Some("EndpointsStale"), "{said:?}");
-        ensure!(said.message.as_deref().is_some_and(|message| message.contains("403")), "{said:?}");
+        let said = stage.cluster.admin.await_condition(&node, condition, "True").await?;
+        ensure!(said.reason.as_deref() == Some("SourceRefused"), "{said:?}");
+        // E6: an error's own words are not for the Node.
+        ensure!(said.message.as_deref().is_some_and(|message| !message.contains("403")), "{said:?}");
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
         // Who comes now gets what is known, and hears that it is old.
         let newcomers = stage.followers()?;
@@ -66,6 +67,6 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         let after = stage.settled(&followers).await?;
         ensure!(after == (pair.0, pair.1 + 1), "{pair:?} {after:?}");
         stage.says_current().await?;
-        stage.cluster.admin.await_condition(&node, condition, "True").await.map(drop)
+        stage.cluster.admin.await_condition(&node, condition, "False").await.map(drop)
     })
 }

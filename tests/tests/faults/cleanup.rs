@@ -11,7 +11,7 @@ use keelson_tests::node::Node;
 use keelson_tests::on_both_runtimes;
 use keelson_tests::proxy::{Fault, Match};
 use keelson_tests::util::{PATIENCE, eventually, until};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 on_both_runtimes!(i1_cleanup_removes_what_the_agent_left);
@@ -33,6 +33,16 @@ async fn cleanup(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String, S
     Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
 }
 
+/// Reports a condition through the agent, as a script does.
+async fn set_condition(agent: &Agent, kind: &str) -> Result<()> {
+    let socket = format!("unix://{}", agent.debug_socket().display());
+    let mut command = tokio::process::Command::new(agent.program());
+    command.args(["node", "set-condition", kind, "False", "--reason", "NoDeadlock", "--socket", &socket]);
+    let output = command.kill_on_drop(true).output().await.context("cannot run keelson")?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(())
+}
+
 async fn conditions(cluster: &Cluster) -> Result<Vec<String>> {
     let node = cluster.admin.nodes().get(NAME).await?;
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
@@ -46,6 +56,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     cluster.admin.nodes().create(&PostParams::default(), &made).await?;
     let settings = Settings::new()
         .set("agent.node_name", NAME)
+        .set("node.companion_lease", true)
         .set("endpoints.source", "off")
         .set("pulls.cancel_grace", "0s")
         .set("kube.kubeconfig", cluster.admin_kubeconfig().display().to_string());
@@ -60,7 +71,9 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     make_lease(&node.runtime, "of-a-former-agent", Some("0123456789abcdef")).await?;
     make_lease(&node.runtime, "of-somebody-else", None).await?;
     let lease = format!("keelson-{NAME}");
-    let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable"];
+    // E5: those of its chores, and those that others set through it.
+    set_condition(&agent, "KernelDeadlock").await?;
+    let own = ["ImagePullsStalled", "KeelsonStateNotDurable", "KernelDeadlock"];
     eventually(PATIENCE, "the agent reports", || async {
         let conditions = conditions(&cluster).await?;
         ensure!(own.iter().all(|kind| conditions.iter().any(|have| have == kind)), "only {conditions:?}");
@@ -74,21 +87,27 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     ensure!(agent_leases(&node.runtime).await?.len() == 2, "it removed a lease of a running agent");
 
     agent.kill9()?;
+    // E5: and those of an earlier version and of other settings. What is not the agent's stays.
+    let old = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "ServiceEndpointsStale"];
+    let left = old.into_iter().chain(["Foreign"]).map(|kind| json!({"type": kind, "status": "True"}));
+    let left = json!({"status": {"conditions": left.collect::<Vec<_>>()}});
+    cluster.admin.nodes().patch_status(NAME, &PatchParams::default(), &Patch::Strategic(&left)).await?;
+    let all = 3 + own.len() + old.len();
     let (code, text, _) = cleanup(&agent, &["--dry-run", "-o", "json"]).await?;
     let report: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
     let would = report["entries"].as_array().context("a list")?.iter();
     let would = would.filter(|entry| entry["outcome"] == "wouldRemove").count();
-    ensure!(code == Some(0) && report["dryRun"] == true && would == 3 + own.len(), "{code:?} {report}");
+    ensure!(code == Some(0) && report["dryRun"] == true && would == all, "{code:?} {report}");
     ensure!(agent_leases(&node.runtime).await?.len() == 2, "a dry run removed a lease");
 
     let (code, text, complaint) = cleanup(&agent, &[]).await?;
     eprintln!("{text}");
     ensure!(code == Some(0), "{code:?} {text} {complaint}");
-    ensure!(text.lines().filter(|line| line.starts_with("removed ")).count() == 3 + own.len(), "{text}");
+    ensure!(text.lines().filter(|line| line.starts_with("removed ")).count() == all, "{text}");
     let left: Vec<_> = leases(&node.runtime).await?.into_iter().map(|lease| lease.id).collect();
     ensure!(left == ["of-somebody-else"], "{left:?}");
     let conditions = conditions(&cluster).await?;
-    ensure!(!own.iter().any(|kind| conditions.iter().any(|have| have == kind)), "{conditions:?}");
+    ensure!(conditions == ["Foreign"], "{conditions:?}");
     ensure!(cluster.admin.lease(&lease).await?.is_none(), "the Lease is still there");
     ensure!(agent.state_dir().exists(), "the state folder went without --state");
 

@@ -67,6 +67,73 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     Ok(())
 }
 
+/// E5: with `node.remove_conditions_on_stop` a clean stop takes the agent's conditions off the Node, with those that others
+/// set through it, and a start brings them back. Without it, and after a kill, they stay. A node's heartbeat always does.
+#[test]
+fn e5_a_clean_stop_removes_the_conditions_where_that_is_asked_for() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (companion, node) = tokio::join!(
+            leaves(cluster, "leaves", Role::Companion),
+            leaves(cluster, "leaves-node", Role::Node)
+        );
+        companion.context("companion").and(node.context("role node"))
+    })
+}
+
+async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let own = ["ImagePullsStalled", "KeelsonStateNotDurable", KIND];
+    let heartbeat: &[&str] = match role {
+        Role::Companion => &[],
+        Role::Node => &["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"],
+    };
+    let kinds = || async {
+        let node = cluster.admin.node(name).await?.context("no Node")?;
+        let list = node.status.and_then(|status| status.conditions).unwrap_or_default();
+        let mut kinds: Vec<_> = list.into_iter().map(|one| one.type_).collect();
+        kinds.sort();
+        anyhow::Ok(kinds)
+    };
+    let sorted = |kinds: &[&[&str]]| {
+        let mut kinds: Vec<_> = kinds.concat().into_iter().map(ToOwned::to_owned).collect();
+        kinds.sort();
+        kinds
+    };
+    let (with, without) = (sorted(&[&own, heartbeat]), sorted(&[heartbeat]));
+    let mut rig = Rig::new(cluster, name, role, quick()).await?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    cluster.admin.await_condition(name, KIND, "True").await?;
+    ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
+    ensure!(kinds().await? == with, "a stop that was to leave them left {:?}", kinds().await?);
+
+    rig.set("node.remove_conditions_on_stop", true)?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    rig.agent.kill9()?;
+    ensure!(kinds().await? == with, "a kill left {:?}", kinds().await?);
+    rig.agent.start_again().await?;
+    rig.says_well().await?;
+    let before = rig.status_writes(cluster)?.len();
+    ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
+    ensure!(kinds().await? == without, "a stop that was to remove them left {:?}", kinds().await?);
+    soon("one write for all of them", || async {
+        let writes = rig.status_writes(cluster)?.len() - before;
+        ensure!(writes == 1, "{writes} writes");
+        Ok(())
+    })
+    .await?;
+    rig.agent.start_again().await?;
+    soon("they are back", || async {
+        let kinds = kinds().await?;
+        ensure!(kinds == with, "{kinds:?}");
+        Ok(())
+    })
+    .await
+}
+
 #[test]
 fn a_reporter_that_falls_silent_is_told_of() -> Result<()> {
     run(async {
@@ -99,8 +166,9 @@ fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()>
             "DiskPressure",
             "PIDPressure",
             "NetworkUnavailable",
+            "ImagePullsStalled",
+            "ServiceEndpointsStale",
             "ImagePullsFlowing",
-            "ServiceEndpointsCurrent",
             "KeelsonStateNotDurable",
         ];
         let mut refusals: Vec<(&str, &str, &str)> =

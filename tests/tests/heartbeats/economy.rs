@@ -14,9 +14,9 @@ fn conditions(write: &AuditEvent) -> Result<Vec<Value>> {
 
 /// Turns of 6 s instead of 5 min: the first post at the start, the second after half a turn to one and a half, then one
 /// every turn; a pass every second in between asks and writes nothing. The hour is proven beside the actor.
-async fn idles(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let settings = quick().set("node.node_status_report_frequency", "6s");
-    let mut rig = Rig::new(cluster, name, role, settings).await?;
+    let mut rig = Rig::new(cluster, name, Role::Node, settings).await?;
     rig.agent.start_again().await?;
     soon("three idle reports", || async {
         let count = rig.status_writes(cluster)?.len();
@@ -26,23 +26,18 @@ async fn idles(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     .await?;
     let writes = rig.status_writes(cluster)?;
     let between = pauses(&writes);
-    eprintln!("{role:?}: {between:?}");
+    eprintln!("{between:?}");
     let idle = writes.iter().map(conditions).collect::<Result<Vec<_>>>()?;
     let is_idle = |list: &[Value]| {
         list.iter().all(|one| one.as_object().is_some_and(|one| one.keys().eq(["lastHeartbeatTime", "type"])))
     };
     let first = idle.iter().position(|list| is_idle(list)).context("no idle report")?;
-    if role == Role::Node {
-        // The first report made the Node.
-        assert_eq!(first, 0, "{writes:#?}");
-        let asked = rig.asked(cluster)?;
-        let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
-        let pause = writes[0].received.duration_since(made.ended).as_secs_f64();
-        within("the pause before the first idle report", pause, 2.9, 60.0)?;
-    } else {
-        assert_eq!(first, 1, "{writes:#?}");
-        within("the pause before the first idle report", between[first - 1], 2.9, 60.0)?;
-    }
+    // The first report made the Node.
+    assert_eq!(first, 0, "{writes:#?}");
+    let asked = rig.asked(cluster)?;
+    let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
+    let pause = writes[0].received.duration_since(made.ended).as_secs_f64();
+    within("the pause before the first idle report", pause, 2.9, 60.0)?;
     for pause in &between[first..] {
         within("the pause between idle reports", *pause, 5.9, 60.0)?;
     }
@@ -51,11 +46,7 @@ async fn idles(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         let body = write.body.as_ref().context("no body")?;
         let status = body["status"].as_object().context("no status")?;
         let keys: Vec<_> = status.keys().map(String::as_str).collect();
-        let expected: &[&str] = match role {
-            Role::Node => &["$setElementOrder/conditions", "conditions"],
-            Role::Companion => &["conditions"],
-        };
-        assert_eq!(keys, expected, "{body}");
+        assert_eq!(keys, ["$setElementOrder/conditions", "conditions"], "{body}");
         assert_eq!(write.code, Some(200));
     }
     // Nobody asked for the Node: the watch has it.
@@ -75,12 +66,78 @@ async fn idles(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 fn case_27_an_idle_node_reports_heartbeats_only_and_by_the_kubelets_plan() -> Result<()> {
     run(async {
         let shared = shared().await?;
+        idles(&shared.cluster, "case-27").await
+    })
+}
+
+/// E7: what a companion writes with the shipped defaults, and with intervals so short that an hour's passes fit: its
+/// conditions once, no Lease, and nothing after that, restarts included. It does so without any right to Leases.
+#[test]
+fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
         let cluster = &shared.cluster;
-        let (node, companion) = tokio::join!(
-            idles(cluster, "case-27", Role::Node),
-            idles(cluster, "case-27-companion", Role::Companion)
-        );
-        node.context("role node").and(companion.context("role companion"))
+        let settings = quick().set("node.node_status_report_frequency", "1s");
+        let mut rig = Rig::without_lease(cluster, "e7-quiet", settings).await?;
+        rig.agent.start_again().await?;
+        soon("its conditions", || async {
+            cluster.admin.condition("e7-quiet", "KeelsonStateNotDurable").await?.map(drop).context("none")
+        })
+        .await?;
+        rig.says_well().await?;
+        for way in ["killed", "terminated", "left alone"] {
+            match way {
+                "killed" => rig.agent.kill9()?,
+                "terminated" => drop(rig.agent.terminate().await?),
+                _ => {}
+            }
+            if way != "left alone" {
+                rig.agent.start_again().await?;
+            }
+            soon("ten passes", || async {
+                let passes = rig.metric("keelson_node_status_computations_total").await?;
+                ensure!(passes >= 10.0, "{passes} passes");
+                Ok(())
+            })
+            .await?;
+            rig.says_well().await?;
+        }
+        let asked = rig.asked(cluster)?;
+        let writes: Vec<_> = asked.iter().filter(|event| event.is_write()).collect();
+        ensure!(writes.len() == 1 && writes[0].is_for("patch", "nodes/status"), "{writes:#?}");
+        ensure!(asked.iter().all(|event| event.resource != "leases"), "it asked for a Lease");
+        ensure!(asked.iter().all(|event| event.code != Some(403)), "it lacks a right");
+
+        let ready = rig.readyz().await?.success()?.text();
+        ensure!(!ready.contains("lease"), "{ready}");
+        let told = rig.told(&["node", "--check"]).await?;
+        ensure!(told.contains("Lease:    disabled: node.companion_lease is false"), "{told}");
+        ensure!(told.contains("again on a change"), "{told}");
+        let metrics = rig.agent.http_get("/metrics").await?.success()?.text();
+        ensure!(!metrics.contains("keelson_lease_"), "{metrics}");
+        ensure!(!metrics.contains("status_last_report_age"), "{metrics}");
+        Ok(())
+    })
+}
+
+/// E7: after an outage the watches and the reports of a companion without a Lease go on by themselves.
+#[test]
+fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let line = cluster.tcp_proxy().await?;
+        let settings = quick().set("kube.request_timeout", "2s");
+        let mut rig = Rig::without_lease(cluster, "e7-outage", settings).await?;
+        rig.via(&line.endpoint())?;
+        rig.agent.start_again().await?;
+        rig.says_well().await?;
+        line.cut();
+        rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        rig.says_failing("no answer").await?;
+        line.mend();
+        cluster.admin.await_condition("e7-outage", "Late", "True").await?;
+        rig.says_well().await
     })
 }
 
@@ -173,7 +230,7 @@ fn a_node_that_somebody_else_keeps_is_not_written_by_its_companion() -> Result<(
         let node = cluster.admin.node("companion").await?.context("no Node")?;
         let status = node.status.context("no status")?;
         let kinds: Vec<_> = status.conditions.unwrap_or_default().into_iter().map(|one| one.type_).collect();
-        assert_eq!(kinds, ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable"]);
+        assert_eq!(kinds, ["ImagePullsStalled", "KeelsonStateNotDurable"]);
         assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
         let told = rig.node_json().await?;
         assert_eq!((&told["state"], &told["role"]), (&json!("well"), &json!("companion")), "{told}");

@@ -26,8 +26,16 @@ pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// Nodes that show a token, because a proxy that ends TLS is between them and the API server.
 const TOKEN_NODES: [&str; 3] = ["case-24-node", "case-28-unposted", "faulty-node"];
 
-/// The whole of [packaging/kubernetes/companion.yaml]: companions have these rights and no others.
-const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
+/// The whole of [packaging/kubernetes/companion.yaml].
+const COMPANION: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
+
+/// That and what a Lease needs beside it: companions have these rights and
+/// no others.
+const MANIFEST: &str = concat!(
+    include_str!("../../../packaging/kubernetes/companion.yaml"),
+    "---\n",
+    include_str!("../../../packaging/kubernetes/companion-lease.yaml")
+);
 
 /// What nodes may do beside that for service endpoints, as it is shipped.
 pub(crate) const NODE_MANIFEST: &str = include_str!("../../../packaging/kubernetes/node.yaml");
@@ -125,21 +133,32 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// An agent for the node `name`, straight before the API server. A companion's Node is made; the agent of role
-    /// `node` makes its own.
+    /// An agent for the node `name`, straight before the API server, which renews a Lease in both roles. A companion's Node
+    /// is made; the agent of role `node` makes its own.
     pub(crate) async fn new(cluster: &Cluster, name: &str, role: Role, settings: Settings) -> Result<Self> {
+        Self::with_rights(cluster, name, role, settings, MANIFEST).await
+    }
+
+    async fn with_rights(
+        cluster: &Cluster,
+        name: &str,
+        role: Role,
+        settings: Settings,
+        manifest: &str,
+    ) -> Result<Self> {
         let scratch = Scratch::new()?;
         let runtime = ReadyRuntime::start(&scratch)?;
         let identity = match role {
             Role::Companion => {
                 make_node(cluster, name).await?;
-                companion(cluster, &scratch, name).await?
+                companion(cluster, &scratch, name, manifest).await?
             }
             Role::Node if TOKEN_NODES.contains(&name) => cluster.node_by_token(&scratch, name).await?,
             Role::Node => cluster.node(&scratch, name).await?,
         };
         let mut settings = settings
             .set("agent.node_name", name)
+            .set("node.companion_lease", true)
             // Its watches are not heartbeats, and the API server's log is counted here.
             .set("endpoints.source", "off")
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
@@ -153,6 +172,13 @@ impl Rig {
         }
         let agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
         Ok(Self { agent, _runtime: runtime, name: name.to_owned(), identity, role, settings, scratch })
+    }
+
+    /// A companion as it is by default: without a Lease, and without the rights that one needs.
+    pub(crate) async fn without_lease(cluster: &Cluster, name: &str, settings: Settings) -> Result<Self> {
+        let mut rig = Self::with_rights(cluster, name, Role::Companion, settings, COMPANION).await?;
+        rig.set("node.companion_lease", false)?;
+        Ok(rig)
     }
 
     /// From its next start on the agent reaches the API server by another address.
@@ -215,12 +241,13 @@ impl Rig {
     pub(crate) async fn settled(&self, cluster: &Cluster) -> Result<()> {
         soon(&format!("{} has reported", self.name), || async {
             let (own, lease) = match self.role {
-                Role::Companion => ("ImagePullsFlowing", self.lease()),
-                Role::Node => ("Ready", self.lease()),
+                Role::Companion => (("ImagePullsStalled", "False"), self.lease()),
+                Role::Node => (("Ready", "True"), self.lease()),
             };
+            let (own, status) = own;
             let condition = cluster.admin.condition(&self.name, own).await?;
             let condition = condition.with_context(|| format!("no {own}"))?;
-            ensure!(condition.status == "True", "{condition:?}");
+            ensure!(condition.status == status, "{condition:?}");
             cluster.admin.lease(&lease).await?.context("no Lease")?;
             Ok(())
         })
@@ -305,8 +332,8 @@ pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
 }
 
 /// A service account of its own with the rights of a companion.
-async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str) -> Result<Identity> {
-    cluster.admin.apply(&manifest_of(name)).await?;
+async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str, manifest: &str) -> Result<Identity> {
+    cluster.admin.apply(&manifest.replace(ACCOUNT, name)).await?;
     cluster.service_account(scratch, "kube-system", name).await
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Fields in which the two differ: the beginning of the path, and why. All others are equal.
-const DIFFERENCES: [(&str, &str); 13] = [
+const DIFFERENCES: [(&str, &str); 12] = [
     (
         "/metadata/annotations/volumes.kubernetes.io/controller-managed-attach-detach",
         "the agent mounts no volumes",
@@ -22,8 +22,7 @@ const DIFFERENCES: [(&str, &str); 13] = [
     ("/status/conditions/MemoryPressure/message", "texts are the agent's own"),
     ("/status/conditions/PIDPressure/message", "texts are the agent's own"),
     ("/status/conditions/Ready/message", "texts are the agent's own"),
-    ("/status/conditions/ImagePullsFlowing", "the agent's own condition"),
-    ("/status/conditions/ServiceEndpointsCurrent", "the agent's own condition"),
+    ("/status/conditions/ImagePullsStalled", "the agent's own condition"),
     ("/status/conditions/KeelsonStateNotDurable", "the agent's own condition"),
     ("/status/daemonEndpoints", "no kubelet serves; the API server writes 0"),
     ("/status/declaredFeatures", "features of a kubelet, by which pods are placed: the agent runs none"),

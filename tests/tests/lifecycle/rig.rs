@@ -22,8 +22,12 @@ use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 
-/// The rights of companions, as they are shipped.
-pub(crate) const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
+/// The rights of companions that have a Lease, as they are shipped.
+pub(crate) const MANIFEST: &str = concat!(
+    include_str!("../../../packaging/kubernetes/companion.yaml"),
+    "---\n",
+    include_str!("../../../packaging/kubernetes/companion-lease.yaml")
+);
 
 /// The rights of nodes for service endpoints, as they are shipped.
 pub(crate) const NODE_MANIFEST: &str = include_str!("../../../packaging/kubernetes/node.yaml");
@@ -69,10 +73,11 @@ pub(crate) async fn shared() -> Result<Arc<Shared>> {
     Ok(started)
 }
 
-/// Settings of an agent that belongs to this node.
+/// Settings of an agent that belongs to this node, with a Lease in both roles.
 pub(crate) fn settings(node: &str, kubeconfig: &Path) -> Settings {
     Settings::new()
         .set("agent.node_name", node)
+        .set("node.companion_lease", true)
         // Its watches are not heartbeats, and the API server's log is counted here.
         .set("endpoints.source", "off")
         .set("kube.kubeconfig", kubeconfig.display().to_string())

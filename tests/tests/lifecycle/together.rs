@@ -21,12 +21,11 @@ const TOGETHER: Duration = Duration::from_secs(60);
 const FLIPPING: [&str; 3] = ["KernelDeadlock", "example.com/DiskSlow", "ReadonlyFilesystem"];
 
 /// Every condition of the companion.
-const COMPANIONS: [&str; 6] = [
+const COMPANIONS: [&str; 5] = [
     "KernelDeadlock",
     "example.com/DiskSlow",
     "ReadonlyFilesystem",
-    "ImagePullsFlowing",
-    "ServiceEndpointsCurrent",
+    "ImagePullsStalled",
     "KeelsonStateNotDurable",
 ];
 

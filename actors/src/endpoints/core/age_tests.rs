@@ -8,7 +8,7 @@ use crate::{
         EndpointsPolicy, Freshness, NodeView, Service, SourceKind,
         view::tests::{n1, svc},
     },
-    status::EndpointsView,
+    status::{EndpointsView, StaleCause},
 };
 
 const MINUTE: u64 = 60_000;
@@ -66,7 +66,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
                 "{reason}"
             );
             assert_eq!(bench.notes.last(), Some(&reason));
-            let view = EndpointsView::Stale { reason };
+            let view = EndpointsView::Stale { cause: StaleCause::NotSynced, reason };
             assert_eq!(bench.view, Some(view), "{name}: there is no grace for it");
         }
     }

@@ -16,7 +16,7 @@ use crate::{
         Freshness, Published, SourceKind,
         record::{Meta, Write},
     },
-    status::EndpointsView,
+    status::{EndpointsView, StaleCause},
 };
 
 /// For how long after a start a state from disk counts as current for the node's condition, unless a watch fails. A
@@ -36,7 +36,7 @@ impl Core {
     pub(super) fn failing(&self) -> Option<(SourceKind, &str, i64)> {
         let required = self.health.iter().filter(|(kind, _)| **kind != SourceKind::ServiceCidrs);
         let failing = required.filter_map(|(kind, health)| match health {
-            ChoreHealth::Failing { reason, since_unix_ms } => Some((*kind, &**reason, *since_unix_ms)),
+            ChoreHealth::Failing { reason, since_unix_ms, .. } => Some((*kind, &**reason, *since_unix_ms)),
             ChoreHealth::Starting | ChoreHealth::Well => None,
         });
         failing.min_by_key(|(kind, _, since)| (*since, *kind))
@@ -162,8 +162,18 @@ impl Core {
         coming || self.inputs.is_dirty() || !self.inputs.synced()
     }
 
+    /// For the node's condition, whose reason must not change with the words of an error.
+    fn stale_cause(&self) -> StaleCause {
+        match self.failing().and_then(|(kind, ..)| self.health.get(&kind)) {
+            Some(ChoreHealth::Failing { refused: true, .. }) => StaleCause::SourceRefused,
+            Some(_) => StaleCause::SourceUnavailable,
+            None => StaleCause::NotSynced,
+        }
+    }
+
     fn endpoints_view(&self, now: Now) -> EndpointsView {
-        let stale = |reason: &str| EndpointsView::Stale { reason: reason.to_owned() };
+        let cause = self.stale_cause();
+        let stale = |reason: &str| EndpointsView::Stale { cause, reason: reason.to_owned() };
         match &self.shown {
             None => match self.failing_words() {
                 Some((reason, _)) => stale(&reason),
@@ -180,8 +190,8 @@ impl Core {
     /// When a state from disk stops counting as current, if it does; monotonic.
     pub(super) fn grace_ends(&self) -> Option<Duration> {
         let waits = self.shown.is_some() && !self.heard && self.failing().is_none();
-        (waits && self.view != Some(EndpointsView::Stale { reason: NOT_HEARD.to_owned() }))
-            .then_some(self.started.mono + GRACE)
+        let is_over = matches!(&self.view, Some(EndpointsView::Stale { reason, .. }) if reason == NOT_HEARD);
+        (waits && !is_over).then_some(self.started.mono + GRACE)
     }
 
     /// As the debug API names it, with the reason and since when, in Unix milliseconds.

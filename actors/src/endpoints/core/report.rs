@@ -38,7 +38,9 @@ impl Core {
         let (health, reason, since_unix_ms) = match self.health.get(&kind) {
             None | Some(ChoreHealth::Starting) => ("starting", "", 0),
             Some(ChoreHealth::Well) => ("well", "", 0),
-            Some(ChoreHealth::Failing { reason, since_unix_ms }) => ("failing", &**reason, *since_unix_ms),
+            Some(ChoreHealth::Failing { reason, since_unix_ms, .. }) => {
+                ("failing", &**reason, *since_unix_ms)
+            }
         };
         pb::SourceState {
             resource: kind.resource().to_owned(),

@@ -9,7 +9,7 @@ use crate::{
         record::{CHUNK_RECORDS, Loaded},
         view::tests::{http, n1, slice, svc},
     },
-    status::EndpointsView,
+    status::{EndpointsView, StaleCause},
 };
 
 const NOT_HEARD: &str = "the source has not been heard since the start";
@@ -390,7 +390,10 @@ fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
     bench.pass(9_999);
     assert_eq!(bench.view, Some(EndpointsView::Current));
     bench.pass(1);
-    assert_eq!(bench.view, Some(EndpointsView::Stale { reason: NOT_HEARD.into() }));
+    assert_eq!(
+        bench.view,
+        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NOT_HEARD.into() })
+    );
     bench.tell_all(&many(3), &[]);
     assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Current), 1));
 }
@@ -401,7 +404,13 @@ fn a_source_that_fails_after_a_start_is_told_at_once() {
     bench.restart();
     bench.health(SourceKind::Node, Some("no route to host"));
     assert_eq!(bench.stale(), "nodes: no route to host");
-    assert_eq!(bench.view, Some(EndpointsView::Stale { reason: "nodes: no route to host".into() }));
+    assert_eq!(
+        bench.view,
+        Some(EndpointsView::Stale {
+            cause: StaleCause::SourceUnavailable,
+            reason: "nodes: no route to host".into()
+        })
+    );
     bench.health(SourceKind::Node, None);
     assert_eq!(bench.stale(), NOT_HEARD);
 }

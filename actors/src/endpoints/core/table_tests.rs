@@ -11,7 +11,7 @@ use crate::{
         Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
         view::tests::{http, internal, n1, svc},
     },
-    status::EndpointsView,
+    status::{EndpointsView, StaleCause},
 };
 
 fn named(name: &str) -> Service {
@@ -51,7 +51,10 @@ fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
     assert_eq!(bench.core.state("", 10).state, "waiting");
     assert_eq!(
         bench.view,
-        Some(EndpointsView::Stale { reason: "the source has not told everything yet".into() })
+        Some(EndpointsView::Stale {
+            cause: StaleCause::NotSynced,
+            reason: "the source has not told everything yet".into()
+        })
     );
     bench.services(vec![put(&named("other")), Seen::Listed]);
     assert_eq!((bench.rev(), bench.names()), (1, vec!["ns/other".into(), "ns/web".into()]));
@@ -414,7 +417,10 @@ fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_ther
     bench.pass(100);
     bench.health(SourceKind::Services, Some("also refused"));
     assert_eq!((bench.rev(), bench.stale()), (1, "endpointslices: connection refused".into()));
-    assert_eq!(bench.view, Some(EndpointsView::Stale { reason: bench.stale() }));
+    assert_eq!(
+        bench.view,
+        Some(EndpointsView::Stale { cause: StaleCause::SourceUnavailable, reason: bench.stale() })
+    );
     let state = bench.core.state("", 0);
     assert_eq!((&*state.state, state.since_unix_ms), ("stale", START_MS + 100));
     bench.health(SourceKind::EndpointSlices, None);
@@ -431,7 +437,13 @@ fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_ther
 fn a_failing_watch_says_why_nothing_is_served_yet() {
     let mut bench = Bench::new();
     bench.health(SourceKind::Services, Some("403 Forbidden"));
-    assert_eq!(bench.view, Some(EndpointsView::Stale { reason: "services: 403 Forbidden".into() }));
+    assert_eq!(
+        bench.view,
+        Some(EndpointsView::Stale {
+            cause: StaleCause::SourceRefused,
+            reason: "services: 403 Forbidden".into()
+        })
+    );
     let state = bench.core.state("", 0);
     assert_eq!(
         (&*state.state, &*state.reason, state.since_unix_ms),

@@ -379,7 +379,11 @@ impl Bench {
 
     pub(in crate::endpoints) fn health(&mut self, kind: SourceKind, failing: Option<&str>) {
         let health = match failing {
-            Some(reason) => ChoreHealth::Failing { reason: reason.into(), since_unix_ms: self.now.unix_ms },
+            Some(reason) => ChoreHealth::Failing {
+                reason: reason.into(),
+                since_unix_ms: self.now.unix_ms,
+                refused: reason.contains("403"),
+            },
             None => ChoreHealth::Well,
         };
         assert_eq!(self.say(SourceEvent::Health(kind, health)), Answer::Taken);

@@ -16,7 +16,8 @@ impl Core {
     pub fn health(&self) -> ChoreHealth {
         match &self.trouble {
             Some(trouble) => {
-                ChoreHealth::Failing { reason: trouble.reason.clone(), since_unix_ms: trouble.since_unix_ms }
+                let (reason, since_unix_ms) = (trouble.reason.clone(), trouble.since_unix_ms);
+                ChoreHealth::Failing { reason, since_unix_ms, refused: false }
             }
             None if self.settled => ChoreHealth::Well,
             None => ChoreHealth::Starting,
@@ -75,7 +76,9 @@ impl Core {
         let (health, reason, since) = match self.health() {
             ChoreHealth::Starting => ("starting", None, None),
             ChoreHealth::Well => ("well", None, None),
-            ChoreHealth::Failing { reason, since_unix_ms } => ("failing", Some(reason), Some(since_unix_ms)),
+            ChoreHealth::Failing { reason, since_unix_ms, .. } => {
+                ("failing", Some(reason), Some(since_unix_ms))
+            }
         };
         // While the Lease is looked for, what was last confirmed.
         let (held, record) = (self.lease.as_ref(), self.record.as_ref());

@@ -129,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Whether pulls get on: what the node condition `ImagePullsFlowing` is made of. Costs the same however long the
+    /// Whether pulls are stalled: what the node condition `ImagePullsStalled` is made of. Costs the same however long the
     /// queue is. `durable` is the actor's to know.
     #[must_use]
     pub fn flow(&self, durable: bool, now: Now) -> FlowView {

@@ -1,44 +1,36 @@
 //! Conditions.
 //!
 //! Owns: which conditions are the agent's in each role, and when each holds, with the kubelet's reasons where it has
-//! one. In: readings, the runtime's and the pulls' views, conditions of others. Out: the Node's conditions; a
-//! transition time changes only with the status, and no text holds a count or an age, so that a node on which
-//! nothing changes says the same words all day.
+//! one; [`problem`] has those that the kubelet does not have. In: readings, the runtime's and the pulls' views,
+//! conditions of others. Out: the Node's conditions; a transition time changes only with the status, and no text holds
+//! a count or an age, so that a node on which nothing changes has the same texts all day.
 
-use std::{collections::BTreeSet, time::Duration};
+pub(in crate::status) mod problem;
 
-use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{NodeCondition, NodeStatus},
-    apimachinery::pkg::apis::meta::v1::Time,
-};
-use keelson_storage::StoreState;
+use std::collections::BTreeSet;
 
 use super::{Inputs, Memory, Moment, Pressure, RuntimeView, capacity, millis, moment};
 use crate::{
     clock::Now,
     host::HostReadings,
-    pulls::{FlowView, RuntimeFlow},
     runtime::{NETWORK_READY, RUNTIME_READY, RuntimeReport},
     status::{
         external::{ConditionStatus, Externals},
         policy::{Role, StatusPolicy},
         settings::Signal,
-        sources::EndpointsView,
     },
 };
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{NodeCondition, NodeStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use problem::{ENDPOINTS, PULLS, STATE};
 
 /// Whether the node takes pods.
 pub(in crate::status) const READY: &str = "Ready";
 /// Whether the image or node file system is short of space.
 pub const DISK_PRESSURE: &str = "DiskPressure";
-/// Whether pulls get on.
-pub(in crate::status) const PULLS: &str = "ImagePullsFlowing";
-/// Whether the service endpoints on the node are those of the API server.
-pub(in crate::status) const ENDPOINTS: &str = "ServiceEndpointsCurrent";
-/// Whether the agent cannot write its state.
-pub(in crate::status) const STATE: &str = "KeelsonStateNotDurable";
-
 /// The conditions of the agent itself, those of [`Pressure`] first and in its order.
 const OWN: [&str; 7] = ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, STATE, READY];
 
@@ -49,6 +41,9 @@ pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
         Role::Companion => &[PULLS, ENDPOINTS, STATE],
     }
 }
+
+/// Types that earlier versions of the agent reported. They are taken off the Node wherever they are found.
+pub(in crate::status) const RETIRED: [&str; 2] = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
 
 /// Whole seconds, as the API keeps them.
 pub(in crate::status) fn time(unix_ms: i64) -> Time {
@@ -73,8 +68,6 @@ impl Says {
 enum Text {
     /// With the status.
     OnFlip,
-    /// With the status or the reason.
-    OnReason,
     /// Whenever it is another.
     Always,
 }
@@ -99,7 +92,6 @@ fn put(list: &mut Vec<NodeCondition>, says: (&str, ConditionStatus, String, Stri
     }
     let changes = match text {
         Text::OnFlip => flips,
-        Text::OnReason => flips || known.reason.as_deref() != Some(&reason),
         Text::Always => true,
     };
     if changes {
@@ -134,13 +126,8 @@ pub(super) fn set(
             says(&mut list, pressure_says(pressure, held), Text::OnFlip);
         }
     }
-    says(&mut list, pulls(&inputs.flow, millis(policy.pulls_stalled_after)), Text::Always);
-    if let Some(endpoints) = endpoints(&inputs.endpoints) {
-        says(&mut list, endpoints, Text::Always);
-    }
-    if let Some((state, text)) = state(&inputs.store, &inputs.flow, fresh_texts) {
-        says(&mut list, state, text);
-    }
+    problem::set(&mut list, inputs, policy, memory, now);
+    list.retain(|condition| !RETIRED.contains(&condition.type_.as_str()));
     for view in externals.views(moment(now), now.unix_ms) {
         put(&mut list, (&view.kind, view.status, view.reason, view.message), &Text::Always, now);
     }
@@ -289,70 +276,4 @@ fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool
     };
     memory.not_ready = Some((kinds, message.clone()));
     Says::new(READY, ConditionStatus::False, "KubeletNotReady", message)
-}
-
-/// Whether pulls get on. Pulls that only wait for each other do.
-fn pulls(flow: &Result<FlowView, String>, stalled_after: i64) -> Says {
-    let flow = match flow {
-        Ok(flow) => flow,
-        Err(_) => {
-            let message = "the queue of image pulls does not say how it fares; see the agent's log";
-            return Says::new(PULLS, ConditionStatus::Unknown, "PullsUnknown", message);
-        }
-    };
-    if matches!(flow.runtime, RuntimeFlow::Away { .. }) && (flow.queued > 0 || flow.running > 0) {
-        let message = "image pulls wait for the container runtime, which does not serve";
-        return Says::new(PULLS, ConditionStatus::False, "RuntimeUnavailable", message);
-    }
-    let long = |time: Option<Duration>| time.is_some_and(|time| millis(time) >= stalled_after);
-    if flow.queued > 0 && long(flow.oldest_wait) && long(flow.since_moved) {
-        let message = "image pulls wait for a slot, and those that run have not got on for long";
-        return Says::new(PULLS, ConditionStatus::False, "PullsStalled", message);
-    }
-    Says::new(PULLS, ConditionStatus::True, "PullsFlowing", "no image pull waits that should not")
-}
-
-/// Nothing while nothing is known, so that a restart is no transition.
-fn endpoints(view: &EndpointsView) -> Option<Says> {
-    Some(match view {
-        EndpointsView::Starting => return None,
-        EndpointsView::Off => {
-            let message = "the service endpoints chore is off on this node";
-            Says::new(ENDPOINTS, ConditionStatus::Unknown, "EndpointsOff", message)
-        }
-        EndpointsView::Current => {
-            let message = "the service endpoints are those of the API server";
-            Says::new(ENDPOINTS, ConditionStatus::True, "EndpointsCurrent", message)
-        }
-        EndpointsView::Stale { reason } => {
-            let message = format!("the service endpoints are those last heard of: {reason}");
-            Says::new(ENDPOINTS, ConditionStatus::False, "EndpointsStale", message)
-        }
-    })
-}
-
-/// Nothing while the store is being opened or has been closed, so that a restart is no transition. A disk fails in
-/// ever new words; the first ones stand until the next report.
-fn state(store: &StoreState, flow: &Result<FlowView, String>, fresh_texts: bool) -> Option<(Says, Text)> {
-    let is_behind = matches!(flow, Ok(FlowView { durable: false, .. }));
-    let text = if fresh_texts { Text::Always } else { Text::OnReason };
-    let not_open = |why: &str| {
-        let message =
-            format!("the state store is not open, so that a restart loses the image pull queue: {why}");
-        Says::new(STATE, ConditionStatus::True, "StoreNotOpen", message)
-    };
-    match store {
-        StoreState::Open => {
-            let message = "the state store is open and its last write succeeded";
-            Some((Says::new(STATE, ConditionStatus::False, "StateDurable", message), text))
-        }
-        StoreState::Failing { reason, .. } => {
-            let message = format!("the last write of the state store failed: {reason}");
-            Some((Says::new(STATE, ConditionStatus::True, "StoreFailing", message), text))
-        }
-        StoreState::Unavailable { reason, .. } => Some((not_open(reason), text)),
-        // It takes longer than the PullCoordinator waits for it.
-        StoreState::Opening { .. } if is_behind => Some((not_open("the disk has not answered yet"), text)),
-        _ => None,
-    }
 }

@@ -19,6 +19,8 @@ use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use keelson_storage::StoreState;
 use serde::{Deserialize, Serialize};
 
+pub use conditions::problem::Spell;
+
 use super::{
     external::Externals,
     policy::{Role, StatusPolicy},
@@ -95,6 +97,9 @@ pub struct Memory {
     pub seen: BTreeMap<Pressure, Moment>,
     /// Why the Node was last not ready: what kinds of reasons, and their text.
     pub not_ready: Option<(BTreeSet<String>, String)>,
+    /// What was found of each problem condition, and since when. A restart begins anew, so that what the Node says
+    /// stands for as long as after a change.
+    pub spells: BTreeMap<&'static str, Spell>,
 }
 
 /// The status of `node` as it should be now. `memory` is brought up to date. With `fresh_texts` the text of a

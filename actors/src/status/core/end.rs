@@ -98,7 +98,7 @@ impl Core {
         let since_unix_ms = known.as_ref().map_or(now.unix_ms, |known| known.since_unix_ms);
         let passes = known.map_or(0, |known| known.passes) + 1;
         self.failing = Some(Failing { reason: reason.clone(), since_unix_ms, passes, proof: false });
-        self.tell(ChoreHealth::Failing { reason, since_unix_ms }, effects);
+        self.tell(ChoreHealth::Failing { reason, since_unix_ms, refused: false }, effects);
     }
 
     fn fares_well(&mut self, sent: bool, effects: &mut Vec<Effect>) {

@@ -5,7 +5,7 @@
 //! server that is under way.
 //!
 //! One pass reads host and runtime, works the status out, and compares it with the Node. Nothing more happens
-//! unless it differs, or the last report is old: then it is sent, in at most five tries without a pause, as the
+//! unless it differs, or in role node the last report is old: then it is sent, in at most five tries without a pause, as the
 //! kubelet does. Plans use the monotonic clock only.
 
 mod end;
@@ -22,6 +22,7 @@ use keelson_storage::StoreState;
 use serde_json::Value;
 
 use super::{
+    added_conditions,
     compute::{Inputs, Memory, Moment, millis, moment},
     external::{ConditionRefused, ConditionView, ExternalCondition, ExternalWrite, Externals},
     policy::{Role, StatusPolicy},
@@ -304,10 +305,21 @@ impl Core {
         }
         self.restored = restored.reported;
         self.externals = Externals::restore(restored.conditions, moment(now));
+        self.drop_externals(now, effects);
         self.start = Some((stamp, now));
         self.credit = (2 * self.frequency(), moment(now));
         let wait = if self.policy.role == Role::Node { FIRST_WAIT } else { 0 };
         self.due = Some(moment(now) + wait);
+    }
+
+    /// Takes the conditions of others off the Node, where the settings do not allow any.
+    fn drop_externals(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if !self.policy.external_conditions {
+            let writes = self.externals.clear_all(moment(now));
+            if !writes.is_empty() {
+                effects.push(Effect::Save(Write::Conditions(writes)));
+            }
+        }
     }
 
     fn adopted(
@@ -324,6 +336,7 @@ impl Core {
                 format!("{} conditions of an earlier process are dropped: too many are set", dropped.len());
             effects.extend([Effect::Note { warn: true, text }, Effect::Save(Write::Conditions(dropped))]);
         }
+        self.drop_externals(now, effects);
         if adopted > 0 {
             let text = format!("{adopted} conditions of an earlier process are adopted, read late");
             effects.push(Effect::Note { warn: false, text });
@@ -385,6 +398,15 @@ impl Core {
     #[must_use]
     pub fn list_conditions(&self, now: Now) -> Vec<ConditionView> {
         self.externals.views(moment(now), now.unix_ms)
+    }
+
+    /// The types of all conditions that the agent may have added to the Node.
+    #[must_use]
+    pub fn removable_conditions(&self) -> Vec<String> {
+        added_conditions()
+            .map(ToOwned::to_owned)
+            .chain(self.externals.kinds().map(ToOwned::to_owned))
+            .collect()
     }
 
     /// The inputs of a status: what did not come is what came before, for a while.

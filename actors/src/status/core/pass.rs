@@ -167,7 +167,9 @@ impl Core {
             return;
         }
         let since = self.last_report.map(|at| moment(now).saturating_sub(at));
-        let expired = since.is_none_or(|since| since >= millis(self.policy.report_frequency) + self.delay);
+        // Nobody judges a node by its companion: what does not change is not written.
+        let expired = self.policy.role == Role::Node
+            && since.is_none_or(|since| since >= millis(self.policy.report_frequency) + self.delay);
         let status = self.status(&base, &inputs, expired || self.force, now, effects);
         let facts = &inputs.facts;
         let labels = match self.policy.role {

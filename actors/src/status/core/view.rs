@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use super::Core;
 use crate::{
     clock::Now,
-    status::compute::{Moment, millis, moment},
+    status::{
+        compute::{Moment, millis, moment},
+        policy::Role,
+    },
 };
 
 impl Core {
@@ -27,7 +30,8 @@ impl Core {
         let at = moment(now);
         let unix_ms = |then: Moment| now.unix_ms.saturating_add(then.saturating_sub(at));
         let node = self.knowledge.node();
-        let expires = self.last_report.map(|last| last + millis(self.policy.report_frequency) + self.delay);
+        let planned = self.last_report.filter(|_| self.policy.role == Role::Node);
+        let expires = planned.map(|last| last + millis(self.policy.report_frequency) + self.delay);
         let conditions: Vec<_> = self
             .shown
             .iter()

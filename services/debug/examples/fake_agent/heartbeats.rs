@@ -9,7 +9,7 @@ use crate::world::{Scene, now_ms};
 
 /// A real agent allows more; so few can be reached by hand.
 const MOST_CONDITIONS: usize = 4;
-const OWN: [&str; 5] = ["MemoryPressure", "DiskPressure", "PIDPressure", "ImagePullsFlowing", "Ready"];
+const OWN: [&str; 5] = ["MemoryPressure", "DiskPressure", "PIDPressure", "ImagePullsStalled", "Ready"];
 const REFUSED: &str = "the API server https://10.96.0.1:443 cannot be reached: connection refused";
 
 /// What is kept of heartbeats.
@@ -164,14 +164,14 @@ impl Heartbeats {
                 "nodefs has 4 % left",
                 self.began - 700_000,
             );
-            all.push(condition("ImagePullsFlowing", "Unknown", "RuntimeDown", text, self.began - 12_000));
+            all.push(condition("ImagePullsStalled", "Unknown", "PullsUnknown", text, self.began - 12_000));
             all.push(condition("Ready", "False", "KubeletNotReady", text, self.began - 12_000));
         } else {
             all.push(condition(
-                "ImagePullsFlowing",
-                "True",
-                "PullsFlow",
-                "3 run, 12 wait, the oldest for 1m37s",
+                "ImagePullsStalled",
+                "False",
+                "PullsNotStalled",
+                "no image pull is stalled",
                 day,
             ));
             all.push(condition("Ready", "True", "KubeletReady", "the node is ready", day));

@@ -312,7 +312,7 @@ impl Running {
                     ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
                     ChoreHealth::Starting | ChoreHealth::Well => unix_ms(),
                 };
-                self.health = ChoreHealth::Failing { reason, since_unix_ms };
+                self.health = ChoreHealth::Failing { reason, since_unix_ms, refused: false };
             }
         }
         if self.health == before {

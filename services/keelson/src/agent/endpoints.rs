@@ -60,8 +60,8 @@ pub(super) struct EndpointsParts {
     pub(super) cluster: Option<Cluster>,
     /// The Node as the heartbeats watch it.
     pub(super) node: Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)>,
-    /// How the Lease fares, which knows first that the API server is back.
-    pub(super) lease: Option<watch::Receiver<ChoreHealth>>,
+    /// How the heartbeat fares that knows first that the API server is back.
+    pub(super) api_health: Option<watch::Receiver<ChoreHealth>>,
     pub(super) view: watch::Sender<EndpointsView>,
     pub(super) changes: watch::Sender<u64>,
 }
@@ -267,9 +267,9 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
                     (watched.clone(), node_name.clone(), node.clone(), sink.clone());
                 async move { follow_node(&api, name, node, sink).await }
             });
-            if let Some(lease) = parts.lease {
+            if let Some(sign) = parts.api_health {
                 let woken = api.clone();
-                let wake = move || wake_watches(woken.clone(), lease.clone());
+                let wake = move || wake_watches(woken.clone(), sign.clone());
                 source_job.keep_on(&arbiter.handle(), 2, |_| {}, wake);
             }
             Place::Kube(api)

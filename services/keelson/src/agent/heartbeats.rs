@@ -3,11 +3,12 @@
 //! Owns: LeaseRenewer and StatusReporter with their connections and watches, or the reason why they are off.
 //! In: settings, the other actors. Out: [`Heartbeats`], which the view asks, and the actors' handles.
 //!
-//! The LeaseRenewer has an arbiter and a connection of its own, as the kubelet has a client for heartbeats alone, so
+//! A companion has a LeaseRenewer only with `node.companion_lease`. It has an arbiter and a connection of its own, as the kubelet has a client for heartbeats alone, so
 //! that nothing that the rest does with the API server delays a renewal. The StatusReporter shares an arbiter and a
 //! connection with the watches of the Node and of the pods.
 
 mod pods;
+pub(crate) mod removal;
 mod show;
 
 use std::sync::Arc;
@@ -20,12 +21,12 @@ use keelson_actors::{
     pulls::{DiskPressure, PullCoordinator},
     runtime::{RuntimeClient, core::Health},
     status::{
-        self, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
-        StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
+        self, EndpointsOrigin, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError,
+        StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
     },
     supervise,
 };
-use keelson_config::{Gate, Settings};
+use keelson_config::{EndpointsSource, Gate, Settings};
 use keelson_debug::Check;
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, KnownPods, Node, watch_node};
@@ -43,6 +44,8 @@ const LEASE_ACTOR: &str = "LeaseRenewer";
 const STATUS_ACTOR: &str = "StatusReporter";
 const NODE_JOB: &str = "NodeWatch";
 const POD_JOB: &str = "PodWatch";
+/// Why a companion has no LeaseRenewer.
+const NO_LEASE: &str = "node.companion_lease is false";
 /// Both get a message for each change of the Node, and questions from people.
 const MAILBOX: usize = 1024;
 
@@ -69,24 +72,33 @@ pub(super) enum Heartbeats {
 /// The running chore.
 pub(super) struct On {
     role: Role,
+    node_name: String,
     takes_conditions: bool,
-    lease: Mailbox<LeaseRenewer>,
+    removes_conditions: bool,
+    /// None in role companion, unless it is asked for.
+    lease: Option<LeasePart>,
     status: Mailbox<StatusReporter>,
-    lease_metrics: LeaseMetrics,
     status_metrics: StatusMetrics,
     clock: Clock,
-    leases: ApiServer,
     rest: ApiServer,
     healths: Healths,
     node: watch::Receiver<NodeSeen>,
     node_job: Job,
     pod_job: Option<Job>,
-    arbiters: [actix::ArbiterHandle; 2],
+    arbiter: actix::ArbiterHandle,
+}
+
+/// The LeaseRenewer with a connection and an arbiter of its own.
+struct LeasePart {
+    renewer: Mailbox<LeaseRenewer>,
+    metrics: LeaseMetrics,
+    api: ApiServer,
+    health: watch::Receiver<ChoreHealth>,
+    arbiter: actix::ArbiterHandle,
 }
 
 /// How each part fares.
 pub(super) struct Healths {
-    lease: watch::Receiver<ChoreHealth>,
     status: watch::Receiver<ChoreHealth>,
     node_watch: watch::Receiver<ChoreHealth>,
     pod_watch: Option<watch::Receiver<ChoreHealth>>,
@@ -125,6 +137,8 @@ pub(crate) fn policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProble
         report_frequency: node.node_status_report_frequency,
         lease_duration: node.lease_duration,
         pulls_stalled_after: node.pulls_stalled_after,
+        endpoints_origin: endpoints_origin(settings),
+        external_conditions: settings.feature_gates.enabled(Gate::ExternalNodeConditions),
         register: match node.register_node {
             keelson_config::Register::Once => Register::Once,
             keelson_config::Register::Always => Register::Always,
@@ -150,6 +164,19 @@ pub(crate) fn policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProble
         ..own
     };
     if wrong.is_empty() { Ok(policy) } else { Err(wrong) }
+}
+
+/// Where service endpoints come from when heartbeats run, which is where an API server is configured.
+fn endpoints_origin(settings: &Settings) -> EndpointsOrigin {
+    match settings.endpoints.source {
+        EndpointsSource::Files => EndpointsOrigin::Manifests,
+        EndpointsSource::Off | EndpointsSource::Kube | EndpointsSource::Auto => EndpointsOrigin::ApiServer,
+    }
+}
+
+/// Whether the agent renews a Lease: in role node that of the node, in role companion one of its own if that is asked for.
+fn renews_lease(settings: &Settings) -> bool {
+    settings.node.role == keelson_config::Role::Node || settings.node.companion_lease
 }
 
 pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
@@ -194,7 +221,10 @@ pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, Vec<H
     }
     let on = start_on(parts, policy, &cluster);
     let mut handles = vec![
-        Handle::on(&on.lease, || LeaseState {}, || LeaseState {}),
+        match &on.lease {
+            Some(lease) => Handle::on(&lease.renewer, || LeaseState {}, || LeaseState {}),
+            None => Handle::off(LEASE_ACTOR, NO_LEASE),
+        },
         Handle::on(&on.status, || StatusState {}, || StatusState {}),
         Handle::job(on.node_job.recorder()),
     ];
@@ -202,30 +232,35 @@ pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, Vec<H
     Ok((Heartbeats::On(Box::new(on)), handles))
 }
 
-fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> On {
-    let lease_policy = lease_policy(&parts.settings);
-    let leases = cluster.connect(lease_policy.request_timeout().min(cluster.request_timeout));
-    let rest = cluster.connect(cluster.request_timeout);
-    let (lease_metrics, status_metrics) = (LeaseMetrics::default(), StatusMetrics::default());
-    let role = policy.role;
-    let takes_conditions = parts.settings.feature_gates.enabled(Gate::ExternalNodeConditions);
-
-    let (lease_health, lease_seen) = watch::channel(ChoreHealth::Starting);
+fn start_lease(parts: &HeartbeatsParts, cluster: &Cluster) -> LeasePart {
+    let policy = lease_policy(&parts.settings);
+    let api = cluster.connect(policy.request_timeout().min(cluster.request_timeout));
+    let metrics = LeaseMetrics::default();
+    let (health, seen) = watch::channel(ChoreHealth::Starting);
     let recorder = Recorder::new(LEASE_ACTOR, MAILBOX);
     let lease_parts = LeaseRenewerParts {
-        api: Arc::new(leases.clone()),
+        api: Arc::new(api.clone()),
         store: parts.store.clone(),
         clock: parts.clock,
         wall: Arc::new(unix_ms),
-        policy: lease_policy,
-        metrics: lease_metrics.clone(),
-        health: lease_health,
+        policy,
+        metrics: metrics.clone(),
+        health,
         changes: parts.changes.clone(),
         recorder: recorder.clone(),
     };
-    let lease_arbiter = jobs::arbiter(c"lease");
-    let lease =
-        supervise::start(Some(&lease_arbiter.handle()), recorder, move |_| LeaseRenewer::new(lease_parts));
+    let arbiter = jobs::arbiter(c"lease").handle();
+    let renewer = supervise::start(Some(&arbiter), recorder, move |_| LeaseRenewer::new(lease_parts));
+    LeasePart { renewer, metrics, api, health: seen, arbiter }
+}
+
+fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> On {
+    let lease = renews_lease(&parts.settings).then(|| start_lease(&parts, cluster));
+    let rest = cluster.connect(cluster.request_timeout);
+    let status_metrics = StatusMetrics::default();
+    let role = policy.role;
+    let takes_conditions = policy.external_conditions;
+    let removes_conditions = parts.settings.node.remove_conditions_on_stop;
 
     let (status_health, status_seen) = watch::channel(ChoreHealth::Starting);
     let recorder = Recorder::new(STATUS_ACTOR, MAILBOX);
@@ -258,15 +293,15 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         name: node_name.clone(),
         health: node_health.clone(),
         seen: node,
-        lease: lease.clone(),
+        lease: lease.as_ref().map(|lease| lease.renewer.clone()),
         status: status.clone(),
         // In the role of a node the StatusReporter works the condition out itself.
         pulls: (role == Role::Companion).then(|| parts.pulls.clone()),
     };
     let node_job = Job::new(NODE_JOB, parts.changes.clone());
     node_job.keep_on(&arbiter.handle(), 0, shows_failure(node_health), move || watched.clone().follow());
-    let (api, lease_seen_too) = (rest.clone(), lease_seen.clone());
-    let wake = move || wake_watches(api.clone(), lease_seen_too.clone());
+    let (api, sign) = (rest.clone(), lease.as_ref().map_or(&node_watch, |lease| &lease.health).clone());
+    let wake = move || wake_watches(api.clone(), sign.clone());
     node_job.keep_on(&arbiter.handle(), 1, |_| {}, wake);
     let (pod_job, pod_watch) = match parts.settings.feature_gates.enabled(Gate::PodAwarePulls) {
         false => (None, None),
@@ -274,7 +309,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
             let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
             let (api, pulls, health) = (rest.clone(), parts.pulls, Arc::new(health));
             let (known, failed) = (KnownPods::default(), shows_failure(health.clone()));
-            let job = Job::new(POD_JOB, parts.changes);
+            let (job, node_name) = (Job::new(POD_JOB, parts.changes), node_name.clone());
             job.keep_on(&arbiter.handle(), 0, failed, move || {
                 let (api, name, health) = (api.clone(), node_name.clone(), health.clone());
                 let (known, pulls) = (known.clone(), pulls.clone());
@@ -283,38 +318,37 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
             (Some(job), Some(pod_watch))
         }
     };
-    let healths = Healths { lease: lease_seen, status: status_seen, node_watch, pod_watch };
-    let clock = parts.clock;
+    let healths = Healths { status: status_seen, node_watch, pod_watch };
     On {
         role,
+        node_name,
         takes_conditions,
+        removes_conditions,
         lease,
         status,
-        lease_metrics,
         status_metrics,
-        clock,
-        leases,
+        clock: parts.clock,
         rest,
         healths,
         node: node_seen,
         node_job,
         pod_job,
-        arbiters: [lease_arbiter.handle(), arbiter.handle()],
+        arbiter: arbiter.handle(),
     }
 }
 
-/// After an outage the Lease is renewed within seconds, and the watches' back-off may be a minute: what the one learns
-/// is true for the others.
-pub(super) async fn wake_watches(api: ApiServer, mut lease: watch::Receiver<ChoreHealth>) {
+/// After an outage the Lease is renewed within seconds, and the watches' back-off may be half a minute: what the one learns
+/// is true for the others. Without a Lease the watch of the Node is `sign` for the others.
+pub(super) async fn wake_watches(api: ApiServer, mut sign: watch::Receiver<ChoreHealth>) {
     let mut failing = false;
-    while lease.changed().await.is_ok() {
-        let well = *lease.borrow_and_update() == ChoreHealth::Well;
+    while sign.changed().await.is_ok() {
+        let well = *sign.borrow_and_update() == ChoreHealth::Well;
         if failing && well {
             api.wake_watches();
         }
         failing = !well;
     }
-    // The LeaseRenewer was given up: nothing is learned from it any more.
+    // Its sender was given up: nothing is learned from it any more.
     std::future::pending().await
 }
 
@@ -326,7 +360,7 @@ pub(super) fn shows_failure(health: Arc<watch::Sender<ChoreHealth>>) -> impl Fn(
 /// Health of a watch that panicked or ended.
 pub(super) fn watch_failed(reason: &str) -> ChoreHealth {
     let reason = format!("the watch failed and is restarted: {reason}");
-    ChoreHealth::Failing { reason, since_unix_ms: unix_ms() }
+    ChoreHealth::Failing { reason, since_unix_ms: unix_ms(), refused: false }
 }
 
 #[derive(Clone)]
@@ -335,7 +369,7 @@ struct WatchedNode {
     name: String,
     health: Arc<watch::Sender<ChoreHealth>>,
     seen: watch::Sender<NodeSeen>,
-    lease: Mailbox<LeaseRenewer>,
+    lease: Option<Mailbox<LeaseRenewer>>,
     status: Mailbox<StatusReporter>,
     pulls: Option<Mailbox<PullCoordinator>>,
 }
@@ -355,7 +389,9 @@ impl WatchedNode {
             }
             let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
             // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.
-            lease.deliver(lease::NodeChanged { uid });
+            if let Some(lease) = &lease {
+                lease.deliver(lease::NodeChanged { uid });
+            }
             status.deliver(status::NodeChanged { node });
         };
         watch_node(&api, &name, &health, tell).await;
@@ -375,17 +411,16 @@ impl Heartbeats {
     /// Ends the actors: another agent reports for the node.
     pub(super) fn stop(&self) {
         if let Self::On(on) = self {
-            for arbiter in &on.arbiters {
-                arbiter.stop();
-            }
+            on.stop();
         }
     }
 
-    /// How the Lease fares; none while the chore is off.
-    pub(super) fn lease_health(&self) -> Option<watch::Receiver<ChoreHealth>> {
+    /// What knows first that the API server is back: the Lease, or without one the watch of the Node; none while the
+    /// chore is off.
+    pub(super) fn api_health(&self) -> Option<watch::Receiver<ChoreHealth>> {
         match self {
             Self::Off(_) => None,
-            Self::On(on) => Some(on.healths.lease.clone()),
+            Self::On(on) => Some(on.sign().clone()),
         }
     }
 
@@ -408,15 +443,19 @@ impl Heartbeats {
     /// Enters the chore's metrics; none while it is off.
     pub(super) fn register(&self, registry: &mut Registry) {
         if let Self::On(on) = self {
-            on.lease_metrics.register(registry);
-            on.status_metrics.register(registry);
+            if let Some(lease) = &on.lease {
+                lease.metrics.register(registry);
+            }
+            on.status_metrics.register(registry, on.role);
         }
     }
 
     /// Brings gauges that grow with time up to date.
     pub(super) fn count_now(&self) {
         if let Self::On(on) = self {
-            on.lease_metrics.now_gauges(on.clock.now());
+            if let Some(lease) = &on.lease {
+                lease.metrics.now_gauges(on.clock.now());
+            }
             // An answer is not waited for: a reporter that is stuck must not hide the metrics that say so.
             let _ = on.status.offer(status::CountNow {});
         }
@@ -424,15 +463,26 @@ impl Heartbeats {
 }
 
 impl On {
+    fn stop(&self) {
+        if let Some(lease) = &self.lease {
+            lease.arbiter.stop();
+        }
+        self.arbiter.stop();
+    }
+
+    fn sign(&self) -> &watch::Receiver<ChoreHealth> {
+        self.lease.as_ref().map_or(&self.healths.node_watch, |lease| &lease.health)
+    }
+
     fn checks(&self) -> Vec<Check> {
         let healths = &self.healths;
-        let mut checks = vec![
-            check("lease", &healths.lease),
-            check("node-status", &healths.status),
-            check("node-watch", &healths.node_watch),
-        ];
+        let lease = self.lease.as_ref();
+        let mut checks: Vec<_> = lease.iter().map(|lease| check("lease", &lease.health)).collect();
+        checks.push(check("node-status", &healths.status));
+        checks.push(check("node-watch", &healths.node_watch));
         checks.extend(healths.pod_watch.as_ref().map(|health| check("pod-watch", health)));
-        let broken = self.rest.last_credentials_error().or_else(|| self.leases.last_credentials_error());
+        let broken = self.rest.last_credentials_error();
+        let broken = broken.or_else(|| lease.and_then(|lease| lease.api.last_credentials_error()));
         checks.push(Check {
             name: "credentials".into(),
             ok: broken.is_none(),
@@ -448,7 +498,7 @@ fn check(name: &str, health: &watch::Receiver<ChoreHealth>) -> Check {
     let health = health.borrow();
     let (ok, message, since_unix_ms) = match &*health {
         ChoreHealth::Starting | ChoreHealth::Well => (true, "ok".to_owned(), 0),
-        ChoreHealth::Failing { reason, since_unix_ms } => (false, reason.clone(), *since_unix_ms),
+        ChoreHealth::Failing { reason, since_unix_ms, .. } => (false, reason.clone(), *since_unix_ms),
     };
     Check { name: name.to_owned(), ok, message, since_unix_ms }
 }
@@ -480,6 +530,28 @@ mod tests {
             assert!(!has_disk_pressure(&node(serde_json::json!([other]))));
         }
         assert!(!has_disk_pressure(&Node::default()));
+    }
+
+    /// E7: it costs the API server more than the status saves, and nothing reads it.
+    #[test]
+    fn e7_a_companion_renews_a_lease_only_where_that_is_asked_for() {
+        let mut settings = Settings::default();
+        assert!(!renews_lease(&settings));
+        settings.node.companion_lease = true;
+        assert!(renews_lease(&settings));
+        settings.node.companion_lease = false;
+        settings.node.role = keelson_config::Role::Node;
+        assert!(renews_lease(&settings), "a node's heartbeat");
+    }
+
+    /// E17.
+    #[test]
+    fn e17_the_conditions_texts_go_by_the_source_of_endpoints() {
+        let mut settings = Settings::default();
+        let origin = |settings: &Settings| policy(settings).map(|policy| policy.endpoints_origin).ok();
+        assert_eq!(origin(&settings), Some(EndpointsOrigin::ApiServer));
+        settings.endpoints.source = EndpointsSource::Files;
+        assert_eq!(origin(&settings), Some(EndpointsOrigin::Manifests));
     }
 
     #[test]

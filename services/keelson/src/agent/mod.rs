@@ -349,6 +349,7 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
         },
         None => {
             let store = running.store.clone();
+            running.view.leave().await;
             close(running, deadline).await;
             drop((offer, sockets));
             store::close(store, settings).await;

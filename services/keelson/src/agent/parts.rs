@@ -215,7 +215,7 @@ pub(super) fn start(
         clock,
         cluster: cluster.clone(),
         node: heartbeats.node(),
-        lease: heartbeats.lease_health(),
+        api_health: heartbeats.api_health(),
         view: endpoints_view,
         changes: changes.clone(),
     });

@@ -102,6 +102,11 @@ impl View {
         self.0.parts.endpoints.stop();
     }
 
+    /// Takes the agent's conditions off the Node, where the settings ask for it.
+    pub(super) async fn leave(&self) {
+        self.0.parts.heartbeats.leave().await;
+    }
+
     /// Counts how this agent's start beside a stopping one ended.
     pub(super) fn count_handover(&self, result: HandoverResult) {
         self.0.parts.metrics.handovers.get_or_create(&result).inc();

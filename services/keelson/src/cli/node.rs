@@ -206,7 +206,9 @@ fn describe(heartbeats: &pb::Heartbeats, now: i64) -> String {
     if let Some(lease) = &heartbeats.lease {
         let state = self::state(&lease.state, &lease.reason, lease.failing_since_unix_ms, now);
         lines.push(format!("Lease:    {state}"));
-        lines.push(format!("          {}", lease_facts(lease)));
+        if lease.state != "disabled" {
+            lines.push(format!("          {}", lease_facts(lease)));
+        }
     }
     if let Some(status) = &heartbeats.status {
         let state = self::state(&status.state, &status.reason, status.failing_since_unix_ms, now);
@@ -262,6 +264,7 @@ fn status_facts(status: &pb::Status) -> String {
         _ => format!("reported {} ago", duration_ms(status.age_ms)),
     };
     let next = match status.next_report_in_ms {
+        _ if status.on_change_only => "again on a change".into(),
         ..=0 => "due now".into(),
         ms => format!("again in {} or on a change", duration_ms(ms)),
     };
@@ -387,6 +390,29 @@ Status:   well
           not reported yet, due now, 12 reports of 640 computations
 ";
         assert_eq!(describe(&failing, 61_000), expected);
+    }
+
+    /// E7: a companion without a Lease is well.
+    #[test]
+    fn e7_a_lease_that_is_disabled_is_no_failure() {
+        let mut companion = well();
+        companion.role = "companion".into();
+        let (state, reason) = ("disabled".into(), "node.companion_lease is false".into());
+        companion.lease = Some(pb::Lease { state, reason, ..pb::Lease::default() });
+        let status = companion.status.as_mut().unwrap();
+        (status.next_report_in_ms, status.on_change_only) = (0, true);
+        companion.conditions.clear();
+        let expected = "\
+State:    well
+Role:     companion
+Node:     worker-7
+Server:   https://192.0.2.1:6443
+Lease:    disabled: node.companion_lease is false
+Status:   well
+          reported 2m00s ago, again on a change, 12 reports of 640 computations
+";
+        assert_eq!(describe(&companion, 61_000), expected);
+        assert!(is_well(&companion));
     }
 
     #[test]

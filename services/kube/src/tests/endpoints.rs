@@ -377,8 +377,10 @@ async fn health_says_why_and_since_when() {
     let mut source = Source::slices(&server);
     let mut sinces = Vec::new();
     for why in ["Forbidden is what it said (Forbidden)", "HTTP 401", "HTTP 429"] {
-        let SourceEvent::Health(SourceKind::EndpointSlices, ChoreHealth::Failing { reason, since_unix_ms }) =
-            source.event().await
+        let SourceEvent::Health(
+            SourceKind::EndpointSlices,
+            ChoreHealth::Failing { reason, since_unix_ms, .. },
+        ) = source.event().await
         else {
             panic!("{why}")
         };

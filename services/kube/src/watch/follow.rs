@@ -284,7 +284,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     async fn say_slow(&mut self) -> Result<(), Stop> {
         let Some(Slow { since, what }) = self.slow.take() else { return Ok(()) };
         let lasted = i64::try_from(since.elapsed().as_millis()).unwrap_or_default();
-        taken(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted).await)
+        taken(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted, false).await)
     }
 
     async fn frame(&mut self, frame: Bytes, open: &mut Open) -> Result<(), Stop> {
@@ -487,12 +487,12 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     /// Tells that the watch fails, since that time unless it has failed before.
-    async fn fail(&mut self, reason: String, since_unix_ms: i64) -> Answer {
+    async fn fail(&mut self, reason: String, since_unix_ms: i64, refused: bool) -> Answer {
         let since_unix_ms = match self.health {
             ChoreHealth::Failing { since_unix_ms, .. } => since_unix_ms,
             _ => since_unix_ms,
         };
-        self.health = ChoreHealth::Failing { reason, since_unix_ms };
+        self.health = ChoreHealth::Failing { reason, since_unix_ms, refused };
         self.subject.health(self.health.clone()).await
     }
 
@@ -509,7 +509,7 @@ impl<'a, S: Subject> Follower<'a, S> {
             }
             if tell {
                 let reason = format!("{err} ({})", err.kind.name());
-                if self.fail(reason, unix_ms()).await == Answer::ListAgain {
+                if self.fail(reason, unix_ms(), err.kind.is_refusal()).await == Answer::ListAgain {
                     self.reflector.forget();
                 }
             }

@@ -4,13 +4,14 @@
 //! Node `a` is a kubelet's, node `b` an agent's in role `node`; then an agent in role `companion` joins the kubelet.
 //! Each has a proxy before the API server that counts bytes and knows nothing of them ([`bursts`]), and etcd tells
 //! every put with its size. A Lease is renewed at its real interval; a status that has not changed is reported more
-//! often than it would be, for the figures of one report, and counts as often as it would be: twelve times an hour.
+//! often than it would be, for the figures of one report, and counts as often as it would be: twelve times an hour. The
+//! companion is as it is by default: it has no Lease, and a status that has not changed is never written.
 
 mod bursts;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use keelson_tests::agent::{Agent, Settings};
 use keelson_tests::containerd::{Containerd, Kind, Options};
 use keelson_tests::images::{ImageSpec, push_all};
@@ -21,12 +22,11 @@ use keelson_tests::scratch::Scratch;
 use super::megabytes;
 use bursts::Cost;
 
-/// Reports of an unchanged status in an hour: every five minutes.
+/// Reports of an unchanged status in an hour by a node: every five minutes.
 const REPORTS: f64 = 12.0;
 /// How often it is reported here: another rhythm than the Lease's, so that the two seldom fall together; the same for
-/// the two that are compared, and another one for the companion, whose watch hears of the kubelet's reports too.
+/// the two that are compared.
 const REPORTED: &str = "7s";
-const COMPANION_REPORTED: &str = "9s";
 /// Images that both report.
 const IMAGES: usize = 30;
 /// By then the first status is over, and the agent's Lease has no managers any more.
@@ -37,14 +37,18 @@ const COMPANION: &str = include_str!("../../../../packaging/kubernetes/companion
 struct Client<'a> {
     user: &'a str,
     proxy: &'a TcpProxy,
-    lease: &'a str,
+    /// None: it is expected to write nothing.
+    lease: Option<&'a str>,
     node: &'a str,
     pid: u32,
+    reports: f64,
 }
 
 /// What was found, an hour where it says nothing else.
 struct Side {
     renewals: f64,
+    /// Of an unchanged status, with default settings.
+    reports: f64,
     renewal: Cost,
     report: Cost,
     /// A status report of somebody else, as the watch of the Node brings it.
@@ -79,16 +83,18 @@ pub(super) async fn heartbeat() -> Result<()> {
         Client {
             user: "system:node:a",
             proxy: &kubelet_way,
-            lease: "a",
+            lease: Some("a"),
             node: "a",
             pid: kubelet.pid().context("it runs")?,
+            reports: REPORTS,
         },
         Client {
             user: "system:node:b",
             proxy: &node_way,
-            lease: "b",
+            lease: Some("b"),
             node: "b",
             pid: node.pid().context("it runs")?,
+            reports: REPORTS,
         },
     ];
     let sides = stage.measure(&clients, window).await?;
@@ -98,9 +104,10 @@ pub(super) async fn heartbeat() -> Result<()> {
     let client = Client {
         user: "system:serviceaccount:kube-system:keelson-agent",
         proxy: &companion_way,
-        lease: "keelson-a",
+        lease: None,
         node: "a",
         pid: companion.pid().context("it runs")?,
+        reports: 0.0,
     };
     let beside = stage.measure(&[client], window / 2).await?;
     if let ([kubelet, node], [companion]) = (&sides[..], &beside[..]) {
@@ -147,14 +154,13 @@ impl Stage {
     }
 
     async fn agent(&self, mut identity: Identity, way: &TcpProxy, node: &str, role: &str) -> Result<Agent> {
-        let reported = if role == "node" { REPORTED } else { COMPANION_REPORTED };
         let settings = Settings::new()
             .set("agent.node_name", node)
             .set("endpoints.source", "off")
             .set("kube.kubeconfig", identity.kubeconfig_via(&way.endpoint())?.display().to_string())
             .set("node.role", role)
-            .set("node.node_status_update_frequency", reported)
-            .set("node.node_status_report_frequency", reported)
+            .set("node.node_status_update_frequency", REPORTED)
+            .set("node.node_status_report_frequency", REPORTED)
             .set("node.root_dir", self.scratch.path().display().to_string())
             // Like the kubelet of the harness: the disk of a machine that measures may be full.
             .set("node.eviction_hard", "memory.available<1Mi");
@@ -188,12 +194,14 @@ impl Stage {
             Ok(sizes.iter().sum::<usize>() as f64 / sizes.len() as f64)
         };
         let sides = clients.iter().map(|client| {
-            client.side(
-                &client.concerned(&audit),
-                window,
-                stored(format!("/registry/leases/kube-node-lease/{}", client.lease))?,
-                stored(format!("/registry/minions/{}", client.node))?,
-            )
+            let sizes = match client.lease {
+                Some(lease) => (
+                    stored(format!("/registry/leases/kube-node-lease/{lease}"))?,
+                    stored(format!("/registry/minions/{}", client.node))?,
+                ),
+                None => (0.0, 0.0),
+            };
+            client.side(&client.concerned(&audit), window, sizes)
         });
         sides.collect()
     }
@@ -218,26 +226,25 @@ impl Client<'_> {
         &self,
         events: &[AuditEvent],
         window: Duration,
-        stored_lease: f64,
-        stored_node: f64,
+        (stored_lease, stored_node): (f64, f64),
     ) -> Result<Side> {
         let chunks = self.proxy.chunks();
         let own = |event: &AuditEvent| event.user == self.user;
         let renewal = bursts::cost(&chunks, events, |event| own(event) && is_renewal(event));
         let report = bursts::cost(&chunks, events, |event| own(event) && is_report(event));
         let heard = bursts::cost(&chunks, events, |event| !own(event));
-        ensure!(
-            renewal.of > 2 && report.of > 2,
-            "too little was seen of {}: {renewal:?} {report:?}",
-            self.user
-        );
         let times: Vec<_> =
             events.iter().filter(|event| is_renewal(event)).map(|event| event.received).collect();
-        let (first, last) =
-            (times.iter().min().context("no renewal")?, times.iter().max().context("no renewal")?);
-        let between = last.duration_since(*first).as_secs_f64() / (times.len() - 1) as f64;
-        let total: usize = chunks.iter().map(|chunk| chunk.bytes).sum();
         let reports = events.iter().filter(|event| own(event) && is_report(event)).count();
+        let renewals = match (self.lease, times.iter().min(), times.iter().max()) {
+            (Some(_), Some(first), Some(last)) if renewal.of > 2 && report.of > 2 => {
+                3600.0 * (times.len() - 1) as f64 / last.duration_since(*first).as_secs_f64()
+            }
+            (None, None, None) if reports == 0 => 0.0,
+            (Some(_), ..) => bail!("too little was seen of {}: {renewal:?} {report:?}", self.user),
+            (None, ..) => bail!("{} wrote {} renewals and {reports} reports", self.user, times.len()),
+        };
+        let total: usize = chunks.iter().map(|chunk| chunk.bytes).sum();
         let others = events.iter().filter(|event| !own(event)).count();
         let of_all = |count: usize, cost: Cost| count * (cost.request + cost.response);
         let heartbeats = of_all(times.len(), renewal) + of_all(reports, report) + of_all(others, heard);
@@ -247,7 +254,8 @@ impl Client<'_> {
             times.len()
         );
         Ok(Side {
-            renewals: 3600.0 / between,
+            renewals,
+            reports: self.reports,
             renewal,
             report,
             heard,
@@ -262,7 +270,7 @@ impl Client<'_> {
 impl Side {
     /// Of an hour: so much for each renewal, so much for each report.
     fn hour(&self, renewal: f64, report: f64) -> f64 {
-        self.renewals * renewal + REPORTS * report
+        self.renewals * renewal + self.reports * report
     }
 }
 

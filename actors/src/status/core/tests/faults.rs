@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::status::Register;
+use crate::status::{ExternalCondition, Register};
+
+/// The condition that [`change`] sets.
+const CHANGED: &str = "Changed";
 
 fn settled(role: Role) -> World {
     let mut world = World::with_node(role);
@@ -14,9 +17,10 @@ fn settled(role: Role) -> World {
     world
 }
 
-/// Something to report.
+/// Something to report, at once.
 fn change(world: &mut World) {
-    world.collected.flow = Ok(FlowView { queued: 1, running: 1, runtime: away(), ..idle() });
+    let message = format!("at {}", world.boot);
+    world.set(ExternalCondition { message, ..condition(CHANGED, ConditionStatus::True) });
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_t
     world.pass(11 * SECOND);
     assert_eq!(world.health, ChoreHealth::Well);
     assert!(world.requests[5].at >= ended + 10 * SECOND, "not before the next pass");
-    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "RuntimeUnavailable");
+    assert_eq!(world.condition(CHANGED)["status"], "True");
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn nothing_to_say_does_not_say_that_the_server_is_well() {
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     change(&mut world);
     world.pass(11 * SECOND);
-    world.collected.flow = well().flow;
+    drop(world.core.clear_condition(CHANGED, world.now()).expect("was there"));
     world.pass(30 * SECOND);
     assert!(matches!(world.health, ChoreHealth::Failing { .. }));
     world.tell();
@@ -258,74 +262,91 @@ fn a_node_without_capacity_is_not_ready() {
 }
 
 #[test]
-fn pulls_that_wait_for_a_dead_runtime_or_get_nowhere_do_not_flow() {
+fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     let secs = |secs| Some(Duration::from_secs(secs));
     for (flow, status, reason) in [
         (
             FlowView { queued: 5, running: 3, oldest_wait: secs(900), since_moved: secs(1), ..idle() },
-            "True",
-            "PullsFlowing",
+            "False",
+            "PullsNotStalled",
         ),
         (
             FlowView { queued: 5, running: 3, oldest_wait: secs(10), since_moved: secs(900), ..idle() },
-            "True",
-            "PullsFlowing",
+            "False",
+            "PullsNotStalled",
         ),
         (
             FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: secs(120), ..idle() },
-            "False",
+            "True",
             "PullsStalled",
         ),
         (
             FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: None, ..idle() },
-            "True",
-            "PullsFlowing",
+            "False",
+            "PullsNotStalled",
         ),
-        (FlowView { running: 3, since_moved: secs(900), ..idle() }, "True", "PullsFlowing"),
-        (FlowView { runtime: away(), ..idle() }, "True", "PullsFlowing"),
-        (FlowView { running: 1, runtime: away(), ..idle() }, "False", "RuntimeUnavailable"),
+        (FlowView { running: 3, since_moved: secs(900), ..idle() }, "False", "PullsNotStalled"),
+        (FlowView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
+        (FlowView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
     ] {
         let mut world = settled(Role::Companion);
         world.collected.flow = Ok(flow.clone());
-        world.pass(11 * SECOND);
-        let is = world.condition("ImagePullsFlowing");
+        world.pass(45 * SECOND);
+        let is = world.condition("ImagePullsStalled");
         assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{flow:?}");
     }
     // Nothing has moved since the start, and that is long ago by now.
     let mut world = settled(Role::Companion);
     world.collected.flow = Ok(FlowView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
     world.pass(30 * SECOND);
-    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "PullsFlowing", "a restart keeps old waits");
-    world.pass(MINUTE);
-    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "PullsStalled");
+    assert_eq!(
+        world.condition("ImagePullsStalled")["reason"],
+        "PullsNotStalled",
+        "a restart keeps old waits"
+    );
+    world.pass(90 * SECOND);
+    assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsStalled");
     let mut world = settled(Role::Companion);
     world.collected.flow = Err("the mailbox of PullCoordinator is full".into());
     world.pass(19 * SECOND);
     assert_eq!(world.verbs(), Vec::<&str>::new(), "a busy moment says nothing");
-    world.pass(22 * SECOND);
-    assert_eq!(world.condition("ImagePullsFlowing")["reason"], "PullsUnknown");
+    world.pass(22 * SECOND + problem::ONSET);
+    assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsUnknown");
 }
 
 #[test]
-fn service_endpoints_are_unknown_current_or_stale() {
+fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_condition() {
+    const KIND: &str = "ServiceEndpointsStale";
+    let is = |world: &World| {
+        let condition = world.condition(KIND);
+        let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
+        (text("status"), text("reason"))
+    };
     let mut world = settled(Role::Companion);
-    assert_eq!(world.condition("ServiceEndpointsCurrent")["reason"], "EndpointsOff");
-    assert_eq!(world.condition("ServiceEndpointsCurrent")["status"], "Unknown");
-    world.collected.endpoints = EndpointsView::Current;
+    assert_eq!(world.condition(KIND), Value::Null, "the chore is off");
+    let stale = |cause| EndpointsView::Stale { cause, reason: "some words".into() };
+    for (view, status, reason) in [
+        (EndpointsView::Current, "False", "EndpointsSynced"),
+        (EndpointsView::NotWatched, "Unknown", "NotWatched"),
+        (stale(StaleCause::NotSynced), "True", "NotSynced"),
+        (stale(StaleCause::SourceUnavailable), "True", "SourceUnavailable"),
+        (stale(StaleCause::SourceRefused), "True", "SourceRefused"),
+        (EndpointsView::Current, "False", "EndpointsSynced"),
+    ] {
+        world.collected.endpoints = view.clone();
+        // Longer than any pause before a change.
+        world.pass(6 * MINUTE);
+        assert_eq!(is(&world), (status.to_owned(), reason.to_owned()), "{view:?}");
+    }
+    // A restart knows nothing for a moment, and what the Node says stands.
+    let before = world.condition(KIND);
+    world.collected.endpoints = EndpointsView::Starting;
+    world.restart();
     world.pass(11 * SECOND);
-    assert_eq!(world.condition("ServiceEndpointsCurrent")["status"], "True");
-    world.collected.endpoints = EndpointsView::Stale { reason: "no API server".into() };
-    world.pass(11 * SECOND);
-    assert_eq!(world.condition("ServiceEndpointsCurrent")["reason"], "EndpointsStale");
-    // A restart knows nothing for a moment, and says nothing.
-    let mut restarted = settled(Role::Companion);
-    let before = restarted.condition("ServiceEndpointsCurrent");
-    restarted.collected.endpoints = EndpointsView::Starting;
-    restarted.pass(11 * SECOND);
-    assert_eq!(restarted.condition("ServiceEndpointsCurrent"), before);
+    assert_eq!(world.condition(KIND), before);
 }
 
-/// I4: a node whose agent cannot write its state says so, once.
+/// I4: a node whose agent cannot write its state says so, once; E6: in words that do not change.
 #[test]
 fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
     const KIND: &str = "KeelsonStateNotDurable";
@@ -340,23 +361,23 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
         (text("status"), text("reason"), text("message"))
     };
     assert_eq!((is(&world).0, is(&world).1), ("False".to_owned(), "StateDurable".to_owned()));
-    // The store, whether the journal is written, what the condition says then, and the number of requests.
+    // The store, whether the journal is written, what the condition says when that has lasted, and the number of requests.
     let cases = [
         (StoreState::Opening { since }, true, "False", "StateDurable", "last write succeeded", 0),
-        (StoreState::Opening { since }, false, "True", "StoreNotOpen", "has not answered yet", 1),
-        (unavailable("disk full"), false, "True", "StoreNotOpen", "has not answered yet", 0),
+        (StoreState::Opening { since }, false, "True", "StoreNotOpen", "see /readyz", 1),
+        (unavailable("disk full"), false, "True", "StoreNotOpen", "see /readyz", 0),
         (StoreState::Open, false, "False", "StateDurable", "last write succeeded", 1),
-        (failing("disk full"), true, "True", "StoreFailing", "failed: disk full", 1),
-        (failing("disk full, in other words"), false, "True", "StoreFailing", "failed: disk full", 0),
-        (unavailable("read-only"), false, "True", "StoreNotOpen", "pull queue: read-only", 1),
-        (StoreState::Closed, false, "True", "StoreNotOpen", "pull queue: read-only", 0),
+        (failing("disk full"), true, "True", "StoreFailing", "see /readyz", 1),
+        (failing("disk full, in other words"), false, "True", "StoreFailing", "see /readyz", 0),
+        (unavailable("read-only"), false, "True", "StoreNotOpen", "see /readyz", 1),
+        (StoreState::Closed, false, "True", "StoreNotOpen", "see /readyz", 0),
         (StoreState::Open, true, "False", "StateDurable", "last write succeeded", 1),
     ];
     for (index, (store, durable, status, reason, message, requests)) in cases.into_iter().enumerate() {
         world.collected.store = store;
         world.collected.flow = Ok(FlowView { durable, ..idle() });
         world.forget();
-        world.pass(11 * SECOND);
+        world.pass(6 * MINUTE);
         world.tell();
         let (is_status, is_reason, is_message) = is(&world);
         assert_eq!((&*is_status, &*is_reason), (status, reason), "case {index}");
@@ -440,7 +461,7 @@ proptest! {
         world.step(Event::ReportNow);
         world.pass(11 * SECOND);
         prop_assert_eq!(&world.health, &ChoreHealth::Well);
-        prop_assert_eq!(world.condition("ImagePullsFlowing")["status"].clone(), json!("True"));
+        prop_assert_eq!(world.condition("ImagePullsStalled")["status"].clone(), json!("False"));
         if node {
             prop_assert_eq!(world.condition("Ready")["status"].clone(), json!("True"));
         }

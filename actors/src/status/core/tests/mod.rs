@@ -5,6 +5,7 @@
 
 mod economy;
 mod faults;
+mod problems;
 mod roles;
 
 use std::{collections::VecDeque, sync::Arc};
@@ -19,9 +20,11 @@ use crate::{
     pulls::RuntimeFlow,
     runtime::{NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeImage},
     status::{
-        compute::tests::idle,
+        compute::{conditions::problem, tests::idle},
         external::{ConditionStatus, ExternalRecord, tests::condition},
         patch::tests::apply,
+        policy::EndpointsOrigin,
+        sources::StaleCause,
     },
 };
 
@@ -381,7 +384,7 @@ impl World {
 
     fn fails(&self) -> (String, i64) {
         match &self.health {
-            ChoreHealth::Failing { reason, since_unix_ms } => (reason.clone(), *since_unix_ms),
+            ChoreHealth::Failing { reason, since_unix_ms, .. } => (reason.clone(), *since_unix_ms),
             other => panic!("{other:?}"),
         }
     }

@@ -31,8 +31,7 @@ fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
         ("MemoryPressure", "False"),
         ("DiskPressure", "False"),
         ("PIDPressure", "False"),
-        ("ImagePullsFlowing", "True"),
-        ("ServiceEndpointsCurrent", "Unknown"),
+        ("ImagePullsStalled", "False"),
         ("KeelsonStateNotDurable", "False"),
         ("Ready", "True"),
     ];
@@ -233,11 +232,8 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
     assert_eq!(
         world.requests.last().expect("a patch").body,
         json!({"status": {"conditions": [
-            {"type": "ImagePullsFlowing", "status": "True", "reason": "PullsFlowing",
-             "message": "no image pull waits that should not",
-             "lastHeartbeatTime": "2026-01-01T00:01:00Z", "lastTransitionTime": "2026-01-01T00:01:00Z"},
-            {"type": "ServiceEndpointsCurrent", "status": "Unknown", "reason": "EndpointsOff",
-             "message": "the service endpoints chore is off on this node",
+            {"type": "ImagePullsStalled", "status": "False", "reason": "PullsNotStalled",
+             "message": "no image pull is stalled",
              "lastHeartbeatTime": "2026-01-01T00:01:00Z", "lastTransitionTime": "2026-01-01T00:01:00Z"},
             {"type": "KeelsonStateNotDurable", "status": "False", "reason": "StateDurable",
              "message": "the state store is open and its last write succeeded",
@@ -287,7 +283,7 @@ fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_n
     world.forget();
     world.pass(11 * SECOND);
     assert_eq!(
-        world.requests[0].body["status"]["conditions"][3],
+        world.requests[0].body["status"]["conditions"][2],
         json!({"$patch": "delete", "type": "KernelDeadlock"})
     );
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
@@ -301,7 +297,7 @@ fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_n
 /// Conditions of kubelets and others, as a list may hold them.
 fn any_conditions() -> impl Strategy<Value = Vec<Value>> {
     let kinds =
-        ["Ready", "MemoryPressure", "Foreign", "ImagePullsFlowing", "KernelDeadlock", "example.com/X"];
+        ["Ready", "MemoryPressure", "Foreign", "ImagePullsStalled", "KernelDeadlock", "example.com/X"];
     proptest::sample::subsequence(kinds.to_vec(), 0..=kinds.len()).prop_shuffle().prop_flat_map(|kinds| {
         let one = |kind: &'static str| {
             (prop_oneof![Just("True"), Just("False"), Just("Unknown")], any::<bool>(), "[a-z]{0,5}").prop_map(
@@ -366,12 +362,12 @@ proptest! {
             let status: Vec<_> = request.body["status"].as_object().expect("an object").keys().collect();
             prop_assert!(top == ["status"] && status == ["conditions"], "{}", request.body);
         }
-        let own = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "KeelsonStateNotDurable", "KernelDeadlock"];
+        let own = ["ImagePullsStalled", "ServiceEndpointsStale", "KeelsonStateNotDurable", "KernelDeadlock"];
         prop_assert_eq!(foreign(world.node.as_ref().expect("there"), &own), foreign(&node, &own));
         // Once the watch tells, what is its own is as it should be.
         world.tell();
-        world.pass(11 * SECOND);
-        prop_assert_eq!(&world.condition("ImagePullsFlowing")["status"], "True");
+        world.pass(6 * MINUTE);
+        prop_assert_eq!(&world.condition("ImagePullsStalled")["status"], "False");
         prop_assert_eq!(world.condition("KernelDeadlock").is_null(), cleared);
     }
 

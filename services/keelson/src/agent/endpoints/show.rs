@@ -88,9 +88,9 @@ impl On {
     fn check(&self) -> Check {
         let name = "endpoints".to_owned();
         let reason = match &*self.view.borrow() {
-            EndpointsView::Off | EndpointsView::Current => None,
+            EndpointsView::Off | EndpointsView::NotWatched | EndpointsView::Current => None,
             EndpointsView::Starting => Some("the state on disk is being read".to_owned()),
-            EndpointsView::Stale { reason } => Some(reason.clone()),
+            EndpointsView::Stale { reason, .. } => Some(reason.clone()),
         };
         let since_unix_ms = match self.feed.published.borrow().as_deref().map(|state| &state.freshness) {
             Some(Freshness::Stale { since_unix_ms, .. }) => *since_unix_ms,

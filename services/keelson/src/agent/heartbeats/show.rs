@@ -7,7 +7,7 @@ use keelson_actors::{
     inspect::MailboxError,
     lease::LeaseState,
     status::{
-        ClearCondition, ConditionRefused, ConditionStatus, ExternalCondition, SetCondition, StatusState,
+        ClearCondition, ConditionRefused, ConditionStatus, ExternalCondition, Role, SetCondition, StatusState,
     },
 };
 use keelson_debug::{ConditionError, ViewError};
@@ -15,7 +15,7 @@ use keelson_proto::node as pb;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::{Heartbeats, On};
+use super::{Heartbeats, NO_LEASE, On};
 use crate::agent::view::asked;
 
 /// What is shown of the LeaseRenewer's state.
@@ -54,7 +54,7 @@ fn health(seen: &watch::Receiver<ChoreHealth>) -> (&'static str, String, i64) {
     match &*seen.borrow() {
         ChoreHealth::Starting => ("starting", String::new(), 0),
         ChoreHealth::Well => ("well", String::new(), 0),
-        ChoreHealth::Failing { reason, since_unix_ms } => ("failing", reason.clone(), *since_unix_ms),
+        ChoreHealth::Failing { reason, since_unix_ms, .. } => ("failing", reason.clone(), *since_unix_ms),
     }
 }
 
@@ -147,18 +147,15 @@ fn condition(request: pb::SetConditionRequest) -> Result<ExternalCondition, Cond
 
 impl On {
     async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
-        let (lease, status) =
-            tokio::join!(asked(self.lease.ask(LeaseState {})), asked(self.status.ask(StatusState {})));
-        let (lease, status) = (lease?, status?);
-        let (lease, status): (LeaseShown, StatusShown) = (parsed(&lease)?, parsed(&status)?);
-        let lease_health = health(&self.healths.lease);
+        let (lease, status) = tokio::join!(self.show_lease(), asked(self.status.ask(StatusState {})));
+        let (lease, status) = (lease?, parsed::<StatusShown>(&status?)?);
         let status_health = health(&self.healths.status);
         let wrong: Vec<_> = self.checks().into_iter().filter(|check| !check.ok).collect();
         let reasons: Vec<&str> = wrong.iter().map(|check| check.message.as_str()).collect();
         let since = wrong.iter().map(|check| check.since_unix_ms).filter(|since| *since > 0).min();
-        let state = match (wrong.is_empty(), lease_health.0, status_health.0) {
+        let state = match (wrong.is_empty(), &*lease.state, status_health.0) {
             (false, ..) => "failing",
-            (true, "well", "well") => "well",
+            (true, "well" | "disabled", "well") => "well",
             _ => "starting",
         };
         let conditions = status.conditions.iter().map(show_condition).collect();
@@ -168,16 +165,21 @@ impl On {
             failing_since_unix_ms: since.unwrap_or_default(),
             role: self.role.name().into(),
             node_name,
-            server: self.leases.url(),
-            lease: Some(self.show_lease(lease, lease_health)),
+            server: self.rest.url(),
+            lease: Some(lease),
             status: Some(self.show_status(&status, status_health)),
             conditions,
         })
     }
 
-    fn show_lease(&self, lease: LeaseShown, health: (&str, String, i64)) -> pb::Lease {
-        let (state, reason, failing_since_unix_ms) = health;
-        pb::Lease {
+    async fn show_lease(&self) -> Result<pb::Lease, ViewError> {
+        let Some(part) = &self.lease else {
+            let (state, reason) = ("disabled".into(), NO_LEASE.into());
+            return Ok(pb::Lease { state, reason, ..pb::Lease::default() });
+        };
+        let lease: LeaseShown = parsed(&asked(part.renewer.ask(LeaseState {})).await?)?;
+        let (state, reason, failing_since_unix_ms) = health(&part.health);
+        Ok(pb::Lease {
             name: lease.name,
             holder: lease.holder.unwrap_or_default(),
             state: state.into(),
@@ -187,8 +189,8 @@ impl On {
             transitions: lease.transitions.unwrap_or_default(),
             renewed_unix_ms: lease.last_renewal_unix_ms.unwrap_or_default(),
             age_ms: lease.last_renewal_age_ms.unwrap_or_default(),
-            renewals: self.lease_metrics.renewals(),
-        }
+            renewals: part.metrics.renewals(),
+        })
     }
 
     fn show_status(&self, status: &StatusShown, health: (&str, String, i64)) -> pb::Status {
@@ -202,6 +204,7 @@ impl On {
             next_report_in_ms: status.next_report_in_ms.unwrap_or_default().max(0),
             reports: self.status_metrics.reported(),
             computations: self.status_metrics.computations.get(),
+            on_change_only: self.role == Role::Companion,
         }
     }
 }

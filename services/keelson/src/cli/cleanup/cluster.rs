@@ -1,38 +1,62 @@
 //! What the agent left at the API server.
 //!
-//! Owns: nothing. In: the settings' API server and credentials. Out: the agent's own Lease and its own conditions of the
-//! Node deleted. In the role of a node that includes the node's heartbeat: the Lease of the node's name.
+//! Owns: nothing. In: the settings' API server and credentials, the types of conditions that the state folder has. Out: the
+//! agent's Leases and its conditions of the Node deleted, with those of earlier versions and those that others set through it.
+//! In the role of a node that includes the node's heartbeat: the Lease of the node's name.
+
+use std::sync::Arc;
 
 use keelson_actors::{
-    cluster::{ApiErrorKind, LEASE_NAMESPACE, NodeApi as _},
+    cluster::{ApiErrorKind, LEASE_NAMESPACE, LeaseApi as _},
+    lease::LeasePolicy,
     status,
 };
-use keelson_config::Settings;
+use keelson_config::{Role, Settings};
 use keelson_kube::ApiServer;
-use serde_json::json;
+use keelson_storage::StateStore;
 
 use super::report::{Outcome, Report};
-use crate::agent::{cluster::Cluster, heartbeats};
+use crate::agent::{
+    cluster::Cluster,
+    heartbeats::{self, removal},
+};
 
 const LEASE: &str = "Lease";
 const CONDITION: &str = "node condition";
+/// Credentials that may do what those of a companion may not.
+const OTHERS: &str = "use other credentials, such as --set kube.kubeconfig=/etc/kubernetes/admin.conf";
 
 pub(super) async fn clean(settings: &Settings, report: &mut Report) {
     let Some(cluster) = Cluster::of(settings) else {
         return report.add(LEASE, "", Outcome::Skipped, "no API server is configured (section [kube])");
     };
     let api = cluster.connect(cluster.request_timeout);
-    clean_lease(settings, &api, report).await;
+    let own = heartbeats::lease_policy(settings);
+    clean_lease(&own, is_expected(settings), &api, report).await;
+    if settings.node.role == Role::Node {
+        // Of the time when the agent was a companion with a Lease.
+        let mut before = settings.clone();
+        before.node.role = Role::Companion;
+        clean_lease(&heartbeats::lease_policy(&before), false, &api, report).await;
+    }
     clean_conditions(settings, &api, report).await;
 }
 
-async fn clean_lease(settings: &Settings, api: &ApiServer, report: &mut Report) {
-    use keelson_actors::cluster::LeaseApi as _;
-    let policy = heartbeats::lease_policy(settings);
+/// Whether an agent with these settings renews its Lease, so that its credentials reach it.
+fn is_expected(settings: &Settings) -> bool {
+    settings.node.role == Role::Node || settings.node.companion_lease
+}
+
+async fn clean_lease(policy: &LeasePolicy, is_expected: bool, api: &ApiServer, report: &mut Report) {
     let shown = format!("{LEASE_NAMESPACE}/{}", policy.name);
     match api.get_lease(&policy.name).await {
         Err(error) if error.kind == ApiErrorKind::NotFound => {
             report.add(LEASE, shown, Outcome::Absent, "");
+        }
+        // Without node.companion_lease there is none, unless it was turned off later.
+        Err(error) if error.kind == ApiErrorKind::Forbidden && !is_expected => {
+            let detail = format!("the agent renews none now; to look for one of an earlier time, {OTHERS}");
+            report.add(LEASE, shown, Outcome::Skipped, detail);
         }
         Err(error) => report.add(LEASE, shown, Outcome::Failed, error.to_string()),
         Ok(lease) if lease.holder.as_deref().is_some_and(|holder| holder != policy.holder) => {
@@ -41,10 +65,9 @@ async fn clean_lease(settings: &Settings, api: &ApiServer, report: &mut Report) 
         }
         Ok(_) => {
             let removal = async || match api.delete_lease(&policy.name).await {
-                Err(error) if error.kind == ApiErrorKind::Forbidden => Err(format!(
-                    "{error}; companions may not delete their Lease: use other credentials, \
-                     such as --set kube.kubeconfig=/etc/kubernetes/admin.conf"
-                )),
+                Err(error) if error.kind == ApiErrorKind::Forbidden => {
+                    Err(format!("{error}; companions may not delete their Lease: {OTHERS}"))
+                }
                 Err(error) if error.kind != ApiErrorKind::NotFound => Err(error.to_string()),
                 _ => Ok(()),
             };
@@ -55,22 +78,46 @@ async fn clean_lease(settings: &Settings, api: &ApiServer, report: &mut Report) 
 
 async fn clean_conditions(settings: &Settings, api: &ApiServer, report: &mut Report) {
     let name = &settings.agent.node_name;
-    let node = match api.get_node(name).await {
-        Ok(node) => node,
-        Err(error) if error.kind == ApiErrorKind::NotFound => {
-            return report.add(CONDITION, "", Outcome::Absent, format!("there is no Node {name}"));
-        }
+    let mut kinds: Vec<String> = status::added_conditions().map(ToOwned::to_owned).collect();
+    match recorded(settings).await {
+        Ok(recorded) => kinds.extend(recorded),
+        Err(why) => report.add(CONDITION, "of other reporters", Outcome::Skipped, why),
+    }
+    let found = match removal::find(api, name, &kinds).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return report.add(CONDITION, "", Outcome::Absent, format!("there is no Node {name}")),
         Err(error) => return report.add(CONDITION, "", Outcome::Failed, error.to_string()),
     };
-    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
-    for kind in status::companion_conditions() {
-        if !conditions.iter().any(|condition| condition.type_ == *kind) {
-            report.add(CONDITION, *kind, Outcome::Absent, "");
-            continue;
-        }
-        let patch = json!({"status": {"conditions": [{"$patch": "delete", "type": kind}]}});
-        let removal =
-            async || api.patch_status(name, patch).await.map(drop).map_err(|error| error.to_string());
-        report.remove(CONDITION, kind, String::new(), removal).await;
+    let done = match found.is_empty() || report.is_dry_run() {
+        true => Ok(()),
+        false => removal::remove(api, name, &found).await.map_err(|error| error.to_string()),
+    };
+    for kind in kinds {
+        let (outcome, detail) = match &done {
+            _ if !found.contains(&kind) => (Outcome::Absent, String::new()),
+            _ if report.is_dry_run() => (Outcome::WouldRemove, String::new()),
+            Ok(()) => (Outcome::Removed, String::new()),
+            Err(error) => (Outcome::Failed, error.clone()),
+        };
+        report.add(CONDITION, kind, outcome, detail);
     }
+}
+
+/// The types of conditions that others set through the agent, by its state folder.
+///
+/// # Errors
+/// A sentence that says why they are not known.
+async fn recorded(settings: &Settings) -> Result<Vec<String>, String> {
+    let dir = settings.agent.state_dir.clone();
+    // A folder that an agent used has its lock file; nothing is made here.
+    if !dir.join(keelson_storage::LOCK_FILE).exists() {
+        return Ok(Vec::new());
+    }
+    let read = move || {
+        let opened = keelson_storage::open(&dir).map_err(|error| error.to_string())?;
+        let store: Arc<dyn StateStore> = opened.store;
+        status::recorded_conditions(&store).map_err(|error| error.to_string())
+    };
+    let read = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?;
+    read.map_err(|why| format!("the state folder, which names them, cannot be read: {why}"))
 }

@@ -1,7 +1,7 @@
 //! `keelson cleanup`: removes what the agent left in the runtime and at the API server.
 //!
 //! Owns: the order of removal and the report. In: settings; no running agent is needed. Out: deleted leases of the
-//! runtime, the agent's own Lease and conditions at the API server, with `--state` sockets and state folder; one line per
+//! runtime, the agent's Lease and conditions at the API server, with `--state` sockets and state folder; one line per
 //! object, and exit code 1 if one could not be removed.
 
 mod cluster;
@@ -28,8 +28,9 @@ use report::{Outcome, Report};
     keelson cleanup                after the agent was stopped for good\n  \
     keelson cleanup --state        also remove its sockets and its state folder\n\n\
     Leases of every agent that used this container runtime are deleted: their bytes belong to no image. At the API server\n\
-    the agent's own Lease and conditions are deleted, with the credentials of the settings. Rules that a service proxy\n\
-    made are removed by `keelson proxy cleanup`. The exit code is 1 if anything could not be removed.")]
+    the agent's Lease and conditions are deleted, with the credentials of the settings: conditions of earlier versions too,\n\
+    and those that others set through it, which the state folder names. Rules that a service proxy made are removed by\n\
+    `keelson proxy cleanup`. The exit code is 1 if anything could not be removed.")]
 pub(crate) struct CleanupArgs {
     /// Show what would be removed, and remove nothing.
     #[arg(long)]

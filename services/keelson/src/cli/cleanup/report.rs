@@ -111,13 +111,13 @@ mod tests {
         let mut report = Report::new(false);
         assert_eq!(report.text(), "nothing to remove\n");
         report.remove("containerd lease", "keelson-1-2", "owner 1, 5 B".into(), async || Ok(())).await;
-        report.add("node condition", "ImagePullsFlowing", Outcome::Absent, "");
+        report.add("node condition", "ImagePullsStalled", Outcome::Absent, "");
         assert!(!report.has_failed());
         report.remove("Lease", "kube-node-lease/keelson-n", String::new(), async || Err("403".into())).await;
         assert!(report.has_failed());
         let expected = "\
 removed       containerd lease keelson-1-2: owner 1, 5 B
-absent        node condition ImagePullsFlowing
+absent        node condition ImagePullsStalled
 FAILED        Lease kube-node-lease/keelson-n: 403
 ";
         assert_eq!(report.text(), expected);

@@ -1,0 +1,246 @@
+//! Problem conditions: when they change, in what words, and when they leave the Node (E5, E6).
+
+use super::*;
+use crate::status::{ExternalCondition, recorded_conditions};
+
+const ENDPOINTS: &str = "ServiceEndpointsStale";
+
+fn stale(cause: StaleCause, words: &str) -> EndpointsView {
+    EndpointsView::Stale { cause, reason: words.into() }
+}
+
+fn unavailable(second: i64) -> EndpointsView {
+    stale(StaleCause::SourceUnavailable, &format!("https://api: no answer within {second} s"))
+}
+
+/// A companion with endpoints that are synced, and nothing to report.
+fn synced() -> World {
+    let mut world = World::with_node(Role::Companion);
+    world.collected.endpoints = EndpointsView::Current;
+    world.restart();
+    world.pass(10 * MINUTE);
+    world.tell();
+    world.forget();
+    world
+}
+
+/// Lets time pass, with what `view` says of each second of it.
+fn pass_with(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
+    for second in 0..seconds {
+        world.collected.endpoints = view(second);
+        world.pass(SECOND);
+    }
+    world.tell();
+}
+
+/// E6: what the watches make of ten minutes of an API server in trouble, and the most that it may cost.
+#[test]
+fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
+    let cases: [(&str, usize, fn(i64) -> EndpointsView); 7] = [
+        ("down, in ever new words", 2, unavailable),
+        ("down for 20 s of each minute", 0, |second| match second % 60 {
+            0..20 => unavailable(second),
+            _ => EndpointsView::Current,
+        }),
+        ("down for 10 s, up for 10 s", 0, |second| match second / 10 % 2 {
+            0 => unavailable(second),
+            _ => EndpointsView::Current,
+        }),
+        ("down for 50 s, up for 50 s", 2, |second| match second / 50 % 2 {
+            0 => unavailable(second),
+            _ => EndpointsView::Current,
+        }),
+        ("down for a minute, up for four", 2, |second| match second % 300 {
+            0..60 => unavailable(second),
+            _ => EndpointsView::Current,
+        }),
+        ("refused, unreachable and listing in turns of 15 s", 2, |second| match second / 15 % 3 {
+            0 => stale(StaleCause::SourceRefused, "403"),
+            1 => unavailable(second),
+            _ => stale(StaleCause::NotSynced, "relisting"),
+        }),
+        ("refused and unreachable in turns of a minute", 2, |second| match second / 60 % 2 {
+            0 => stale(StaleCause::SourceRefused, "403"),
+            _ => unavailable(second),
+        }),
+    ];
+    for (name, most, view) in cases {
+        let mut world = synced();
+        pass_with(&mut world, 600, view);
+        let during = world.condition(ENDPOINTS)["status"].clone();
+        assert_eq!(during, json!(if most == 0 { "False" } else { "True" }), "{name}");
+        pass_with(&mut world, 600, |_| EndpointsView::Current);
+        assert_eq!(world.verbs(), vec!["patch"; most], "{name}");
+        assert_eq!(world.condition(ENDPOINTS)["reason"], "EndpointsSynced", "{name}");
+    }
+}
+
+/// E6: a problem is reported after 30 s, and withdrawn 5 min after it was last seen.
+#[test]
+fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_period() {
+    let mut world = synced();
+    let status = |world: &World| world.condition(ENDPOINTS)["status"].clone();
+    pass_with(&mut world, 29, unavailable);
+    assert_eq!(status(&world), "False");
+    pass_with(&mut world, 12, unavailable);
+    assert_eq!(status(&world), "True");
+    let since = world.condition(ENDPOINTS)["lastTransitionTime"].clone();
+    pass_with(&mut world, 290, |_| EndpointsView::Current);
+    assert_eq!(status(&world), "True");
+    // A restart knows nothing of that, and begins anew.
+    world.restart();
+    pass_with(&mut world, 290, |_| EndpointsView::Current);
+    assert_eq!(
+        (status(&world), world.condition(ENDPOINTS)["lastTransitionTime"].clone()),
+        (json!("True"), since)
+    );
+    pass_with(&mut world, 22, |_| EndpointsView::Current);
+    assert_eq!((status(&world), world.verbs()), (json!("False"), vec!["patch", "patch"]));
+
+    world.policy.pressure_transition = Duration::ZERO;
+    world.restart();
+    pass_with(&mut world, 42, unavailable);
+    assert_eq!(status(&world), "True");
+    pass_with(&mut world, 11, |_| EndpointsView::Current);
+    assert_eq!(status(&world), "False", "with a period of 0s it is withdrawn at once");
+}
+
+/// E6: the words of an error never reach the Node; a reason that lasts does.
+#[test]
+fn e6_a_condition_has_one_text_for_each_reason() {
+    let mut world = synced();
+    pass_with(&mut world, 120, unavailable);
+    let told = world.condition(ENDPOINTS);
+    assert_eq!(told["reason"], "SourceUnavailable");
+    assert!(!told["message"].as_str().expect("a text").contains("no answer within"), "{told}");
+    pass_with(&mut world, 290, |_| stale(StaleCause::SourceRefused, "403 Forbidden"));
+    assert_eq!(world.condition(ENDPOINTS)["reason"], "SourceUnavailable");
+    pass_with(&mut world, 30, |_| stale(StaleCause::SourceRefused, "401 Unauthorized"));
+    let refused = world.condition(ENDPOINTS);
+    assert_eq!(refused["reason"], "SourceRefused");
+    assert_eq!(refused["lastTransitionTime"], told["lastTransitionTime"], "a reason is no transition");
+    assert!(!refused.to_string().contains("401"), "{refused}");
+    assert_eq!(world.verbs(), ["patch", "patch"]);
+}
+
+/// E6: a first start is one write, whatever happens in its first seconds.
+#[test]
+fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
+    let start = |view: EndpointsView| {
+        let mut world = World::with_node(Role::Companion);
+        world.collected.endpoints = view;
+        world.restart();
+        world.tell();
+        world
+    };
+    let mut world = start(EndpointsView::Starting);
+    pass_with(&mut world, 8, |_| stale(StaleCause::NotSynced, "listing"));
+    assert_eq!(world.condition(ENDPOINTS), Value::Null);
+    pass_with(&mut world, 20, |_| EndpointsView::Current);
+    assert_eq!((&world.condition(ENDPOINTS)["status"], world.verbs().len()), (&json!("False"), 2));
+    for (view, status) in [(unavailable(1), "True"), (EndpointsView::NotWatched, "Unknown")] {
+        let mut world = start(view.clone());
+        pass_with(&mut world, 25, |_| view.clone());
+        assert_eq!(world.condition(ENDPOINTS), Value::Null);
+        pass_with(&mut world, 20, |_| view.clone());
+        assert_eq!(world.condition(ENDPOINTS)["status"], status);
+    }
+    // Followers that come back after a restart of the agent find the condition as it was.
+    let mut world = synced();
+    world.restart();
+    pass_with(&mut world, 25, |_| EndpointsView::NotWatched);
+    pass_with(&mut world, 600, |_| EndpointsView::Current);
+    assert_eq!(world.verbs(), Vec::<&str>::new());
+}
+
+/// E17: a node whose Services come from files has no word of an API server in this condition.
+#[test]
+fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
+    for (view, reason) in [
+        (EndpointsView::Current, "EndpointsSynced"),
+        (stale(StaleCause::NotSynced, "x"), "NotSynced"),
+        (stale(StaleCause::SourceUnavailable, "x"), "SourceUnavailable"),
+    ] {
+        let origins =
+            [(EndpointsOrigin::ApiServer, "API server"), (EndpointsOrigin::Manifests, "manifests folder")];
+        for (origin, word) in origins {
+            let mut world = World::with(StatusPolicy {
+                endpoints_origin: origin,
+                ..StatusPolicy::new(Role::Companion, "n1")
+            });
+            world.make_node();
+            world.collected.endpoints = view.clone();
+            world.restart();
+            world.pass(MINUTE);
+            let told = world.condition(ENDPOINTS);
+            assert_eq!(told["reason"], reason);
+            let message = told["message"].as_str().expect("a text");
+            assert!(message.contains(word), "{origin:?}: {message}");
+            assert!(origin == EndpointsOrigin::ApiServer || !message.contains("API"), "{message}");
+        }
+    }
+}
+
+/// E5: what an earlier version or another configuration of the agent left is removed; what is not its own stays.
+#[test]
+fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
+    for role in [Role::Node, Role::Companion] {
+        let mut world = World::with_node(role);
+        world.collected.endpoints = EndpointsView::Current;
+        world.restart();
+        world.pass(MINUTE);
+        assert_eq!(world.condition(ENDPOINTS)["status"], "False");
+        let old = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
+        world.other(
+            &json!({"status": {"conditions": old.map(|kind| json!({"type": kind, "status": "True"}))}}),
+        );
+        world.forget();
+        // Endpoints are turned off, and the agent starts again.
+        world.collected.endpoints = EndpointsView::Off;
+        world.restart();
+        world.pass(MINUTE);
+        for kind in old.into_iter().chain([ENDPOINTS]) {
+            assert_eq!(world.condition(kind), Value::Null, "{role:?}");
+        }
+        assert_eq!(world.condition("Foreign")["status"], "True");
+        assert_eq!(world.verbs(), ["patch"], "{role:?}: one write for all of it");
+        world.tell();
+        world.restart();
+        world.pass(MINUTE);
+        assert_eq!(world.verbs(), ["patch"], "{role:?}: and none after that");
+    }
+}
+
+/// E5: with the gate off, conditions that others have set leave the Node and the disk.
+#[test]
+fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
+    let mut world = synced();
+    world.set(condition("KernelDeadlock", ConditionStatus::True));
+    world.pass(11 * SECOND);
+    world.tell();
+    assert_eq!(world.condition("KernelDeadlock")["status"], "True");
+    assert!(world.core.removable_conditions().contains(&"KernelDeadlock".to_owned()));
+    world.policy.external_conditions = false;
+    world.restart();
+    world.pass(11 * SECOND);
+    world.tell();
+    assert_eq!(world.condition("KernelDeadlock"), Value::Null);
+    world.pass(2 * MINUTE);
+    assert!(world.conditions.is_empty(), "{:?}", world.conditions);
+}
+
+/// E5: `keelson cleanup` finds on disk what others have set, cleared or not.
+#[test]
+fn e5_conditions_that_others_have_set_are_found_on_disk() {
+    use keelson_storage::{MemoryStore, StateStore};
+    let mut externals = Externals::default();
+    let report = |kind: &str| ExternalCondition { ..condition(kind, ConditionStatus::True) };
+    let mut writes: Vec<ExternalWrite> =
+        ["A", "B"].into_iter().filter_map(|kind| externals.set(report(kind), 0).expect("taken")).collect();
+    writes.push(externals.clear("B", 0).expect("was there"));
+    let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new());
+    let mut unsaved = crate::status::state::Unsaved::default();
+    unsaved.add(Write::Conditions(writes));
+    unsaved.save(&store).expect("saved");
+    assert_eq!(recorded_conditions(&store).expect("readable"), ["A", "B"]);
+}

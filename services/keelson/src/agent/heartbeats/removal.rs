@@ -1,0 +1,80 @@
+//! Takes the agent's conditions off the Node.
+//!
+//! Owns: nothing. In: the API server, the types of conditions. Out: one read of the Node, and one patch that deletes those
+//! that are there.
+
+use std::time::Duration;
+
+use keelson_actors::{
+    cluster::{ApiError, ApiErrorKind, NodeApi as _},
+    status::{RemovableConditions, removal_patch},
+};
+use keelson_kube::ApiServer;
+use tokio::time::timeout;
+
+use super::{Heartbeats, On};
+
+/// The longest that a stop waits for the API server.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Which of these conditions the Node has; `None`: there is no Node.
+///
+/// # Errors
+/// The Node cannot be read.
+pub(crate) async fn find(
+    api: &ApiServer,
+    node: &str,
+    kinds: &[String],
+) -> Result<Option<Vec<String>>, ApiError> {
+    let node = match api.get_node(node).await {
+        Ok(node) => node,
+        Err(error) if error.kind == ApiErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let there = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    let is_there = |kind: &&String| there.iter().any(|condition| condition.type_ == **kind);
+    Ok(Some(kinds.iter().filter(is_there).cloned().collect()))
+}
+
+/// Deletes these conditions from the Node, in one request.
+///
+/// # Errors
+/// The API server does not do it.
+pub(crate) async fn remove(api: &ApiServer, node: &str, kinds: &[String]) -> Result<(), ApiError> {
+    api.patch_status(node, removal_patch(kinds)).await.map(drop)
+}
+
+impl Heartbeats {
+    /// Ends the heartbeats for good, where the settings ask for it: takes the agent's conditions off the Node, and those
+    /// that others set through it. Those of a kubelet stay.
+    pub(in crate::agent) async fn leave(&self) {
+        let Self::On(on) = self else { return };
+        if !on.removes_conditions {
+            return;
+        }
+        match timeout(PATIENCE, on.leave()).await {
+            Ok(Ok(count)) => tracing::info!(count, "node conditions removed"),
+            Ok(Err(error)) => {
+                tracing::warn!(error, "cannot remove the node conditions; keelson cleanup removes them")
+            }
+            Err(_) => tracing::warn!(
+                timeout = ?PATIENCE,
+                "the API server did not answer in time; keelson cleanup removes the node conditions"
+            ),
+        }
+    }
+}
+
+impl On {
+    async fn leave(&self) -> Result<usize, String> {
+        let kinds = self.status.ask(RemovableConditions {}).await.map_err(|error| error.to_string())?;
+        // From now on nothing is reported that would bring them back.
+        self.stop();
+        let text = |error: ApiError| error.to_string();
+        let found = find(&self.rest, &self.node_name, &kinds).await.map_err(text)?.unwrap_or_default();
+        if !found.is_empty() {
+            remove(&self.rest, &self.node_name, &found).await.map_err(text)?;
+        }
+        Ok(found.len())
+    }
+}
