@@ -29,7 +29,7 @@ const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3
 const CLEARING: i64 = 60_000;
 
 /// Conditions of the kubelet, of cloud providers, and of the agent.
-const RESERVED: [&str; 8] = [
+const RESERVED: [&str; 9] = [
     "Ready",
     "MemoryPressure",
     "DiskPressure",
@@ -38,6 +38,7 @@ const RESERVED: [&str; 8] = [
     super::compute::conditions::PULLS,
     super::compute::conditions::ENDPOINTS,
     super::compute::conditions::STATE,
+    super::compute::conditions::CONTESTED,
 ];
 
 /// A condition's status.
@@ -305,6 +306,11 @@ impl Externals {
         let write = news.then(|| (condition.kind.clone(), Some(record.clone())));
         self.0.insert(condition.kind, External { record, heard: now });
         Ok(write)
+    }
+
+    /// Every type that is set, or must go from the Node.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
     }
 
     /// Whether a condition of this type is set.

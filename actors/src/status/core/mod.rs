@@ -14,6 +14,7 @@ mod pass;
 #[cfg(test)]
 mod tests;
 mod view;
+mod writers;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -32,11 +33,13 @@ use crate::{
     clock::Now,
     cluster::{ApiError, ChoreHealth, Written},
     host::{HostFacts, HostReadings},
+    lease::Contention,
     pulls::FlowView,
     runtime::RuntimeReport,
 };
 use knowledge::Knowledge;
 use pass::Pass;
+use writers::Writers;
 
 /// Tries of one pass (kubelet).
 const TRIES: u32 = 5;
@@ -46,6 +49,8 @@ const JITTER: f64 = 0.04;
 const REGISTER_BACKOFF: (i64, i64) = (100, 7_000);
 /// The longest that a server's `Retry-After` is obeyed.
 const LONGEST_RETRY_AFTER: i64 = 60_000;
+/// The most that is added to it, as a part of the update frequency.
+const RETRY_SPREAD: f64 = 0.25;
 /// The clocks have stepped when they disagree by more than this from one pass to the next.
 const STEP: i64 = 2_000;
 /// How long the first status of role node waits for the runtime, so that a fresh node is not reported as not ready
@@ -79,6 +84,8 @@ pub enum Event {
     Changed,
     /// Somebody wants a report, whether or not there is something new.
     ReportNow,
+    /// Whether another process renews the Lease.
+    Contention(Contention),
     /// The Node as it was watched; `None`: there is none.
     Node(Option<Arc<Node>>),
     /// To [`Effect::Collect`].
@@ -160,6 +167,8 @@ pub enum Counted {
     Registered,
     /// The wall clock stepped.
     ClockStep,
+    /// Another process changed a condition of this agent's.
+    ForeignWrite,
 }
 
 /// Reports fail.
@@ -210,6 +219,10 @@ pub struct Core {
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
     health: ChoreHealth,
+    contention: Contention,
+    /// A pass ended without a request, because it is not known whether another process reports for the node.
+    withheld: bool,
+    writers: Writers,
     conditions: Vec<(&'static str, String)>,
     /// They and those of other processes, as last worked out.
     shown: Vec<NodeCondition>,
@@ -249,6 +262,9 @@ impl Core {
             image_fs: None,
             failing: None,
             health: ChoreHealth::Starting,
+            contention: Contention::default(),
+            withheld: false,
+            writers: Writers::default(),
             conditions: Vec::new(),
             shown: Vec::new(),
             unread: BTreeSet::new(),
@@ -288,6 +304,7 @@ impl Core {
                 self.force = true;
                 self.prompt(true, now, &mut effects);
             }
+            Event::Contention(contention) => self.contended(contention, now, &mut effects),
             Event::Node(node) => self.watched(node, now, &mut effects),
             Event::Collected(collected) => self.collected(*collected, now, random, &mut effects),
             Event::Got(result) => self.got(result, now, random, &mut effects),
@@ -346,6 +363,33 @@ impl Core {
         } else if !self.must_wait(now) && (!by_rate || self.credit_at(moment(now)) >= self.frequency()) {
             self.begin(now, effects);
         }
+    }
+
+    /// Another process was found to renew the Lease, or to have stopped.
+    fn contended(&mut self, contention: Contention, now: Now, effects: &mut Vec<Effect>) {
+        let before = std::mem::replace(&mut self.contention, contention);
+        if before == contention {
+            return;
+        }
+        if before == Contention::StandingBack {
+            self.repair = self.policy.role == Role::Node;
+        }
+        if before != Contention::Undecided {
+            self.prompt(true, now, effects);
+        } else if std::mem::take(&mut self.withheld) {
+            self.prompt(false, now, effects);
+        }
+    }
+
+    /// Whether another process is the node's heartbeat.
+    fn stands_back(&self) -> bool {
+        self.contention == Contention::StandingBack
+    }
+
+    /// Of how many types another process writes the condition too.
+    #[must_use]
+    pub fn contested_conditions(&self) -> usize {
+        self.writers.contested()
     }
 
     fn must_wait(&self, now: Now) -> bool {

@@ -16,7 +16,7 @@ use keelson_actors::{
     clock::{Clock, unix_ms},
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
-    lease::{self, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
+    lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
     pulls::{DiskPressure, PullCoordinator},
     runtime::{RuntimeClient, core::Health},
     status::{
@@ -164,6 +164,8 @@ pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
         node,
         duration: settings.node.lease_duration,
         lean: settings.feature_gates.enabled(Gate::LeanLeases),
+        may_stand_back: settings.node.role == keelson_config::Role::Node
+            && settings.node.when_contested == keelson_config::WhenContested::StandBack,
     }
 }
 
@@ -211,6 +213,9 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     let takes_conditions = parts.settings.feature_gates.enabled(Gate::ExternalNodeConditions);
 
     let (lease_health, lease_seen) = watch::channel(ChoreHealth::Starting);
+    // Until the Lease has been read, role node does not know whether it may report.
+    let undecided = if lease_policy.may_stand_back { Contention::Undecided } else { Contention::Uncontested };
+    let (contention, contention_seen) = watch::channel(undecided);
     let recorder = Recorder::new(LEASE_ACTOR, MAILBOX);
     let lease_parts = LeaseRenewerParts {
         api: Arc::new(leases.clone()),
@@ -220,6 +225,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         policy: lease_policy,
         metrics: lease_metrics.clone(),
         health: lease_health,
+        contention,
         changes: parts.changes.clone(),
         recorder: recorder.clone(),
     };
@@ -237,6 +243,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         runtime_health: parts.runtime_health,
         pulls: Arc::new(parts.pulls.clone()),
         endpoints: parts.endpoints,
+        contention: contention_seen,
         store: parts.store,
         clock: parts.clock,
         wall: unix_ms,
@@ -494,6 +501,8 @@ mod tests {
         settings.node.role = keelson_config::Role::Node;
         settings.feature_gates = settings.feature_gates.with(Gate::LeanLeases, false);
         let lease = lease_policy(&settings);
-        assert_eq!((&*lease.name, lease.lean), ("n1", false));
+        assert_eq!((&*lease.name, lease.lean, lease.may_stand_back), ("n1", false, true));
+        settings.node.when_contested = keelson_config::WhenContested::Continue;
+        assert!(!lease_policy(&settings).may_stand_back);
     }
 }

@@ -6,6 +6,7 @@
 mod economy;
 mod faults;
 mod roles;
+mod writers;
 
 use std::{collections::VecDeque, sync::Arc};
 
