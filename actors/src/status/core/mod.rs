@@ -8,6 +8,7 @@
 //! unless it differs, or the last report is old: then it is sent, in at most five tries without a pause, as the
 //! kubelet does. Plans use the monotonic clock only.
 
+mod contest;
 mod end;
 mod knowledge;
 mod pass;
@@ -363,33 +364,6 @@ impl Core {
         } else if !self.must_wait(now) && (!by_rate || self.credit_at(moment(now)) >= self.frequency()) {
             self.begin(now, effects);
         }
-    }
-
-    /// Another process was found to renew the Lease, or to have stopped.
-    fn contended(&mut self, contention: Contention, now: Now, effects: &mut Vec<Effect>) {
-        let before = std::mem::replace(&mut self.contention, contention);
-        if before == contention {
-            return;
-        }
-        if before == Contention::StandingBack {
-            self.repair = self.policy.role == Role::Node;
-        }
-        if before != Contention::Undecided {
-            self.prompt(true, now, effects);
-        } else if std::mem::take(&mut self.withheld) {
-            self.prompt(false, now, effects);
-        }
-    }
-
-    /// Whether another process is the node's heartbeat.
-    fn stands_back(&self) -> bool {
-        self.contention == Contention::StandingBack
-    }
-
-    /// Of how many types another process writes the condition too.
-    #[must_use]
-    pub fn contested_conditions(&self) -> usize {
-        self.writers.contested()
     }
 
     fn must_wait(&self, now: Now) -> bool {

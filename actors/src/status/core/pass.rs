@@ -12,7 +12,6 @@ use super::{
     Writers,
     end::End,
     knowledge::{uid, version},
-    writers::WriterNews,
 };
 use crate::{
     clock::Now,
@@ -21,9 +20,7 @@ use crate::{
     runtime::RuntimeReport,
     status::{
         compare::{differ, older, wrong_system_labels},
-        compute::{
-            Inputs, Memory, Moment, RuntimeView, compute, conditions, conditions::Contest, millis, moment,
-        },
+        compute::{Inputs, Memory, Moment, RuntimeView, compute, conditions, millis, moment},
         patch::status_patch,
         policy::{Register, Role},
         register::{new_node, repair},
@@ -233,7 +230,7 @@ impl Core {
             let list = status.conditions.get_or_insert_default();
             self.writers.hold(&known, list, millis(self.policy.report_frequency), moment(now));
         }
-        if let Some(contest) = self.contest() {
+        if let Some(contest) = self.contest(moment(now)) {
             conditions::set_contested(&mut status, contest, now);
         }
         let own = |kind: &'static str| {
@@ -258,50 +255,6 @@ impl Core {
             effects.push(Effect::Save(Write::Conditions(gone)));
         }
         status
-    }
-
-    /// Who else reports for the node; `None`: that is not known.
-    fn contest(&self) -> Option<Contest> {
-        Some(match self.contention {
-            Contention::Undecided => return None,
-            Contention::StandingBack => Contest::StandingBack,
-            Contention::Contested => Contest::Lease,
-            Contention::Uncontested if self.writers.contested() > 0 => Contest::Conditions,
-            Contention::Uncontested => Contest::None,
-        })
-    }
-
-    /// Compares the conditions with those that were written before.
-    fn notice_writers(&mut self, base: &Node, now: Now, effects: &mut Vec<Effect>) {
-        let kinds: Vec<String> = if self.stands_back() {
-            vec![conditions::CONTESTED.to_owned()]
-        } else {
-            let own = conditions::own(self.policy.role).iter().map(|kind| (*kind).to_owned());
-            own.chain(self.externals.kinds().map(str::to_owned)).collect()
-        };
-        let list = base.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-        let quiet = millis(self.policy.report_frequency).saturating_mul(2);
-        for news in self.writers.observe(&kinds, list, quiet, moment(now)) {
-            let name = &self.policy.node_name;
-            let (warn, text) = match news {
-                WriterNews::Foreign(_) => {
-                    effects.push(Effect::Count(Counted::ForeignWrite));
-                    continue;
-                }
-                WriterNews::Contested(kind) => (
-                    true,
-                    format!(
-                        "another process writes condition {kind} of Node {name} too; the agent writes it once in {:?} at \
-                         most until the other one stops",
-                        self.policy.report_frequency
-                    ),
-                ),
-                WriterNews::Over(kind) => {
-                    (false, format!("no other process writes condition {kind} of Node {name} any more"))
-                }
-            };
-            effects.push(Effect::Note { warn, text });
-        }
     }
 
     /// The Node is there. Its uid decides what of the past is about it. Returns it as it must be by now.

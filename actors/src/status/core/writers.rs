@@ -124,6 +124,14 @@ impl Writers {
         self.kinds.get(kind).is_some_and(|kind| kind.contested)
     }
 
+    /// Whether another process has lately set a condition of this type to True.
+    pub(super) fn is_true_by_another(&self, kind: &str, quiet: i64, now: Moment) -> bool {
+        self.kinds.get(kind).is_some_and(|kind| {
+            let lately = kind.last_foreign.is_some_and(|at| now.saturating_sub(at) <= quiet);
+            lately && matches!(&kind.foreign, Some(Some(condition)) if condition.status == "True")
+        })
+    }
+
     /// Of how many types another process writes the condition too.
     pub(super) fn contested(&self) -> usize {
         self.kinds.values().filter(|kind| kind.contested).count()
