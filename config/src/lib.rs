@@ -44,6 +44,6 @@ pub use show::{Format, render_show};
 pub use size::ByteSize;
 pub use values::{
     DetectLocalMode, EndpointsSource, Enforce, InterfacePattern, ListenSpec, LogFormat, NodePortAddresses,
-    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenFull,
+    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 pub use warnings::Warning;

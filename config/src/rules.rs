@@ -13,7 +13,7 @@ use crate::net;
 use crate::suggest::nearest;
 use crate::values::{
     Choice, DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, ProxyBackend, Register, Role,
-    SocketMode, SocketSpec, WhenFull, path_fault,
+    SocketMode, SocketSpec, WhenContested, WhenFull, path_fault,
 };
 
 /// A value as a layer gives it, before it is known to be right.
@@ -533,7 +533,17 @@ macro_rules! choices {
         }
     )+};
 }
-choices!(WhenFull, Enforce, LogFormat, Role, Register, EndpointsSource, ProxyBackend, DetectLocalMode);
+choices!(
+    WhenFull,
+    Enforce,
+    LogFormat,
+    Role,
+    Register,
+    WhenContested,
+    EndpointsSource,
+    ProxyBackend,
+    DetectLocalMode
+);
 
 #[cfg(test)]
 mod tests {

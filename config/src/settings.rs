@@ -17,7 +17,7 @@ use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
     DetectLocalMode, EndpointsSource, Enforce, InterfacePattern, ListenSpec, LogFormat, NodePortAddresses,
-    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenFull,
+    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
 /// The section of the gates, whose keys are the gates' names.
@@ -340,6 +340,9 @@ settings! {
         /// With role `node`, what is done when the Node is missing: `once` makes it at the start only, as the
         /// kubelet does; `always` also when it was deleted later; `never` waits for somebody else to.
         register_node: Register = Register::Once, Any, restart;
+        /// With role `node`, what is done while another process, such as a kubelet, renews the node's Lease: `stand-back` leaves
+        /// Lease and status to it until it has not renewed the Lease for `lease_duration`; `continue` goes on.
+        when_contested: WhenContested = WhenContested::StandBack, Any, restart;
         /// With role `node`: labels of the Node, as the kubelet's `--node-labels`: `key=value,key=value`.
         node_labels: String = String::new(), TextRule::Free("labels, `key=value,...`"), restart;
         /// With role `node`: taints that the Node is registered with, as the kubelet's `--register-with-taints`:

@@ -280,6 +280,16 @@ choice! {
 }
 
 choice! {
+    /// What role node does while another process renews the node's Lease.
+    WhenContested {
+        /// It stops renewing the Lease and reporting the status until the other one stops.
+        StandBack = "stand-back",
+        /// It goes on.
+        Continue = "continue",
+    }
+}
+
+choice! {
     /// Where Services and their endpoints come from.
     EndpointsSource {
         /// The API server if one is configured, else manifests if a folder of them is, else nowhere.

@@ -172,6 +172,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("kube.request_timeout", _) => (1u32..=119).prop_map(|s| format!("{s}s").into()).boxed(),
         (path, v) if path.starts_with("kube.") => Just(v.clone()).boxed(),
         ("node.role", _) => words(&["node", "companion"]),
+        ("node.when_contested", _) => words(&["stand-back", "continue"]),
         ("node.register_node", _) => words(&["once", "always", "never"]),
         ("node.root_dir" | "agent.state_dir" | "proxy.conntrack_sysctl_dir", _) => {
             word.prop_map(|w| format!("/var/{w}").into()).boxed()

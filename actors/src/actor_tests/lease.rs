@@ -168,6 +168,7 @@ impl Cluster {
             policy: policy(),
             metrics: metrics.clone(),
             health,
+            contention: watch::Sender::default(),
             changes,
             recorder: recorder.clone(),
         };

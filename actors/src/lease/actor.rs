@@ -15,7 +15,7 @@ use keelson_storage::{StateStore, StateStoreExt as _, Table};
 use tokio::sync::watch;
 
 use super::{
-    core::{Answer, Core, Counted, Effect, Event, LeasePolicy, Request},
+    core::{Answer, Contention, Core, Counted, Effect, Event, LeasePolicy, Request},
     metrics::{ClockStep, LeaseMetrics, RenewalResult},
     record::{LEASE_KEY, LeaseRecord},
 };
@@ -61,6 +61,8 @@ pub struct LeaseRenewerParts {
     pub metrics: LeaseMetrics,
     /// How it fares, for readiness and people.
     pub health: watch::Sender<ChoreHealth>,
+    /// Whether another process renews the Lease, for whoever reports for the node.
+    pub contention: watch::Sender<Contention>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,
     /// The note-book.
@@ -77,6 +79,7 @@ pub struct LeaseRenewer {
     wall: WallClock,
     metrics: LeaseMetrics,
     health: watch::Sender<ChoreHealth>,
+    contention: watch::Sender<Contention>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
     timer: Option<(Duration, SpawnHandle)>,
@@ -107,6 +110,7 @@ impl LeaseRenewer {
             wall: parts.wall,
             metrics: parts.metrics,
             health: parts.health,
+            contention: parts.contention,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
             timer: None,
@@ -151,6 +155,9 @@ impl LeaseRenewer {
             }
             Effect::Count(Counted::Takeover) => {
                 self.metrics.takeovers.inc();
+            }
+            Effect::Count(Counted::ForeignRenewal) => {
+                self.metrics.foreign_renewals.inc();
             }
             Effect::Count(Counted::ClockStep { forward }) => {
                 let direction = if forward { "forward" } else { "back" };
@@ -221,6 +228,11 @@ impl LeaseRenewer {
         if news {
             self.health.send_replace(health);
         }
+        let contention = self.core.contention();
+        let is_contested = matches!(contention, Contention::Contested | Contention::StandingBack);
+        self.metrics.contested.set(is_contested.into());
+        self.metrics.standing_back.set((contention == Contention::StandingBack).into());
+        self.contention.send_if_modified(|shown| std::mem::replace(shown, contention) != contention);
         self.recorder().status(Status::Running, self.core.summary());
         self.changes.send_modify(|count| *count += 1);
     }

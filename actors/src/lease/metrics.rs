@@ -41,6 +41,12 @@ pub struct LeaseMetrics {
     pub transitions: Gauge,
     /// How often the agent took the Lease over from another holder.
     pub takeovers: Counter,
+    /// Renewals of the Lease by another process, as far as they were seen.
+    pub foreign_renewals: Counter,
+    /// 1 while another process renews the Lease too.
+    pub contested: Gauge,
+    /// 1 while the agent leaves the Lease to another process.
+    pub standing_back: Gauge,
     /// Failed requests since the last renewal.
     pub failures: Gauge,
     /// Steps of the wall clock.
@@ -65,6 +71,17 @@ impl LeaseMetrics {
             "takeovers",
             "How often the Lease was taken over from another holder",
             self.takeovers.clone(),
+        );
+        own.register(
+            "foreign_renewals",
+            "Renewals of the Lease by another process that were seen",
+            self.foreign_renewals.clone(),
+        );
+        own.register("contested", "1 while another process renews the Lease", self.contested.clone());
+        own.register(
+            "standing_back",
+            "1 while the agent leaves the Lease and the node status to another process",
+            self.standing_back.clone(),
         );
         own.register("consecutive_failures", "Failed requests since the last renewal", self.failures.clone());
         own.register("clock_steps", "Steps of the wall clock by direction", self.clock_steps.clone());
@@ -115,6 +132,9 @@ mod tests {
             "keelson_lease_age_seconds 12.5",
             "keelson_lease_transitions 0",
             "keelson_lease_takeovers_total 0",
+            "keelson_lease_foreign_renewals_total 0",
+            "keelson_lease_contested 0",
+            "keelson_lease_standing_back 0",
             "keelson_lease_consecutive_failures 0",
             "keelson_lease_clock_steps_total{direction=\"back\"} 1",
         ] {

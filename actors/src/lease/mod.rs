@@ -14,7 +14,8 @@
 //! * A renewal that finds no Lease does not try four times more, and while the Node is gone only the Node is asked
 //!   for: one request in each interval.
 //! * What another try cannot mend (401, 403, a request that the server finds wrong) is tried once in each interval;
-//!   429, and 5xx with `Retry-After`, end the tries until the server's time has passed.
+//!   429, and 5xx with `Retry-After`, end the tries until the server's time has passed, an interval at most.
+//! * A second process that renews the Lease is noticed, and left alone with it where the settings say so.
 //! * Reads that time out close the connections from the second one on, as renewals do.
 //! * A start does not renew a Lease that the agent renewed less than an interval ago.
 
@@ -24,6 +25,6 @@ mod metrics;
 mod record;
 
 pub use actor::{LeaseRenewer, LeaseRenewerParts, LeaseState, LeaseTick, NodeChanged, WallClock};
-pub use core::LeasePolicy;
+pub use core::{Contention, LeasePolicy};
 pub use metrics::{ClockStep, LeaseMetrics, RenewalResult};
 pub use record::LeaseRecord;

@@ -22,4 +22,10 @@ pub struct LeaseRecord {
     /// Whether the record of who set which field was dropped from the Lease with this uid.
     #[serde(default)]
     pub managers_forgotten: bool,
+    /// `spec.acquireTime` in Unix microseconds, where the agent may stand back: its claim.
+    #[serde(default)]
+    pub acquired_unix_us: Option<i64>,
+    /// The agent had left the Lease to another process.
+    #[serde(default)]
+    pub stood_back: bool,
 }

@@ -39,6 +39,7 @@ use crate::{
     durable::LoggedFailure,
     host::{Host, HostAsk, HostReadings},
     inspect::{Recorder, Status},
+    lease::Contention,
     runtime::core::Health,
     supervise::{self, Supervision},
 };
@@ -71,6 +72,8 @@ pub struct StatusReporterParts {
     pub pulls: Arc<dyn PullsSource>,
     /// How service endpoints fare.
     pub endpoints: watch::Receiver<EndpointsView>,
+    /// Whether another process renews the node's Lease.
+    pub contention: watch::Receiver<Contention>,
     /// Where the last report is kept.
     pub store: Arc<dyn StateStore>,
     /// Time, for plans.
@@ -99,6 +102,7 @@ pub struct StatusReporter {
     runtime_health: watch::Receiver<Health>,
     pulls: Arc<dyn PullsSource>,
     endpoints: watch::Receiver<EndpointsView>,
+    contention: watch::Receiver<Contention>,
     store: Arc<dyn StateStore>,
     clock: Clock,
     wall: WallClock,
@@ -142,6 +146,7 @@ impl StatusReporter {
             runtime_health: parts.runtime_health,
             pulls: parts.pulls,
             endpoints: parts.endpoints,
+            contention: parts.contention,
             store: parts.store,
             clock: parts.clock,
             wall: parts.wall,
@@ -179,6 +184,7 @@ impl StatusReporter {
         }
         self.arm(ctx);
         self.metrics.age(self.core.report_age(self.now()));
+        self.metrics.contested.set(i64::try_from(self.core.contested_conditions()).unwrap_or(i64::MAX));
         let summary = self.core.summary();
         if self.summary != summary {
             self.recorder().status(Status::Running, summary.clone());
@@ -216,6 +222,7 @@ impl StatusReporter {
             Effect::Count(Counted::Failed) => self.metrics.report("failed"),
             Effect::Count(Counted::Registered) => self.metrics.report("registered"),
             Effect::Count(Counted::ClockStep) => drop(self.metrics.clock_steps.inc()),
+            Effect::Count(Counted::ForeignWrite) => drop(self.metrics.foreign_writes.inc()),
             Effect::Note { warn: true, text } => {
                 tracing::warn!(actor = "StatusReporter", "{text}");
                 self.recorder().error(text);
@@ -310,6 +317,26 @@ impl StatusReporter {
                 actor.watch_runtime(ctx);
                 actor.step(Event::Changed, ctx);
             }
+        }));
+    }
+
+    /// Tells the core when another process is found to renew the Lease, and when it has stopped.
+    fn watch_contention(&mut self, before: Contention, ctx: &mut Context<Self>) {
+        let mut contention = self.contention.clone();
+        let changed = async move {
+            let changed = contention.wait_for(|now| *now != before).await;
+            changed.ok().map(|now| *now)
+        };
+        ctx.spawn(wrap_future::<_, Self>(changed).map(move |changed, actor, ctx| match changed {
+            Some(now) => {
+                actor.watch_contention(now, ctx);
+                actor.step(Event::Contention(now), ctx);
+            }
+            // There is no LeaseRenewer any more, and a status does not wait for one.
+            None if before == Contention::Undecided => {
+                actor.step(Event::Contention(Contention::Uncontested), ctx);
+            }
+            None => {}
         }));
     }
 

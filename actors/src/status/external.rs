@@ -33,7 +33,7 @@ const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3
 const CLEARING: i64 = 60_000;
 
 /// Conditions of the kubelet, of cloud providers, and of the agent, earlier versions of it included.
-const RESERVED: [&str; 10] = [
+const RESERVED: [&str; 11] = [
     "Ready",
     "MemoryPressure",
     "DiskPressure",
@@ -42,6 +42,7 @@ const RESERVED: [&str; 10] = [
     problem::PULLS,
     problem::ENDPOINTS,
     problem::STATE,
+    super::compute::conditions::CONTESTED,
     RETIRED[0],
     RETIRED[1],
 ];
@@ -313,6 +314,11 @@ impl Externals {
         Ok(write)
     }
 
+    /// Every type that is set, or must go from the Node.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Whether a condition of this type is set.
     pub(super) fn has(&self, kind: &str) -> bool {
         self.0.get(kind).is_some_and(|external| !external.record.cleared)
@@ -338,11 +344,6 @@ impl Externals {
         let live = self.0.iter().filter(|(_, external)| !external.record.cleared);
         let kinds: Vec<String> = live.map(|(kind, _)| kind.clone()).collect();
         kinds.iter().filter_map(|kind| self.clear(kind, now).ok()).collect()
-    }
-
-    /// Every type that may be on the Node.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
     }
 
     /// Forgets what was cleared and is gone from the Node. Returns what has to be written.

@@ -38,6 +38,10 @@ pub struct StatusMetrics {
     pub computations: Counter,
     /// Steps of the wall clock.
     pub clock_steps: Counter,
+    /// Changes that another process made to conditions of this agent's.
+    pub foreign_writes: Counter,
+    /// Types of conditions that another process writes too.
+    pub contested: Gauge,
     /// Time since the last report.
     pub last_report_age: Gauge<f64, AtomicU64>,
     /// 1 for the status that a condition has, 0 for those that it has not.
@@ -59,6 +63,16 @@ impl StatusMetrics {
                 self.last_report_age.clone(),
             );
         }
+        own.register(
+            "condition_foreign_writes",
+            "Changes by another process to conditions that the agent writes",
+            self.foreign_writes.clone(),
+        );
+        own.register(
+            "conditions_contested",
+            "Conditions of the agent that another process writes too",
+            self.contested.clone(),
+        );
         own.register("clock_steps", "Steps of the wall clock that were noticed", self.clock_steps.clone());
         own.register(
             "condition",
@@ -117,6 +131,8 @@ mod tests {
             "keelson_node_status_computations_total 1",
             "keelson_node_status_last_report_age_seconds 1.5",
             "keelson_node_clock_steps_total 1",
+            "keelson_node_condition_foreign_writes_total 0",
+            "keelson_node_conditions_contested 0",
             "keelson_node_condition{condition=\"Ready\",status=\"False\"} 1",
             "keelson_node_condition{condition=\"Ready\",status=\"True\"} 0",
         ] {

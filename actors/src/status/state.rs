@@ -47,6 +47,18 @@ impl Stamp {
         Self { since_boot_ms, unix_ms, ..self }
     }
 
+    /// How far the wall clock was set back between this moment and another, in milliseconds; 0: not, or not that it could be
+    /// told. Across boots only the least that it must have been is known.
+    pub(super) fn step_back_until(&self, then: &Self) -> i64 {
+        let wall = then.unix_ms.saturating_sub(self.unix_ms);
+        let passed = if self.boot_id == then.boot_id && !self.boot_id.is_empty() {
+            then.since_boot_ms.saturating_sub(self.since_boot_ms).max(0)
+        } else {
+            0
+        };
+        passed.saturating_sub(wall).max(0)
+    }
+
     /// Milliseconds from this moment to another; `None` if that makes no sense, because a clock went backwards.
     fn until(&self, then: &Self) -> Option<i64> {
         let passed = if self.boot_id == then.boot_id && !self.boot_id.is_empty() {
@@ -224,6 +236,22 @@ mod tests {
         assert_eq!(at.until(&stamp("c", 1, 5_010_000)), Some(10_000));
         assert_eq!(at.until(&stamp("c", 1, 4_999_999)), None, "stepped back: nothing is known");
         assert_eq!(stamp("", 0, 0).until(&stamp("", 5, 9)), Some(9));
+    }
+
+    #[test]
+    fn e18_only_steps_back_count() {
+        let at = stamp("b", 100_000, 5_000_000);
+        for (then, back) in [
+            (stamp("b", 160_000, 5_060_000), 0),
+            (stamp("b", 160_000, 9_000_000), 0),
+            (stamp("b", 160_000, 5_020_000), 40_000),
+            (stamp("b", 160_000, 0), 5_060_000),
+            (stamp("c", 1, 9_000_000), 0),
+            (stamp("c", 900_000, 5_000_001), 0),
+            (stamp("c", 1, 4_990_000), 10_000),
+        ] {
+            assert_eq!(at.step_back_until(&then), back, "{then:?}");
+        }
     }
 
     fn save<const N: usize>(store: &Arc<dyn StateStore>, writes: [Write; N]) {

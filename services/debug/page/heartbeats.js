@@ -10,6 +10,7 @@ const GOOD = {
   ImagePullsStalled: "False",
   ServiceEndpointsStale: "False",
   KeelsonStateNotDurable: "False",
+  KeelsonNodeContested: "False",
   MemoryPressure: "False",
   DiskPressure: "False",
   PIDPressure: "False",
@@ -41,6 +42,7 @@ function showLease(lease, clock) {
     lease.name,
     lasts ? `lasts ${duration(lasts)}` : "",
     lease.holder && lease.holder !== lease.name ? `held by ${lease.holder}` : "",
+    { contested: "another process renews it too", "standing back": "left to another process" }[lease.contention] ?? "",
     plural(lease.renewals, "renewal"),
     lease.transitions ? plural(lease.transitions, "transition") : "",
   );
@@ -74,7 +76,8 @@ function updateCondition(row, condition, clock) {
   const tone = conditionTone(condition);
   status.dataset.tone = tone;
   // A colour alone does not reach everybody.
-  const notes = [tone === "bad" ? "not as it should be" : "", condition.source === "reporter" ? "set from outside" : ""];
+  const notes = [tone === "bad" ? "not as it should be" : "", condition.source === "reporter" ? "set from outside" : "",
+    condition.contested ? "written by another process too" : ""];
   text(partOf(row, "source"), notes.filter(Boolean).join(" · "));
   const from = condition.last_transition_unix_ms;
   text(partOf(row, "for"), from ? duration(clock.now - from) : "");

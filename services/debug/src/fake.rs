@@ -139,6 +139,7 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         message: "all is well".into(),
         last_transition_unix_ms: 1_000,
         source: "agent".into(),
+        contested: false,
     };
     node::Heartbeats {
         state: "well".into(),

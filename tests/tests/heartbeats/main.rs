@@ -13,6 +13,7 @@ mod absent;
 mod answers;
 mod clock;
 mod conditions;
+mod contest;
 mod controller;
 mod credentials;
 mod economy;

@@ -312,6 +312,7 @@ impl World {
             runtime_health,
             pulls: source.clone(),
             endpoints: endpoints_seen,
+            contention: watch::Sender::default().subscribe(),
             store: store.clone(),
             clock: Clock::start(),
             wall,

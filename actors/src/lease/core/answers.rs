@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use super::{
-    Answer, Core, Counted, Effect, Held, MOST_TRIES, NodeSeen, Phase, Renewed, Turn, is_final, mono_ms,
-    unix_us, wanted_pause,
+    Answer, Core, Counted, Effect, Held, MOST_TRIES, NodeSeen, Phase, Renewed, Turn,
+    contest::{Contention, Verdict},
+    is_final, mono_ms, unix_us,
 };
 use crate::{
     clock::Now,
@@ -45,6 +46,9 @@ impl Core {
         self.missing = false;
         self.sync.pause = Duration::ZERO;
         self.sync.read_timeouts = 0;
+        if let Some(pause) = self.left_to_another(&seen, turn) {
+            return self.wait_for(pause, turn);
+        }
         let known = self.record.as_ref().filter(|record| record.uid == seen.written.uid);
         if let Some(record) = &self.record
             && known.is_none()
@@ -65,6 +69,7 @@ impl Core {
             holder: seen.holder,
             duration_seconds: seen.duration_seconds,
             transitions: seen.transitions.unwrap_or(0).max(0),
+            acquired_unix_us: seen.acquire_unix_us,
             managers_forgotten,
         });
         let first = std::mem::take(&mut self.first);
@@ -72,6 +77,64 @@ impl Core {
         match age {
             Some(age) if first && ours => self.take_up(age, turn),
             _ => self.renew(turn),
+        }
+    }
+
+    /// Whether another process has the Lease, or may have it: then how long to wait before the next read.
+    fn left_to_another(&mut self, seen: &LeaseSeen, turn: &mut Turn) -> Option<Duration> {
+        let before = self.contest.contention();
+        let (verdict, is_foreign) = self.contest.read(seen, self.record.as_ref(), turn.now);
+        if is_foreign {
+            turn.fx.push(Effect::Count(Counted::ForeignRenewal));
+        }
+        self.note_contention(before, turn);
+        let pause = match verdict {
+            Verdict::Renew => return None,
+            Verdict::Observe(pause) => pause,
+            Verdict::StandBack => {
+                self.stand_back(turn);
+                self.jittered(turn)
+            }
+        };
+        // What is known of it is not patched: it is read again.
+        self.lease = None;
+        self.first = false;
+        Some(pause)
+    }
+
+    /// Says that the agent reports nothing for the node, here and to the process that comes after this one.
+    fn stand_back(&mut self, turn: &mut Turn) {
+        let (name, node) = (&self.policy.name, &self.policy.node);
+        let reason = format!(
+            "another process renews Lease {LEASE_NAMESPACE}/{name}, such as a kubelet or an agent of the same node \
+             name; this agent stands back and reports nothing for Node {node} (node.when_contested): stop one of them"
+        );
+        self.fail(("contest", "StandingBack"), reason, turn);
+        if let Some(record) = self.record.as_mut().filter(|record| !record.stood_back) {
+            record.stood_back = true;
+            turn.fx.push(Effect::Persist(record.clone()));
+        }
+    }
+
+    /// Notes where the contest begins and ends; standing back is said as a failure.
+    fn note_contention(&self, before: Contention, turn: &mut Turn) {
+        let (name, now) = (&self.policy.name, self.contest.contention());
+        match (before, now) {
+            (Contention::Contested, Contention::Uncontested) => {
+                turn.note(false, format!("no other process renews Lease {LEASE_NAMESPACE}/{name} any more"));
+            }
+            (Contention::StandingBack, Contention::Uncontested) => turn.note(
+                true,
+                format!("the other process has stopped renewing Lease {LEASE_NAMESPACE}/{name}; this agent renews it"),
+            ),
+            (Contention::Uncontested, Contention::Contested) => turn.note(
+                true,
+                format!(
+                    "another process renews Lease {LEASE_NAMESPACE}/{name} too, such as a kubelet or an agent of the same \
+                     node name; this agent goes on: stop one of them"
+                ),
+            ),
+            _ => {}
         }
     }
 
@@ -94,10 +157,17 @@ impl Core {
 
     fn read_failed(&mut self, error: &ApiError, turn: &mut Turn) {
         if error.kind == ApiErrorKind::NotFound {
+            let before = self.contest.contention();
+            let may_make = self.contest.absent(turn.now);
+            self.note_contention(before, turn);
+            if !may_make {
+                return self.rest(turn);
+            }
             self.missing = true;
             self.first = false;
             return self.ask_node(true, turn);
         }
+        self.contest.unread(turn.now);
         self.failed("read", error, turn);
         if error.kind == ApiErrorKind::Timeout {
             self.sync.read_timeouts += 1;
@@ -106,7 +176,7 @@ impl Core {
             }
         }
         self.in_trouble("read", error, turn);
-        match wanted_pause(error) {
+        match self.wanted_pause(error, turn) {
             Some(pause) => self.hold_off(pause, turn),
             None if is_final(error.kind) => self.rest(turn),
             None => self.back_off(Duration::ZERO, turn),
@@ -139,12 +209,12 @@ impl Core {
             // As the kubelet: no Lease without an owner, and the next look at the next interval.
             self.failed("node", error, turn);
             self.in_trouble("node", error, turn);
-            if let Some(pause) = wanted_pause(error) {
+            if let Some(pause) = self.wanted_pause(error, turn) {
                 self.not_before = turn.now.mono.saturating_add(pause);
             }
             return self.rest(turn);
         }
-        match wanted_pause(error) {
+        match self.wanted_pause(error, turn) {
             Some(pause) => {
                 self.failed("node", error, turn);
                 self.in_trouble("node", error, turn);
@@ -160,6 +230,7 @@ impl Core {
         let (name, uid) = (&lease.name, &written.uid);
         turn.note(false, format!("Lease {LEASE_NAMESPACE}/{name} is made, uid {uid}"));
         self.missing = false;
+        self.contest.made(lease.now_unix_us);
         self.lease = Some(Held {
             uid: written.uid,
             resource_version: written.resource_version,
@@ -167,6 +238,7 @@ impl Core {
             holder: Some(lease.holder),
             duration_seconds: Some(lease.duration_seconds),
             transitions: lease.transitions,
+            acquired_unix_us: Some(lease.now_unix_us),
             managers_forgotten: false,
         });
         self.renewed(turn);
@@ -175,7 +247,7 @@ impl Core {
     fn create_failed(&mut self, error: &ApiError, turn: &mut Turn) {
         self.failed("create", error, turn);
         self.in_trouble("create", error, turn);
-        match (wanted_pause(error), error.kind) {
+        match (self.wanted_pause(error, turn), error.kind) {
             (Some(pause), _) => self.hold_off(pause, turn),
             // The namespace is missing, and nobody mends that within seconds.
             (None, ApiErrorKind::NotFound) => self.rest(turn),
@@ -190,6 +262,9 @@ impl Core {
 
     fn patched(&mut self, patch: LeasePatch, written: Written, turn: &mut Turn) {
         turn.count("renewed");
+        let before = self.contest.contention();
+        self.contest.renewed(patch.renew_unix_us, turn.now);
+        self.note_contention(before, turn);
         let Some(held) = &mut self.lease else { return self.renewed(turn) };
         held.resource_version = written.resource_version;
         if let Some(seconds) = patch.duration_seconds {
@@ -203,13 +278,19 @@ impl Core {
             held.owner_uid = Some(owner.uid);
         }
         if let Some(acquire) = patch.acquire {
+            let is_takeover = held.holder.as_ref() != Some(&acquire.holder);
             let before = held.holder.replace(acquire.holder);
-            let before = before.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "nobody".into());
             held.transitions = acquire.transitions;
-            let text =
-                format!("Lease {} taken over from {before}, transition {}", patch.name, acquire.transitions);
-            turn.fx.push(Effect::Count(Counted::Takeover));
-            turn.note(true, text);
+            held.acquired_unix_us = Some(acquire.acquire_unix_us);
+            if is_takeover {
+                let before = before.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "nobody".into());
+                let text = format!(
+                    "Lease {} taken over from {before}, transition {}",
+                    patch.name, acquire.transitions
+                );
+                turn.fx.push(Effect::Count(Counted::Takeover));
+                turn.note(true, text);
+            }
         }
         held.managers_forgotten |= patch.forget_managers;
         self.renewed(turn);
@@ -228,7 +309,7 @@ impl Core {
 
     fn renew_failed(&mut self, patch: &LeasePatch, error: &ApiError, turn: &mut Turn) {
         self.failed("renew", error, turn);
-        if let Some(pause) = wanted_pause(error) {
+        if let Some(pause) = self.wanted_pause(error, turn) {
             self.in_trouble("renew", error, turn);
             return self.hold_off(pause, turn);
         }

@@ -22,11 +22,14 @@
 //! but for one question after a start: how long ago the Lease was renewed.
 
 mod answers;
+mod contest;
 mod types;
 mod view;
 
 #[cfg(test)]
 mod case_tests;
+#[cfg(test)]
+mod contest_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -36,8 +39,10 @@ pub(crate) mod testing;
 
 use std::time::Duration;
 
+pub use contest::Contention;
 pub use types::{Answer, Counted, Effect, Event, LeasePolicy, Renewed, Request};
 
+use self::contest::Contest;
 use super::record::LeaseRecord;
 use crate::{
     clock::Now,
@@ -48,12 +53,13 @@ use crate::{
 const MOST_TRIES: u32 = 5;
 /// Half of the first pause of the back-off, and its longest one (kubelet: 100 ms, doubled first, `maxBackoff`).
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(7));
-/// The longest that a server's `Retry-After` is obeyed.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// The pause after a 429 that names none.
 const TOO_MANY_PAUSE: Duration = Duration::from_secs(1);
 /// The most that is added to the interval, as a part of it (kubelet: `wait.JitterUntil` with 0.04).
 const JITTER: f64 = 0.04;
+/// The most that is added to a server's `Retry-After`, as a part of the interval: agents that were refused together do not
+/// come back together.
+const SPREAD: f64 = 0.25;
 /// A difference between the two clocks that is a step of the wall clock and not its slewing, milliseconds.
 const STEP_MS: i64 = 1000;
 
@@ -66,6 +72,7 @@ struct Held {
     holder: Option<String>,
     duration_seconds: Option<i32>,
     transitions: i32,
+    acquired_unix_us: Option<i64>,
     managers_forgotten: bool,
 }
 
@@ -147,6 +154,7 @@ pub struct Core {
     phase: Phase,
     number: u64,
     sync: Sync,
+    contest: Contest,
     /// The Lease has not been read since the start.
     first: bool,
     /// The uid of the Lease that was last said to be another one than before.
@@ -170,6 +178,7 @@ impl Core {
     pub fn new(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
         Self {
             record: record.filter(|record| record.name == policy.name),
+            contest: Contest::new(policy.may_stand_back, policy.interval(), policy.duration()),
             policy,
             node: NodeSeen::Unknown,
             lease: None,
@@ -275,6 +284,7 @@ impl Core {
             now_unix_us: unix_us(turn.now),
             transitions: 0,
         };
+        self.contest.sends(lease.now_unix_us);
         self.ask(Phase::Creating(lease.clone()), Request::Create(lease), turn);
     }
 
@@ -291,11 +301,12 @@ impl Core {
             _ => None,
         };
         let ours = held.holder.as_ref() == Some(&self.policy.holder);
+        let claim = self.contest.claim(unix_us(turn.now), held.acquired_unix_us);
         // Whoever held it before, nobody included: leader election (client-go) counts in the same way.
-        let acquire = (!ours).then(|| Acquire {
+        let acquire = (!ours || claim.is_some()).then(|| Acquire {
             holder: self.policy.holder.clone(),
-            acquire_unix_us: unix_us(turn.now),
-            transitions: held.transitions.saturating_add(1),
+            acquire_unix_us: claim.unwrap_or_else(|| unix_us(turn.now)),
+            transitions: if ours { held.transitions } else { held.transitions.saturating_add(1) },
         });
         let duration = self.policy.duration_seconds();
         let patch = LeasePatch {
@@ -308,6 +319,7 @@ impl Core {
             forget_managers: self.policy.lean && !held.managers_forgotten && !self.forget_refused,
         };
         self.sync.tries += 1;
+        self.contest.sends(patch.renew_unix_us);
         self.ask(Phase::Renewing(patch.clone()), Request::Renew(patch), turn);
     }
 
@@ -321,9 +333,13 @@ impl Core {
     }
 
     fn jittered(&self, turn: &Turn) -> Duration {
-        let interval = self.policy.interval();
+        self.policy.interval() + self.part_of_interval(JITTER, turn)
+    }
+
+    /// A random part of the interval, up to `most`.
+    fn part_of_interval(&self, most: f64, turn: &Turn) -> Duration {
         let chance = if (0.0..=1.0).contains(&turn.chance) { turn.chance } else { 0.0 };
-        interval + interval.mul_f64(JITTER * chance)
+        self.policy.interval().mul_f64(most * chance)
     }
 
     /// The sync goes on after a pause.
@@ -332,6 +348,17 @@ impl Core {
         self.sync.pause = self.sync.pause.max(first).saturating_mul(2).min(longest);
         let pause = self.sync.pause.max(at_least);
         self.phase = Phase::BackingOff { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
+    }
+
+    /// How long the server is to be left alone, if it asked for that: an interval at most, so that the Lease has tries left
+    /// before it expires, and a random part of one more.
+    fn wanted_pause(&self, error: &ApiError, turn: &Turn) -> Option<Duration> {
+        let asked = error.kind.retry_after().filter(|pause| !pause.is_zero());
+        let asked = match error.kind {
+            ApiErrorKind::TooManyRequests { .. } => Some(asked.unwrap_or(TOO_MANY_PAUSE)),
+            _ => asked,
+        }?;
+        Some(asked.min(self.policy.interval()) + self.part_of_interval(SPREAD, turn))
     }
 
     /// The server wants to be left alone: one more try when its time has passed.
@@ -367,6 +394,8 @@ impl Core {
             transitions: held.transitions,
             holder: held.holder.clone().unwrap_or_default(),
             managers_forgotten: held.managers_forgotten,
+            acquired_unix_us: held.acquired_unix_us.filter(|_| self.policy.may_stand_back),
+            stood_back: false,
         };
         if self.record.as_ref() != Some(&record) {
             self.record = Some(record.clone());
@@ -437,16 +466,6 @@ fn is_final(kind: ApiErrorKind) -> bool {
             | ApiErrorKind::Invalid
             | ApiErrorKind::Credentials
     )
-}
-
-/// How long the server is to be left alone, if it asked for that.
-fn wanted_pause(error: &ApiError) -> Option<Duration> {
-    let pause = error.kind.retry_after().filter(|pause| !pause.is_zero());
-    match error.kind {
-        ApiErrorKind::TooManyRequests { .. } => Some(pause.unwrap_or(TOO_MANY_PAUSE)),
-        _ => pause,
-    }
-    .map(|pause| pause.min(LONGEST_RETRY_AFTER))
 }
 
 fn mono_ms(now: Now) -> i64 {

@@ -31,6 +31,7 @@ pub(crate) fn policy() -> LeasePolicy {
         node: "web-1".into(),
         duration: seconds(40),
         lean: true,
+        may_stand_back: false,
     }
 }
 
@@ -59,6 +60,8 @@ pub(crate) struct Server {
     pub(crate) next: VecDeque<Option<ApiErrorKind>>,
     /// Every renewal finds that somebody else was faster.
     pub(crate) rival: bool,
+    /// So many renewals are carried out, and their answers are lost.
+    pub(crate) swallows: u32,
     pub(crate) version: u64,
     /// Writes that succeeded.
     pub(crate) writes: u32,
@@ -89,6 +92,14 @@ impl Server {
         self.version += 1;
         if let Some(lease) = &mut self.lease {
             lease.written.resource_version = self.version.to_string();
+        }
+    }
+
+    /// A kubelet renews the Lease.
+    pub(crate) fn renew_as_kubelet(&mut self, unix_ms: i64) {
+        self.touch();
+        if let Some(lease) = &mut self.lease {
+            lease.renew_unix_us = Some(unix_ms * 1000 + 123);
         }
     }
 
@@ -129,6 +140,12 @@ impl Server {
                     Ok(written)
                 }
             }),
+            Request::Renew(patch) if self.swallows > 0 => {
+                self.swallows -= 1;
+                // A conflict is no answer either.
+                let _ = self.patch(patch);
+                Answer::Renewed(Err(error(ApiErrorKind::Timeout)))
+            }
             Request::Renew(patch) => Answer::Renewed(match wrong {
                 Some(error) => Err(error),
                 None => self.patch(patch),
@@ -179,8 +196,12 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(record: Option<LeaseRecord>) -> Self {
+        Self::with(policy(), record)
+    }
+
+    pub(crate) fn with(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
         Self {
-            core: Core::new(policy(), record.clone()),
+            core: Core::new(policy, record.clone()),
             now: Now { mono: Duration::ZERO, unix_ms: START_MS },
             chance: 0.5,
             asked: None,

@@ -23,6 +23,8 @@ pub struct LeasePolicy {
     pub duration: Duration,
     /// Drop `metadata.managedFields` once for each Lease (gate `LeanLeases`).
     pub lean: bool,
+    /// Leave the Lease to another process that renews it (role node with `node.when_contested = "stand-back"`).
+    pub may_stand_back: bool,
 }
 
 impl LeasePolicy {
@@ -36,6 +38,11 @@ impl LeasePolicy {
     #[must_use]
     pub fn interval(&self) -> Duration {
         Duration::from_secs(u64::from(self.duration_seconds().unsigned_abs())) / 4
+    }
+
+    /// [`LeasePolicy::duration_seconds`] as a duration.
+    pub(super) fn duration(&self) -> Duration {
+        self.interval() * 4
     }
 
     /// The longest that one request may take: the kubelet's heartbeat client waits 10 s, or as long as the Lease
@@ -120,6 +127,8 @@ pub enum Counted {
     Result(&'static str),
     /// The Lease was taken over.
     Takeover,
+    /// Another process renewed the Lease.
+    ForeignRenewal,
     /// The wall clock stepped.
     ClockStep {
         /// Towards the future.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{Core, NodeSeen, Phase, Renewed, mono_ms};
+use super::{Contention, Core, NodeSeen, Phase, Renewed, mono_ms};
 use crate::{
     clock::Now,
     cluster::{ChoreHealth, LEASE_NAMESPACE},
@@ -30,6 +30,9 @@ impl Core {
         let interval = self.policy.interval();
         match self.health() {
             ChoreHealth::Starting => format!("looks for Lease {}", self.policy.name),
+            ChoreHealth::Well if self.contention() == Contention::Contested => {
+                format!("renews Lease {} every {interval:?}, as another process does", self.policy.name)
+            }
             ChoreHealth::Well => format!("renews Lease {} every {interval:?}", self.policy.name),
             ChoreHealth::Failing { reason, .. } => format!("failing: {reason}"),
         }
@@ -51,6 +54,12 @@ impl Core {
     #[must_use]
     pub fn transitions(&self) -> Option<i32> {
         self.record.as_ref().map(|record| record.transitions)
+    }
+
+    /// Whether another process renews the Lease.
+    #[must_use]
+    pub fn contention(&self) -> Contention {
+        self.contest.contention()
     }
 
     fn phase_name(&self) -> &'static str {
@@ -100,6 +109,8 @@ impl Core {
             "resource_version": held.map(|held| held.resource_version.as_str()),
             "transitions": held.map(|held| held.transitions).or(record.map(|record| record.transitions)),
             "managers_forgotten": record.map(|record| record.managers_forgotten),
+            "contention": self.contention().name(),
+            "contested_since_unix_ms": self.contest.since_unix_ms(),
             "node": self.policy.node,
             "node_state": node,
             "node_uid": node_uid,

@@ -120,12 +120,15 @@ impl StatusReporter {
                 Err(error) => actor.without_records(&error.to_string()),
             };
             let stamp = Stamp::new(&actor.host.facts().boot_id, actor.host.since_boot(), actor.now());
+            let contention = *actor.contention.borrow();
+            actor.step(Event::Contention(contention), ctx);
             actor.step(Event::Started { restored, stamp }, ctx);
             if let Some(node) = actor.node.clone() {
                 actor.step(Event::Node(node), ctx);
             }
             actor.watch_runtime(ctx);
             actor.watch_store(ctx);
+            actor.watch_contention(contention, ctx);
             actor.watch_first_ready(ctx);
             if actor.unread {
                 actor.save_later(ctx);

@@ -31,14 +31,18 @@ use problem::{ENDPOINTS, PULLS, STATE};
 pub(in crate::status) const READY: &str = "Ready";
 /// Whether the image or node file system is short of space.
 pub const DISK_PRESSURE: &str = "DiskPressure";
+/// Whether another process reports for the node as this agent does.
+pub(in crate::status) const CONTESTED: &str = "KeelsonNodeContested";
+
 /// The conditions of the agent itself, those of [`Pressure`] first and in its order.
-const OWN: [&str; 7] = ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, STATE, READY];
+const OWN: [&str; 8] =
+    ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, STATE, CONTESTED, READY];
 
 /// The conditions of the agent itself in a role.
 pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
     match role {
         Role::Node => &OWN,
-        Role::Companion => &[PULLS, ENDPOINTS, STATE],
+        Role::Companion => &[PULLS, ENDPOINTS, STATE, CONTESTED],
     }
 }
 
@@ -140,6 +144,53 @@ pub(super) fn set(
         says(&mut list, ready(problems, memory, fresh_texts), Text::Always);
     }
     status.conditions = Some(list);
+}
+
+/// How another process was found to report for the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::status) enum Contest {
+    /// It was not.
+    None,
+    /// It renews the Lease.
+    Lease,
+    /// It writes conditions of this agent's.
+    Conditions,
+    /// It renews the Lease, and this agent stands back.
+    StandingBack,
+}
+
+/// Sets [`CONTESTED`], which is not on a Node that was never contested. The text changes with the status alone, so that two
+/// agents that both say so agree.
+pub(in crate::status) fn set_contested(status: &mut NodeStatus, contest: Contest, now: Now) {
+    let list = status.conditions.get_or_insert_default();
+    let (value, reason, message) = match contest {
+        Contest::None if list.iter().all(|condition| condition.type_ != CONTESTED) => return,
+        Contest::None => (
+            ConditionStatus::False,
+            "NotContested",
+            "no other process reports for the node as the agent does",
+        ),
+        Contest::Lease => (
+            ConditionStatus::True,
+            "LeaseRenewedByAnother",
+            "another process renews the agent's Lease, such as another agent of the same node name",
+        ),
+        Contest::Conditions => (
+            ConditionStatus::True,
+            "ConditionsWrittenByAnother",
+            "another process writes conditions that the agent writes; see keelson node",
+        ),
+        Contest::StandingBack => (
+            ConditionStatus::True,
+            "StandingBack",
+            "another process renews the node's Lease, such as a kubelet; the agent stands back and reports nothing else",
+        ),
+    };
+    put(list, (CONTESTED, value, reason.into(), message.into()), &Text::OnFlip, now);
+    let last = list.len().saturating_sub(1);
+    if list[last].type_ == CONTESTED && last > 0 && list[last - 1].type_ == READY {
+        list.swap(last - 1, last);
+    }
 }
 
 /// Whether the pressure is there, or was a short while ago.

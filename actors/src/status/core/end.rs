@@ -27,6 +27,8 @@ pub(super) enum End {
     Failed { reason: String, hopeless: bool },
     /// There is no Node.
     Missing,
+    /// Nothing was asked or sent, because it is not known yet whether another process reports for the node.
+    Withheld,
 }
 
 impl Core {
@@ -41,6 +43,8 @@ impl Core {
         self.due = Some(if soon { at } else { next });
         self.again = false;
         let problem = match &end {
+            // That says nothing of the reports.
+            End::Withheld => return,
             End::Quiet | End::Sent => pass.not_repaired,
             End::Failed { reason, .. } => {
                 effects.push(Effect::Count(Counted::Failed));

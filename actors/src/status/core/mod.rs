@@ -8,12 +8,14 @@
 //! unless it differs, or in role node the last report is old: then it is sent, in at most five tries without a pause, as the
 //! kubelet does. Plans use the monotonic clock only.
 
+mod contest;
 mod end;
 mod knowledge;
 mod pass;
 #[cfg(test)]
 mod tests;
 mod view;
+mod writers;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -33,11 +35,13 @@ use crate::{
     clock::Now,
     cluster::{ApiError, ChoreHealth, Written},
     host::{HostFacts, HostReadings},
+    lease::Contention,
     pulls::FlowView,
     runtime::RuntimeReport,
 };
 use knowledge::Knowledge;
 use pass::Pass;
+use writers::Writers;
 
 /// Tries of one pass (kubelet).
 const TRIES: u32 = 5;
@@ -47,6 +51,8 @@ const JITTER: f64 = 0.04;
 const REGISTER_BACKOFF: (i64, i64) = (100, 7_000);
 /// The longest that a server's `Retry-After` is obeyed.
 const LONGEST_RETRY_AFTER: i64 = 60_000;
+/// The most that is added to it, as a part of the update frequency.
+const RETRY_SPREAD: f64 = 0.25;
 /// The clocks have stepped when they disagree by more than this from one pass to the next.
 const STEP: i64 = 2_000;
 /// How long the first status of role node waits for the runtime, so that a fresh node is not reported as not ready
@@ -80,6 +86,8 @@ pub enum Event {
     Changed,
     /// Somebody wants a report, whether or not there is something new.
     ReportNow,
+    /// Whether another process renews the Lease.
+    Contention(Contention),
     /// The Node as it was watched; `None`: there is none.
     Node(Option<Arc<Node>>),
     /// To [`Effect::Collect`].
@@ -161,6 +169,8 @@ pub enum Counted {
     Registered,
     /// The wall clock stepped.
     ClockStep,
+    /// Another process changed a condition of this agent's.
+    ForeignWrite,
 }
 
 /// Reports fail.
@@ -211,6 +221,10 @@ pub struct Core {
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
     health: ChoreHealth,
+    contention: Contention,
+    /// A pass ended without a request, because it is not known whether another process reports for the node.
+    withheld: bool,
+    writers: Writers,
     conditions: Vec<(&'static str, String)>,
     /// They and those of other processes, as last worked out.
     shown: Vec<NodeCondition>,
@@ -250,6 +264,9 @@ impl Core {
             image_fs: None,
             failing: None,
             health: ChoreHealth::Starting,
+            contention: Contention::default(),
+            withheld: false,
+            writers: Writers::default(),
             conditions: Vec::new(),
             shown: Vec::new(),
             unread: BTreeSet::new(),
@@ -289,6 +306,7 @@ impl Core {
                 self.force = true;
                 self.prompt(true, now, &mut effects);
             }
+            Event::Contention(contention) => self.contended(contention, now, &mut effects),
             Event::Node(node) => self.watched(node, now, &mut effects),
             Event::Collected(collected) => self.collected(*collected, now, random, &mut effects),
             Event::Got(result) => self.got(result, now, random, &mut effects),

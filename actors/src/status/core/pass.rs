@@ -8,13 +8,15 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeStatus};
 
 use super::{
-    Collected, Core, Counted, Effect, FIRST_WAIT, GRACE, LONGEST_RETRY_AFTER, STEP, TRIES,
+    Collected, Core, Counted, Effect, FIRST_WAIT, GRACE, LONGEST_RETRY_AFTER, RETRY_SPREAD, STEP, TRIES,
+    Writers,
     end::End,
     knowledge::{uid, version},
 };
 use crate::{
     clock::Now,
     cluster::{ApiError, ApiErrorKind, Written},
+    lease::Contention,
     runtime::RuntimeReport,
     status::{
         compare::{differ, older, wrong_system_labels},
@@ -83,9 +85,13 @@ impl Core {
         let Some(before) = before else { return };
         let wall = now.unix_ms.saturating_sub(before.unix_ms);
         let step = wall.saturating_sub(millis(now.mono.saturating_sub(before.mono)));
-        if step.saturating_abs() <= STEP {
-            return;
+        if step.saturating_abs() > STEP {
+            self.stepped(step, now, effects);
         }
+    }
+
+    /// The wall clock has stepped by so many milliseconds.
+    fn stepped(&mut self, step: i64, now: Now, effects: &mut Vec<Effect>) {
         self.steps += 1;
         if self.policy.role == Role::Node {
             self.force = true;
@@ -146,6 +152,11 @@ impl Core {
             self.unread = errors;
         }
         let inputs = Arc::new(self.inputs(collected, now));
+        if self.policy.role == Role::Node && self.contention == Contention::Undecided {
+            self.withheld = true;
+            self.finish(End::Withheld, now, random, effects);
+            return;
+        }
         let base = self.knowledge.node();
         let Some(pass) = &mut self.pass else { return };
         pass.inputs = Some(inputs);
@@ -162,8 +173,9 @@ impl Core {
             effects.push(Effect::Get);
             return;
         };
-        let base = self.know(base, effects);
-        if self.repair && self.repair_or_go_on(&base, &inputs, effects) {
+        let base = self.know(base, now, effects);
+        self.notice_writers(&base, now, effects);
+        if self.repair && !self.stands_back() && self.repair_or_go_on(&base, &inputs, effects) {
             return;
         }
         let since = self.last_report.map(|at| moment(now).saturating_sub(at));
@@ -172,7 +184,9 @@ impl Core {
             && since.is_none_or(|since| since >= millis(self.policy.report_frequency) + self.delay);
         let status = self.status(&base, &inputs, expired || self.force, now, effects);
         let facts = &inputs.facts;
-        let labels = match self.policy.role {
+        // Beside a kubelet a condition is all that is written.
+        let role = if self.stands_back() { Role::Companion } else { self.policy.role };
+        let labels = match role {
             Role::Node => wrong_system_labels(&base, &facts.operating_system, &facts.architecture),
             Role::Companion => Vec::new(),
         };
@@ -184,7 +198,9 @@ impl Core {
         }
         let delay =
             if changed || since.is_none() { Some(self.draw_delay(random)) } else { expired.then_some(0) };
-        let patch = status_patch(&old, &status, self.policy.role, &labels);
+        let patch = status_patch(&old, &status, role, &labels);
+        let list = |status: &NodeStatus| status.conditions.clone().unwrap_or_default();
+        self.writers.sends(&list(&old), &list(&status), moment(now));
         if let Some(pass) = &mut self.pass {
             pass.requests += 1;
             pass.base = Some(base);
@@ -208,15 +224,29 @@ impl Core {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> NodeStatus {
-        let status = compute(base, inputs, &self.externals, &self.policy, &mut self.memory, fresh_texts, now);
+        let mut status = base.status.clone().unwrap_or_default();
+        if !self.stands_back() {
+            status = compute(base, inputs, &self.externals, &self.policy, &mut self.memory, fresh_texts, now);
+            let known = base.status.iter().flat_map(|of| of.conditions.iter().flatten());
+            let known: Vec<NodeCondition> = known.cloned().collect();
+            let list = status.conditions.get_or_insert_default();
+            self.writers.hold(&known, list, millis(self.policy.report_frequency), moment(now));
+        }
+        if let Some(contest) = self.contest(moment(now)) {
+            conditions::set_contested(&mut status, contest, now);
+        }
         let own = |kind: &'static str| {
             let of = status.conditions.iter().flatten().find(|condition| condition.type_ == kind)?;
             Some((kind, of.status.clone()))
         };
         self.conditions = conditions::own(self.policy.role).iter().filter_map(|kind| own(kind)).collect();
         effects.push(Effect::Computed(self.conditions.clone()));
-        let shown = |of: &&NodeCondition| {
-            conditions::own(self.policy.role).contains(&of.type_.as_str()) || self.externals.has(&of.type_)
+        let shown = |of: &&NodeCondition| match self.stands_back() {
+            true => of.type_ == conditions::CONTESTED,
+            false => {
+                conditions::own(self.policy.role).contains(&of.type_.as_str())
+                    || self.externals.has(&of.type_)
+            }
         };
         self.shown = status.conditions.iter().flatten().filter(shown).cloned().collect();
         let is_there = |kind: &str| {
@@ -230,7 +260,7 @@ impl Core {
     }
 
     /// The Node is there. Its uid decides what of the past is about it. Returns it as it must be by now.
-    fn know(&mut self, node: Arc<Node>, effects: &mut Vec<Effect>) -> Arc<Node> {
+    fn know(&mut self, node: Arc<Node>, now: Now, effects: &mut Vec<Effect>) -> Arc<Node> {
         self.ever = true;
         self.missing = None;
         self.registrations = 0;
@@ -246,15 +276,26 @@ impl Core {
         self.last_report = None;
         self.delay = 0;
         self.memory = Memory::default();
+        self.writers = Writers::default();
         self.repair = self.policy.role == Role::Node;
         match self.restored.take().filter(|restored| first && restored.uid == of) {
-            Some(restored) => self.take_over(&node, &restored),
+            Some(restored) => self.take_over(&node, &restored, now, effects),
             None => node,
         }
     }
 
     /// Goes on where an earlier life ended.
-    fn take_over(&mut self, node: &Arc<Node>, restored: &Reported) -> Arc<Node> {
+    fn take_over(
+        &mut self,
+        node: &Arc<Node>,
+        restored: &Reported,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> Arc<Node> {
+        let back = self.start.as_ref().map_or(0, |(stamp, _)| restored.at.step_back_until(stamp));
+        if back > STEP {
+            self.stepped(-back, now, effects);
+        }
         let at = self.start.as_ref().and_then(|(stamp, now)| restored.moment(stamp, *now));
         if let Some(at) = at {
             self.last_report = Some(at);
@@ -358,12 +399,14 @@ impl Core {
     /// There is no Node: makes it, or says so.
     fn not_there(&mut self, now: Now, random: f64, effects: &mut Vec<Effect>) {
         self.knowledge.forget();
+        let stands_back = self.stands_back();
         let Some(pass) = &mut self.pass else { return };
         if let Some(reason) = pass.not_created.take() {
             self.finish(End::Failed { reason, hopeless: true }, now, random, effects);
             return;
         }
         let makes = self.policy.role == Role::Node
+            && !stands_back
             && match self.policy.register {
                 Register::Once => !self.ever,
                 Register::Always => true,
@@ -396,7 +439,7 @@ impl Core {
                 let node: Arc<Node> = Arc::from(node);
                 let memory = self.memory.clone();
                 self.restored = None;
-                self.know(node.clone(), effects);
+                self.know(node.clone(), now, effects);
                 self.memory = memory;
                 self.repair = false;
                 effects.push(Effect::Count(Counted::Registered));
@@ -450,6 +493,7 @@ impl Core {
     fn sent(&mut self, node: &Node, now: Now, random: f64, effects: &mut Vec<Effect>) {
         self.heard();
         self.force = false;
+        self.writers.sent();
         let Some(pass) = &mut self.pass else { return };
         let (Some(sending), Some(inputs)) = (pass.sending.take(), pass.inputs.clone()) else { return };
         let at = moment(sending.at);
@@ -489,6 +533,7 @@ impl Core {
     }
 
     /// A request failed: another try, or the end of the pass.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     fn failed(&mut self, error: &ApiError, now: Now, random: f64, effects: &mut Vec<Effect>) {
         let registers = self.policy.role == Role::Node && self.knowledge.uid.is_none();
         let Some(pass) = &mut self.pass else { return };
@@ -509,7 +554,9 @@ impl Core {
             kind => kind.retry_after().is_some(),
         };
         if let Some(pause) = error.kind.retry_after() {
-            self.not_before = Some(moment(now) + millis(pause).min(LONGEST_RETRY_AFTER));
+            // Agents that were refused together do not come back together.
+            let spread = (millis(self.policy.update_frequency) as f64 * RETRY_SPREAD * random) as i64;
+            self.not_before = Some(moment(now) + millis(pause).min(LONGEST_RETRY_AFTER) + spread);
         }
         if hopeless || registers || pass.tries >= TRIES {
             self.finish(End::Failed { reason: error.to_string(), hopeless }, now, random, effects);

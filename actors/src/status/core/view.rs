@@ -19,6 +19,9 @@ impl Core {
     pub fn summary(&self) -> String {
         match (&self.failing, self.last_report) {
             (Some(failing), _) => format!("failing: {}", failing.reason),
+            (None, _) if self.stands_back() => {
+                format!("stands back: another process reports for {}", self.policy.node_name)
+            }
             (None, None) => "nothing reported yet".into(),
             (None, Some(_)) => format!("reports the status of {}", self.policy.node_name),
         }
@@ -43,6 +46,7 @@ impl Core {
                     "message": of.message,
                     "last_transition_unix_ms": of.last_transition_time.as_ref().map(|at| at.0.as_millisecond()),
                     "from_reporter": self.externals.has(&of.type_),
+                    "contested": self.writers.is_contested(&of.type_),
                 })
             })
             .collect();
@@ -77,6 +81,8 @@ impl Core {
             "failing_since_unix_ms": self.failing.as_ref().map(|failing| failing.since_unix_ms),
             "error": self.failing.as_ref().map(|failing| failing.reason.clone()),
             "clock_steps": self.steps,
+            "contention": self.contention.name(),
+            "contested_conditions": self.contested_conditions(),
             "conditions": conditions,
             "external_conditions": external,
             "unread": self.unread,

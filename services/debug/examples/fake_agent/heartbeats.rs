@@ -189,5 +189,6 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str, since: i64) 
         message: message.into(),
         last_transition_unix_ms: since,
         source: "agent".into(),
+        contested: false,
     }
 }

@@ -17,7 +17,7 @@ use keelson_actors::{
     clock::{Clock, unix_ms},
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
-    lease::{self, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
+    lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
     pulls::{DiskPressure, PullCoordinator},
     runtime::{RuntimeClient, core::Health},
     status::{
@@ -94,6 +94,7 @@ struct LeasePart {
     metrics: LeaseMetrics,
     api: ApiServer,
     health: watch::Receiver<ChoreHealth>,
+    contention: watch::Receiver<Contention>,
     arbiter: actix::ArbiterHandle,
 }
 
@@ -191,6 +192,8 @@ pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
         node,
         duration: settings.node.lease_duration,
         lean: settings.feature_gates.enabled(Gate::LeanLeases),
+        may_stand_back: settings.node.role == keelson_config::Role::Node
+            && settings.node.when_contested == keelson_config::WhenContested::StandBack,
     }
 }
 
@@ -237,6 +240,9 @@ fn start_lease(parts: &HeartbeatsParts, cluster: &Cluster) -> LeasePart {
     let api = cluster.connect(policy.request_timeout().min(cluster.request_timeout));
     let metrics = LeaseMetrics::default();
     let (health, seen) = watch::channel(ChoreHealth::Starting);
+    // Until the Lease has been read, role node does not know whether it may report.
+    let undecided = if policy.may_stand_back { Contention::Undecided } else { Contention::Uncontested };
+    let (contention, contention_seen) = watch::channel(undecided);
     let recorder = Recorder::new(LEASE_ACTOR, MAILBOX);
     let lease_parts = LeaseRenewerParts {
         api: Arc::new(api.clone()),
@@ -246,12 +252,13 @@ fn start_lease(parts: &HeartbeatsParts, cluster: &Cluster) -> LeasePart {
         policy,
         metrics: metrics.clone(),
         health,
+        contention,
         changes: parts.changes.clone(),
         recorder: recorder.clone(),
     };
     let arbiter = jobs::arbiter(c"lease").handle();
     let renewer = supervise::start(Some(&arbiter), recorder, move |_| LeaseRenewer::new(lease_parts));
-    LeasePart { renewer, metrics, api, health: seen, arbiter }
+    LeasePart { renewer, metrics, api, health: seen, contention: contention_seen, arbiter }
 }
 
 fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> On {
@@ -262,6 +269,11 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     let takes_conditions = policy.external_conditions;
     let removes_conditions = parts.settings.node.remove_conditions_on_stop;
 
+    // Without a Lease nobody contests it.
+    let contention = match &lease {
+        Some(lease) => lease.contention.clone(),
+        None => watch::channel(Contention::Uncontested).1,
+    };
     let (status_health, status_seen) = watch::channel(ChoreHealth::Starting);
     let recorder = Recorder::new(STATUS_ACTOR, MAILBOX);
     let node_name = policy.node_name.clone();
@@ -272,6 +284,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         runtime_health: parts.runtime_health,
         pulls: Arc::new(parts.pulls.clone()),
         endpoints: parts.endpoints,
+        contention,
         store: parts.store,
         clock: parts.clock,
         wall: unix_ms,
@@ -566,6 +579,8 @@ mod tests {
         settings.node.role = keelson_config::Role::Node;
         settings.feature_gates = settings.feature_gates.with(Gate::LeanLeases, false);
         let lease = lease_policy(&settings);
-        assert_eq!((&*lease.name, lease.lean), ("n1", false));
+        assert_eq!((&*lease.name, lease.lean, lease.may_stand_back), ("n1", false, true));
+        settings.node.when_contested = keelson_config::WhenContested::Continue;
+        assert!(!lease_policy(&settings).may_stand_back);
     }
 }

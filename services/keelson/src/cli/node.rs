@@ -251,6 +251,11 @@ fn lease_facts(lease: &pb::Lease) -> String {
     if !lease.holder.is_empty() && lease.holder != lease.name {
         facts.push(format!("held by {}", clean(&lease.holder)));
     }
+    match lease.contention.as_str() {
+        "contested" => facts.push("RENEWED BY ANOTHER PROCESS TOO".into()),
+        "standing back" => facts.push("LEFT TO ANOTHER PROCESS".into()),
+        _ => {}
+    }
     facts.push(count(lease.renewals, "renewal"));
     facts.push(count(u64::try_from(lease.transitions).unwrap_or(0), "transition"));
     facts.retain(|fact| !fact.is_empty());
@@ -272,6 +277,12 @@ fn status_facts(status: &pb::Status) -> String {
     format!("{reported}, {next}, {reports} of {}", count(status.computations, "computation"))
 }
 
+/// `agent`, `reporter`; `reporter, CONTESTED` for a condition that another process writes too.
+fn source(condition: &pb::Condition) -> String {
+    let source = clean(&condition.source);
+    if condition.contested { format!("{source}, CONTESTED") } else { source }
+}
+
 fn conditions(conditions: &[pb::Condition], now: i64) -> Table {
     let mut table = Table::new(&["CONDITION", "STATUS", "FOR", "FROM", "REASON", "MESSAGE"]);
     for condition in conditions {
@@ -279,7 +290,7 @@ fn conditions(conditions: &[pb::Condition], now: i64) -> Table {
             clean(&condition.r#type),
             clean(&condition.status),
             since_ms(condition.last_transition_unix_ms, now),
-            clean(&condition.source),
+            source(condition),
             clean(&condition.reason),
             one_line(&condition.message),
         ]);
@@ -311,6 +322,7 @@ mod tests {
             message: message.into(),
             last_transition_unix_ms: 1_000,
             source: "agent".into(),
+            contested: false,
         }
     }
 
@@ -413,6 +425,29 @@ Status:   well
 ";
         assert_eq!(describe(&companion, 61_000), expected);
         assert!(is_well(&companion));
+    }
+
+    #[test]
+    fn e3_e22_who_else_reports_is_shown() {
+        let mut contested = well();
+        contested.conditions[1].contested = true;
+        let text = describe(&contested, 61_000);
+        assert!(text.contains("example.com/DiskSlow  Unknown  1m00s  agent, CONTESTED  Because"), "{text}");
+        let lease = contested.lease.as_mut().unwrap();
+        for (contention, shown) in [
+            ("uncontested", "worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition"),
+            (
+                "contested",
+                "worker-7, renewed 4.1s ago, lasts 40s, RENEWED BY ANOTHER PROCESS TOO, 318 renewals, 1 transition",
+            ),
+            (
+                "standing back",
+                "worker-7, renewed 4.1s ago, lasts 40s, LEFT TO ANOTHER PROCESS, 318 renewals, 1 transition",
+            ),
+        ] {
+            lease.contention = contention.into();
+            assert_eq!(lease_facts(lease), shown);
+        }
     }
 
     #[test]

@@ -259,9 +259,11 @@ fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
             node: name,
             duration: DURATION,
             lean: true,
+            may_stand_back: false,
         },
         metrics: LeaseMetrics::default(),
         health: watch::Sender::new(ChoreHealth::Starting),
+        contention: watch::Sender::default(),
         changes: watch::Sender::new(0),
         recorder: recorder.clone(),
     };

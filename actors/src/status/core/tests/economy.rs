@@ -328,3 +328,57 @@ fn a_record_of_another_node_is_no_reason_to_be_silent() {
     world.pass(SECOND);
     assert_eq!(world.verbs(), ["patch"]);
 }
+
+/// E18: the controller ignores renewals that are earlier than those it has seen, and a running agent would have answered
+/// the step with a status at once and another one when the Lease was renewed.
+#[test]
+fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step() {
+    for (role, away, step, expected) in [
+        (Role::Node, MINUTE, -HOUR, 2),
+        (Role::Node, MINUTE, -30 * SECOND, 2),
+        (Role::Node, MINUTE, -SECOND, 0),
+        (Role::Node, MINUTE, HOUR, 0),
+        (Role::Companion, MINUTE, -HOUR, 0),
+    ] {
+        let mut world = World::with_node(role);
+        world.restart();
+        world.pass(11 * MINUTE);
+        // Right after a report, so that none is due.
+        while world.core.report_age(world.now()).expect("reported") > Duration::from_secs(15) {
+            world.pass(SECOND);
+        }
+        world.forget();
+        world.boot += away;
+        world.wall += away + step;
+        let start = world.boot;
+        world.restart();
+        world.pass(30 * SECOND);
+        let writes: Vec<_> = world.writes().iter().map(|at| at - start).collect();
+        assert_eq!(writes.len(), expected, "{role:?} {step}: {writes:?}");
+        assert_eq!(world.counted.contains(&Counted::ClockStep), step < -2 * SECOND);
+        if let [first, second] = writes[..] {
+            assert!(first <= SECOND, "as soon as the runtime has answered: {first}");
+            assert!((15 * SECOND..=21 * SECOND).contains(&(second - first)), "after a renewal: {second}");
+        }
+    }
+}
+
+/// E18: across a boot only the wall clock is left; one that reads less than the last report is no reason to wait.
+#[test]
+fn e18_a_report_of_the_future_does_not_delay_the_first_one_after_a_boot() {
+    for role in [Role::Node, Role::Companion] {
+        let mut world = World::with_node(role);
+        world.restart();
+        world.pass(6 * MINUTE);
+        world.forget();
+        world.collected.facts.boot_id = "boot-2".into();
+        world.boot = 30 * SECOND;
+        world.wall -= 2 * HOUR;
+        world.restart();
+        world.pass(SECOND);
+        assert_eq!(world.verbs(), ["patch"], "{role:?}");
+        world.pass(HOUR);
+        let most = if role == Role::Node { 15 } else { 14 };
+        assert!(world.writes().len() <= most, "{:?}", world.writes());
+    }
+}

@@ -7,6 +7,7 @@ mod economy;
 mod faults;
 mod problems;
 mod roles;
+mod writers;
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -27,6 +27,7 @@ struct LeaseShown {
     transitions: Option<i32>,
     last_renewal_unix_ms: Option<i64>,
     last_renewal_age_ms: Option<i64>,
+    contention: String,
 }
 
 /// What is shown of the StatusReporter's.
@@ -47,6 +48,7 @@ struct ConditionShown {
     message: Option<String>,
     last_transition_unix_ms: Option<i64>,
     from_reporter: bool,
+    contested: bool,
 }
 
 /// State, reason and since when.
@@ -190,6 +192,7 @@ impl On {
             renewed_unix_ms: lease.last_renewal_unix_ms.unwrap_or_default(),
             age_ms: lease.last_renewal_age_ms.unwrap_or_default(),
             renewals: part.metrics.renewals(),
+            contention: lease.contention,
         })
     }
 
@@ -216,6 +219,7 @@ fn show_condition(condition: &ConditionShown) -> pb::Condition {
         reason: condition.reason.clone().unwrap_or_default(),
         message: condition.message.clone().unwrap_or_default(),
         last_transition_unix_ms: condition.last_transition_unix_ms.unwrap_or_default(),
+        contested: condition.contested,
         source: if condition.from_reporter { "reporter" } else { "agent" }.into(),
     }
 }

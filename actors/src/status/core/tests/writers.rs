@@ -1,0 +1,225 @@
+//! E3 and E22: another process reports for the same node, or writes the same condition.
+
+use super::*;
+use crate::lease::Contention;
+
+const KIND: &str = "KernelDeadlock";
+const CONTESTED: &str = "KeelsonNodeContested";
+
+fn patch(kind: &str, status: &str, n: i64) -> Value {
+    let at = |ms: i64| serde_json::to_value(crate::status::compute::conditions::time(ms)).expect("JSON");
+    json!({"status": {"conditions": [{
+        "type": kind, "status": status, "reason": "Theirs", "message": "",
+        "lastHeartbeatTime": at(NEW_YEAR + n * SECOND), "lastTransitionTime": at(NEW_YEAR),
+    }]}})
+}
+
+fn settled(role: Role) -> World {
+    let mut world = World::with_node(role);
+    world.restart();
+    world.pass(MINUTE);
+    world.tell();
+    world.forget();
+    world
+}
+
+/// Another process writes the condition whenever it finds that it is not its own, as this agent would.
+fn fight(world: &mut World, kind: &str, passes: i64) {
+    for n in 0..passes {
+        if world.condition(kind)["reason"] != "Theirs" {
+            world.other(&patch(kind, "True", world.boot / SECOND + n));
+        }
+        world.pass(11 * SECOND);
+        world.tell();
+    }
+}
+
+#[test]
+fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
+    for role in [Role::Companion, Role::Node] {
+        let mut world = settled(role);
+        world.set(condition(KIND, ConditionStatus::False));
+        world.step(Event::Changed);
+        world.pass(11 * SECOND);
+        world.forget();
+        fight(&mut world, KIND, 2);
+        let contested = world.condition(CONTESTED);
+        assert_eq!(
+            (&contested["status"], &contested["reason"]),
+            (&json!("True"), &json!("ConditionsWrittenByAnother")),
+            "within two periods, {role:?}"
+        );
+        assert_eq!(world.notes.iter().filter(|note| note.contains("another process writes")).count(), 1);
+        assert_eq!(world.counted.iter().filter(|of| **of == Counted::ForeignWrite).count(), 2);
+        assert_eq!(world.core.contested_conditions(), 1);
+        let view = world.core.view(world.now());
+        let shown = view["conditions"].as_array().expect("a list").iter().find(|of| of["type"] == KIND);
+        assert_eq!(shown.map(|of| of["contested"].clone()), Some(json!(true)), "{view:#}");
+        // For an hour: it is written once a report period at most, where it would be with every pass.
+        world.forget();
+        let before = world.boot;
+        fight(&mut world, KIND, HOUR / (11 * SECOND));
+        let of_kind = |request: &&Request| request.body.to_string().contains(KIND);
+        let writes = world.requests.iter().filter(|request| request.verb == "patch");
+        let writes = writes.filter(of_kind).count();
+        assert!((10..=13).contains(&writes), "{writes} in {} min, {role:?}", (world.boot - before) / MINUTE);
+        // The other falls silent: it is this agent's again, and the contest is over after two report periods.
+        world.pass(6 * MINUTE);
+        world.tell();
+        assert_eq!(world.condition(KIND)["status"], "False");
+        world.pass(11 * MINUTE);
+        assert_eq!(world.condition(CONTESTED)["status"], "False");
+        assert_eq!(world.core.contested_conditions(), 0);
+        assert!(world.notes.iter().any(|note| note.contains("no other process")), "{:?}", world.notes);
+    }
+}
+
+#[test]
+fn e22_one_edit_the_node_lifecycle_controller_and_lost_answers_are_no_second_writer() {
+    let mut world = settled(Role::Node);
+    world.other(&patch("ImagePullsFlowing", "False", 1));
+    world.pass(11 * SECOND);
+    world.tell();
+    for n in 0..5 {
+        let unknown = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
+            "message": format!("{n}"), "lastTransitionTime": "2026-01-01T00:01:00Z"});
+        world.other(&json!({"status": {"conditions": [unknown]}}));
+        world.pass(11 * SECOND);
+        world.tell();
+        assert_eq!(world.condition("Ready")["status"], "True", "written at once");
+    }
+    for _ in 0..5 {
+        world.faults.push_back(Fault::Swallows);
+        world.step(Event::ReportNow);
+        world.pass(30 * SECOND);
+        world.tell();
+    }
+    assert_eq!(world.core.contested_conditions(), 0, "{:?}", world.notes);
+    assert_eq!(world.condition(CONTESTED), Value::Null, "never contested, never written");
+}
+
+#[test]
+fn e22_a_condition_that_was_cleared_is_not_fought_over() {
+    let mut world = settled(Role::Companion);
+    world.set(condition(KIND, ConditionStatus::False));
+    world.step(Event::Changed);
+    let write = world.core.clear_condition(KIND, world.now()).expect("was set");
+    world.save(vec![write]);
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition(KIND), Value::Null);
+    world.forget();
+    fight(&mut world, KIND, 60);
+    assert!(world.verbs().len() < 8, "{:?}", world.verbs());
+}
+
+/// Two agents of one name, each with its own core, before one Node.
+#[test]
+fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
+    let mut one = settled(Role::Companion);
+    let mut two = World::new(Role::Companion);
+    (two.node, two.version) = (one.node.clone(), one.version);
+    two.collected.flow = Ok(FlowView { queued: 1, runtime: away(), ..idle() });
+    let mut writes = 0;
+    for n in 0..(HOUR / (10 * SECOND)) {
+        for turn in 0..2 {
+            let (a, b) = if turn == 0 { (&mut one, &mut two) } else { (&mut two, &mut one) };
+            (a.node, a.version, a.wall) = (b.node.clone(), b.version, b.wall);
+            a.tell();
+            a.pass(5 * SECOND);
+            writes += a.requests.drain(..).filter(|request| request.verb == "patch").count();
+            (b.node, b.version) = (a.node.clone(), a.version);
+        }
+        if n == 5 {
+            assert_eq!(one.condition(CONTESTED)["status"], "True", "within a minute");
+        }
+    }
+    assert_eq!(one.condition(CONTESTED)["status"], "True");
+    assert!(one.core.contested_conditions() > 0 && two.core.contested_conditions() > 0);
+    assert!(writes < 80, "{writes} writes of both in an hour, where a fight would take 720");
+}
+
+#[test]
+fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
+    let mut world = settled(Role::Node);
+    // A kubelet comes.
+    let kubelet = json!({"status": {
+        "nodeInfo": {"kubeletVersion": "v1.36.3"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet"}],
+    }});
+    world.other(&kubelet);
+    world.step(Event::Contention(Contention::StandingBack));
+    world.pass(11 * SECOND);
+    assert_eq!(world.verbs(), ["patch"]);
+    let contested = world.condition(CONTESTED);
+    assert_eq!((&contested["status"], &contested["reason"]), (&json!("True"), &json!("StandingBack")));
+    assert_eq!(world.condition("Ready")["message"], "kubelet", "left alone");
+    world.collected.runtime = Err("gone".into());
+    world.collected.runtime_down = Some("gone".into());
+    world.set(condition(KIND, ConditionStatus::True));
+    world.forget();
+    world.pass(HOUR);
+    for request in &world.requests {
+        let conditions = request.body["status"]["conditions"].as_array().expect("a list");
+        assert!(conditions.iter().all(|of| of["type"] == CONTESTED), "{request:?}");
+        assert_eq!(request.body["status"].as_object().expect("an object").len(), 1, "{request:?}");
+    }
+    assert!(
+        (10..=13).contains(&world.requests.len()),
+        "its heartbeat, every five minutes: {:?}",
+        world.verbs()
+    );
+    assert_eq!(world.condition("Ready")["message"], "kubelet");
+    // The kubelet is gone.
+    world.collected = well();
+    world.forget();
+    world.step(Event::Contention(Contention::Uncontested));
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition(CONTESTED)["status"], "False");
+    assert!(world.node.as_ref().expect("there")["status"]["nodeInfo"]["kubeletVersion"] != "v1.36.3");
+    assert_eq!(world.condition(KIND)["status"], "True");
+}
+
+#[test]
+fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
+    let mut world = World::new(Role::Node);
+    world.make_node();
+    world.forget();
+    world.reported = None;
+    world.began = world.boot;
+    world.core = Core::new(world.policy.clone());
+    world.health = ChoreHealth::Starting;
+    world.step(Event::Contention(Contention::Undecided));
+    let since_boot = Duration::from_millis(u64::try_from(world.boot).expect("positive"));
+    let stamp = Stamp::new("boot-1", since_boot, world.now());
+    world.step(Event::Started { restored: Restored::default(), stamp });
+    world.tell();
+    world.step(Event::RuntimeReady);
+    world.pass(15 * SECOND);
+    assert_eq!((world.verbs(), world.health.clone()), (vec![], ChoreHealth::Starting));
+    world.step(Event::Contention(Contention::Uncontested));
+    assert_eq!(world.verbs(), ["repair", "get", "patch"], "at once");
+    assert_eq!(world.health, ChoreHealth::Well);
+}
+
+#[test]
+fn e3_a_lease_that_another_renews_is_a_condition_of_a_companion_too() {
+    let mut world = settled(Role::Companion);
+    world.step(Event::Contention(Contention::Contested));
+    world.pass(11 * SECOND);
+    let contested = world.condition(CONTESTED);
+    assert_eq!(
+        (&contested["status"], &contested["reason"]),
+        (&json!("True"), &json!("LeaseRenewedByAnother"))
+    );
+    // A restart is no transition.
+    world.restart();
+    world.pass(SECOND);
+    world.step(Event::Contention(Contention::Undecided));
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition(CONTESTED)["status"], "False", "it is known that nobody does");
+    world.step(Event::Contention(Contention::Contested));
+    world.pass(11 * SECOND);
+    world.step(Event::Contention(Contention::Uncontested));
+    world.pass(11 * SECOND);
+    assert_eq!(world.condition(CONTESTED)["reason"], "NotContested");
+}

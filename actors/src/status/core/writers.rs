@@ -1,0 +1,194 @@
+//! Whether another process writes conditions that this agent writes.
+//!
+//! Owns: [`Writers`], each condition as this agent wrote it last. In: the Node as it is known, statuses that are sent. Out: which
+//! conditions another process changed, and which of them are left alone for a while.
+//!
+//! A condition that differs from what this agent wrote was written by somebody else, heartbeat and transition times included. One
+//! change is a person's, or that of the agent which this one replaces; two within two report periods are a second writer.
+//! The two would overwrite each other with every pass, so from then on the condition is written once a report period at
+//! most, until nobody else has written it for two of them. Values that the node lifecycle controller sets do not count.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::NodeCondition;
+
+use crate::status::compute::Moment;
+
+/// Own versions of a condition whose answers were lost and that are remembered.
+const OURS_MAX: usize = 8;
+
+/// Reasons of the node lifecycle controller for Unknown.
+const CONTROLLER_REASONS: [&str; 2] = ["NodeStatusUnknown", "NodeStatusNeverUpdated"];
+
+/// What was noticed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum WriterNews {
+    /// Another process has changed a condition of this type.
+    Foreign(String),
+    /// Another process writes it too.
+    Contested(String),
+    /// No other process has written it for long.
+    Over(String),
+}
+
+#[derive(Debug)]
+struct Kind {
+    /// As this agent wrote it, the last one that was confirmed first; `None`: not on the Node.
+    ours: Vec<Option<NodeCondition>>,
+    /// As another process last wrote it.
+    foreign: Option<Option<NodeCondition>>,
+    last_foreign: Option<Moment>,
+    contested: bool,
+    /// When what another process wrote was last overwritten.
+    overwritten: Option<Moment>,
+}
+
+/// Every type of condition that this agent writes.
+#[derive(Debug, Default)]
+pub(super) struct Writers {
+    kinds: BTreeMap<String, Kind>,
+    /// Types that the status under way changes.
+    pending: Vec<String>,
+}
+
+fn find<'a>(list: &'a [NodeCondition], kind: &str) -> Option<&'a NodeCondition> {
+    list.iter().find(|condition| condition.type_ == kind)
+}
+
+fn same(one: Option<&NodeCondition>, other: Option<&NodeCondition>) -> bool {
+    // The server leaves out texts that are empty.
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => {
+            one.status == other.status
+                && text(&one.reason) == text(&other.reason)
+                && text(&one.message) == text(&other.message)
+                && one.last_heartbeat_time == other.last_heartbeat_time
+                && one.last_transition_time == other.last_transition_time
+        }
+        _ => false,
+    }
+}
+
+fn is_controllers(condition: Option<&NodeCondition>) -> bool {
+    condition.is_some_and(|condition| {
+        condition.status == "Unknown"
+            && condition.reason.as_deref().is_some_and(|reason| CONTROLLER_REASONS.contains(&reason))
+    })
+}
+
+impl Writers {
+    /// Compares the Node's conditions with those that this agent wrote. `kinds`: the types that it writes; `quiet`: two report
+    /// periods, in milliseconds.
+    pub(super) fn observe(
+        &mut self,
+        kinds: &[String],
+        conditions: &[NodeCondition],
+        quiet: i64,
+        now: Moment,
+    ) -> Vec<WriterNews> {
+        self.kinds.retain(|kind, _| kinds.contains(kind));
+        let mut news = Vec::new();
+        for name in kinds {
+            let is = find(conditions, name);
+            let Some(kind) = self.kinds.get_mut(name) else {
+                // As it was found: who wrote it before is not known.
+                let ours = vec![is.cloned()];
+                let kind =
+                    Kind { ours, foreign: None, last_foreign: None, contested: false, overwritten: None };
+                self.kinds.insert(name.clone(), kind);
+                continue;
+            };
+            let is_ours = kind.ours.iter().any(|ours| same(ours.as_ref(), is));
+            let is_known = kind.foreign.as_ref().is_some_and(|known| same(known.as_ref(), is));
+            if !is_ours && !is_known && !is_controllers(is) {
+                kind.foreign = Some(is.cloned());
+                let before = kind.last_foreign.replace(now);
+                news.push(WriterNews::Foreign(name.clone()));
+                if !kind.contested && before.is_some_and(|before| now.saturating_sub(before) <= quiet) {
+                    kind.contested = true;
+                    news.push(WriterNews::Contested(name.clone()));
+                }
+            }
+            if kind.contested && kind.last_foreign.is_none_or(|at| now.saturating_sub(at) > quiet) {
+                kind.contested = false;
+                news.push(WriterNews::Over(name.clone()));
+            }
+        }
+        news
+    }
+
+    /// Whether another process writes a condition of this type too.
+    pub(super) fn is_contested(&self, kind: &str) -> bool {
+        self.kinds.get(kind).is_some_and(|kind| kind.contested)
+    }
+
+    /// Whether another process has lately set a condition of this type to True.
+    pub(super) fn is_true_by_another(&self, kind: &str, quiet: i64, now: Moment) -> bool {
+        self.kinds.get(kind).is_some_and(|kind| {
+            let lately = kind.last_foreign.is_some_and(|at| now.saturating_sub(at) <= quiet);
+            lately && matches!(&kind.foreign, Some(Some(condition)) if condition.status == "True")
+        })
+    }
+
+    /// Of how many types another process writes the condition too.
+    pub(super) fn contested(&self) -> usize {
+        self.kinds.values().filter(|kind| kind.contested).count()
+    }
+
+    /// Leaves what another process writes as it is, unless it was last overwritten a report period ago, or is what the
+    /// node lifecycle controller says of a node that it has not heard of.
+    pub(super) fn hold(
+        &self,
+        base: &[NodeCondition],
+        list: &mut Vec<NodeCondition>,
+        period: i64,
+        now: Moment,
+    ) {
+        for (name, kind) in self.kinds.iter().filter(|(_, kind)| kind.contested) {
+            let is = find(base, name);
+            let lately = kind.overwritten.is_some_and(|at| now.saturating_sub(at) < period);
+            if !lately || is_controllers(is) {
+                continue;
+            }
+            match (list.iter().position(|condition| condition.type_ == *name), is) {
+                (Some(at), Some(is)) => list[at].clone_from(is),
+                (Some(at), None) => drop(list.remove(at)),
+                (None, Some(is)) => list.push(is.clone()),
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// A status is being sent that makes `new` of `base`.
+    pub(super) fn sends(&mut self, base: &[NodeCondition], new: &[NodeCondition], now: Moment) {
+        self.pending.clear();
+        for (name, kind) in &mut self.kinds {
+            let (is, will_be) = (find(base, name), find(new, name));
+            if same(is, will_be) {
+                continue;
+            }
+            if kind.contested || kind.foreign.is_some() {
+                kind.overwritten = Some(now);
+            }
+            if kind.ours.len() >= OURS_MAX {
+                kind.ours.remove(0);
+            }
+            kind.ours.push(will_be.cloned());
+            self.pending.push(name.clone());
+        }
+    }
+
+    /// It has arrived.
+    pub(super) fn sent(&mut self) {
+        for name in std::mem::take(&mut self.pending) {
+            if let Some(kind) = self.kinds.get_mut(&name) {
+                kind.foreign = None;
+                let last = kind.ours.pop();
+                kind.ours.clear();
+                kind.ours.extend(last);
+            }
+        }
+    }
+}
