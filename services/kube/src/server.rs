@@ -26,6 +26,7 @@ use crate::{
     answers::{self, Answer, Failure},
     bodies,
     credentials::{Held, Keeper, SharedKeeper},
+    identity::CredentialsObserver,
     observe::{RequestObserver, RequestSeen},
     source::ClusterSource,
     transport::KeepAlive,
@@ -46,6 +47,8 @@ pub struct ApiServerParts {
     pub keep_alive: KeepAlive,
     /// Is told of each request.
     pub observer: RequestObserver,
+    /// Is told of the credentials each time they are read.
+    pub credentials: CredentialsObserver,
 }
 
 impl ApiServerParts {
@@ -57,6 +60,7 @@ impl ApiServerParts {
             timeout: Duration::from_secs(10),
             keep_alive: KeepAlive::default(),
             observer: RequestObserver::default(),
+            credentials: CredentialsObserver::default(),
         }
     }
 }
@@ -126,7 +130,7 @@ impl ApiServer {
     #[must_use]
     pub fn new(parts: ApiServerParts) -> Self {
         Self {
-            keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive)),
+            keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive, parts.credentials)),
             timeout: parts.timeout,
             observer: parts.observer,
             wake: Arc::new(Notify::new()),

@@ -86,9 +86,14 @@ pub(crate) fn node_settings(node: &str, kubeconfig: &Path, root: &Path) -> Setti
         .set("node.eviction_hard", "memory.available<1Mi")
 }
 
-/// A service account with the rights of companions; waits until the API server knows them.
-pub(crate) async fn companion(cluster: &Cluster, scratch: &Scratch, account: &str) -> Result<Identity> {
-    let identity = cluster.service_account(scratch, NAMESPACE, account).await?;
+/// The agent of `node` with the rights of companions; waits until the API server knows them.
+pub(crate) async fn companion(
+    cluster: &Cluster,
+    scratch: &Scratch,
+    account: &str,
+    node: &str,
+) -> Result<Identity> {
+    let identity = cluster.companion(scratch, account, node).await?;
     knows_rights(&identity, "nobody").await?;
     Ok(identity)
 }

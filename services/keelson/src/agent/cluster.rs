@@ -10,7 +10,10 @@ use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Nod
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::rest_client::RestClientMetrics;
+use super::{
+    credentials::{Credentials, certificate_file},
+    rest_client::RestClientMetrics,
+};
 
 /// The Node as it was seen last: nothing yet, or that there is none, or it.
 pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
@@ -20,6 +23,8 @@ pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
 pub(crate) struct Cluster {
     source: ClusterSource,
     rest_client: RestClientMetrics,
+    /// What the connections read of the credentials.
+    pub(super) credentials: Credentials,
     /// The longest that a request may take.
     pub(crate) request_timeout: Duration,
 }
@@ -29,7 +34,8 @@ impl Cluster {
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let source = source(settings)?;
         let request_timeout = settings.kube.request_timeout;
-        Some(Self { source, rest_client: RestClientMetrics::default(), request_timeout })
+        let (rest_client, credentials) = (RestClientMetrics::default(), Credentials::default());
+        Some(Self { source, rest_client, credentials, request_timeout })
     }
 
     /// A connection of its own.
@@ -37,13 +43,24 @@ impl Cluster {
         ApiServer::new(ApiServerParts {
             timeout,
             observer: self.rest_client.observer(),
+            credentials: self.credentials.observer.clone(),
             ..ApiServerParts::new(self.source.clone())
         })
     }
 
-    /// Enters what is counted of requests.
+    /// A connection by other credentials than those of the agent.
+    pub(super) fn connect_by(&self, source: ClusterSource) -> ApiServer {
+        ApiServer::new(ApiServerParts {
+            timeout: self.request_timeout,
+            observer: self.rest_client.observer(),
+            ..ApiServerParts::new(source)
+        })
+    }
+
+    /// Enters what is counted of requests and credentials.
     pub(super) fn register(&self, registry: &mut Registry) {
         self.rest_client.register(registry);
+        self.credentials.register(registry);
     }
 }
 
@@ -58,6 +75,10 @@ fn source(settings: &Settings) -> Option<ClusterSource> {
     if let Some(path) = &kube.kubeconfig {
         let context = (!kube.context.is_empty()).then(|| kube.context.clone());
         return Some(ClusterSource::Kubeconfig { path: path.clone(), context });
+    }
+    if let Some(path) = &kube.bootstrap_kubeconfig {
+        let certificate = certificate_file(settings);
+        return Some(ClusterSource::Issued { kubeconfig: path.clone(), certificate });
     }
     if kube.in_cluster {
         return Some(ClusterSource::InCluster);
@@ -97,5 +118,10 @@ mod tests {
         let named =
             ClusterSource::Kubeconfig { path: "/etc/kubeconfig".into(), context: Some("prod".into()) };
         assert_eq!(source(&settings), Some(named));
+        let mut settings = Settings::default();
+        settings.kube.bootstrap_kubeconfig = Some("/etc/bootstrap".into());
+        let certificate = "/var/lib/keelson/pki/client-current.pem".into();
+        let issued = ClusterSource::Issued { kubeconfig: "/etc/bootstrap".into(), certificate };
+        assert_eq!(source(&settings), Some(issued));
     }
 }

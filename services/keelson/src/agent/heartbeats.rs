@@ -35,6 +35,7 @@ use tokio::sync::watch;
 
 use super::{
     cluster::{Cluster, NodeSeen, node_channel},
+    credentials::Credentials,
     handles::Handle,
     jobs::{self, Job},
 };
@@ -76,7 +77,7 @@ pub(super) struct On {
     status_metrics: StatusMetrics,
     clock: Clock,
     leases: ApiServer,
-    rest: ApiServer,
+    credentials: Credentials,
     healths: Healths,
     node: watch::Receiver<NodeSeen>,
     node_job: Job,
@@ -294,7 +295,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         status_metrics,
         clock,
         leases,
-        rest,
+        credentials: cluster.credentials.clone(),
         healths,
         node: node_seen,
         node_job,
@@ -432,13 +433,7 @@ impl On {
             check("node-watch", &healths.node_watch),
         ];
         checks.extend(healths.pod_watch.as_ref().map(|health| check("pod-watch", health)));
-        let broken = self.rest.last_credentials_error().or_else(|| self.leases.last_credentials_error());
-        checks.push(Check {
-            name: "credentials".into(),
-            ok: broken.is_none(),
-            message: broken.unwrap_or_else(|| "ok".into()),
-            since_unix_ms: 0,
-        });
+        checks.push(self.credentials.check());
         checks
     }
 }

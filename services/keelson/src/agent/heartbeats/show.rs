@@ -162,6 +162,7 @@ impl On {
             _ => "starting",
         };
         let conditions = status.conditions.iter().map(show_condition).collect();
+        let (credentials, credential_warnings) = self.credentials.show();
         Ok(pb::Heartbeats {
             state: state.into(),
             reason: distinct(&reasons).join("; "),
@@ -172,6 +173,8 @@ impl On {
             lease: Some(self.show_lease(lease, lease_health)),
             status: Some(self.show_status(&status, status_health)),
             conditions,
+            credentials,
+            credential_warnings,
         })
     }
 
