@@ -132,14 +132,15 @@ pub(crate) struct Loaded {
     pub(crate) warnings: Vec<String>,
 }
 
-/// What is compared to notice that a file changed: inode, length and time of modification. The kubelet's
+/// What is compared to notice that a file changed: inode, mode, length and time of modification. The kubelet's
 /// certificate and a pod's token are replaced by moving a symbolic link, which changes the inode behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stamp(Option<(u64, u64, u64, i64, i64)>);
+pub(crate) struct Stamp(Option<(u64, u64, u32, u64, i64, i64)>);
 
 impl Stamp {
     pub(crate) fn of(path: &Path) -> Self {
-        Self(fs::metadata(path).ok().map(|m| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec())))
+        let metadata = fs::metadata(path).ok();
+        Self(metadata.map(|m| (m.dev(), m.ino(), m.mode(), m.len(), m.mtime(), m.mtime_nsec())))
     }
 }
 

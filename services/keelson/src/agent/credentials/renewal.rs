@@ -28,8 +28,10 @@ use crate::agent::cluster::Cluster;
 const APPROVAL: Duration = Duration::from_secs(15 * 60);
 /// The first and the longest pause between two looks at a request.
 const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-/// A request that waits longer than this is said to.
+/// A request that waits longer than this is shown.
 const SLOW: Duration = Duration::from_secs(10);
+/// The shortest time between two certificates: one that is valid for minutes can be past its time of renewal when it is issued.
+const REST: Duration = Duration::from_secs(10);
 
 /// Why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +102,7 @@ pub(super) async fn run(renewal: Renewal) {
                     expires = super::utc(validity.not_after),
                     "a client certificate was issued"
                 );
+                tokio::time::sleep(REST).await;
             }
             Err(error) => {
                 failures += 1;
