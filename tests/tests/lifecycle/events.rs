@@ -1,6 +1,6 @@
 //! Events on pods whose image pull waits for a slot, with the rights that are shipped.
 
-use crate::rig::{ACCOUNT, MANIFEST, NAMESPACE, companion, make_node, run, settings, shared};
+use crate::rig::{ACCOUNT, MANIFEST, companion, make_node, run, settings, shared};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Event;
 use keelson_tests::agent::{Agent, Settings};

@@ -31,9 +31,8 @@ pub(crate) const NODE_MANIFEST: &str = include_str!("../../../packaging/kubernet
 /// The role that [`NODE_MANIFEST`] makes.
 pub(crate) const NODE_ROLE: &str = "keelson-node-endpoints";
 
-/// The account that [`MANIFEST`] makes, and its namespace.
+/// The account that [`MANIFEST`] makes.
 pub(crate) const ACCOUNT: &str = "keelson-agent";
-pub(crate) const NAMESPACE: &str = "kube-system";
 
 /// How the agent names itself to the API server.
 pub(crate) const AGENT: &str = "keelson/";

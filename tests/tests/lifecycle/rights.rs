@@ -3,8 +3,8 @@
 //! Service endpoints come from the API server here, for they are what some of the rights are for.
 
 use crate::rig::{
-    ACCOUNT, MANIFEST, NAMESPACE, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line,
-    make_node, node_settings, run, set_condition, settings, shared, well,
+    ACCOUNT, MANIFEST, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line, make_node,
+    node_settings, run, set_condition, settings, shared, well,
 };
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
