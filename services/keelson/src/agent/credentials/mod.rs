@@ -138,7 +138,7 @@ impl Credentials {
         let found = findings(&in_use, now_unix());
         let broken = in_use.error.is_some() || found.iter().any(|found| matches!(found, Finding::Expired(_)));
         let texts = found.iter().map(|found| found.text().to_owned());
-        let notes: Vec<String> = in_use.error.clone().into_iter().chain(renewal).chain(texts).collect();
+        let notes: Vec<String> = in_use.error.into_iter().chain(renewal).chain(texts).collect();
         Check {
             name: "credentials".into(),
             ok: !broken,
