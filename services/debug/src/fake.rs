@@ -140,6 +140,14 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         last_transition_unix_ms: 1_000,
         source: "agent".into(),
     };
+    let certificate = node::Credential {
+        kind: "client_certificate".into(),
+        file: "/pki/client.pem".into(),
+        user: "system:node:n1".into(),
+        expires_unix_ms: 9_000,
+        state: "healthy".into(),
+        ..Default::default()
+    };
     node::Heartbeats {
         state: "well".into(),
         role: "node".into(),
@@ -148,6 +156,7 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         lease: Some(node::Lease { name: "n1".into(), state: "well".into(), age_ms: 4, ..Default::default() }),
         status: Some(node::Status { state: "well".into(), reports: 2, ..Default::default() }),
         conditions: vec![ready],
+        credentials: vec![certificate],
         ..Default::default()
     }
 }

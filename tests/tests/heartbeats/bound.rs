@@ -269,11 +269,10 @@ fn e4_a_companion_lives_by_the_kubelets_certificate() -> Result<()> {
                 &beside_a_kubelet(cluster, &identity, name, by_file),
             )?;
             agent.start_live().await?;
-            cluster.admin.await_condition(name, "KeelsonStateNotDurable", "False").await?;
-            for status in ["True", "False"] {
-                identity.rotate().await?;
+            for status in ["True", "False", "True"] {
                 set_condition(&agent, status).await?;
                 cluster.admin.await_condition(name, "KernelDeadlock", status).await?;
+                identity.rotate().await?;
             }
             let node = agent.json("/debug/node").await?;
             let shown = &node["credentials"][0];

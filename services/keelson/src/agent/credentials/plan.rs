@@ -35,7 +35,7 @@ pub(super) fn renew_at(validity: IssuedValidity, draw: f64) -> i64 {
     let lifetime = validity.not_after.saturating_sub(validity.not_before).max(0);
     // Seconds of any certificate fit an f64.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    let age = (lifetime as f64 * (0.7 + 0.2 * draw.clamp(0.0, 1.0))) as i64;
+    let age = (lifetime as f64 * (0.7 + 0.2 * draw.clamp(0.0, 1.0))).round() as i64;
     validity.not_before.saturating_add(age)
 }
 
@@ -71,21 +71,21 @@ mod tests {
     /// E4: renewed at 70 to 90 % of the lifetime, requested anew when it is over.
     #[test]
     fn e4_when_a_certificate_is_requested() {
-        let year = validity(0, 100 * DAY);
+        let long = validity(0, 100 * DAY);
         let wait = |seconds| Step::Wait(Duration::from_secs(seconds));
         for (validity, refused, draw, now, expected) in [
             (None, false, 0.0, 0, Step::Request(By::Bootstrap)),
-            (year, false, 0.0, 0, wait(60)),
-            (year, false, 0.0, 70 * DAY - 59, wait(59)),
-            (year, false, 0.0, 70 * DAY, Step::Request(By::Current)),
-            (year, false, 0.5, 80 * DAY - 1, wait(1)),
-            (year, false, 0.5, 80 * DAY, Step::Request(By::Current)),
-            (year, false, 1.0, 90 * DAY - 1, wait(1)),
-            (year, false, 1.0, 90 * DAY, Step::Request(By::Current)),
-            (year, false, 9.0, 90 * DAY, Step::Request(By::Current)),
-            (year, false, 1.0, 100 * DAY - 1, Step::Request(By::Current)),
-            (year, false, 1.0, 100 * DAY, Step::Request(By::Bootstrap)),
-            (year, true, 0.0, 0, Step::Request(By::Bootstrap)),
+            (long, false, 0.0, 0, wait(60)),
+            (long, false, 0.0, 70 * DAY - 59, wait(59)),
+            (long, false, 0.0, 70 * DAY, Step::Request(By::Current)),
+            (long, false, 0.5, 80 * DAY - 1, wait(1)),
+            (long, false, 0.5, 80 * DAY, Step::Request(By::Current)),
+            (long, false, 1.0, 90 * DAY - 1, wait(1)),
+            (long, false, 1.0, 90 * DAY, Step::Request(By::Current)),
+            (long, false, 9.0, 90 * DAY, Step::Request(By::Current)),
+            (long, false, 1.0, 100 * DAY - 1, Step::Request(By::Current)),
+            (long, false, 1.0, 100 * DAY, Step::Request(By::Bootstrap)),
+            (long, true, 0.0, 0, Step::Request(By::Bootstrap)),
             // The clock is behind: the certificate may be good all the same.
             (validity(DAY, 2 * DAY), false, 0.0, 0, wait(60)),
             // A lifetime that makes no sense.

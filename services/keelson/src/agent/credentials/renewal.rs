@@ -110,8 +110,8 @@ pub(super) async fn run(renewal: Renewal) {
                 refused = by == By::Current
                     && matches!(&error, RenewalError::Api(error) if error.kind == ApiErrorKind::Unauthorized);
                 renewal.credentials.renewed("error");
-                let reason = format!("the client certificate cannot be renewed: {error}");
-                tracing::warn!(%error, failures, "the client certificate cannot be renewed; it is tried again");
+                let reason = format!("cannot get a client certificate: {error}");
+                tracing::warn!(%error, failures, "cannot get a client certificate; it is tried again");
                 renewal.fails(reason);
                 tokio::time::sleep(plan::pause(failures, rand::random())).await;
             }
