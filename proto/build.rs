@@ -44,8 +44,15 @@ const AS_JSON: &[&str] = &[
 ];
 
 /// The same of node.proto.
-const NODE_AS_JSON: &[&str] =
-    &["Heartbeats", "Lease", "Status", "Condition", "SetConditionResponse", "ClearConditionResponse"];
+const NODE_AS_JSON: &[&str] = &[
+    "Heartbeats",
+    "Lease",
+    "Status",
+    "Condition",
+    "Credential",
+    "SetConditionResponse",
+    "ClearConditionResponse",
+];
 
 /// The same of endpoints.proto.
 const ENDPOINTS_AS_JSON: &[&str] = &[

@@ -8,7 +8,7 @@ use crate::error::{Fault, Problem};
 use crate::gates::Gate;
 use crate::origin::Origin;
 use crate::settings::{GATES_SECTION, Settings};
-use crate::values::{EndpointsSource, Enforce, ListenSpec, SocketSpec};
+use crate::values::{EndpointsSource, Enforce, ListenSpec, Role, SocketSpec};
 
 /// A demand that is not met: the settings it is about, and the sentence for people.
 struct Violation {
@@ -55,15 +55,30 @@ fn violations(settings: &Settings) -> Vec<Violation> {
     found
 }
 
+/// Which ways to the API server are set.
+fn ways(settings: &Settings) -> [bool; 4] {
+    let kube = &settings.kube;
+    let bootstrap = kube.bootstrap_kubeconfig.is_some();
+    [kube.kubeconfig.is_some(), bootstrap, kube.in_cluster, !kube.server.is_empty()]
+}
+
 /// One way to the API server, and all that it needs.
 fn kube(settings: &Settings) -> Vec<Violation> {
     let kube = &settings.kube;
     let mut found = Vec::new();
-    let ways = [kube.kubeconfig.is_some(), kube.in_cluster, !kube.server.is_empty()];
-    if ways.into_iter().filter(|way| *way).count() > 1 {
+    if ways(settings).into_iter().filter(|way| *way).count() > 1 {
         found.push(Violation {
-            keys: &["kube.kubeconfig", "kube.in_cluster", "kube.server"],
-            message: "kubeconfig, in_cluster and server are three ways to one API server; set one of them"
+            keys: &["kube.kubeconfig", "kube.bootstrap_kubeconfig", "kube.in_cluster", "kube.server"],
+            message: "kubeconfig, bootstrap_kubeconfig, in_cluster and server are four ways to one API server; set \
+                      one of them"
+                .into(),
+        });
+    }
+    if kube.bootstrap_kubeconfig.is_some() && settings.node.role != Role::Node {
+        found.push(Violation {
+            keys: &["kube.bootstrap_kubeconfig", "node.role"],
+            message: "bootstrap_kubeconfig is for role = \"node\", because the certificate is the node's own; a companion \
+                      uses the kubelet's certificate or a token that is bound to the node"
                 .into(),
         });
     }
@@ -120,7 +135,7 @@ fn node(settings: &Settings) -> Vec<Violation> {
 }
 
 fn endpoints(settings: &Settings) -> Vec<Violation> {
-    let (endpoints, kube) = (&settings.endpoints, &settings.kube);
+    let endpoints = &settings.endpoints;
     let mut found = Vec::new();
     if endpoints.source == EndpointsSource::Files && endpoints.manifests.is_none() {
         found.push(Violation {
@@ -128,10 +143,15 @@ fn endpoints(settings: &Settings) -> Vec<Violation> {
             message: "source = \"files\" needs a folder; set manifests, or source = \"off\"".into(),
         });
     }
-    let cluster = kube.kubeconfig.is_some() || kube.in_cluster || !kube.server.is_empty();
-    if endpoints.source == EndpointsSource::Kube && !cluster {
+    if endpoints.source == EndpointsSource::Kube && !ways(settings).contains(&true) {
         found.push(Violation {
-            keys: &["endpoints.source", "kube.kubeconfig", "kube.in_cluster", "kube.server"],
+            keys: &[
+                "endpoints.source",
+                "kube.kubeconfig",
+                "kube.bootstrap_kubeconfig",
+                "kube.in_cluster",
+                "kube.server",
+            ],
             message: "source = \"kube\" needs an API server; set one in [kube], or source = \"off\"".into(),
         });
     }

@@ -294,12 +294,16 @@ settings! {
         progress_interval: Duration = ms(500), within(ms(50), mins(1)), live;
     }
 
-    /// The API server. With none of `kubeconfig`, `in_cluster` and `server` the chores that need one are off.
+    /// The API server. Without `kubeconfig`, `bootstrap_kubeconfig`, `in_cluster` and `server` it is not used.
     kube: Kube {
         /// A kubeconfig file. It and the files that it names are read again when they change.
         kubeconfig: Option<PathBuf> = None, Any, restart;
         /// The context of the kubeconfig; empty for its current one.
         context: String = String::new(), TextRule::Free("text, or \"\" for the current context"), restart;
+        /// With role `node`: a kubeconfig to request the first client certificate with, as the kubelet's `--bootstrap-kubeconfig`.
+        bootstrap_kubeconfig: Option<PathBuf> = None, Any, restart;
+        /// With `bootstrap_kubeconfig`: the folder of the client certificate and its key, as the kubelet's `--cert-dir`.
+        certificate_dir: PathBuf = "/var/lib/keelson/pki".into(), Any, restart;
         /// Use the service account that Kubernetes mounts into a pod.
         in_cluster: bool = false, Any, restart;
         /// The API server's address, such as `https://10.0.0.1:6443`, for credentials given one by one.

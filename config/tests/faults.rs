@@ -375,7 +375,10 @@ fn addresses_of_api_servers() {
         assert!(error.contains(word) && !error.contains("hunter2"), "{set}: {error}");
     }
     let two = Case::new().set("kube.in_cluster=true").set("kube.kubeconfig=/etc/kubeconfig").errors();
-    assert!(two.contains("three ways to one API server"), "{two}");
+    assert!(two.contains("four ways to one API server"), "{two}");
+    // E4: the certificate is the node's own.
+    let companion = Case::new().set("kube.bootstrap_kubeconfig=/etc/bootstrap").errors();
+    assert!(companion.contains("bootstrap_kubeconfig is for role = \"node\""), "{companion}");
     let half = Case::new().set("kube.client_key=/etc/key").errors();
     assert!(half.contains("set both or none"), "{half}");
 }
@@ -447,6 +450,7 @@ fn relations() {
         vec!["debug.http="],
         vec!["kube.kubeconfig=/etc/kubernetes/kubelet.conf", "kube.context=prod", "node.role=node"],
         vec!["kube.in_cluster=true"],
+        vec!["kube.bootstrap_kubeconfig=/etc/bootstrap", "node.role=node", "endpoints.source=kube"],
         vec!["kube.in_cluster=true", "endpoints.source=kube"],
         vec!["endpoints.source=files", "endpoints.manifests=/etc/keelson/manifests"],
         vec!["endpoints.listen=unix:///run/a, tcp://127.0.0.1:12345, tcp://[::1]:0, tcp://[::1]:0"],

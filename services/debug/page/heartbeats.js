@@ -57,6 +57,22 @@ function showStatus(status, clock) {
   );
 }
 
+const CREDENTIAL_TONES = { expiring: "bad", expired: "bad" };
+
+// Who the agent is to the API server, and until when.
+function showCredentials(credentials, warnings, clock) {
+  const [first] = credentials;
+  if (!first) return fact("identity", "none", "");
+  const left = first.expires_unix_ms - clock.now;
+  const value = !first.expires_unix_ms ? "no expiry date" : left > 0 ? `expires in ${duration(left)}` : `expired ${duration(-left)} ago`;
+  fact("identity", value, warnings.length ? "bad" : CREDENTIAL_TONES[first.state],
+    first.user,
+    `${first.kind.replace("_", " ")} ${first.file || "in the kubeconfig"}`,
+    first.bound_node ? `bound to node ${first.bound_node}` : "",
+    ...warnings,
+  );
+}
+
 function createCondition(condition) {
   const type = make("th", "", make("span", "", condition.type), slot("span", "source", "small meta"));
   type.scope = "row";
@@ -96,6 +112,7 @@ export function showHeartbeats(beats, error, clock) {
   const from = beats.failing_since_unix_ms;
   fact("beat", from ? `${beats.state} for ${duration(clock.now - from)}` : beats.state, BEAT_TONES[beats.state], beats.reason);
   fact("role", beats.role, "", beats.node_name, beats.server);
+  showCredentials(beats.credentials ?? [], beats.credential_warnings ?? [], clock);
   if (beats.lease) showLease(beats.lease, clock);
   else fact("lease", "none", "");
   if (beats.status) showStatus(beats.status, clock);

@@ -141,6 +141,14 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         source: "agent".into(),
         contested: false,
     };
+    let certificate = node::Credential {
+        kind: "client_certificate".into(),
+        file: "/pki/client.pem".into(),
+        user: "system:node:n1".into(),
+        expires_unix_ms: 9_000,
+        state: "healthy".into(),
+        ..Default::default()
+    };
     node::Heartbeats {
         state: "well".into(),
         role: "node".into(),
@@ -149,6 +157,7 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         lease: Some(node::Lease { name: "n1".into(), state: "well".into(), age_ms: 4, ..Default::default() }),
         status: Some(node::Status { state: "well".into(), reports: 2, ..Default::default() }),
         conditions: vec![ready],
+        credentials: vec![certificate],
         ..Default::default()
     }
 }

@@ -1,9 +1,9 @@
 //! Credentials that change on disk.
 //!
 //! Owns: [`Keeper`]: the link in use, and when its source is looked at and read again. In: requests that need a
-//! link, answers of 401, timeouts. Out: the newest [`Link`] that could be made. A source that cannot be read (any
-//! more) leaves the last good link in use, and is told of; without a good one every request fails, and the source
-//! is tried again at the next.
+//! link, answers of 401, timeouts. Out: the newest [`Link`] that could be made, and for the observer what the credentials
+//! say of themselves. A source that cannot be read (any more) leaves the last good link in use, and is told of; without a
+//! good one every request fails, and the source is tried again at the next.
 
 use std::{
     path::PathBuf,
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::{
     answers::Failure,
+    identity::{Credential, CredentialsObserver},
     source::{ClusterSource, Loaded, SourceError, Stamp, load},
     transport::{KeepAlive, Link},
 };
@@ -59,6 +60,7 @@ impl Memory {
 pub(crate) struct Keeper {
     source: ClusterSource,
     keep_alive: KeepAlive,
+    observer: CredentialsObserver,
     held: Mutex<Option<Held>>,
     memory: Mutex<Memory>,
     /// Held while the source is read, so that requests at one time cause one reading.
@@ -66,10 +68,11 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn new(source: ClusterSource, keep_alive: KeepAlive) -> Self {
+    pub(crate) fn new(source: ClusterSource, keep_alive: KeepAlive, observer: CredentialsObserver) -> Self {
         Self {
             source,
             keep_alive,
+            observer,
             held: Mutex::default(),
             memory: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
@@ -159,6 +162,7 @@ impl Keeper {
                 }
                 let generation = held.as_ref().map_or(0, |held| held.generation + 1);
                 *held = Some(Held { link: read.link, generation });
+                self.observer.read(read.credentials, read.warnings);
                 memory.stamps = read.stamps;
                 memory.plugin = read.plugin;
                 memory.last_error = None;
@@ -172,6 +176,7 @@ impl Keeper {
                         "the credentials cannot be read; the last good ones stay in use, if there were any"
                     );
                 }
+                self.observer.failed(text.clone());
                 memory.last_error = Some(text);
             }
         }
@@ -196,6 +201,8 @@ struct Read {
     link: Link,
     stamps: Vec<(PathBuf, Stamp)>,
     plugin: bool,
+    credentials: Vec<Credential>,
+    warnings: Vec<String>,
 }
 
 fn read(source: &ClusterSource, keep_alive: KeepAlive) -> Result<Read, SourceError> {
@@ -204,7 +211,8 @@ fn read(source: &ClusterSource, keep_alive: KeepAlive) -> Result<Read, SourceErr
     let stamps = stamps(files);
     let loaded = load(source)?;
     let link = Link::new(source, &loaded, keep_alive)?;
-    Ok(Read { link, stamps, plugin: loaded.plugin })
+    let Loaded { plugin, credentials, warnings, .. } = loaded;
+    Ok(Read { link, stamps, plugin, credentials, warnings })
 }
 
 fn stamps(paths: Vec<PathBuf>) -> Vec<(PathBuf, Stamp)> {

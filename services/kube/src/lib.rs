@@ -1,6 +1,7 @@
 //! The agent's connection to the API server.
 //!
-//! Owns: where the API server is and how the agent proves who it is ([`ClusterSource`]), the connections to it
+//! Owns: where the API server is and how the agent proves who it is ([`ClusterSource`]), what its credentials say of
+//! themselves ([`Credential`]), requests for a client certificate ([`ClientKey`]), the connections to the API server
 //! ([`ApiServer`], which implements [`LeaseApi`](keelson_actors::cluster::LeaseApi) and
 //! [`NodeApi`](keelson_actors::cluster::NodeApi)), and the watches of the agent ([`watch_node`], [`watch_pods`],
 //! [`watch_endpoints`]).
@@ -13,6 +14,8 @@
 mod answers;
 mod bodies;
 mod credentials;
+mod csr;
+mod identity;
 mod observe;
 mod protobuf;
 mod server;
@@ -24,6 +27,10 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
+pub use csr::{
+    CertificateError, ClientKey, IssuedValidity, NodeRequest, RequestState, issued_validity, node_user,
+};
+pub use identity::{Credential, CredentialKind, CredentialsInUse, CredentialsObserver, Validity};
 pub use k8s_openapi::api::core::v1::Node;
 pub use observe::{RequestObserver, RequestSeen};
 pub use server::{ApiServer, ApiServerParts};

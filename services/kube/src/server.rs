@@ -26,6 +26,7 @@ use crate::{
     answers::{self, Answer, Failure},
     bodies,
     credentials::{Held, Keeper, SharedKeeper},
+    identity::CredentialsObserver,
     observe::{RequestObserver, RequestSeen},
     signals::ServerSignals,
     source::ClusterSource,
@@ -52,6 +53,8 @@ pub struct ApiServerParts {
     pub observer: RequestObserver,
     /// Shared by all connections to one API server.
     pub signals: ServerSignals,
+    /// Is told of the credentials each time they are read.
+    pub credentials: CredentialsObserver,
 }
 
 impl ApiServerParts {
@@ -66,6 +69,7 @@ impl ApiServerParts {
             keep_alive: KeepAlive::default(),
             observer: RequestObserver::default(),
             signals: ServerSignals::default(),
+            credentials: CredentialsObserver::default(),
         }
     }
 }
@@ -136,7 +140,7 @@ impl ApiServer {
     #[must_use]
     pub fn new(parts: ApiServerParts) -> Self {
         Self {
-            keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive)),
+            keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive, parts.credentials)),
             timeout: parts.timeout,
             head_timeout: parts.head_timeout.max(parts.timeout),
             observer: parts.observer,

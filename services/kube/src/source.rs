@@ -1,8 +1,9 @@
 //! Where the API server is, and by what the agent proves who it is.
 //!
-//! Owns: [`ClusterSource`], its reading, and the [`Stamp`]s by which a changed file is noticed. In: files, the
-//! environment of a pod. Out: a [`kube::Config`] with everything read into it, and the files it came from; or a
-//! [`SourceError`], which names the file. What was in a file is never repeated, for it may be a secret.
+//! Owns: [`ClusterSource`], its reading, the modes that its files may have, and the [`Stamp`]s by which a changed file is
+//! noticed. In: files, the environment of a pod. Out: a [`kube::Config`] with everything read into it, the files it came
+//! from and what they say of the client; or a [`SourceError`], which names the file. What was in a file is never repeated,
+//! for it may be a secret.
 //!
 //! Everything here blocks, and belongs on a thread that may.
 
@@ -12,10 +13,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use kube::{
     Config,
-    config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError},
+    config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError, NamedAuthInfo},
 };
+use secrecy::ExposeSecret as _;
+
+use crate::identity::Credential;
 
 /// In a pod, these two come from the projected volume of its service account.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -38,6 +43,13 @@ pub enum ClusterSource {
     InCluster,
     /// Address and files one by one.
     Explicit(ExplicitSource),
+    /// The server that a kubeconfig names, by a client certificate that the agent requests and renews.
+    Issued {
+        /// The kubeconfig, of which only the cluster is used.
+        kubeconfig: PathBuf,
+        /// PEM file with the certificate and its key.
+        certificate: PathBuf,
+    },
 }
 
 /// A server and the files with which to speak to it.
@@ -64,6 +76,9 @@ impl fmt::Display for ClusterSource {
             }
             Self::InCluster => f.write_str("the pod's service account"),
             Self::Explicit(source) => f.write_str(&without_userinfo(&source.server)),
+            Self::Issued { kubeconfig, certificate } => {
+                write!(f, "kubeconfig {}, client certificate {}", kubeconfig.display(), certificate.display())
+            }
         }
     }
 }
@@ -80,6 +95,18 @@ pub(crate) enum SourceError {
         path: String,
         /// The system's reason.
         reason: String,
+    },
+    /// Every user of the machine could replace what is in a file.
+    #[error(
+        "the {what} {path} is writable by every user (mode {mode:04o}), so it is not used; run: chmod go-w {path}"
+    )]
+    WorldWritable {
+        /// What the file is.
+        what: &'static str,
+        /// The file.
+        path: String,
+        /// Its permission bits.
+        mode: u32,
     },
     /// What was read cannot be used.
     #[error("{source_name}: {reason}")]
@@ -99,16 +126,21 @@ pub(crate) struct Loaded {
     pub(crate) files: Vec<PathBuf>,
     /// A command is run for the credentials, so that they can change without any file changing.
     pub(crate) plugin: bool,
+    /// What the credentials say of themselves.
+    pub(crate) credentials: Vec<Credential>,
+    /// Files with a secret that others than their owner may read.
+    pub(crate) warnings: Vec<String>,
 }
 
-/// What is compared to notice that a file changed: inode, length and time of modification. The kubelet's
+/// What is compared to notice that a file changed: inode, mode, length and time of modification. The kubelet's
 /// certificate and a pod's token are replaced by moving a symbolic link, which changes the inode behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stamp(Option<(u64, u64, u64, i64, i64)>);
+pub(crate) struct Stamp(Option<(u64, u64, u32, u64, i64, i64)>);
 
 impl Stamp {
     pub(crate) fn of(path: &Path) -> Self {
-        Self(fs::metadata(path).ok().map(|m| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec())))
+        let metadata = fs::metadata(path).ok();
+        Self(metadata.map(|m| (m.dev(), m.ino(), m.mode(), m.len(), m.mtime(), m.mtime_nsec())))
     }
 }
 
@@ -117,10 +149,23 @@ impl Stamp {
 /// # Errors
 /// [`SourceError`] when a file cannot be read or does not hold what it should.
 pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
+    let mut modes = Modes { in_pod: *source == ClusterSource::InCluster, warnings: Vec::new() };
     let (mut config, mut files) = match source {
-        ClusterSource::Kubeconfig { path, context } => kubeconfig(source, path, context.as_deref())?,
+        ClusterSource::Kubeconfig { path, context } => {
+            kubeconfig(source, path, context.as_deref(), &mut modes)?
+        }
         ClusterSource::InCluster => in_cluster(source)?,
-        ClusterSource::Explicit(explicit) => explicit_config(source, explicit)?,
+        ClusterSource::Explicit(explicit) => explicit_config(source, explicit, &mut modes)?,
+        ClusterSource::Issued { kubeconfig: path, certificate } => {
+            let (mut config, files) = kubeconfig(source, path, None, &mut modes)?;
+            let file = certificate.to_string_lossy().into_owned();
+            config.auth_info = AuthInfo {
+                client_certificate: Some(file.clone()),
+                client_key: Some(file),
+                ..AuthInfo::default()
+            };
+            (config, files)
+        }
     };
     if !matches!(config.cluster_url.scheme_str(), Some("http" | "https"))
         || config.cluster_url.host().is_none()
@@ -129,32 +174,103 @@ pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
     }
     let auth = &mut config.auth_info;
     files.extend([&auth.client_certificate, &auth.client_key].into_iter().flatten().map(PathBuf::from));
+    let mut credentials = Vec::new();
     // kube keeps a token for a minute and does not trim it; here it is read when its file changes.
     if let Some(path) = auth.token_file.take() {
         let path = PathBuf::from(path);
         if auth.token.is_none() {
-            auth.token = Some(read_token(source, &path)?.into());
+            modes.check("token file", &path, true)?;
+            let token = read_token(source, &path)?;
+            credentials.push(Credential::of_token(&token, Some(path.clone())));
+            auth.token = Some(token.into());
         }
         files.push(path);
+    } else if let Some(token) = &auth.token {
+        credentials.push(Credential::of_token(token.expose_secret(), None));
     }
+    credentials.extend(embed_certificate(auth, &mut modes)?);
     if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
         return Err(unusable(source, "there is no certificate in what is given as certificate authority"));
     }
     let plugin = config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some();
-    Ok(Loaded { config, files, plugin })
+    Ok(Loaded { config, files, plugin, credentials, warnings: modes.warnings })
+}
+
+/// Reads client certificate and key into `auth`. One file for both is read once, so that certificate and key belong together
+/// while the file is replaced.
+fn embed_certificate(auth: &mut AuthInfo, modes: &mut Modes) -> Result<Option<Credential>, SourceError> {
+    let read = |what: &'static str, path: &Path| fs::read(path).map_err(|err| unreadable(what, path, &err));
+    let file = auth.client_certificate.as_ref().map(PathBuf::from);
+    let mut from_file = None;
+    if let (None, Some(path)) = (&auth.client_certificate_data, &file) {
+        let pem = read("client-certificate", path)?;
+        auth.client_certificate_data = Some(BASE64_STANDARD.encode(&pem));
+        from_file = Some(pem);
+    }
+    if let (None, Some(path)) = (&auth.client_key_data, &auth.client_key) {
+        let path = Path::new(path);
+        modes.check("client key", path, true)?;
+        let pem = match &from_file {
+            Some(pem) if file.as_deref() == Some(path) => BASE64_STANDARD.encode(pem),
+            _ => BASE64_STANDARD.encode(read("client-key", path)?),
+        };
+        auth.client_key_data = Some(pem.into());
+    }
+    Ok(match (&auth.client_certificate_data, from_file) {
+        (_, Some(pem)) => Some(Credential::of_certificate(&pem, file)),
+        (Some(data), None) => {
+            let pem = BASE64_STANDARD.decode(data).unwrap_or_default();
+            Some(Credential::of_certificate(&pem, None))
+        }
+        (None, None) => None,
+    })
+}
+
+/// Looks at who else may read and write the files.
+struct Modes {
+    /// Kubernetes chooses the mode of a pod's token, and only the pod sees the file.
+    in_pod: bool,
+    warnings: Vec<String>,
+}
+
+impl Modes {
+    /// Looks at one file. A file that is not there is for whoever reads it.
+    ///
+    /// # Errors
+    /// [`SourceError::WorldWritable`].
+    fn check(&mut self, what: &'static str, path: &Path, is_secret: bool) -> Result<(), SourceError> {
+        let Ok(metadata) = fs::metadata(path) else { return Ok(()) };
+        let mode = metadata.mode() & 0o7777;
+        let shown = path.display();
+        if mode & 0o002 != 0 {
+            return Err(SourceError::WorldWritable { what, path: shown.to_string(), mode });
+        }
+        if is_secret && !self.in_pod && mode & 0o044 != 0 {
+            self.warnings.push(format!(
+                "the {what} {shown} is readable by others than its owner (mode {mode:04o}); run: chmod 600 {shown}"
+            ));
+        }
+        Ok(())
+    }
 }
 
 fn kubeconfig(
     source: &ClusterSource,
     path: &Path,
     context: Option<&str>,
+    modes: &mut Modes,
 ) -> Result<(Config, Vec<PathBuf>), SourceError> {
     let document = Kubeconfig::read_from(path).map_err(|err| kubeconfig_error(source, &err))?;
+    // It may name a program to run: whoever can write it is whoever the agent is.
+    modes.check("kubeconfig", path, document.auth_infos.iter().any(has_secret))?;
     let mut files = vec![path.to_owned()];
     let context = context.map(str::to_owned);
     let cluster = used_cluster(&document, context.as_ref());
     if let Some(cluster) = cluster {
-        files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
+        if let Some(path) = cluster.certificate_authority.as_ref().map(PathBuf::from) {
+            modes.check("certificate authority", &path, false)?;
+            files.push(path);
+        }
         if cluster.insecure_skip_tls_verify == Some(true) {
             return Err(unusable(
                 source,
@@ -178,6 +294,16 @@ fn kubeconfig(
     Ok((config, files))
 }
 
+/// Whether a user of a kubeconfig has a secret in the file itself.
+fn has_secret(user: &NamedAuthInfo) -> bool {
+    user.auth_info.as_ref().is_some_and(|auth| {
+        auth.token.is_some()
+            || auth.password.is_some()
+            || auth.client_key_data.is_some()
+            || auth.auth_provider.is_some()
+    })
+}
+
 fn used_cluster<'a>(document: &'a Kubeconfig, context: Option<&String>) -> Option<&'a kube::config::Cluster> {
     let name = context.or(document.current_context.as_ref())?;
     let context = document.contexts.iter().find(|c| &c.name == name)?.context.as_ref()?;
@@ -196,6 +322,7 @@ fn in_cluster(source: &ClusterSource) -> Result<(Config, Vec<PathBuf>), SourceEr
 fn explicit_config(
     source: &ClusterSource,
     explicit: &ExplicitSource,
+    modes: &mut Modes,
 ) -> Result<(Config, Vec<PathBuf>), SourceError> {
     let url = explicit
         .server
@@ -204,6 +331,7 @@ fn explicit_config(
     let mut config = Config::new(url);
     let mut files = Vec::new();
     if let Some(path) = &explicit.ca_file {
+        modes.check("certificate authority", path, false)?;
         let pem = fs::read(path).map_err(|err| unreadable("certificate authority", path, &err))?;
         config.root_cert = Some(certificates(&pem));
         files.push(path.clone());

@@ -6,7 +6,7 @@ use crate::util::eventually;
 use anyhow::{Context as _, Result, bail};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, Pod, ServiceAccount};
 use kube::api::{
@@ -28,6 +28,15 @@ pub const NODE_LEASES: &str = "kube-node-lease";
 /// How long a condition of a node is waited for. A kubelet whose Node is registered late, as on a busy machine, tries to make
 /// its CSINode again after 19 s and then after 116 s, and is not ready before.
 const CONDITION: Duration = Duration::from_secs(180);
+
+/// What a token of a service account is bound to: it ends with that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// A pod in the account's namespace.
+    Pod(String),
+    /// A Node.
+    Node(String),
+}
 
 /// An administrator (group `system:masters`) of the cluster.
 #[derive(Clone)]
@@ -120,16 +129,65 @@ impl Admin {
             .with_context(|| format!("cannot make the service account {namespace}/{name}"))
     }
 
-    /// A new token of a service account, valid for an hour.
-    pub async fn token(&self, namespace: &str, name: &str) -> Result<String> {
+    /// A new token of a service account, valid for an hour: bound to nothing, to a pod of the account, or to a Node.
+    pub async fn token(&self, namespace: &str, name: &str, bound: Option<&Bound>) -> Result<String> {
+        self.token_for(namespace, name, bound, 3600).await
+    }
+
+    /// The same, valid for so many seconds (at least 600).
+    pub async fn token_for(
+        &self,
+        namespace: &str,
+        name: &str,
+        bound: Option<&Bound>,
+        seconds: i64,
+    ) -> Result<String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), namespace);
-        let spec = TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() };
+        let reference = bound.map(|bound| {
+            let (kind, name) = match bound {
+                Bound::Pod(name) => ("Pod", name),
+                Bound::Node(name) => ("Node", name),
+            };
+            BoundObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some(kind.to_owned()),
+                name: Some(name.clone()),
+                uid: None,
+            }
+        });
+        let spec = TokenRequestSpec {
+            expiration_seconds: Some(seconds),
+            bound_object_ref: reference,
+            ..TokenRequestSpec::default()
+        };
         let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
         let answer: TokenRequest = accounts
             .create_subresource("token", name, &PostParams::default(), &request)
             .await
             .with_context(|| format!("no token for {namespace}/{name}"))?;
         answer.status.and_then(|status| status.token).context("a token request was answered without a token")
+    }
+
+    /// Makes a pod of a service account on a node, as a DaemonSet has one there. It has ended already, so that no kubelet runs
+    /// it. Gives its name.
+    pub async fn ensure_pod_of(&self, namespace: &str, account: &str, node: &str) -> Result<String> {
+        let name = format!("{account}-{node}");
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": account,
+                "automountServiceAccountToken": false,
+                "tolerations": [{"operator": "Exists"}],
+                "containers": [{"name": "agent", "image": "registry.example/keelson"}],
+            },
+        }))?;
+        unless_there(self.pods(namespace).create(&PostParams::default(), &pod).await)
+            .with_context(|| format!("cannot make the pod {namespace}/{name}"))?;
+        let ended = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+        let patched = self.pods(namespace).patch_status(&name, &PatchParams::default(), &ended).await;
+        patched.with_context(|| format!("cannot end the pod {namespace}/{name}"))?;
+        Ok(name)
     }
 
     /// Applies the documents of a YAML manifest one after the other (server-side apply), and gives what came of them.

@@ -2,6 +2,7 @@
 //! Out: control over its life.
 
 use super::free_folder;
+use super::pki::Pki;
 use crate::peers;
 use crate::process::{Process, Program};
 use crate::scratch::Scratch;
@@ -48,6 +49,23 @@ impl Default for ControllerOptions {
 }
 
 impl ControllerOptions {
+    /// Those that approve and sign the certificates of nodes, which are then valid for so long.
+    pub fn signing(pki: &Pki, valid: Duration) -> Result<Self> {
+        let controllers = [
+            "certificatesigningrequest-approving-controller",
+            "certificatesigningrequest-signing-controller",
+        ];
+        Ok(Self {
+            controllers: controllers.map(str::to_owned).into(),
+            args: vec![
+                format!("--cluster-signing-cert-file={}", pki.ca_file().display()),
+                format!("--cluster-signing-key-file={}", pki.signing_key()?.display()),
+                format!("--cluster-signing-duration={}s", valid.as_secs()),
+            ],
+            ..Self::default()
+        })
+    }
+
     /// Nodes are looked at every half second, and marked after a silence of `grace`.
     pub fn impatient(grace: Duration) -> Self {
         Self {

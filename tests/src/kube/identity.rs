@@ -2,7 +2,7 @@
 //! In: the certificate authority, or the API that hands out tokens. Out: kubeconfig files with what they name, as they
 //! lie on a node, and their rotation.
 
-use super::client::Admin;
+use super::client::{Admin, Bound};
 use super::pki::{Pki, write_secret};
 use anyhow::{Context as _, Result, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -21,7 +21,7 @@ enum Credential {
     /// One of the tokens that the API server has read from a file.
     StaticToken { tokens: [String; 2] },
     /// A token of a service account, from the TokenRequest API.
-    ServiceAccount { admin: Admin, namespace: String, name: String },
+    ServiceAccount { admin: Admin, namespace: String, name: String, bound: Option<Bound> },
 }
 
 /// A user of the API server with a kubeconfig file of its own.
@@ -60,18 +60,19 @@ impl Identity {
         Self::new(folder, server, pki, user.to_owned(), Credential::StaticToken { tokens }).await
     }
 
-    /// A service account, which must exist.
+    /// A service account, which must exist, by tokens that are bound to this.
     pub(super) async fn service_account(
         folder: PathBuf,
         server: &str,
         pki: &Pki,
         admin: &Admin,
-        namespace: &str,
-        name: &str,
+        (namespace, name): (&str, &str),
+        bound: Option<Bound>,
     ) -> Result<Self> {
         let (admin, namespace, name) = (admin.clone(), namespace.to_owned(), name.to_owned());
         let user = format!("system:serviceaccount:{namespace}:{name}");
-        Self::new(folder, server, pki, user, Credential::ServiceAccount { admin, namespace, name }).await
+        Self::new(folder, server, pki, user, Credential::ServiceAccount { admin, namespace, name, bound })
+            .await
     }
 
     async fn new(
@@ -127,8 +128,8 @@ impl Identity {
             Credential::StaticToken { tokens } => {
                 write_secret(&current, &tokens[self.generation % tokens.len()])?;
             }
-            Credential::ServiceAccount { admin, namespace, name } => {
-                write_secret(&current, &admin.token(namespace, name).await?)?;
+            Credential::ServiceAccount { admin, namespace, name, bound } => {
+                write_secret(&current, &admin.token(namespace, name, bound.as_ref()).await?)?;
             }
         }
         self.generation += 1;

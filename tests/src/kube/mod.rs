@@ -22,7 +22,7 @@ mod tcp;
 
 pub use apiserver::{ApiOptions, ApiServer};
 pub use audit::AuditEvent;
-pub use client::{Admin, Change, NODE_LEASES, Watch, condition};
+pub use client::{Admin, Bound, Change, NODE_LEASES, Watch, condition};
 pub use clock::FakeClock;
 pub use controllers::{ControllerManager, ControllerOptions};
 pub use etcd::{Etcd, Writes};
@@ -123,12 +123,34 @@ impl Cluster {
         Identity::static_token(folder, self.api.endpoint(), &self.pki, &user, tokens).await
     }
 
-    /// A service account by a token in a file; it and its namespace are made unless they are there.
+    /// A service account by a token in a file that is bound to nothing; it and its namespace are made unless they are there.
     pub async fn service_account(&self, scratch: &Scratch, namespace: &str, name: &str) -> Result<Identity> {
         self.admin.ensure_service_account(namespace, name).await?;
+        self.account(scratch, (namespace, name), None).await
+    }
+
+    /// The agent of role `companion` on `node`, as its DaemonSet runs it: a service account in `kube-system` by tokens that are
+    /// bound to its pod, which no kubelet runs. They end with the pod, and not with the Node, which need not exist.
+    pub async fn companion(&self, scratch: &Scratch, account: &str, node: &str) -> Result<Identity> {
+        self.admin.ensure_service_account("kube-system", account).await?;
+        let pod = self.admin.ensure_pod_of("kube-system", account, node).await?;
+        self.account(scratch, ("kube-system", account), Some(Bound::Pod(pod))).await
+    }
+
+    /// The same under systemd: by tokens that are bound to the Node, which must exist, and end with it.
+    pub async fn companion_of_node(&self, scratch: &Scratch, account: &str, node: &str) -> Result<Identity> {
+        self.admin.ensure_service_account("kube-system", account).await?;
+        self.account(scratch, ("kube-system", account), Some(Bound::Node(node.to_owned()))).await
+    }
+
+    async fn account(
+        &self,
+        scratch: &Scratch,
+        account: (&str, &str),
+        bound: Option<Bound>,
+    ) -> Result<Identity> {
         let folder = free_folder(scratch, "account")?;
-        let server = self.api.endpoint();
-        Identity::service_account(folder, server, &self.pki, &self.admin, namespace, name).await
+        Identity::service_account(folder, self.api.endpoint(), &self.pki, &self.admin, account, bound).await
     }
 
     /// Starts controllers.

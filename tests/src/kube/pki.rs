@@ -1,7 +1,7 @@
 //! Owns: the certificate authority of one cluster.
 //! In: who a certificate is for. Out: keys and certificates, and the files that servers and clients read.
 //!
-//! The authority's own key stays in memory.
+//! The authority's own key stays in memory, unless a controller is to sign with it.
 
 use anyhow::{Context as _, Result};
 use rcgen::{
@@ -67,6 +67,13 @@ impl Pki {
     /// The authority's certificate.
     pub fn ca_file(&self) -> &Path {
         &self.ca_file
+    }
+
+    /// Writes the authority's key beside its certificate, for the controller that signs certificates, and gives the file.
+    pub fn signing_key(&self) -> Result<PathBuf> {
+        let file = self.ca_file.with_extension("key");
+        write_secret(&file, &self.issuer.key().serialize_pem())?;
+        Ok(file)
     }
 
     /// A certificate for a server on loopback.

@@ -26,7 +26,7 @@ pub(crate) const MANIFEST: &str = concat!(
     include_str!("../../../packaging/kubernetes/companion-lease.yaml")
 );
 /// The account that the manifest makes, and its namespace.
-const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
+const ACCOUNT: &str = "keelson-agent";
 
 /// Runs a test on the runtime of all.
 pub(crate) fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
@@ -132,7 +132,7 @@ impl Stage {
         let node = serde_json::from_value(node)?;
         cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")?;
         let scratch = Scratch::new()?;
-        let identity = cluster.service_account(&scratch, ACCOUNT.0, ACCOUNT.1).await?;
+        let identity = cluster.companion(&scratch, ACCOUNT, name).await?;
         let settings = Settings::new()
             .set("agent.node_name", name)
             .set("node.node_status_update_frequency", "1s")

@@ -11,6 +11,8 @@
 
 mod absent;
 mod answers;
+mod bootstrap;
+mod bound;
 mod clock;
 mod conditions;
 mod contest;

@@ -331,10 +331,10 @@ pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
     cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")
 }
 
-/// A service account of its own with the rights of a companion.
+/// A service account of its own with the rights of a companion, by tokens of a pod on the node.
 async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str, manifest: &str) -> Result<Identity> {
     cluster.admin.apply(&manifest.replace(ACCOUNT, name)).await?;
-    cluster.service_account(scratch, "kube-system", name).await
+    cluster.companion(scratch, name, name).await
 }
 
 /// Like [`eventually`], with a pause after each look: the audit log is read whole each time.

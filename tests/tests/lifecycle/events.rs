@@ -1,6 +1,6 @@
 //! Events on pods whose image pull waits for a slot, with the rights that are shipped.
 
-use crate::rig::{ACCOUNT, MANIFEST, NAMESPACE, companion, make_node, run, settings, shared};
+use crate::rig::{ACCOUNT, MANIFEST, companion, make_node, run, settings, shared};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Event;
 use keelson_tests::agent::{Agent, Settings};
@@ -89,7 +89,7 @@ fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let node = Node::start(Kind::V2).await?;
-        let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "events").await?;
         make_node(cluster, "events").await?;
         let settings = settings("events", &identity.kubeconfig());
         let waiting = Waiting::start(node, settings, "uid-of-events").await?;
@@ -130,7 +130,7 @@ fn events_that_are_not_allowed_are_counted_and_hold_up_no_pull() -> Result<()> {
         ensure!(MANIFEST.contains(rule), "the manifest gives no right to events");
         let manifest = MANIFEST.replace(rule, "resources: [\"nothing\"]").replace(ACCOUNT, "no-events");
         cluster.admin.apply(&manifest).await?;
-        let identity = cluster.service_account(&node.scratch, NAMESPACE, "no-events").await?;
+        let identity = cluster.companion(&node.scratch, "no-events", "no-events").await?;
         make_node(cluster, "no-events").await?;
         let settings = settings("no-events", &identity.kubeconfig());
         let waiting = Waiting::start(node, settings, "uid-of-no-events").await?;

@@ -75,7 +75,7 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
         let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
         let images = apps(&node, &["one", "two", "three"]).await?;
 
-        let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "worker").await?;
         let settings = settings("worker", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 1);
         let settings = settings.set("node.node_status_update_frequency", "1s");
         let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
@@ -142,7 +142,7 @@ fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()
         let cluster = &shared.cluster;
         let node = Node::start(Kind::Debian16).await?;
         let images = node.push_many("pods", 4, 1 << 20).await?;
-        let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "callers").await?;
         make_node(cluster, "callers").await?;
         let settings = settings("callers", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 1);
         let agent = node.agent(&settings).await?;

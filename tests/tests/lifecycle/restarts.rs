@@ -46,7 +46,7 @@ impl Site {
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let images = apps(&node, &names).await?;
 
-        let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, name).await?;
         let settings = settings(name, &identity.kubeconfig())
             .set("agent.handover_timeout", "1m")
             .set("pulls.max_parallel_image_pulls", 3);

@@ -35,9 +35,8 @@ pub(crate) const NODE_MANIFEST: &str = include_str!("../../../packaging/kubernet
 /// The role that [`NODE_MANIFEST`] makes.
 pub(crate) const NODE_ROLE: &str = "keelson-node-endpoints";
 
-/// The account that [`MANIFEST`] makes, and its namespace.
+/// The account that [`MANIFEST`] makes.
 pub(crate) const ACCOUNT: &str = "keelson-agent";
-pub(crate) const NAMESPACE: &str = "kube-system";
 
 /// How the agent names itself to the API server.
 pub(crate) const AGENT: &str = "keelson/";
@@ -91,9 +90,14 @@ pub(crate) fn node_settings(node: &str, kubeconfig: &Path, root: &Path) -> Setti
         .set("node.eviction_hard", "memory.available<1Mi")
 }
 
-/// A service account with the rights of companions; waits until the API server knows them.
-pub(crate) async fn companion(cluster: &Cluster, scratch: &Scratch, account: &str) -> Result<Identity> {
-    let identity = cluster.service_account(scratch, NAMESPACE, account).await?;
+/// The agent of `node` with the rights of companions; waits until the API server knows them.
+pub(crate) async fn companion(
+    cluster: &Cluster,
+    scratch: &Scratch,
+    account: &str,
+    node: &str,
+) -> Result<Identity> {
+    let identity = cluster.companion(scratch, account, node).await?;
     knows_rights(&identity, "nobody").await?;
     Ok(identity)
 }

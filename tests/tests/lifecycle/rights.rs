@@ -3,8 +3,8 @@
 //! Service endpoints come from the API server here, for they are what some of the rights are for.
 
 use crate::rig::{
-    ACCOUNT, MANIFEST, NAMESPACE, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line,
-    make_node, node_settings, run, set_condition, settings, shared, well,
+    ACCOUNT, MANIFEST, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line, make_node,
+    node_settings, run, set_condition, settings, shared, well,
 };
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
@@ -88,7 +88,7 @@ async fn a_companion_needs(cluster: &Cluster, number: usize, right: Right) -> Re
     for document in without(&right, documents(MANIFEST)?)? {
         cluster.admin.apply(&document.to_string().replace(ACCOUNT, &name)).await?;
     }
-    let identity = cluster.service_account(&scratch, NAMESPACE, &name).await?;
+    let identity = cluster.companion(&scratch, &name, &name).await?;
     let others = right_that_is_left(&right);
     eventually(PATIENCE, "the API server knows the rights that are left", || others(&identity)).await?;
     make_node(cluster, &name).await?;
@@ -312,7 +312,7 @@ fn the_rights_of_a_companion_are_enough() -> Result<()> {
         let cluster = &shared.cluster;
         let scratch = Scratch::new()?;
         let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;
-        let identity = companion(cluster, &scratch, ACCOUNT).await?;
+        let identity = companion(cluster, &scratch, ACCOUNT, "enough").await?;
         make_node(cluster, "enough").await?;
         let settings = quick(settings("enough", &identity.kubeconfig()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
@@ -363,7 +363,7 @@ fn an_account_of_one_node_may_be_held_to_that_node() -> Result<()> {
         for document in narrowed("agent-of-one", "one-of-many")? {
             cluster.admin.apply(&document).await?;
         }
-        let identity = cluster.service_account(&scratch, NAMESPACE, "agent-of-one").await?;
+        let identity = cluster.companion(&scratch, "agent-of-one", "one-of-many").await?;
         make_node(cluster, "one-of-many").await?;
         knows_rights(&identity, "one-of-many").await?;
         let containerd = Containerd::start(&scratch, Kind::Debian16, &Options::default()).await?;

@@ -86,7 +86,7 @@ impl Stage {
         };
         let mut agent = None;
         if let Some(over) = over {
-            let identity = companion(cluster, &node.scratch, ACCOUNT).await?;
+            let identity = companion(cluster, &node.scratch, ACCOUNT, name).await?;
             let settings = settings(name, &identity.kubeconfig()).under(&over);
             let mut started = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
             started.start_live().await?;

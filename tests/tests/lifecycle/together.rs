@@ -56,7 +56,7 @@ fn neither_kubelet_nor_companion_loses_what_it_wrote_to_the_other() -> Result<()
             .set("nodeStatusReportFrequency", "1s");
         let _kubelet = cluster.kubelet(&scratch, NAME, &containerd, &options).await?;
         cluster.admin.await_condition(NAME, "Ready", "True").await?;
-        let identity = companion(cluster, &scratch, ACCOUNT).await?;
+        let identity = companion(cluster, &scratch, ACCOUNT, NAME).await?;
         let settings = settings(NAME, &identity.kubeconfig())
             .set("node.node_status_update_frequency", "1s")
             .set("node.node_status_report_frequency", "1s");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 /// Whose account the agent has.
-const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
+const ACCOUNT: &str = "keelson-agent";
 /// kube-proxy's rights for its service account, where it does not come as `system:kube-proxy`.
 const NODE_PROXIER: &str = "\
 apiVersion: rbac.authorization.k8s.io/v1
@@ -99,7 +99,7 @@ impl Running {
 
     async fn keelson(shared: &Shared, setup: Setup, world: &World, via: Option<&ApiProxy>) -> Result<Self> {
         let scratch: &Scratch = &shared.scratch;
-        let mut identity = shared.cluster.service_account(scratch, ACCOUNT.0, ACCOUNT.1).await?;
+        let mut identity = shared.cluster.companion(scratch, ACCOUNT, setup.node()).await?;
         let kubeconfig = match via {
             Some(via) => identity.kubeconfig_via(&via.endpoint())?,
             None => identity.kubeconfig(),

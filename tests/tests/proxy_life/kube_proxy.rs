@@ -18,7 +18,7 @@ use std::time::Duration;
 /// The rights of companions, as they are shipped.
 const MANIFEST: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
 /// Whose account the agent has.
-const ACCOUNT: (&str, &str) = ("kube-system", "keelson-agent");
+const ACCOUNT: &str = "keelson-agent";
 
 /// How long a question must stay without an answer, so that it counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
@@ -128,7 +128,7 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     ensure!(matches!(old, Outcome::Answered { by, .. } if first(Family::V4).contains(&by)), "{old:?}");
 
     // Keelson over that.
-    let identity = cluster.service_account(&stage.scratch, ACCOUNT.0, ACCOUNT.1).await?;
+    let identity = cluster.companion(&stage.scratch, ACCOUNT, NODE_NAME).await?;
     stage.agent.configure(
         &Settings::new()
             .set("agent.node_name", NODE_NAME)

@@ -107,6 +107,22 @@ impl Heartbeats {
             lease: Some(self.lease(state, reason, since)),
             status: Some(self.status()),
             conditions: self.conditions(),
+            credentials: vec![self.credential()],
+            credential_warnings: Vec::new(),
+        }
+    }
+
+    /// Expiring where everything is away.
+    fn credential(&self) -> node::Credential {
+        let (state, left) = if self.scene == Scene::Down { ("expiring", 3) } else { ("healthy", 243) };
+        node::Credential {
+            kind: "client_certificate".into(),
+            file: "/var/lib/keelson/pki/client-current.pem".into(),
+            user: "system:node:worker-7.eu-central-1.compute.internal".into(),
+            not_before_unix_ms: self.began - (365 - left) * 86_400_000,
+            expires_unix_ms: self.began + left * 86_400_000,
+            state: state.into(),
+            ..Default::default()
         }
     }
 

@@ -49,7 +49,9 @@ fn report(endpoint: &str, checks: &[Check], passed: bool, now_unix_ms: i64) -> S
     let mut text = String::new();
     for check in checks {
         let line = match (check.ok, since(check, now_unix_ms)) {
-            (true, _) => format!("[+]{} ok\n", check.name),
+            (true, _) if matches!(check.message.as_str(), "" | "ok") => format!("[+]{} ok\n", check.name),
+            // It passes, and somebody should know something.
+            (true, _) => format!("[+]{} ok: {}\n", check.name, one_line(&check.message)),
             (false, since) => format!("[-]{} failed: {}{since}\n", check.name, one_line(&check.message)),
         };
         text.push_str(&line);
@@ -91,10 +93,12 @@ mod tests {
             check("store", true, "", 0),
             check("runtime", false, "no answer on\n/run/containerd/containerd.sock", 1_000),
             check("clock", false, "unset", 0),
+            check("credentials", true, "the token expires\nsoon", 0),
         ];
         let expected = "[+]store ok\n\
                         [-]runtime failed: no answer on /run/containerd/containerd.sock (for 12 s)\n\
                         [-]clock failed: unset\n\
+                        [+]credentials ok: the token expires soon\n\
                         readyz check failed\n";
         assert_eq!(report("readyz", &checks, false, 13_999), expected);
         assert_eq!(report("livez", &checks[..1], true, 0), "[+]store ok\nlivez check passed\n");

@@ -153,9 +153,14 @@ async fn heartbeats() {
         "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "all is well",
         "last_transition_unix_ms": 1000, "source": "agent"
     });
+    let certificate = json!({
+        "kind": "client_certificate", "file": "/pki/client.pem", "user": "system:node:n1", "bound_node": "",
+        "not_before_unix_ms": 0, "expires_unix_ms": 9000, "state": "healthy"
+    });
     let expected = json!({
         "state": "well", "reason": "", "failing_since_unix_ms": 0, "role": "node", "node_name": "n1",
-        "server": "https://192.0.2.1:6443", "lease": lease, "status": reported, "conditions": [ready]
+        "server": "https://192.0.2.1:6443", "lease": lease, "status": reported, "conditions": [ready],
+        "credentials": [certificate], "credential_warnings": []
     });
     assert_eq!(node, expected);
 

@@ -10,7 +10,10 @@ use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Nod
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::sync::watch;
 
-use super::rest_client::RestClientMetrics;
+use super::{
+    credentials::{Credentials, certificate_file},
+    rest_client::RestClientMetrics,
+};
 
 /// The Node as it was seen last: nothing yet, or that there is none, or it.
 pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
@@ -23,6 +26,8 @@ pub(crate) struct Cluster {
     /// Shared by all connections.
     signals: ServerSignals,
     rollbacks: Counter,
+    /// What the connections read of the credentials.
+    pub(super) credentials: Credentials,
     /// The longest that a request may take.
     pub(crate) request_timeout: Duration,
 }
@@ -37,7 +42,8 @@ impl Cluster {
         let signals = ServerSignals::new(move |_| {
             count.inc();
         });
-        Some(Self { source, rest_client: RestClientMetrics::default(), signals, rollbacks, request_timeout })
+        let (rest_client, credentials) = (RestClientMetrics::default(), Credentials::default());
+        Some(Self { source, rest_client, credentials, signals, rollbacks, request_timeout })
     }
 
     /// A connection of its own.
@@ -46,11 +52,21 @@ impl Cluster {
             timeout,
             observer: self.rest_client.observer(),
             signals: self.signals.clone(),
+            credentials: self.credentials.observer.clone(),
             ..ApiServerParts::new(self.source.clone())
         })
     }
 
-    /// Enters what is counted of requests.
+    /// A connection by other credentials than those of the agent.
+    pub(super) fn connect_by(&self, source: ClusterSource) -> ApiServer {
+        ApiServer::new(ApiServerParts {
+            timeout: self.request_timeout,
+            observer: self.rest_client.observer(),
+            ..ApiServerParts::new(source)
+        })
+    }
+
+    /// Enters what is counted of requests and credentials.
     pub(super) fn register(&self, registry: &mut Registry) {
         self.rest_client.register(registry);
         registry.sub_registry_with_prefix("keelson_kube").register(
@@ -58,6 +74,7 @@ impl Cluster {
             "Times that the API server's store was seen to be older than before, as after a restore of etcd",
             self.rollbacks.clone(),
         );
+        self.credentials.register(registry);
     }
 }
 
@@ -72,6 +89,10 @@ fn source(settings: &Settings) -> Option<ClusterSource> {
     if let Some(path) = &kube.kubeconfig {
         let context = (!kube.context.is_empty()).then(|| kube.context.clone());
         return Some(ClusterSource::Kubeconfig { path: path.clone(), context });
+    }
+    if let Some(path) = &kube.bootstrap_kubeconfig {
+        let certificate = certificate_file(settings);
+        return Some(ClusterSource::Issued { kubeconfig: path.clone(), certificate });
     }
     if kube.in_cluster {
         return Some(ClusterSource::InCluster);
@@ -111,5 +132,10 @@ mod tests {
         let named =
             ClusterSource::Kubeconfig { path: "/etc/kubeconfig".into(), context: Some("prod".into()) };
         assert_eq!(source(&settings), Some(named));
+        let mut settings = Settings::default();
+        settings.kube.bootstrap_kubeconfig = Some("/etc/bootstrap".into());
+        let certificate = "/var/lib/keelson/pki/client-current.pem".into();
+        let issued = ClusterSource::Issued { kubeconfig: "/etc/bootstrap".into(), certificate };
+        assert_eq!(source(&settings), Some(issued));
     }
 }

@@ -36,6 +36,7 @@ use tokio::sync::watch;
 
 use super::{
     cluster::{Cluster, NodeSeen, node_channel},
+    credentials::Credentials,
     handles::Handle,
     jobs::{self, Job},
 };
@@ -81,6 +82,7 @@ pub(super) struct On {
     status_metrics: StatusMetrics,
     clock: Clock,
     rest: ApiServer,
+    credentials: Credentials,
     healths: Healths,
     node: watch::Receiver<NodeSeen>,
     node_job: Job,
@@ -320,7 +322,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         false => (None, None),
         true => {
             let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
-            let (api, pulls, health) = (rest.clone(), parts.pulls, Arc::new(health));
+            let (api, pulls, health) = (rest, parts.pulls, Arc::new(health));
             let (known, failed) = (KnownPods::default(), shows_failure(health.clone()));
             let (job, node_name) = (Job::new(POD_JOB, parts.changes), node_name.clone());
             job.keep_on(&arbiter.handle(), 0, failed, move || {
@@ -342,6 +344,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         status_metrics,
         clock: parts.clock,
         rest,
+        credentials: cluster.credentials.clone(),
         healths,
         node: node_seen,
         node_job,
@@ -494,14 +497,7 @@ impl On {
         checks.push(check("node-status", &healths.status));
         checks.push(check("node-watch", &healths.node_watch));
         checks.extend(healths.pod_watch.as_ref().map(|health| check("pod-watch", health)));
-        let broken = self.rest.last_credentials_error();
-        let broken = broken.or_else(|| lease.and_then(|lease| lease.api.last_credentials_error()));
-        checks.push(Check {
-            name: "credentials".into(),
-            ok: broken.is_none(),
-            message: broken.unwrap_or_else(|| "ok".into()),
-            since_unix_ms: 0,
-        });
+        checks.push(self.credentials.check());
         checks
     }
 }

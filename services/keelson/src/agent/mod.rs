@@ -12,6 +12,7 @@
 
 pub(crate) mod cluster;
 mod control;
+mod credentials;
 mod dumps;
 mod endpoints;
 mod front;

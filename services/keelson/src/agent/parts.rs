@@ -29,6 +29,7 @@ use tokio::{
 
 use super::{
     cluster::Cluster,
+    credentials,
     endpoints::{self, EndpointsParts, EndpointsServing},
     front::FrontThread,
     handles::Handle,
@@ -163,6 +164,8 @@ pub(super) fn start(
     let runtime = supervise::start(Some(&arbiter.handle()), recorder, make);
 
     let cluster = Cluster::of(&settings);
+    let keeping = cluster.as_ref().map(|cluster| credentials::start(cluster, &settings, changes.clone()));
+    let (credentials_arbiter, credentials_job) = keeping.unzip();
     let event_job = cluster.as_ref().map(|_| Job::new("PodEvents", changes.clone()));
     let notices = cluster.as_ref().zip(event_job.as_ref());
     let notices = notices.map(|(cluster, job)| write_pod_events(cluster, job, &settings, &metrics));
@@ -225,6 +228,7 @@ pub(super) fn start(
     ];
     actors.extend(reporters);
     actors.extend(publisher);
+    actors.extend(credentials_job);
     actors.extend(event_job.iter().map(|job| Handle::job(job.recorder())));
     actors.extend(listeners.jobs.iter().map(|job| Handle::job(job.recorder())));
 
@@ -237,6 +241,7 @@ pub(super) fn start(
         heartbeats,
         endpoints,
         cluster,
+        credentials: credentials_arbiter,
         health: health_seen,
         changes,
         store: store.clone(),

@@ -52,6 +52,8 @@ pub(super) struct ViewParts {
     pub(super) heartbeats: Heartbeats,
     pub(super) endpoints: Endpoints,
     pub(super) cluster: Option<Cluster>,
+    /// The thread of what looks after the credentials.
+    pub(super) credentials: Option<actix::ArbiterHandle>,
     pub(super) health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
     pub(super) store: Arc<DeferredStore>,
@@ -100,6 +102,9 @@ impl View {
     pub(super) fn stop_chores(&self) {
         self.0.parts.heartbeats.stop();
         self.0.parts.endpoints.stop();
+        if let Some(credentials) = &self.0.parts.credentials {
+            credentials.stop();
+        }
     }
 
     /// Takes the agent's conditions off the Node, where the settings ask for it.

@@ -203,6 +203,12 @@ fn describe(heartbeats: &pb::Heartbeats, now: i64) -> String {
     for (name, value) in named.into_iter().filter(|(_, value)| !value.is_empty()) {
         lines.push(format!("{name}{}", one_line(value)));
     }
+    lines.extend(
+        heartbeats.credentials.iter().map(|credential| format!("Identity: {}", identity(credential, now))),
+    );
+    lines.extend(
+        heartbeats.credential_warnings.iter().map(|text| format!("          warning: {}", one_line(text))),
+    );
     if let Some(lease) = &heartbeats.lease {
         let state = self::state(&lease.state, &lease.reason, lease.failing_since_unix_ms, now);
         lines.push(format!("Lease:    {state}"));
@@ -235,6 +241,29 @@ fn state(state: &str, reason: &str, failing_since: i64, now: i64) -> String {
         text.push_str(&format!(": {}", one_line(reason)));
     }
     text
+}
+
+/// `system:node:worker-7, client certificate /var/lib/.../current.pem, expires in 87d`.
+fn identity(credential: &pb::Credential, now: i64) -> String {
+    let kind = credential.kind.replace('_', " ");
+    let place = match credential.file.as_str() {
+        "" => format!("{kind} in the kubeconfig"),
+        file => format!("{kind} {file}"),
+    };
+    let bound = match credential.bound_node.as_str() {
+        "" => String::new(),
+        node => format!("bound to node {node}"),
+    };
+    let left = credential.expires_unix_ms.saturating_sub(now);
+    let end = match credential.state.as_str() {
+        "healthy" => format!("expires in {}", duration_ms(left)),
+        "expiring" => format!("EXPIRES in {}", duration_ms(left)),
+        "expired" => format!("EXPIRED {} ago", duration_ms(left.saturating_neg())),
+        _ => "without an expiry date".into(),
+    };
+    let mut facts = vec![clean(&credential.user), clean(&place), clean(&bound), end];
+    facts.retain(|fact| !fact.is_empty());
+    facts.join(", ")
 }
 
 /// `worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition`; another holder is named.
@@ -460,6 +489,43 @@ Status:   well
         assert_eq!(describe(&off, 0), "State:    off: no API server is configured\n");
         let lease = pb::Lease { name: "keelson-n1".into(), state: "starting".into(), ..pb::Lease::default() };
         assert_eq!(lease_facts(&lease), "keelson-n1, not renewed yet, 0 renewals, 0 transitions");
+    }
+
+    /// E4: who the agent is to the API server, and until when.
+    #[test]
+    fn e4_credentials_are_shown_with_their_end() {
+        let credential = |state: &str, expires_unix_ms| pb::Credential {
+            kind: "client_certificate".into(),
+            file: "/pki/current.pem".into(),
+            user: "system:node:a".into(),
+            state: state.into(),
+            expires_unix_ms,
+            ..Default::default()
+        };
+        for (state, end, expected) in [
+            ("healthy", 61_000, "expires in 1m00s"),
+            ("expiring", 61_000, "EXPIRES in 1m00s"),
+            ("expired", 1_000, "EXPIRED 0ms ago"),
+            ("unknown", 0, "without an expiry date"),
+        ] {
+            let text = identity(&credential(state, end), 1_000);
+            assert_eq!(text, format!("system:node:a, client certificate /pki/current.pem, {expected}"));
+        }
+        let token = pb::Credential { kind: "token".into(), bound_node: "a".into(), ..Default::default() };
+        assert_eq!(identity(&token, 0), "token in the kubeconfig, bound to node a, without an expiry date");
+        let mut shown = well();
+        shown.credentials = vec![credential("healthy", 61_000)];
+        shown.credential_warnings = vec!["chmod 600\n/t".into()];
+        let text = describe(&shown, 1_000);
+        let lines: Vec<&str> = text.lines().skip(3).take(3).collect();
+        assert_eq!(
+            lines,
+            [
+                "Server:   https://192.0.2.1:6443",
+                "Identity: system:node:a, client certificate /pki/current.pem, expires in 1m00s",
+                "          warning: chmod 600 /t",
+            ]
+        );
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! Credentials that change on disk, and those that cannot be read.
 
-use std::{path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use keelson_actors::cluster::{ApiErrorKind, LeaseApi};
 
@@ -8,7 +13,9 @@ use super::{
     requests::renewal,
     script::{Authority, Reply, Server, api, put},
 };
-use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource};
+use crate::{
+    ApiServer, ApiServerParts, ClusterSource, CredentialKind, CredentialsObserver, ExplicitSource, Validity,
+};
 
 /// More than the interval at which files are looked at. Time is paused only while this passes, for the servers
 /// are real.
@@ -237,6 +244,196 @@ async fn errors_do_not_repeat_what_was_read() {
             assert!(!shown.contains("hush"), "{shown}");
         }
     }
+}
+
+fn observed(source: ClusterSource) -> (ApiServer, CredentialsObserver) {
+    let credentials = CredentialsObserver::default();
+    let parts = ApiServerParts { credentials: credentials.clone(), ..ApiServerParts::new(source) };
+    (ApiServer::new(parts), credentials)
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// E4: the kubelet's certificate, which is one file with the key in it behind a link that is moved, through a kubeconfig
+/// and file by file. The swap is never seen half.
+#[tokio::test]
+async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
+    let authority = Authority::new();
+    let mut server = Server::tls(authority.server(&["h2"])).await;
+    let directory = tempfile::tempdir().unwrap();
+    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    let current = directory.path().join("kubelet-client-current.pem");
+    let swap = |name: &str, who: &super::script::Identity| {
+        let file = put(directory.path(), name, &format!("{}{}", who.certificate, who.key));
+        set_mode(&file, 0o600);
+        let link = directory.path().join("link");
+        symlink(file, &link).unwrap();
+        fs::rename(link, &current).unwrap();
+    };
+    let url = format!("https://{}", server.address);
+    let text = kubeconfig_text(
+        &url,
+        "client-certificate: kubelet-client-current.pem, client-key: kubelet-client-current.pem",
+    );
+    let kubelet_conf = put(
+        directory.path(),
+        "kubelet.conf",
+        &text.replace("server:", "certificate-authority: ca.crt, server:"),
+    );
+    let explicit = ClusterSource::Explicit(ExplicitSource {
+        server: url,
+        ca_file: Some(ca),
+        client_certificate_file: Some(current.clone()),
+        client_key_file: Some(current.clone()),
+        ..ExplicitSource::default()
+    });
+    for source in [explicit, ClusterSource::Kubeconfig { path: kubelet_conf, context: None }] {
+        let (first, second) = (authority.issue("first"), authority.issue("second"));
+        swap("one.pem", &first);
+        let (api, credentials) = observed(source);
+        for (who, name) in [(&first, "two.pem"), (&second, "one.pem")] {
+            server.reply(Reply::ok());
+            api.renew_lease(renewal()).await.unwrap();
+            assert_eq!(server.seen().await.client, Some(who.der()));
+            let in_use = credentials.in_use();
+            assert_eq!((in_use.warnings.len(), in_use.error), (0, None));
+            assert_eq!(in_use.credentials[0].kind, CredentialKind::ClientCertificate);
+            assert_eq!(in_use.credentials[0].file.as_ref(), Some(&current));
+            assert!(matches!(in_use.credentials[0].validity(0), Validity::Healthy { .. }));
+            swap(name, &second);
+            a_look_later().await;
+        }
+        assert_eq!(api.last_credentials_error(), None);
+    }
+}
+
+/// E4: a secret that others can read is said with what to do, and one that everybody can write is not used.
+#[tokio::test]
+async fn e4_modes_of_secret_files_are_checked() {
+    let mut server = Server::plain().await;
+    let directory = tempfile::tempdir().unwrap();
+    let token = put(directory.path(), "token", "hush");
+    let source = ExplicitSource { token_file: Some(token.clone()), ..server.source() };
+    let (api, credentials) = observed(ClusterSource::Explicit(source));
+    for (mode, warned) in [(0o600, false), (0o640, true), (0o400, false), (0o604, true)] {
+        set_mode(&token, mode);
+        a_look_later().await;
+        server.reply(Reply::ok());
+        api.renew_lease(renewal()).await.unwrap();
+        server.seen().await;
+        let warnings = credentials.in_use().warnings;
+        assert_eq!(!warnings.is_empty(), warned, "{mode:o}: {warnings:?}");
+        for warning in warnings {
+            let expected = format!("run: chmod 600 {}", token.display());
+            assert!(warning.ends_with(&expected) && !warning.contains("hush"), "{warning}");
+        }
+    }
+    // What was good stays in use, and the file is named.
+    set_mode(&token, 0o606);
+    fs::write(&token, "evil").unwrap();
+    a_look_later().await;
+    server.reply(Reply::ok());
+    api.renew_lease(renewal()).await.unwrap();
+    assert_eq!(server.seen().await.header("authorization"), "Bearer hush");
+    let error = credentials.in_use().error.unwrap();
+    assert!(error.contains("writable by every user (mode 0606)"), "{error}");
+    assert!(error.ends_with(&format!("run: chmod go-w {}", token.display())), "{error}");
+}
+
+/// E4: of a kubeconfig, and of what it names.
+#[tokio::test]
+async fn e4_modes_of_a_kubeconfig_and_its_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = "https://127.0.0.1:1";
+    let with_ca =
+        |user: &str| kubeconfig_text(url, user).replace("server:", "certificate-authority: ca.crt, server:");
+    let ca = put(directory.path(), "ca.crt", &Authority::new().pem());
+    let token = put(directory.path(), "tok", "hush");
+    set_mode(&token, 0o600);
+    let secret = |path: &Path| Some(path.display().to_string());
+    for (text, kubeconfig, ca_mode, warned, refused) in [
+        // Without a secret in it, everybody may read it.
+        (with_ca("tokenFile: tok"), 0o644, 0o644, None, false),
+        (with_ca("token: hush"), 0o600, 0o644, None, false),
+        (with_ca("token: hush"), 0o644, 0o644, secret(&directory.path().join("config")), false),
+        (with_ca("tokenFile: tok"), 0o646, 0o644, None, true),
+        (with_ca("tokenFile: tok"), 0o644, 0o666, None, true),
+    ] {
+        let path = put(directory.path(), "config", &text);
+        set_mode(&path, kubeconfig);
+        set_mode(&ca, ca_mode);
+        let (api, credentials) = observed(ClusterSource::Kubeconfig { path, context: None });
+        let error = api.renew_lease(renewal()).await.unwrap_err();
+        assert_eq!(error.kind == ApiErrorKind::Credentials, refused, "{error}");
+        assert_eq!(error.reason.contains("writable by every user"), refused, "{error}");
+        let warnings = credentials.in_use().warnings;
+        assert_eq!(warnings.len(), usize::from(warned.is_some()), "{warnings:?}");
+        assert!(warned.is_none_or(|file| warnings[0].contains(&file)), "{warnings:?}");
+    }
+}
+
+/// E4: what the agent asks the cluster for itself; only the cluster of the bootstrap kubeconfig is used.
+#[tokio::test]
+async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster() {
+    let authority = Authority::new();
+    let mut server = Server::tls(authority.server(&["h2"])).await;
+    let directory = tempfile::tempdir().unwrap();
+    put(directory.path(), "ca.crt", &authority.pem());
+    let text = kubeconfig_text(&format!("https://{}", server.address), "token: bootstrap");
+    let path = put(
+        directory.path(),
+        "bootstrap.conf",
+        &text.replace("server:", "certificate-authority: ca.crt, server:"),
+    );
+    set_mode(&path, 0o600);
+    let certificate: PathBuf = directory.path().join("client-current.pem");
+    let (api, credentials) =
+        observed(ClusterSource::Issued { kubeconfig: path, certificate: certificate.clone() });
+    let error = api.renew_lease(renewal()).await.unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Credentials);
+    assert!(error.reason.contains(&certificate.display().to_string()), "{error}");
+    server.nothing_more();
+
+    let issued = authority.issue("node");
+    put(directory.path(), "client-current.pem", &format!("{}{}", issued.certificate, issued.key));
+    set_mode(&certificate, 0o600);
+    a_look_later().await;
+    server.reply(Reply::ok());
+    api.renew_lease(renewal()).await.unwrap();
+    let seen = server.seen().await;
+    assert_eq!((seen.client.clone(), seen.header("authorization")), (Some(issued.der()), ""));
+    assert_eq!(credentials.in_use().credentials.len(), 1);
+    assert_eq!(credentials.in_use().error, None);
+}
+
+/// E4: whoever follows the documentation has no secret that others can read.
+#[test]
+fn e4_every_step_in_the_documentation_makes_secrets_0600() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut texts = vec![root.join("README.md"), root.join("packaging/README.md")];
+    for folder in ["docs", "packaging/kubernetes"] {
+        texts.extend(fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    let mut steps = 0;
+    for file in texts.into_iter().filter(|path| path.is_file()) {
+        let text = fs::read_to_string(&file).unwrap();
+        // A block of code is run as a whole; whatever writes a secret has to come after the umask.
+        for block in text.split("```").skip(1).step_by(2) {
+            let (mut safe, block) = (false, block.replace("\\\n", " "));
+            for line in block.lines() {
+                safe |= line.contains("umask 077");
+                let writes = line.contains('>') || line.contains("tee ");
+                let secret = ["create token", "token create", "bootstrap-kubeconfig", "config view --raw"];
+                if writes && secret.iter().any(|word| line.contains(word)) {
+                    steps += 1;
+                    assert!(safe, "{}: {line}", file.display());
+                }
+            }
+        }
+    }
+    assert!(steps >= 2, "only {steps} steps were found");
 }
 
 #[tokio::test]

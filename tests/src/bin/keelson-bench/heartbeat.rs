@@ -99,7 +99,7 @@ pub(super) async fn heartbeat() -> Result<()> {
     ];
     let sides = stage.measure(&clients, window).await?;
     stage.cluster.admin.apply(COMPANION).await?;
-    let identity = stage.cluster.service_account(&stage.scratch, "kube-system", "keelson-agent").await?;
+    let identity = stage.cluster.companion(&stage.scratch, "keelson-agent", "a").await?;
     let companion = stage.agent(identity, &companion_way, "a", "companion").await?;
     let client = Client {
         user: "system:serviceaccount:kube-system:keelson-agent",

@@ -88,7 +88,7 @@ impl Stage {
 
         let cluster = Cluster::start_with(&scratch, &ApiOptions::default()).await?;
         cluster.admin.apply(MANIFEST).await?;
-        let identity = cluster.service_account(&scratch, "kube-system", "keelson-agent").await?;
+        let identity = cluster.companion(&scratch, "keelson-agent", NODE).await?;
         let state_disk = LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?;
         let settings = settings(limit, &identity.kubeconfig(), &state_disk.path().join("state"));
         let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;

@@ -161,6 +161,7 @@ impl On {
             _ => "starting",
         };
         let conditions = status.conditions.iter().map(show_condition).collect();
+        let (credentials, credential_warnings) = self.credentials.show();
         Ok(pb::Heartbeats {
             state: state.into(),
             reason: distinct(&reasons).join("; "),
@@ -171,6 +172,8 @@ impl On {
             lease: Some(lease),
             status: Some(self.show_status(&status, status_health)),
             conditions,
+            credentials,
+            credential_warnings,
         })
     }
 

@@ -45,7 +45,8 @@ impl Role {
 pub(super) struct Stage {
     pub(super) cluster: Cluster,
     containerd: Containerd,
-    companion: Identity,
+    /// Of each node.
+    companions: Vec<(&'static str, Identity)>,
     node: Identity,
     pub(super) scratch: Scratch,
 }
@@ -66,9 +67,12 @@ impl Stage {
             let made = cluster.admin.nodes().create(&PostParams::default(), &node).await;
             made.context("cannot make a Node")?;
         }
-        let companion = cluster.service_account(&scratch, "kube-system", "keelson-agent").await?;
+        let mut companions = Vec::new();
+        for node in NODES {
+            companions.push((node, cluster.companion(&scratch, "keelson-agent", node).await?));
+        }
         let node = cluster.node(&scratch, NODES[0]).await?;
-        Ok(Self { cluster, containerd, companion, node, scratch })
+        Ok(Self { cluster, containerd, companions, node, scratch })
     }
 
     /// An agent of the first node that is not started yet, with these settings beside those that it needs.
@@ -79,7 +83,10 @@ impl Stage {
     /// The same of another node; in role `node` there is one only.
     pub(super) fn agent_of(&self, node: &str, role: Role, settings: Settings) -> Result<Agent> {
         let identity = match role {
-            Role::Companion => &self.companion,
+            Role::Companion => {
+                let own = self.companions.iter().find(|(name, _)| *name == node);
+                own.map(|(_, identity)| identity).with_context(|| format!("{node} is none of {NODES:?}"))?
+            }
             Role::Node => &self.node,
         };
         let settings = settings

@@ -134,7 +134,7 @@ impl Stage {
         });
         let node = serde_json::from_value(node)?;
         cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make a Node")?;
-        let companion = cluster.service_account(&scratch, "kube-system", "keelson-agent").await?;
+        let companion = cluster.companion(&scratch, "keelson-agent", NODE).await?;
         let writer = Writer::new(&cluster.admin, bulk::NAMESPACE).await?;
         let answering = AtomicU16::new(ANSWERING[0]);
         let next = AtomicU16::new(FIRST);

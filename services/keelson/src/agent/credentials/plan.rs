@@ -1,0 +1,107 @@
+//! When a client certificate is requested, and by which credentials.
+//!
+//! Owns: the schedule, as the kubelet's certificate manager has it (`client-go/util/certificate`): renewal at 70 to 90 % of the
+//! lifetime. In: the certificate's validity, the wall clock, a draw. Out: what to do next. Nothing here waits.
+
+use std::time::Duration;
+
+use keelson_kube::IssuedValidity;
+
+/// The wall clock may be set, so no wait is longer.
+const WAIT_MOST: Duration = Duration::from_secs(60);
+/// The first pause after a failure; it doubles with each.
+const PAUSE_FIRST: Duration = Duration::from_secs(2);
+/// The longest pause between tries.
+const PAUSE_MOST: Duration = Duration::from_secs(300);
+
+/// By which credentials a certificate is requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// Those of `kube.bootstrap_kubeconfig`.
+    Bootstrap,
+    /// The certificate that is to be replaced.
+    Current,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Request(By),
+    Wait(Duration),
+}
+
+/// When a certificate is renewed, in Unix seconds. `draw` is from 0 to 1.
+pub(super) fn renew_at(validity: IssuedValidity, draw: f64) -> i64 {
+    let lifetime = validity.not_after.saturating_sub(validity.not_before).max(0);
+    // Seconds of any certificate fit an f64.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    let age = (lifetime as f64 * (0.7 + 0.2 * draw.clamp(0.0, 1.0))).round() as i64;
+    validity.not_before.saturating_add(age)
+}
+
+/// What to do at `now`, in Unix seconds. `refused`: the API server did not accept the certificate (401).
+pub(super) fn next_step(validity: Option<IssuedValidity>, refused: bool, draw: f64, now: i64) -> Step {
+    let Some(validity) = validity else { return Step::Request(By::Bootstrap) };
+    if now >= validity.not_after || refused {
+        return Step::Request(By::Bootstrap);
+    }
+    match u64::try_from(renew_at(validity, draw).saturating_sub(now)) {
+        Ok(seconds @ 1..) => Step::Wait(Duration::from_secs(seconds).min(WAIT_MOST)),
+        _ => Step::Request(By::Current),
+    }
+}
+
+/// The pause after so many failures in a row. `draw` from 0 to 1 adds up to a tenth.
+pub(super) fn pause(failures: u32, draw: f64) -> Duration {
+    let doubled =
+        PAUSE_FIRST.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+    doubled.min(PAUSE_MOST).mul_f64(1.0 + 0.1 * draw.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: i64 = 86_400;
+
+    fn validity(not_before: i64, not_after: i64) -> Option<IssuedValidity> {
+        Some(IssuedValidity { not_before, not_after })
+    }
+
+    /// E4: renewed at 70 to 90 % of the lifetime, requested anew when it is over.
+    #[test]
+    fn e4_when_a_certificate_is_requested() {
+        let long = validity(0, 100 * DAY);
+        let wait = |seconds| Step::Wait(Duration::from_secs(seconds));
+        for (validity, refused, draw, now, expected) in [
+            (None, false, 0.0, 0, Step::Request(By::Bootstrap)),
+            (long, false, 0.0, 0, wait(60)),
+            (long, false, 0.0, 70 * DAY - 59, wait(59)),
+            (long, false, 0.0, 70 * DAY, Step::Request(By::Current)),
+            (long, false, 0.5, 80 * DAY - 1, wait(1)),
+            (long, false, 0.5, 80 * DAY, Step::Request(By::Current)),
+            (long, false, 1.0, 90 * DAY - 1, wait(1)),
+            (long, false, 1.0, 90 * DAY, Step::Request(By::Current)),
+            (long, false, 9.0, 90 * DAY, Step::Request(By::Current)),
+            (long, false, 1.0, 100 * DAY - 1, Step::Request(By::Current)),
+            (long, false, 1.0, 100 * DAY, Step::Request(By::Bootstrap)),
+            (long, true, 0.0, 0, Step::Request(By::Bootstrap)),
+            // The clock is behind: the certificate may be good all the same.
+            (validity(DAY, 2 * DAY), false, 0.0, 0, wait(60)),
+            // A lifetime that makes no sense.
+            (validity(10, 20), false, 0.0, i64::MAX, Step::Request(By::Bootstrap)),
+            (validity(20, 10), false, 0.0, 5, wait(15)),
+        ] {
+            assert_eq!(next_step(validity, refused, draw, now), expected, "{validity:?} {draw} at {now}");
+        }
+    }
+
+    #[test]
+    fn e4_failures_are_retried_with_back_off() {
+        for (failures, draw, seconds) in
+            [(0, 0.0, 2.0), (1, 0.0, 2.0), (2, 0.0, 4.0), (8, 0.0, 256.0), (9, 0.0, 300.0), (99, 1.0, 330.0)]
+        {
+            assert!((pause(failures, draw).as_secs_f64() - seconds).abs() < 0.001, "{failures}");
+        }
+    }
+}

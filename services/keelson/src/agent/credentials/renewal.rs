@@ -1,0 +1,227 @@
+//! The client certificate of role `node`: requested, waited for, renewed.
+//!
+//! Owns: the loop around [`super::plan`]. In: the certificate on disk, the API server. Out: a newer certificate on disk, which
+//! every connection takes up by itself, and how the renewal fares. The key never leaves the machine.
+
+use std::time::Duration;
+
+use keelson_actors::{
+    clock::unix_ms,
+    cluster::{ApiError, ApiErrorKind, ChoreHealth},
+};
+use keelson_config::Settings;
+use keelson_kube::{
+    ApiServer, CertificateError, ClientKey, ClusterSource, IssuedValidity, NodeRequest, RequestState,
+    issued_validity,
+};
+use tokio::time::Instant;
+
+use super::{
+    Credentials,
+    files::CertificateFiles,
+    now_unix,
+    plan::{self, By, Step},
+};
+use crate::agent::cluster::Cluster;
+
+/// How long a request is waited for before it is tried again, as the kubelet.
+const APPROVAL: Duration = Duration::from_secs(15 * 60);
+/// The first and the longest pause between two looks at a request.
+const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// A request that waits longer than this is shown.
+const SLOW: Duration = Duration::from_secs(10);
+/// The shortest time between two certificates: one that is valid for minutes can be past its time of renewal when it is issued.
+const REST: Duration = Duration::from_secs(10);
+
+/// Why there is no new certificate.
+#[derive(Debug, thiserror::Error)]
+enum RenewalError {
+    #[error("{0}")]
+    Api(#[from] ApiError),
+    #[error("{0}")]
+    Certificate(#[from] CertificateError),
+    #[error("cannot write below {folder}: {error}")]
+    Disk { folder: String, error: std::io::Error },
+    #[error("the certificate signing request {name} was refused: {reason}")]
+    Refused { name: String, reason: String },
+    #[error("the certificate signing request {name} was not signed within 15 min; {ADVICE}")]
+    Late { name: String },
+    #[error("the certificate that was issued for {name} is another node's")]
+    Another { name: String },
+}
+
+/// What a person does about a request that waits.
+const ADVICE: &str = "see kubectl get csr, and approve it with kubectl certificate approve NAME";
+
+/// What the loop needs. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Renewal {
+    node: String,
+    files: CertificateFiles,
+    bootstrap: ApiServer,
+    current: ApiServer,
+    credentials: Credentials,
+}
+
+/// The parts of the loop; none where the settings leave the certificate to somebody else.
+pub(super) fn parts(cluster: &Cluster, settings: &Settings) -> Option<Renewal> {
+    let path = settings.kube.bootstrap_kubeconfig.clone()?;
+    Some(Renewal {
+        node: settings.agent.node_name.clone(),
+        files: CertificateFiles::new(&settings.kube.certificate_dir),
+        bootstrap: cluster.connect_by(ClusterSource::Kubeconfig { path, context: None }),
+        current: cluster.connect(cluster.request_timeout),
+        credentials: cluster.credentials.clone(),
+    })
+}
+
+/// Keeps the certificate new, until the arbiter ends.
+pub(super) async fn run(renewal: Renewal) {
+    let (mut failures, mut refused) = (0, false);
+    let mut drawn: Option<(IssuedValidity, f64)> = None;
+    loop {
+        let validity = renewal.held();
+        if drawn.map(|(of, _)| of) != validity {
+            drawn = validity.map(|validity| (validity, rand::random()));
+        }
+        let draw = drawn.map_or(0.0, |(_, draw)| draw);
+        let by = match plan::next_step(validity, refused, draw, now_unix()) {
+            Step::Wait(wait) => {
+                tokio::time::sleep(wait).await;
+                continue;
+            }
+            Step::Request(by) => by,
+        };
+        match renewal.request(by).await {
+            Ok(validity) => {
+                (failures, refused) = (0, false);
+                renewal.credentials.renewed("success");
+                renewal.health(ChoreHealth::Well);
+                tracing::info!(
+                    file = %renewal.files.current().display(),
+                    expires = super::utc(validity.not_after),
+                    "a client certificate was issued"
+                );
+                tokio::time::sleep(REST).await;
+            }
+            Err(error) => {
+                failures += 1;
+                // What the certificate may no longer do, the bootstrap credentials may.
+                refused = by == By::Current
+                    && matches!(&error, RenewalError::Api(error) if error.kind == ApiErrorKind::Unauthorized);
+                renewal.credentials.renewed("error");
+                let reason = format!("cannot get a client certificate: {error}");
+                tracing::warn!(%error, failures, "cannot get a client certificate; it is tried again");
+                renewal.fails(reason);
+                tokio::time::sleep(plan::pause(failures, rand::random())).await;
+            }
+        }
+    }
+}
+
+impl Renewal {
+    /// The validity of the certificate on disk, if it is of use.
+    fn held(&self) -> Option<IssuedValidity> {
+        let file = self.files.current();
+        let pem = match self.files.read_current() {
+            Ok(pem) => pem?,
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "the client certificate cannot be read");
+                return None;
+            }
+        };
+        match issued_validity(&pem, &self.node) {
+            Ok(Some(validity)) => Some(validity),
+            Ok(None) => {
+                tracing::warn!(file = %file.display(), node = self.node, "the client certificate is another node's");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "the client certificate cannot be used");
+                None
+            }
+        }
+    }
+
+    /// Requests a certificate, waits for it and writes it to disk.
+    async fn request(&self, by: By) -> Result<IssuedValidity, RenewalError> {
+        let api = match by {
+            By::Bootstrap => &self.bootstrap,
+            By::Current => &self.current,
+        };
+        let key = self.key()?;
+        let request = key.request(&self.node)?;
+        api.request_certificate(&request).await?;
+        let pem = self.answer(api, &request).await?;
+        let whole = format!("{}{}", ended(pem), key.to_pem());
+        let checked = issued_validity(&whole, &self.node);
+        let validity = checked
+            .map_err(RenewalError::from)
+            .and_then(|validity| validity.ok_or(RenewalError::Another { name: request.name }))
+            // The same request would be answered with the same certificate.
+            .inspect_err(|_| self.files.remove_pending())?;
+        self.files.write_current(&whole).map_err(|error| self.disk(error))?;
+        self.files.remove_pending();
+        Ok(validity)
+    }
+
+    /// The key of a request that was not answered, or a new one that is on disk.
+    fn key(&self) -> Result<ClientKey, RenewalError> {
+        if let Some(key) = self.files.read_pending().and_then(|pem| ClientKey::from_pem(&pem).ok()) {
+            return Ok(key);
+        }
+        let key = ClientKey::generate()?;
+        self.files.write_pending(&key.to_pem()).map_err(|error| self.disk(error))?;
+        Ok(key)
+    }
+
+    /// Waits for the certificate.
+    async fn answer(&self, api: &ApiServer, request: &NodeRequest) -> Result<String, RenewalError> {
+        let (begun, mut pause) = (Instant::now(), POLL.0);
+        while begun.elapsed() < APPROVAL {
+            match api.certificate_request(&request.name).await? {
+                RequestState::Issued(pem) => return Ok(pem),
+                RequestState::Refused(reason) => {
+                    self.files.remove_pending();
+                    return Err(RenewalError::Refused { name: request.name.clone(), reason });
+                }
+                RequestState::Pending => {}
+            }
+            if begun.elapsed() > SLOW {
+                self.fails(format!(
+                    "the certificate signing request {} is not signed yet; {ADVICE}",
+                    request.name
+                ));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(POLL.1);
+        }
+        Err(RenewalError::Late { name: request.name.clone() })
+    }
+
+    fn disk(&self, error: std::io::Error) -> RenewalError {
+        let file = self.files.current();
+        let folder = file.parent().unwrap_or(&file).display().to_string();
+        RenewalError::Disk { folder, error }
+    }
+
+    fn fails(&self, reason: String) {
+        let since = match &*self.credentials.renewal.borrow() {
+            ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
+            ChoreHealth::Starting | ChoreHealth::Well => unix_ms(),
+        };
+        self.health(ChoreHealth::Failing { reason, since_unix_ms: since });
+    }
+
+    fn health(&self, health: ChoreHealth) {
+        self.credentials.renewal.send_replace(health);
+    }
+}
+
+/// With a line break at its end.
+fn ended(mut pem: String) -> String {
+    if !pem.ends_with('\n') {
+        pem.push('\n');
+    }
+    pem
+}

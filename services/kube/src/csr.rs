@@ -1,0 +1,278 @@
+//! A client certificate of the node's own, requested from the cluster.
+//!
+//! Owns: keys, certificate signing requests (PKCS #10) and what the API server says of them (`certificates.k8s.io/v1`, signer
+//! `kubernetes.io/kube-apiserver-client-kubelet`). In: the node's name. Out: requests, and certificates that belong to their
+//! key. Keys leave here as PEM for one file only; no error and no `Debug` holds one.
+
+use std::fmt;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::Method;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use keelson_actors::cluster::{ApiError, ApiErrorKind};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _};
+use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    sign::CertifiedKey,
+};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    answers::{self, bounded},
+    bodies,
+    identity::certificate_facts,
+    server::{ApiServer, Call},
+};
+
+/// Signs client certificates of nodes; the controller manager approves its requests by itself where RBAC lets it.
+const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+/// Why there is no key, request or certificate. Never holds anything of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// The random generator failed.
+    #[error("cannot make a private key")]
+    Key,
+    /// The text is not a private key in PEM.
+    #[error("there is no private key in PEM")]
+    NoKey,
+    /// The node's name does not fit into a certificate.
+    #[error("cannot make a certificate signing request for this node name")]
+    Request,
+    /// The text is not a certificate in PEM that can be read.
+    #[error("there is no certificate in PEM that can be read")]
+    NoCertificate,
+    /// Another key's certificate.
+    #[error("certificate and key do not belong together")]
+    Mismatch,
+}
+
+/// The user name of a node, which is the common name of its certificate.
+#[must_use]
+pub fn node_user(node: &str) -> String {
+    format!("system:node:{node}")
+}
+
+/// A private key (ECDSA P-256, as the kubelet's).
+pub struct ClientKey(KeyPair);
+
+impl fmt::Debug for ClientKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientKey")
+    }
+}
+
+/// A request to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRequest {
+    /// The object's name: the same for the same key, so that a request whose answer was lost is found again.
+    pub name: String,
+    pem: String,
+}
+
+impl ClientKey {
+    /// A new key.
+    ///
+    /// # Errors
+    /// [`CertificateError::Key`].
+    pub fn generate() -> Result<Self, CertificateError> {
+        KeyPair::generate().map(Self).map_err(|_| CertificateError::Key)
+    }
+
+    /// The key in `pem`.
+    ///
+    /// # Errors
+    /// [`CertificateError::NoKey`].
+    pub fn from_pem(pem: &str) -> Result<Self, CertificateError> {
+        KeyPair::from_pem(pem).map(Self).map_err(|_| CertificateError::NoKey)
+    }
+
+    /// For a file that its owner alone may read.
+    #[must_use]
+    pub fn to_pem(&self) -> String {
+        self.0.serialize_pem()
+    }
+
+    /// The request for a certificate of the node `node`: `CN=system:node:NODE, O=system:nodes`.
+    ///
+    /// # Errors
+    /// [`CertificateError::Request`].
+    pub fn request(&self, node: &str) -> Result<NodeRequest, CertificateError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, node_user(node));
+        let request = params.serialize_request(&self.0).map_err(|_| CertificateError::Request)?;
+        let pem = request.pem().map_err(|_| CertificateError::Request)?;
+        let digest = Sha256::new().chain_update(self.0.der_bytes()).chain_update(node).finalize();
+        let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Ok(NodeRequest { name: format!("node-csr-{digest}"), pem })
+    }
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestState {
+    /// Neither approved nor denied, or not signed yet.
+    Pending,
+    /// It was denied, or the signer failed: why.
+    Refused(String),
+    /// The certificate, in PEM.
+    Issued(String),
+}
+
+impl ApiServer {
+    /// Creates a certificate signing request. One of the same name is the same request.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses.
+    pub async fn request_certificate(&self, request: &NodeRequest) -> Result<(), ApiError> {
+        let body = json!({
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": request.name},
+            "spec": {
+                "request": BASE64_STANDARD.encode(&request.pem),
+                "signerName": SIGNER,
+                "usages": ["digital signature", "client auth"],
+            },
+        });
+        let call = Call {
+            method: Method::POST,
+            resource: "certificatesigningrequests",
+            target: REQUESTS.to_owned(),
+            accept: bodies::ACCEPT_METADATA,
+            body: Some((bodies::ACCEPT_JSON, body.to_string())),
+        };
+        match self.call(call).await {
+            Err(error) if error.kind != ApiErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// What became of the request of this name.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses; [`ApiErrorKind::NotFound`] where there is no such request (any more).
+    pub async fn certificate_request(&self, name: &str) -> Result<RequestState, ApiError> {
+        let target = format!("{REQUESTS}/{}", bodies::escaped(name));
+        let call = Call::get("certificatesigningrequests", target, bodies::ACCEPT_JSON);
+        let body = self.call(call).await?;
+        let request: CertificateSigningRequest =
+            answers::json(&body).map_err(|failure| self.error(failure))?;
+        Ok(state(&request))
+    }
+}
+
+fn state(request: &CertificateSigningRequest) -> RequestState {
+    let Some(status) = &request.status else { return RequestState::Pending };
+    let refused = status.conditions.iter().flatten().find(|condition| {
+        matches!(condition.type_.as_str(), "Denied" | "Failed") && condition.status != "False"
+    });
+    if let Some(condition) = refused {
+        let said = [&condition.reason, &condition.message];
+        let said: Vec<&str> =
+            said.into_iter().flatten().map(String::as_str).filter(|text| !text.is_empty()).collect();
+        let verb = if condition.type_ == "Denied" { "denied" } else { "not signed" };
+        return RequestState::Refused(bounded(&format!("it was {verb}: {}", said.join(": "))));
+    }
+    match status.certificate.as_ref().map(|certificate| String::from_utf8_lossy(&certificate.0)) {
+        Some(pem) if !pem.is_empty() => RequestState::Issued(pem.into_owned()),
+        _ => RequestState::Pending,
+    }
+}
+
+/// A certificate with its key, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IssuedValidity {
+    /// Unix seconds.
+    pub not_before: i64,
+    /// Unix seconds.
+    pub not_after: i64,
+}
+
+/// The validity of the certificate in `pem`, if it is one of the node `node` and its key is in `pem` too; `None` if it is
+/// another node's.
+///
+/// # Errors
+/// [`CertificateError`]: one of the two is missing or unreadable, or they do not belong together.
+pub fn issued_validity(pem: &str, node: &str) -> Result<Option<IssuedValidity>, CertificateError> {
+    let facts = certificate_facts(pem.as_bytes()).ok_or(CertificateError::NoCertificate)?;
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok).collect();
+    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| CertificateError::NoKey)?;
+    let provider = rustls::crypto::ring::default_provider();
+    CertifiedKey::from_der(chain, key, &provider).map_err(|_| CertificateError::Mismatch)?;
+    Ok((facts.common_name == node_user(node))
+        .then_some(IssuedValidity { not_before: facts.not_before, not_after: facts.not_after }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signed(key: &ClientKey, node: &str) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, node_user(node));
+        params.self_signed(&key.0).unwrap().pem()
+    }
+
+    #[test]
+    fn e4_a_request_has_the_name_of_its_key_and_node() {
+        let (one, two) = (ClientKey::generate().unwrap(), ClientKey::generate().unwrap());
+        let request = one.request("a").unwrap();
+        assert_eq!(request.name.len(), "node-csr-".len() + 32);
+        assert!(request.pem.starts_with("-----BEGIN CERTIFICATE REQUEST-----"), "{}", request.pem);
+        let again = ClientKey::from_pem(&one.to_pem()).unwrap();
+        assert_eq!(again.request("a").unwrap().name, request.name);
+        assert_ne!(one.request("b").unwrap().name, request.name);
+        assert_ne!(two.request("a").unwrap().name, request.name);
+        assert_eq!(format!("{one:?}"), "ClientKey");
+        assert_eq!(ClientKey::from_pem("hush").unwrap_err(), CertificateError::NoKey);
+    }
+
+    #[test]
+    fn e4_a_certificate_is_taken_with_its_own_key_and_name_only() {
+        let (own, other) = (ClientKey::generate().unwrap(), ClientKey::generate().unwrap());
+        let certificate = signed(&own, "a");
+        let whole = format!("{certificate}{}", own.to_pem());
+        assert!(issued_validity(&whole, "a").unwrap().is_some());
+        assert_eq!(issued_validity(&whole, "b"), Ok(None));
+        for (pem, error) in [
+            (String::new(), CertificateError::NoCertificate),
+            (own.to_pem(), CertificateError::NoCertificate),
+            (certificate.clone(), CertificateError::NoKey),
+            (format!("{certificate}{}", other.to_pem()), CertificateError::Mismatch),
+        ] {
+            assert_eq!(issued_validity(&pem, "a"), Err(error));
+        }
+    }
+
+    #[test]
+    fn e4_what_became_of_a_request() {
+        let request = |status: serde_json::Value| -> RequestState {
+            let object = json!({"metadata": {"name": "n"}, "spec": {"request": "", "signerName": SIGNER}, "status": status});
+            state(&serde_json::from_value(object).unwrap())
+        };
+        let approved = json!({"type": "Approved", "status": "True", "reason": "AutoApproved"});
+        assert_eq!(request(json!({})), RequestState::Pending);
+        assert_eq!(request(json!({"conditions": [approved]})), RequestState::Pending);
+        assert_eq!(
+            request(json!({"conditions": [approved], "certificate": BASE64_STANDARD.encode("PEM")})),
+            RequestState::Issued("PEM".into())
+        );
+        let denied = json!({"type": "Denied", "status": "True", "reason": "NotOurs", "message": "no"});
+        assert_eq!(
+            request(json!({"conditions": [denied]})),
+            RequestState::Refused("it was denied: NotOurs: no".into())
+        );
+        let failed = json!({"type": "Failed", "status": "True", "reason": "SignerValidationFailure"});
+        assert_eq!(
+            request(json!({"conditions": [approved, failed]})),
+            RequestState::Refused("it was not signed: SignerValidationFailure".into())
+        );
+    }
+}

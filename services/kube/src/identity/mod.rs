@@ -1,0 +1,246 @@
+//! Who the credentials say the client is, and until when.
+//!
+//! Owns: reading the validity out of a client certificate (X.509) and out of a service account's token (JWT), and what is
+//! left of it. In: PEM, a token. Out: [`Credential`], which holds nothing secret and may be shown and logged. Signatures are
+//! not checked: what is read here is for people and for renewal in time; the API server decides.
+
+mod jwt;
+mod x509;
+
+use std::path::PathBuf;
+
+use tokio::sync::watch;
+
+use crate::answers::bounded;
+
+pub(crate) use jwt::token_claims;
+pub(crate) use x509::certificate_facts;
+
+/// Without a sign of renewal a credential is due at a tenth of its lifetime: the kubelet renews a certificate at 70 to 90 %,
+/// and a pod's token at 80 %.
+const DUE_SHARE: i64 = 10;
+/// At most this long before its end, in seconds: a month.
+const DUE_MOST: i64 = 30 * 86_400;
+/// As long before its end where the lifetime is not known, in seconds.
+const DUE_UNKNOWN: i64 = 86_400;
+
+/// What a credential is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CredentialKind {
+    /// A client certificate.
+    ClientCertificate,
+    /// A bearer token.
+    Token,
+}
+
+impl CredentialKind {
+    /// The name in metrics and in the debug API.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClientCertificate => "client_certificate",
+            Self::Token => "token",
+        }
+    }
+
+    /// The name in sentences.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::ClientCertificate => "client certificate",
+            Self::Token => "token",
+        }
+    }
+}
+
+/// A credential in use. Times are Unix seconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credential {
+    /// What it is.
+    pub kind: CredentialKind,
+    /// The file it was read from; none if it is part of a kubeconfig.
+    pub file: Option<PathBuf>,
+    /// The user it states: the certificate's common name, the token's subject. Empty if it states none.
+    pub user: String,
+    /// The node that a service account's token is bound to, by itself or by its pod.
+    pub bound_node: Option<String>,
+    /// When it was issued, or becomes valid.
+    pub not_before: Option<i64>,
+    /// When it expires.
+    pub not_after: Option<i64>,
+}
+
+/// What is left of a credential. Seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validity {
+    /// It does not say when it expires.
+    Unknown,
+    /// Long enough.
+    Healthy {
+        /// Until it expires.
+        left: i64,
+    },
+    /// It ends soon, and whatever should have renewed it has not.
+    Expiring {
+        /// Until it expires.
+        left: i64,
+    },
+    /// It has expired.
+    Expired {
+        /// Since it expired.
+        since: i64,
+    },
+}
+
+impl Validity {
+    /// The status word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Healthy { .. } => "healthy",
+            Self::Expiring { .. } => "expiring",
+            Self::Expired { .. } => "expired",
+        }
+    }
+}
+
+impl Credential {
+    /// What is left of it at `now`, in Unix seconds. It counts as expiring in the last tenth of its lifetime, at most 30 days
+    /// before its end.
+    #[must_use]
+    pub fn validity(&self, now: i64) -> Validity {
+        let Some(end) = self.not_after else { return Validity::Unknown };
+        let left = end.saturating_sub(now);
+        let lifetime =
+            self.not_before.map(|start| end.saturating_sub(start)).filter(|lifetime| *lifetime > 0);
+        let due = lifetime.map_or(DUE_UNKNOWN, |lifetime| (lifetime / DUE_SHARE).min(DUE_MOST));
+        match left {
+            ..=0 => Validity::Expired { since: left.saturating_neg() },
+            left if left <= due => Validity::Expiring { left },
+            left => Validity::Healthy { left },
+        }
+    }
+
+    /// `client certificate /var/lib/kubelet/pki/kubelet-client-current.pem`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match &self.file {
+            Some(file) => format!("{} {}", self.kind.text(), file.display()),
+            None => format!("{} in the kubeconfig", self.kind.text()),
+        }
+    }
+
+    /// What a client certificate in PEM says of itself; all unknown if it cannot be read.
+    pub(crate) fn of_certificate(pem: &[u8], file: Option<PathBuf>) -> Self {
+        let facts = certificate_facts(pem);
+        Self {
+            kind: CredentialKind::ClientCertificate,
+            file,
+            user: facts.as_ref().map_or_else(String::new, |facts| bounded(&facts.common_name)),
+            bound_node: None,
+            not_before: facts.as_ref().map(|facts| facts.not_before),
+            not_after: facts.as_ref().map(|facts| facts.not_after),
+        }
+    }
+
+    /// What a bearer token says of itself; all unknown if it is no JWT.
+    pub(crate) fn of_token(token: &str, file: Option<PathBuf>) -> Self {
+        let claims = token_claims(token).unwrap_or_default();
+        Self {
+            kind: CredentialKind::Token,
+            file,
+            user: bounded(&claims.subject),
+            bound_node: claims.node.map(|node| bounded(&node)),
+            not_before: claims.issued_at,
+            not_after: claims.expires_at,
+        }
+    }
+}
+
+/// The credentials that a connection uses, and what is wrong with how they are kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CredentialsInUse {
+    /// Empty before the first reading, and with a plugin, whose answers are not looked into.
+    pub credentials: Vec<Credential>,
+    /// Files with a secret that others than their owner may read: sentences with the command that repairs it.
+    pub warnings: Vec<String>,
+    /// Why the newest reading failed, if it did; the credentials are then those of the last good one.
+    pub error: Option<String>,
+}
+
+/// Is told of the credentials by the connections that share it. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct CredentialsObserver(watch::Sender<CredentialsInUse>);
+
+impl CredentialsObserver {
+    /// The credentials that were read last, by any of the connections.
+    #[must_use]
+    pub fn in_use(&self) -> CredentialsInUse {
+        self.0.borrow().clone()
+    }
+
+    /// The same with each change.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<CredentialsInUse> {
+        self.0.subscribe()
+    }
+
+    pub(crate) fn read(&self, credentials: Vec<Credential>, warnings: Vec<String>) {
+        self.set(CredentialsInUse { credentials, warnings, error: None });
+    }
+
+    pub(crate) fn failed(&self, error: String) {
+        let in_use = self.in_use();
+        self.set(CredentialsInUse { error: Some(error), ..in_use });
+    }
+
+    fn set(&self, new: CredentialsInUse) {
+        self.0.send_if_modified(|old| {
+            let is_news = *old != new;
+            *old = new;
+            is_news
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credential(not_before: Option<i64>, not_after: Option<i64>) -> Credential {
+        Credential {
+            kind: CredentialKind::Token,
+            file: None,
+            user: String::new(),
+            bound_node: None,
+            not_before,
+            not_after,
+        }
+    }
+
+    /// E4: what counts as expiring.
+    #[test]
+    fn e4_the_last_tenth_of_a_lifetime_is_expiring() {
+        let (hour, year) = (3_600, 365 * 86_400);
+        for (start, end, now, expected) in [
+            (None, None, 0, Validity::Unknown),
+            (Some(0), Some(hour), 0, Validity::Healthy { left: hour }),
+            (Some(0), Some(hour), hour - 361, Validity::Healthy { left: 361 }),
+            (Some(0), Some(hour), hour - 360, Validity::Expiring { left: 360 }),
+            (Some(0), Some(hour), hour - 1, Validity::Expiring { left: 1 }),
+            (Some(0), Some(hour), hour, Validity::Expired { since: 0 }),
+            (Some(0), Some(hour), hour + 5, Validity::Expired { since: 5 }),
+            // A tenth of a year is more than a month.
+            (Some(0), Some(year), year - DUE_MOST - 1, Validity::Healthy { left: DUE_MOST + 1 }),
+            (Some(0), Some(year), year - DUE_MOST, Validity::Expiring { left: DUE_MOST }),
+            // Without a lifetime, or with one that makes no sense.
+            (None, Some(year), year - DUE_UNKNOWN - 1, Validity::Healthy { left: DUE_UNKNOWN + 1 }),
+            (None, Some(year), year - DUE_UNKNOWN, Validity::Expiring { left: DUE_UNKNOWN }),
+            (Some(year), Some(hour), 0, Validity::Expiring { left: hour }),
+            (Some(0), Some(i64::MAX), i64::MIN, Validity::Healthy { left: i64::MAX }),
+        ] {
+            assert_eq!(credential(start, end).validity(now), expected, "{start:?} {end:?} at {now}");
+        }
+    }
+}
