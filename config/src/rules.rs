@@ -12,8 +12,8 @@ use crate::error::{Fault, quote};
 use crate::net;
 use crate::suggest::nearest;
 use crate::values::{
-    Choice, DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, ProxyBackend, Register, Role,
-    SocketMode, SocketSpec, WhenFull, path_fault,
+    Choice, DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend,
+    Register, Role, SocketMode, SocketSpec, WhenFull, path_fault,
 };
 
 /// A value as a layer gives it, before it is known to be right.
@@ -533,7 +533,17 @@ macro_rules! choices {
         }
     )+};
 }
-choices!(WhenFull, Enforce, LogFormat, Role, Register, EndpointsSource, ProxyBackend, DetectLocalMode);
+choices!(
+    WhenFull,
+    Enforce,
+    LogFormat,
+    Role,
+    Register,
+    EndpointsSource,
+    EndpointsWatch,
+    ProxyBackend,
+    DetectLocalMode
+);
 
 #[cfg(test)]
 mod tests {

@@ -59,6 +59,8 @@ pub enum EndpointsView {
     Off,
     /// It runs and has not said anything yet: what the Node says of it stays.
     Starting,
+    /// Nobody follows them, so that nothing is asked of their source.
+    NotWatched,
     /// They are those of the API server.
     Current,
     /// They are those that were last heard of.

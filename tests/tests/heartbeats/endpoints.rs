@@ -64,6 +64,8 @@ async fn list_slices(rig: &Rig) -> Result<kube::Result<Value>> {
 async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
     rig.set("endpoints.source", "kube")?;
+    // Nobody follows them here.
+    rig.set("endpoints.watch", "always")?;
     // Connections that a test can break.
     let line = cluster.tcp_proxy().await?;
     rig.via(&line.endpoint())?;

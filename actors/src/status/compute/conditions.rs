@@ -320,6 +320,10 @@ fn endpoints(view: &EndpointsView) -> Option<Says> {
             let message = "the service endpoints chore is off on this node";
             Says::new(ENDPOINTS, ConditionStatus::Unknown, "EndpointsOff", message)
         }
+        EndpointsView::NotWatched => {
+            let message = "nobody on this node follows the service endpoints, so they are not watched";
+            Says::new(ENDPOINTS, ConditionStatus::Unknown, "EndpointsNotWatched", message)
+        }
         EndpointsView::Current => {
             let message = "the service endpoints are those of the API server";
             Says::new(ENDPOINTS, ConditionStatus::True, "EndpointsCurrent", message)
