@@ -11,7 +11,7 @@
 //!
 //! Every caller is taken to be slow, stuck or broken. It has no queue: it takes the newest state when it has read the
 //! one before, and until then keeps its snapshot, which shares with later ones what has not changed. One that answers no
-//! ping, or reads nothing, is cut off (`slow`).
+//! ping, or does not read, is cut off (`slow`).
 
 mod backends;
 mod batch;

@@ -10,9 +10,10 @@ use std::{cmp::Reverse, time::Duration};
 
 use super::{batch::CHUNK, connection::SEND_BUFFER};
 
-/// How long data may wait for a caller that takes none of it.
+/// How long a caller may leave a chunk in its connection's buffer: about 60 kB, or one larger Service.
 const READ_TIME: Duration = Duration::from_secs(60);
-/// A caller that has taken nothing for this long counts as stalled; one that was served a batch for less is never cut off.
+/// A caller that has left its chunk for this long counts as stalled; one that has been sent a batch for less is not cut off for the
+/// memory of its snapshot.
 const STALLED: Duration = Duration::from_secs(5);
 /// How often callers are looked at.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -36,7 +37,7 @@ pub(super) struct SnapshotSize {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unread {
     pub(super) id: u64,
-    /// How long ago it took something last.
+    /// How long ago the chunk was handed over that it has not taken.
     pub(super) waiting: Duration,
     /// For how long it has been sent the batch at hand.
     pub(super) sending: Duration,
@@ -47,7 +48,7 @@ pub(super) struct Unread {
 /// Why a caller is cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
-    ReadsNothing,
+    NotTaken,
     TooManyStalled,
     TooMuchRetained,
 }
@@ -56,8 +57,8 @@ impl Reason {
     /// For the log.
     pub(super) fn words(self) -> &'static str {
         match self {
-            Self::ReadsNothing => "it has read nothing for 60 s",
-            Self::TooManyStalled => "it reads nothing, and neither do too many others",
+            Self::NotTaken => "it has not taken what it was sent within 60 s",
+            Self::TooManyStalled => "too many callers do not take what they are sent",
             Self::TooMuchRetained => "slow callers keep more than 64 MiB of old states",
         }
     }
@@ -69,7 +70,7 @@ pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64
     unread.retain(|caller| {
         let stays = caller.waiting < READ_TIME;
         if !stays {
-            cut.push((caller.id, Reason::ReadsNothing));
+            cut.push((caller.id, Reason::NotTaken));
         }
         stays
     });
@@ -125,15 +126,15 @@ mod tests {
     }
 
     #[test]
-    fn e16_a_caller_may_read_slowly_but_not_nothing() {
+    fn e16_a_caller_may_read_slowly_but_takes_a_chunk_in_time() {
         let newest = size(20, 0);
         for (waiting, sending, expected) in [
             (0, 0, vec![]),
             (59, 59, vec![]),
-            // A byte now and then.
+            // A chunk now and then.
             (1, 3600, vec![]),
-            (60, 60, vec![(1, Reason::ReadsNothing)]),
-            (3600, 3600, vec![(1, Reason::ReadsNothing)]),
+            (60, 60, vec![(1, Reason::NotTaken)]),
+            (3600, 3600, vec![(1, Reason::NotTaken)]),
         ] {
             for snapshot in [Some(newest), None] {
                 assert_eq!(cut(&[unread(1, waiting, sending, snapshot)], newest), expected, "{waiting} s");
