@@ -2,9 +2,7 @@
 //!
 //! Owns: [`Pace`]. In: revisions. Out: when the next one may be made. Pure.
 //!
-//! `keelson proxy` limits its commits in the same way ([decision 0032]).
-//!
-//! [decision 0032]: ../../../../../docs/decisions/0032-limit-commits-in-bursts-and-pause-for-readers.md
+//! `keelson proxy` limits its commits in the same way (docs/decisions/0032, 0044).
 
 use std::time::Duration;
 

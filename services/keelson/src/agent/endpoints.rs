@@ -131,6 +131,11 @@ pub(super) fn wanted(settings: &Settings) -> bool {
     Source::of(settings, Cluster::of(settings)).is_ok()
 }
 
+/// Where the newest revision is noted.
+pub(crate) fn marker_path(settings: &Settings) -> PathBuf {
+    settings.debug.listen.path().with_file_name(MARKER)
+}
+
 /// What is known of the endpoints before anything is.
 pub(super) fn first_view(settings: &Settings) -> EndpointsView {
     if wanted(settings) { EndpointsView::Starting } else { EndpointsView::Off }
@@ -234,7 +239,7 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
     let recorder = Recorder::new(ACTOR, MAILBOX);
     let view = parts.view.subscribe();
     let (on_demand, boot_id) = (source.is_on_demand(&parts.settings), LinuxHost::new().facts().boot_id);
-    let marker = parts.settings.debug.listen.path().with_file_name(MARKER);
+    let marker = marker_path(&parts.settings);
     let publisher_parts = EndpointPublisherParts {
         store: parts.store,
         marker: Some(Marker::new(marker, boot_id.clone())),

@@ -13,7 +13,7 @@
 pub(crate) mod cluster;
 mod control;
 mod dumps;
-mod endpoints;
+pub(crate) mod endpoints;
 mod front;
 mod handles;
 mod handover;
