@@ -43,7 +43,7 @@ pub use settings::{
 pub use show::{Format, render_show};
 pub use size::ByteSize;
 pub use values::{
-    DetectLocalMode, EndpointsSource, Enforce, InterfacePattern, ListenSpec, LogFormat, NodePortAddresses,
-    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, HostName, InterfacePattern, ListenSpec,
+    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 pub use warnings::Warning;

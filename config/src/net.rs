@@ -10,10 +10,12 @@ use serde_json::Value as Json;
 
 use crate::error::{Fault, quote};
 use crate::rules::{Any, Raw, Setting};
-use crate::values::{InterfacePattern, NodePortAddresses};
+use crate::values::{HostName, InterfacePattern, NodePortAddresses};
 
 /// The word for the node's own addresses.
 const PRIMARY: &str = "primary";
+/// The longest host name, in bytes (RFC 1035, section 2.3.4).
+const HOST_BYTES: usize = 253;
 /// The longest name of an interface, in bytes (`IFNAMSIZ` without its end).
 const INTERFACE_BYTES: usize = 15;
 
@@ -64,6 +66,24 @@ impl Setting for Vec<InterfacePattern> {
 
     fn describe(_: &Any) -> String {
         "list of interfaces, names or beginnings of names with `*`; as text with commas between them".into()
+    }
+}
+
+impl Setting for Vec<HostName> {
+    type Rule = Any;
+
+    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
+        raw.texts("a list of host names, such as [\"node-7\", \"node-7.example.com\"]")?
+            .map(host_name)
+            .collect()
+    }
+
+    fn show(&self) -> Json {
+        self.iter().map(|name| name.0.clone()).collect()
+    }
+
+    fn describe(_: &Any) -> String {
+        "list of host names; as text with commas between them".into()
     }
 }
 
@@ -144,6 +164,32 @@ fn network(text: &str) -> Result<IpNet, Fault> {
     match network.trunc() {
         same if same == network => Ok(network),
         meant => Err(malformed("it has bits set beyond its length", format!("write \"{meant}\""))),
+    }
+}
+
+/// Letters, digits, `-` and `_` between dots (RFC 1123, and what hosts are called in spite of it), or an IP address.
+fn host_name(text: &str) -> Result<HostName, Fault> {
+    let malformed = |reason: &str| Fault::Malformed {
+        what: "a host name",
+        value: quote(text),
+        reason: reason.into(),
+        right: "write such as \"node-7.example.com\"".into(),
+    };
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(HostName(ip.to_string()));
+    }
+    let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    match name.split('.').find(|label| label.is_empty() || label.len() > 63 || !label.chars().all(fits)) {
+        _ if text.contains("://") => Err(malformed("it is a URL")),
+        _ if text.contains('*') => Err(malformed("there are no patterns")),
+        _ if text.contains(':') => Err(malformed("it has a port, which does not count")),
+        _ if name.len() > HOST_BYTES => Err(malformed("it is too long")),
+        Some(_) => {
+            Err(malformed("it has a part that is empty, too long or not of letters, digits, '-' and '_'"))
+        }
+        None => Ok(HostName(name)),
     }
 }
 
@@ -231,6 +277,32 @@ mod tests {
             let message = list::<Vec<InterfacePattern>>(&[text]).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
         }
+    }
+
+    #[test]
+    fn e21_host_names() {
+        let hosts: Vec<HostName> =
+            list(&["Node-7", " node-7.Example.com. ", "", "10.0.0.7", "[FD00::7]", "my_node"]).unwrap();
+        assert_eq!(
+            hosts.show(),
+            serde_json::json!(["node-7", "node-7.example.com", "10.0.0.7", "fd00::7", "my_node"])
+        );
+        for (text, part) in [
+            ("node-7:9440", "it has a port"),
+            ("http://node-7", "it is a URL"),
+            ("*.example.com", "no patterns"),
+            ("node..7", "a part that is empty"),
+            (".", "a part that is empty"),
+            ("node 7", "letters, digits"),
+            ("n\u{f6}de", "letters, digits"),
+        ] {
+            let message = list::<Vec<HostName>>(&[text]).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+        for (length, fits) in [(63, true), (64, false)] {
+            assert_eq!(list::<Vec<HostName>>(&[&"n".repeat(length)]).is_ok(), fits, "{length}");
+        }
+        assert!(list::<Vec<HostName>>(&[&["n"; 128].join(".")]).unwrap_err().contains("too long"));
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::error::{Fault, quote};
 use crate::net;
 use crate::suggest::nearest;
 use crate::values::{
-    Choice, DetectLocalMode, EndpointsSource, Enforce, ListenSpec, LogFormat, ProxyBackend, Register, Role,
-    SocketMode, SocketSpec, WhenContested, WhenFull, path_fault,
+    Choice, DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend,
+    Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull, path_fault,
 };
 
 /// A value as a layer gives it, before it is known to be right.
@@ -541,6 +541,7 @@ choices!(
     Register,
     WhenContested,
     EndpointsSource,
+    EndpointsWatch,
     ProxyBackend,
     DetectLocalMode
 );

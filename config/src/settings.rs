@@ -16,8 +16,8 @@ use crate::gates::{self, FeatureGates, Gate};
 use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, Enforce, InterfacePattern, ListenSpec, LogFormat, NodePortAddresses,
-    ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, HostName, InterfacePattern, ListenSpec,
+    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
 /// The section of the gates, whose keys are the gates' names.
@@ -392,6 +392,9 @@ settings! {
         /// Where Services and EndpointSlices come from: `kube` (the API server of `[kube]`), `files` (the folder
         /// `manifests`), `off`; `auto` takes the API server if there is one, else the folder if there is one.
         source: EndpointsSource = EndpointsSource::Auto, Any, restart;
+        /// When Services are watched at the API server: `on-demand`, from the first client on that follows them (a call of `Next` or
+        /// `Watch`), until the agent ends; `always`, from the start on. A folder of manifests is always read.
+        watch: EndpointsWatch = EndpointsWatch::OnDemand, Any, restart;
         /// A folder of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.
         manifests: Option<PathBuf> = None, Any, restart;
         /// Where the Endpoints API is served. Loopback addresses only, unless `allow_remote`.
@@ -400,8 +403,9 @@ settings! {
         allow_remote: bool = false, Any, restart;
         /// Permissions of the sockets in `listen`.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
-        /// While changes keep coming, at most one revision in this time; the first after a pause is published at once.
-        min_interval: Duration = ms(10), within(secs(0), secs(10)), restart;
+        /// Time between two revisions while changes keep coming; each is a sync of the disk. Ten may follow each other at once after
+        /// a pause, so a change that comes alone never waits; 0s for no limit.
+        min_interval: Duration = ms(100), within(secs(0), secs(10)), restart;
         /// Maximum time that a write to the state disk may delay a revision. After it the revision is published from memory,
         /// under a new instance ID, until the disk answers.
         write_timeout: Duration = secs(5), within(secs(1), mins(10)), restart;
@@ -503,6 +507,9 @@ settings! {
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9441))), Any, restart;
         /// Allow an `http` address that other machines can reach. There is no authentication on it.
         http_allow_remote: bool = false, Any, restart;
+        /// Host names by which clients may call the `http` address, besides IP addresses that it has and `localhost`. Others are refused
+        /// (421), so that no web site can reach it through a browser (DNS rebinding).
+        http_hosts: Vec<HostName> = Vec::new(), Any, restart;
     }
 
     /// The debug socket (gRPC) and the debug page, metrics and probes (HTTP).
@@ -514,6 +521,9 @@ settings! {
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9440))), Any, restart;
         /// Allow an `http` address that other machines can reach. There is no authentication on it.
         http_allow_remote: bool = false, Any, restart;
+        /// Host names by which clients may call the `http` address, besides IP addresses that it has and `localhost`. Others are refused
+        /// (421), so that no web site can reach it through a browser (DNS rebinding).
+        http_hosts: Vec<HostName> = Vec::new(), Any, restart;
         /// Permissions of the debug socket. Who can connect may look at everything.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
         /// Users who may also change something through the debug socket (the limit, conditions of the node), besides
@@ -551,58 +561,4 @@ pub(crate) fn gate_doc(gate: Gate) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn raw(json: &Json) -> Raw {
-        match json {
-            Json::Bool(b) => Raw::Bool(*b),
-            Json::Number(n) => Raw::Int(n.as_i64().unwrap()),
-            Json::String(s) => Raw::Text(s.clone()),
-            Json::Array(all) => Raw::List(all.iter().map(|one| one.as_str().unwrap().into()).collect()),
-            other => panic!("{other}"),
-        }
-    }
-
-    #[test]
-    fn every_default_passes_its_own_check_typed_and_untyped() {
-        for key in schema() {
-            assert_eq!(key.check(&raw(&key.default)).as_ref(), Ok(&key.default), "{}", key.path);
-            let text = match &key.default {
-                Json::String(s) => s.clone(),
-                Json::Array(all) => all.iter().map(|one| one.as_str().unwrap()).collect::<Vec<_>>().join(","),
-                other => other.to_string(),
-            };
-            assert_eq!(key.check(&Raw::Untyped(text)).as_ref(), Ok(&key.default), "{}", key.path);
-            assert!(key.doc.ends_with('.'), "{}", key.path);
-        }
-        assert_eq!(crate::relations::first_violation(&Settings::default()), None);
-    }
-
-    #[test]
-    fn defaults_are_the_documented_ones() {
-        let flat: Vec<String> =
-            Settings::default().flatten().iter().map(|f| format!("{}={}", f.key, f.value)).collect();
-        for expected in [
-            r#"agent.state_dir="/var/lib/keelson""#,
-            r#"agent.drain_timeout="20s""#,
-            r#"cri.listen="unix:///run/keelson/cri.sock""#,
-            r#"cri.hold_timeout="1m40s""#,
-            r#"cri.socket_mode="0660""#,
-            r#"pulls.when_full="wait""#,
-            "pulls.max_parallel_image_pulls=0",
-            r#"pulls.progress_interval="500ms""#,
-            r#"debug.http="127.0.0.1:9440""#,
-            r#"proxy.target="""#,
-            "proxy.cluster_cidr=[]",
-            r#"proxy.nodeport_addresses=["primary"]"#,
-            r#"proxy.healthz_bind_address="0.0.0.0:10256""#,
-            "proxy.masquerade_bit=14",
-            "feature_gates.PullDeduplication=true",
-            "feature_gates.PerRegistryPullLimit=false",
-        ] {
-            assert!(flat.iter().any(|line| line == expected), "{expected} not in {flat:#?}");
-        }
-        assert_eq!(flat.len(), schema().len() + Gate::ALL.len());
-    }
-}
+mod tests;

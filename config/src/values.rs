@@ -304,6 +304,16 @@ choice! {
 }
 
 choice! {
+    /// When Services are watched at the API server.
+    EndpointsWatch {
+        /// From the first client on that follows them, until the agent ends.
+        OnDemand = "on-demand",
+        /// From the start on.
+        Always = "always",
+    }
+}
+
+choice! {
     /// What makes Services work on the node.
     ProxyBackend {
         /// Rules of nftables.
@@ -333,6 +343,11 @@ pub enum NodePortAddresses {
     /// Those in these networks, never empty; a family without a network, or with one of length 0, answers at all.
     Networks(Vec<IpNet>),
 }
+
+/// A name or an address by which clients may call this machine: in lower case, without a closing dot; an address without
+/// brackets and in its canonical form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostName(pub String);
 
 /// Interfaces by their name, or by its beginning with `*` after it.
 #[derive(Debug, Clone, PartialEq, Eq)]

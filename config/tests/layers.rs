@@ -195,6 +195,8 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("pulls.when_full", _) => words(&["wait", "reject"]),
         ("debug.http", _) => any::<(u8, u16)>().prop_map(|(a, p)| format!("127.0.0.{a}:{p}").into()).boxed(),
         ("endpoints.source", _) => words(&["auto", "off"]),
+        ("endpoints.watch", _) => words(&["on-demand", "always"]),
+        ("debug.http_hosts" | "proxy.http_hosts", _) => lists(&["node-7", "node-7.example.com,10.0.0.7"]),
         ("endpoints.manifests", _) => word.prop_map(|w| format!("/etc/{w}").into()).boxed(),
         ("endpoints.listen", _) => any::<(u8, u16)>()
             .prop_map(|(a, p)| {

@@ -20,10 +20,10 @@ use keelson_storage::StateStore;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Answer, CidrChanged, EndpointMetrics, EndpointsCount, ExplainService, History, InspectEndpoints,
-    ListServices, NodeChanged, Published, Resource, Seen, ServiceChanged, SliceChanged, SourceEvent,
-    SourceHealthChanged, SourceKind,
-    core::{Core, Counted, Disk, Effect, EndpointsPolicy, Event, Kept, Start},
+    Answer, CidrChanged, EndpointMetrics, EndpointsCount, ExplainService, Followed, History,
+    InspectEndpoints, LaterRevision, ListServices, Marker, NodeChanged, Published, Resource, Seen,
+    ServiceChanged, SliceChanged, SourceEvent, SourceHealthChanged, SourceKind,
+    core::{Core, Counted, Disk, Effect, EndpointsPolicy, Event, Kept, Start, identity},
     record::{self, Loaded, Restored, Write},
 };
 use crate::{
@@ -38,6 +38,8 @@ use crate::{
 pub struct EndpointPublisherParts {
     /// Where state and identity are kept.
     pub store: Arc<dyn StateStore>,
+    /// What is remembered outside of the store. None: the store is trusted to be where it was left.
+    pub marker: Option<Marker>,
     /// Time.
     pub clock: Clock,
     /// The settings it decides by.
@@ -66,6 +68,7 @@ pub struct EndpointPublisher {
     store: Arc<dyn StateStore>,
     /// Held by whoever uses the store: a write of a former self ends before its successor reads.
     store_turn: Arc<Mutex<()>>,
+    marker: Option<Marker>,
     clock: Clock,
     metrics: EndpointMetrics,
     published: watch::Sender<Option<Arc<Published>>>,
@@ -92,6 +95,7 @@ impl EndpointPublisher {
             policy: parts.policy,
             store: parts.store,
             store_turn: Arc::default(),
+            marker: parts.marker,
             clock: parts.clock,
             metrics: parts.metrics,
             published: parts.published,
@@ -149,6 +153,11 @@ impl EndpointPublisher {
 
     fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
         let news = !effects.is_empty();
+        if let (Some(marker), Some((instance_id, rev))) =
+            (&mut self.marker, self.core.as_ref().and_then(Core::on_disk))
+        {
+            marker.note(instance_id, rev);
+        }
         for effect in effects {
             self.act(effect, ctx);
         }
@@ -234,6 +243,7 @@ impl EndpointPublisher {
         self.metrics.endpoints.set(gauge(core.endpoints()));
         self.metrics.rev.set(gauge(core.rev()));
         self.metrics.stale.set(core.is_stale().into());
+        self.metrics.watched.set(core.is_watched().into());
         self.metrics.durable.set(core.durable().into());
         self.recorder().status(Status::Running, core.summary());
         self.changes.send_modify(|count| *count += 1);
@@ -286,14 +296,34 @@ impl EndpointPublisher {
                 }
             };
             let shown = actor.shown();
-            actor.begin(Start { restored, disk, shown, kept }, ctx);
+            let (restored, is_renamed) = match restored {
+                // A former self of the actor has looked already.
+                Some(restored) if !kept.is_restart => actor.checked(restored),
+                restored => (restored, false),
+            };
+            actor.begin(Start { restored, disk, is_renamed, shown, kept }, ctx);
         }));
+    }
+
+    /// The state on disk, under a new instance ID if it may be older than what was served last. Whether it is.
+    fn checked(&self, mut restored: Restored) -> (Option<Restored>, bool) {
+        let meta = &mut restored.meta;
+        let Some(reason) = self.marker.as_ref().and_then(|marker| marker.doubt(meta.instance_id, meta.rev))
+        else {
+            return (Some(restored), false);
+        };
+        meta.instance_id = identity(rand::random(), Some(meta.instance_id));
+        let text = format!("the endpoints on disk get a new instance ID: {reason}");
+        tracing::info!(actor = "EndpointPublisher", "{text}");
+        self.recorder().event(text);
+        (Some(restored), true)
     }
 
     /// Begins with what readers see, where the disk has something else or does not answer.
     fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept, ctx: &mut Context<Self>) {
         let disk = Disk::Behind { retry: self.clock.now().mono, failures: 1 };
-        self.begin(Start { restored, disk, shown: self.shown(), kept }, ctx);
+        let shown = self.shown();
+        self.begin(Start { restored, disk, is_renamed: false, shown, kept }, ctx);
     }
 
     fn shown(&self) -> Option<Arc<Published>> {
@@ -385,6 +415,25 @@ impl Handler<SourceHealthChanged> for EndpointPublisher {
         let answer = self.source(SourceEvent::Health(message.kind, message.health), ctx);
         self.show();
         MessageResult(answer)
+    }
+}
+
+impl Handler<Followed> for EndpointPublisher {
+    type Result = ();
+
+    fn handle(&mut self, _: Followed, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Followed>();
+        self.step(Event::Followed, ctx);
+        self.show();
+    }
+}
+
+impl Handler<LaterRevision> for EndpointPublisher {
+    type Result = ();
+
+    fn handle(&mut self, message: LaterRevision, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<LaterRevision>();
+        self.step(Event::Later { instance_id: message.instance_id, rev: message.rev }, ctx);
     }
 }
 

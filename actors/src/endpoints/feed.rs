@@ -55,6 +55,11 @@ pub struct Published {
     pub freshness: Freshness,
     /// When the oldest change that led to this revision was made, in Unix milliseconds, if it is known.
     pub triggered_unix_ms: Option<i64>,
+    /// Bytes of all Services.
+    pub bytes: u64,
+    /// Bytes of the Services that were replaced or deleted since the process started. Two states keep no more than the
+    /// difference between theirs that they do not share.
+    pub replaced: u64,
 }
 
 /// What changed between two revisions.

@@ -35,6 +35,15 @@ verbs! {
         /// How it fares.
         health: ChoreHealth,
     }
+    /// Somebody follows: the sources are about to be asked.
+    Followed => () {}
+    /// A reader has a revision of an instance that it was not given by this process.
+    LaterRevision => () {
+        /// The instance.
+        instance_id: u64,
+        /// The revision.
+        rev: u64,
+    }
     /// The actor's state as JSON, for people.
     InspectEndpoints => String {}
     /// How many Services readers see. An answer says that the actor is at work.

@@ -42,6 +42,8 @@ pub struct EndpointMetrics {
     pub rev: Gauge,
     /// Whether what readers see may be old, or is nothing.
     pub stale: Gauge,
+    /// Whether the sources are asked: somebody follows, or they are always asked.
+    pub watched: Gauge,
     /// Whether what readers see is on disk.
     pub durable: Gauge,
     /// Writes that failed.
@@ -64,6 +66,7 @@ impl Default for EndpointMetrics {
             endpoints: Gauge::default(),
             rev: Gauge::default(),
             stale: Gauge::default(),
+            watched: Gauge::default(),
             durable: Gauge::default(),
             persist_failures: Counter::default(),
             persist_duration: Histogram::new(exponential_buckets(0.0001, 2.0, 16)),
@@ -96,6 +99,11 @@ impl EndpointMetrics {
             "stale",
             "1 while what readers see is not known to be the newest, or is nothing",
             self.stale.clone(),
+        );
+        own.register(
+            "watched",
+            "1 while Services are watched; 0 before the first client follows (endpoints.watch)",
+            self.watched.clone(),
         );
         own.register("durable", "1 while what readers see is on disk", self.durable.clone());
         own.register("persist_failures", "Writes of the state that failed", self.persist_failures.clone());
@@ -154,6 +162,7 @@ mod tests {
             "keelson_endpoints_endpoints 0",
             "keelson_endpoints_rev 0",
             "keelson_endpoints_stale 0",
+            "keelson_endpoints_watched 0",
             "keelson_endpoints_durable 0",
             "keelson_endpoints_persist_failures_total 0",
             "keelson_endpoints_persist_duration_seconds_count 1",

@@ -14,6 +14,7 @@ mod actor;
 pub mod core;
 mod feed;
 mod inputs;
+mod marker;
 mod messages;
 mod metrics;
 mod model;
@@ -24,9 +25,10 @@ pub mod view;
 pub use actor::{EndpointPublisher, EndpointPublisherParts};
 pub use core::EndpointsPolicy;
 pub use feed::{Changes, EndpointsFeed, Freshness, History, Item, Published};
+pub use marker::Marker;
 pub use messages::{
-    CidrChanged, EndpointsCount, ExplainService, InspectEndpoints, ListServices, NodeChanged, ServiceChanged,
-    SliceChanged, SourceHealthChanged,
+    CidrChanged, EndpointsCount, ExplainService, Followed, InspectEndpoints, LaterRevision, ListServices,
+    NodeChanged, ServiceChanged, SliceChanged, SourceHealthChanged,
 };
 pub use metrics::{EndpointMetrics, Resource};
 pub use model::{

@@ -88,7 +88,7 @@ impl Connection {
         Ok(answer.map_err(|status| Error::status(status, false))?.into_inner())
     }
 
-    /// Waits for a state other than the one at `from`.
+    /// Waits for a state other than the one at `from`, or for that state to become stale or current again.
     ///
     /// # Errors
     /// What came is not a whole state.
@@ -97,6 +97,9 @@ impl Connection {
             instance_id: from.instance_id,
             rev: from.rev,
             required_endpoint_conditions: self.required,
+            // Also when nothing else has changed; servers that do not know it leave it aside.
+            follow_stale: true,
+            stale: from.stale,
             ..NextFilter::default()
         };
         let mut stream = self.call(NEXT, request).await?;

@@ -10,7 +10,10 @@ use std::{
 };
 
 use common::{LONG, Server, place};
-use keelson_client::{Client, Options, State};
+use keelson_client::{
+    Client, Options, State,
+    localnetv1::{NextFilter, NextItem},
+};
 use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
 
 /// Notes what errors a client reports.
@@ -53,6 +56,33 @@ async fn states_follow_each_other() {
     let ((), states) = tokio::join!(serve, follow);
     assert_eq!(states, ["7@1 a=1 b=1", "7@4 b=2 c=1"]);
     assert_eq!((client.position().instance_id, client.position().rev), (7, 4));
+}
+
+/// E20: the server is told what is known, so that it can tell of a change of that alone.
+#[tokio::test]
+async fn e20_a_state_that_becomes_stale_comes_again() {
+    let (_folder, path, options) = place();
+    let mut server = Server::start(path);
+    let mut client = Client::new(options);
+    let errors = noted(&mut client);
+    let serve = async {
+        for (rev, known, stale) in [(0, false, false), (1, false, true), (1, true, false)] {
+            let call = server.call().await;
+            assert_eq!((call.rev, call.follow_stale), (rev, Some(known)));
+            let next = NextFilter { instance_id: 7, rev: 1, stale, ..NextFilter::default() };
+            call.send(&NextItem { next: Some(next), ..NextItem::default() }).await;
+            call.item("a", 1).await;
+            call.status(0).await;
+        }
+    };
+    let follow = async {
+        for stale in [false, true, false] {
+            assert_eq!(next(&mut client).await, "7@1 a=1");
+            assert_eq!(client.position().stale, stale);
+        }
+    };
+    tokio::join!(serve, follow);
+    assert_eq!(*errors.lock().unwrap(), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ const LIST_MS = 2_000; // Between two lists while Services change.
 const SEARCH_MS = 5_000; // The same while a filter is set: the agent then looks at every Service.
 const TYPING_MS = 250;
 const DETAIL_MS = 2_000;
-const TONES = { current: "good", stale: "bad", waiting: "busy" };
+const TONES = { current: "good", stale: "bad", waiting: "busy", "not-watched": "" };
 const SOURCE_TONES = { well: "good", failing: "bad", starting: "busy" };
 
 const expanded = new Map(); // `namespace/name` -> the revision that is shown and when it was asked for.
@@ -39,8 +39,8 @@ async function ask(path) {
 const forAges = (since, clock) => (since ? ` for ${duration(clock.now - since)}` : "");
 
 function showFacts(state, clock) {
-  const calm = state.state === "current";
-  fact("endpoints-state", calm ? "current" : `${state.state}${forAges(state.since_unix_ms, clock)}`, TONES[state.state],
+  const calm = state.state === "current" || state.state === "not-watched";
+  fact("endpoints-state", calm ? state.state.replace("-", " ") : `${state.state}${forAges(state.since_unix_ms, clock)}`, TONES[state.state],
     state.reason,
     state.since_unix_ms ? `since ${moment(state.since_unix_ms)}` : "",
   );

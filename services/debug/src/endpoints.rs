@@ -94,6 +94,7 @@ fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
     let because = if state.reason.is_empty() { String::new() } else { format!(": {}", state.reason) };
     match state.state.as_str() {
         "off" => ExplainError::NotKnown(format!("no Service is known, service endpoints are off{because}")),
+        "not-watched" => ViewError::Unavailable(format!("Services are not watched{because}")).into(),
         "waiting" => ViewError::Unavailable(format!("no Service is known yet{because}")).into(),
         _ => ExplainError::NotKnown(format!(
             "there is neither a Service {namespace}/{name} nor an EndpointSlice of one; {} are known",
@@ -165,6 +166,10 @@ mod tests {
         assert_eq!(
             said(state("waiting", "")),
             ExplainError::View(ViewError::Unavailable("no Service is known yet".into()))
+        );
+        assert_eq!(
+            said(state("not-watched", "nobody follows yet")),
+            ExplainError::View(ViewError::Unavailable("Services are not watched: nobody follows yet".into()))
         );
         for with in ["current", "stale"] {
             assert_eq!(

@@ -29,7 +29,8 @@ pub mod serving {
         follow::{Due, Follower},
         grpc::serve_services,
         http::{
-            Document, Failure, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe, serve_router,
+            Document, Failure, Hosts, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe,
+            serve_router,
         },
         view::within_time,
     };

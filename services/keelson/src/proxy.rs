@@ -243,6 +243,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         metrics: proxy.metrics_bind_address,
         bind_hard_fail: proxy.bind_address_hard_fail,
         debug,
+        http_hosts: crate::agent::host_names(&proxy.http_hosts),
         debug_name: proxy.listen.to_string(),
         http,
         settings: serde_json::from_str(shown).unwrap_or_default(),

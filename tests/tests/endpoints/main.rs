@@ -11,6 +11,7 @@
 
 mod changes;
 mod consistency;
+mod demand;
 mod disk;
 mod kills;
 mod large;

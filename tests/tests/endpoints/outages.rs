@@ -42,11 +42,11 @@ async fn told(follower: &Follower, stale: bool) -> Result<()> {
 
 /// What a consumer saw after its first `from` states must all be the same revision.
 fn no_news(followers: &Followers, from: usize, next_from: usize, pair: (u64, u64)) -> Result<()> {
-    let seen = followers.watch.seen();
-    let news: Vec<_> = seen[from..].iter().filter(|seen| (seen.instance_id, seen.rev) != pair).collect();
-    ensure!(news.is_empty(), "Watch after {pair:?}: {news:?}");
-    let seen = followers.next.seen();
-    ensure!(seen.len() == next_from, "Next was answered: {:?}", &seen[next_from..]);
+    for (follower, from) in [(&followers.watch, from), (&followers.next, next_from)] {
+        let seen = follower.seen();
+        let news: Vec<_> = seen[from..].iter().filter(|seen| (seen.instance_id, seen.rev) != pair).collect();
+        ensure!(news.is_empty(), "after {pair:?}: {news:?}");
+    }
     Ok(())
 }
 

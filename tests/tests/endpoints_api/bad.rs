@@ -155,6 +155,8 @@ async fn filters_that_make_no_sense_give_the_newest_state() -> Result<()> {
         triggered_unix_ms: -1,
         ..filter(0, 0, None)
     };
+    // E12: a revision of the future is taken for a sign of a restored state folder.
+    let mut may_be_renamed = false;
     for (what, request, endpoints) in [
         ("no instance and a revision", filter(0, 5, None).encode_to_vec(), 1),
         ("an instance and no revision", filter(instance_id, 0, None).encode_to_vec(), 1),
@@ -169,7 +171,8 @@ async fn filters_that_make_no_sense_give_the_newest_state() -> Result<()> {
         let answer = connection.call(NEXT, framed(&request)).await.with_context(|| what.to_owned())?;
         ensure!(answer.code() == Some(Code::Ok), "{what}: {answer:?}");
         let (next, services, found) = state(&answer.body).with_context(|| what.to_owned())?;
-        ensure!((next.instance_id, next.rev) == (instance_id, 1), "{what}: {next:?}");
+        may_be_renamed |= what == "a revision of the future";
+        ensure!(next.rev == 1 && (may_be_renamed || next.instance_id == instance_id), "{what}: {next:?}");
         ensure!((services, found) == (1, endpoints), "{what}: {services} Services, {found} endpoints");
     }
     victim.unharmed().await

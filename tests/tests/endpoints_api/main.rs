@@ -14,6 +14,7 @@ mod files;
 mod gates;
 mod pace;
 mod python;
+mod restored;
 mod rig;
 mod session;
 mod slow;

@@ -67,6 +67,8 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     rig.set("endpoints.source", "kube")?;
     // What is over is said soon.
     rig.set("node.eviction_pressure_transition_period", "2s")?;
+    // Nobody follows them here.
+    rig.set("endpoints.watch", "always")?;
     // Connections that a test can break.
     let line = cluster.tcp_proxy().await?;
     rig.via(&line.endpoint())?;

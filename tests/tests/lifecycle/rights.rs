@@ -30,6 +30,8 @@ fn quick(settings: Settings) -> Settings {
         .set("node.lease_duration", "4s")
         .set("node.node_status_update_frequency", "1s")
         .set("endpoints.source", "kube")
+        // Nobody follows them here.
+        .set("endpoints.watch", "always")
 }
 
 /// A verb of a rule of the manifest.

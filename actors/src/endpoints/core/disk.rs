@@ -3,9 +3,9 @@
 //! Owns: [`Disk`], the write that is under way. In: states to write, the ends of writes, time. Out: writes, and states
 //! that are published because they are on disk, or in spite of the disk.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::{Core, Counted, Effect, Kept, Revision, identity};
+use super::{Core, Counted, Effect, Kept, Later, Revision, identity};
 use crate::{
     clock::Now,
     endpoints::{
@@ -53,6 +53,7 @@ impl Core {
         let mut kept = Kept {
             node: self.inputs.current_node().cloned(),
             health: self.health.clone(),
+            followed: self.followed,
             is_restart: true,
             ..Kept::default()
         };
@@ -158,6 +159,40 @@ impl Core {
         self.publish_anew(state, now, random, effects);
     }
 
+    /// Instance ID and revision that are on disk, whole; readers see them, or are about to.
+    pub(in crate::endpoints) fn on_disk(&self) -> Option<(u64, u64)> {
+        self.on_disk
+    }
+
+    /// Takes that a reader has this revision.
+    pub(super) fn note_later(&mut self, instance_id: u64, rev: u64) {
+        let is_later =
+            self.shown.as_ref().is_some_and(|shown| shown.instance_id == instance_id && shown.rev < rev);
+        if is_later && self.later == Later::NotSeen {
+            self.later = Later::Seen { rev };
+        }
+    }
+
+    /// Shows the state under a new instance ID if a reader has a later revision of this one: others may as well, and would take
+    /// themselves for up to date once we come to it.
+    pub(super) fn rename(&mut self, random: u64, effects: &mut Vec<Effect>) {
+        let (Later::Seen { rev }, None, Some(shown)) = (self.later, &self.coming, self.shown.clone()) else {
+            return;
+        };
+        self.later = Later::Renamed;
+        let text = format!(
+            "a reader has revision {rev} of this instance, and the newest is {}: the state folder was restored from a backup;              readers get a new instance ID",
+            shown.rev
+        );
+        effects.push(Effect::Note { warn: true, text });
+        let instance_id = identity(random, Some(shown.instance_id));
+        let published = Arc::new(Published { instance_id, ..(*shown).clone() });
+        self.shown = Some(published.clone());
+        // The disk gets it next.
+        self.stamped = None;
+        effects.push(Effect::Publish { restart: Some(published.rev), revisions: Vec::new(), published });
+    }
+
     /// Publishes a state that is not on disk, under a new identity.
     fn publish_anew(
         &mut self,
@@ -234,6 +269,7 @@ impl Core {
             }
         }
         self.disk = Disk::Same;
+        self.on_disk = Some(identity);
         if failures > 0 {
             let text = "the endpoints are on disk again".to_owned();
             effects.push(Effect::Note { warn: false, text });

@@ -27,6 +27,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const STAMP_EVERY: Duration = Duration::from_secs(300);
 /// Why a state from disk is stale.
 const NOT_HEARD: &str = "the source has not been heard since the start";
+/// Why nothing is asked of the source.
+const NOT_FOLLOWED: &str = "nobody follows yet (endpoints.watch); `keelson watch --once` starts it";
 /// Why there is none.
 const NOT_LISTED: &str = "the source has not told everything yet";
 
@@ -171,15 +173,26 @@ impl Core {
         }
     }
 
+    /// Whether the sources are asked at all.
+    pub(in crate::endpoints) fn is_watched(&self) -> bool {
+        !self.policy.on_demand || self.followed.is_some()
+    }
+
     fn endpoints_view(&self, now: Now) -> EndpointsView {
         let cause = self.stale_cause();
         let stale = |reason: &str| EndpointsView::Stale { cause, reason: reason.to_owned() };
+        let in_grace = self.grace_ends().is_some_and(|end| now.mono < end);
+        if self.policy.on_demand && (in_grace || !self.is_watched()) {
+            // Readers from before a restart come back within seconds.
+            let before = self.view.clone().unwrap_or(EndpointsView::Starting);
+            return if in_grace { before } else { EndpointsView::NotWatched };
+        }
         match &self.shown {
             None => match self.failing_words() {
                 Some((reason, _)) => stale(&reason),
                 None => stale(self.not_shown()),
             },
-            Some(_) if self.grace_ends().is_some_and(|end| now.mono < end) => EndpointsView::Current,
+            Some(_) if in_grace => EndpointsView::Current,
             Some(shown) => match &shown.freshness {
                 Freshness::Current => EndpointsView::Current,
                 Freshness::Stale { reason, .. } => stale(reason),
@@ -187,15 +200,23 @@ impl Core {
         }
     }
 
-    /// When a state from disk stops counting as current, if it does; monotonic.
+    /// Until when the source is waited for before the node's condition says that it was not heard; monotonic. None: it was
+    /// heard or fails, the time is over and that was said, or nothing is expected of it.
     pub(super) fn grace_ends(&self) -> Option<Duration> {
-        let waits = self.shown.is_some() && !self.heard && self.failing().is_none();
-        let is_over = matches!(&self.view, Some(EndpointsView::Stale { reason, .. }) if reason == NOT_HEARD);
-        (waits && !is_over).then_some(self.started.mono + GRACE)
+        let waits =
+            !self.heard && self.failing().is_none() && (self.shown.is_some() || self.followed.is_some());
+        let was_said = match self.is_watched() {
+            true => matches!(self.view, Some(EndpointsView::Stale { .. })),
+            false => self.view == Some(EndpointsView::NotWatched),
+        };
+        (waits && !was_said).then_some(self.followed.unwrap_or(self.started.mono) + GRACE)
     }
 
     /// As the debug API names it, with the reason and since when, in Unix milliseconds.
     pub(super) fn standing(&self) -> (&'static str, String, i64) {
+        if !self.is_watched() {
+            return ("not-watched", NOT_FOLLOWED.to_owned(), self.started.unix_ms);
+        }
         match self.shown.as_ref().map(|shown| &shown.freshness) {
             None => match self.failing_words() {
                 Some((reason, since_unix_ms)) => ("waiting", reason, since_unix_ms),

@@ -21,8 +21,11 @@
 #[cfg(test)]
 mod age_tests;
 mod deleted;
+#[cfg(test)]
+mod demand_tests;
 mod disk;
 mod fresh;
+mod pace;
 mod report;
 mod types;
 
@@ -47,6 +50,7 @@ use rpds::RedBlackTreeMapSync;
 use self::deleted::Deleted;
 use self::disk::Coming;
 pub(super) use self::disk::Disk;
+use self::pace::Pace;
 pub use self::types::EndpointsPolicy;
 pub(super) use self::types::{Counted, Effect, Event, Revision};
 use super::{
@@ -67,6 +71,8 @@ pub(super) struct Kept {
     pub(super) memory: Option<Restored>,
     /// What readers see, under a new identity: for a disk that does not answer.
     pub(super) fallback: Option<Restored>,
+    /// When somebody began to follow, monotonic.
+    pub(super) followed: Option<Duration>,
     /// Whether there was a former self.
     pub(super) is_restart: bool,
 }
@@ -78,6 +84,8 @@ pub(super) struct Start {
     pub(super) restored: Option<Restored>,
     /// What is on disk.
     pub(super) disk: Disk,
+    /// `restored` has got a new instance ID, which is not on disk.
+    pub(super) is_renamed: bool,
     /// What readers see, from a former self of the actor.
     pub(super) shown: Option<Arc<Published>>,
     /// What else is left of it.
@@ -107,11 +115,28 @@ pub(super) struct Core {
     endpoints: u64,
     deleted: Deleted,
     disk: Disk,
+    /// Instance ID and revision that are known to be on disk.
+    on_disk: Option<(u64, u64)>,
     coming: Option<Coming>,
     writes: u64,
-    /// When the newest revision was made.
-    last_revision: Option<Duration>,
+    /// When revisions may be made.
+    pace: Pace,
+    /// When somebody began to follow, monotonic; of use only where sources are asked on demand.
+    followed: Option<Duration>,
+    /// A later revision that a reader has, until a new instance ID was given for it. There is one reason for that in the
+    /// life of a process: the state folder was restored before it started.
+    later: Later,
+    /// As in [`Published::replaced`].
+    replaced: u64,
     view: Option<EndpointsView>,
+}
+
+/// Whether a reader has revealed that the state on disk was restored from a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Later {
+    NotSeen,
+    Seen { rev: u64 },
+    Renamed,
 }
 
 /// Encodes a Service as both APIs send it.
@@ -120,7 +145,7 @@ fn encode(service: keelson_proto::localnetv1::ServiceEndpoints) -> Bytes {
 }
 
 /// A random identity that is neither 0 nor `former`.
-fn identity(random: u64, former: Option<u64>) -> u64 {
+pub(super) fn identity(random: u64, former: Option<u64>) -> u64 {
     [random, random.wrapping_add(1), random.wrapping_add(2)]
         .into_iter()
         .find(|id| *id != 0 && Some(*id) != former)
@@ -149,7 +174,7 @@ fn revisions(restored: &Restored, since: u64) -> Vec<Revision> {
 impl Core {
     /// A core, and what it does first.
     pub(super) fn new(policy: EndpointsPolicy, start: Start, now: Now) -> (Self, Vec<Effect>) {
-        let Start { restored, mut disk, shown, kept } = start;
+        let Start { restored, mut disk, is_renamed, shown, kept } = start;
         let later =
             |shown: &Published, meta: &Meta| shown.instance_id == meta.instance_id && shown.rev > meta.rev;
         // What readers have seen must not be taken back: that cannot be, unless something else writes to the disk.
@@ -161,6 +186,7 @@ impl Core {
             usable
         });
         let mut core = Self {
+            pace: Pace::new(policy.min_interval),
             policy,
             inputs: Inputs::new(now.unix_ms),
             health: kept.health,
@@ -175,9 +201,12 @@ impl Core {
             endpoints: 0,
             deleted: Deleted::default(),
             disk,
+            on_disk: None,
             coming: None,
             writes: 0,
-            last_revision: None,
+            followed: kept.followed,
+            later: Later::NotSeen,
+            replaced: shown.as_ref().map_or(0, |shown| shown.replaced + shown.bytes),
             view: None,
         };
         if let Some(node) = kept.node {
@@ -187,7 +216,7 @@ impl Core {
         if let Some(restored) = restored {
             match core.too_old(&restored.meta, now).filter(|_| shown.is_none()) {
                 Some(reason) => core.withhold(restored.meta.node.as_ref(), reason, &mut effects),
-                None => core.restore(restored, shown.as_deref(), &mut effects),
+                None => core.restore(restored, shown.as_deref(), is_renamed, &mut effects),
             }
         }
         core.tell(now, &mut effects);
@@ -195,7 +224,13 @@ impl Core {
     }
 
     /// Shows what was there before.
-    fn restore(&mut self, restored: Restored, shown: Option<&Published>, effects: &mut Vec<Effect>) {
+    fn restore(
+        &mut self,
+        restored: Restored,
+        shown: Option<&Published>,
+        is_renamed: bool,
+        effects: &mut Vec<Effect>,
+    ) {
         let meta = &restored.meta;
         if let Some(node) = &meta.node {
             self.inputs.remember_node(node);
@@ -204,13 +239,18 @@ impl Core {
         let restart = if going_on.is_some() { None } else { Some(meta.since) };
         let revisions = revisions(&restored, going_on.map_or(meta.since, |shown| shown.rev));
         self.current_unix_ms = meta.last_current();
-        if meta.boot_id != self.policy.boot_id {
-            // Served once in this boot, it is served for the rest of it.
+        if meta.boot_id != self.policy.boot_id || is_renamed {
+            // Served once in this boot, it is served for the rest of it. And a new instance ID gets to the disk.
             self.stamped = None;
+        }
+        if self.disk == Disk::Same && !is_renamed {
+            self.on_disk = Some((meta.instance_id, meta.rev));
         }
         let published = Arc::new(Published {
             instance_id: meta.instance_id,
             rev: meta.rev,
+            bytes: restored.services.values().map(|item| item.message.len() as u64).sum(),
+            replaced: self.replaced,
             services: restored.services,
             node: Arc::new(meta.node.clone().unwrap_or_default()),
             freshness: self.freshness(),
@@ -267,8 +307,11 @@ impl Core {
     /// Takes what happened.
     pub(super) fn handle(&mut self, event: Event, now: Now, random: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if let Event::Written { number, result } = event {
-            self.written(number, result, now, random, &mut effects);
+        match event {
+            Event::Tick => {}
+            Event::Followed => drop(self.followed.get_or_insert(now.mono)),
+            Event::Later { instance_id, rev } => self.note_later(instance_id, rev),
+            Event::Written { number, result } => self.written(number, result, now, random, &mut effects),
         }
         self.advance(now, random, &mut effects);
         effects
@@ -280,6 +323,7 @@ impl Core {
         if self.overdue_at().is_some_and(|at| at <= now.mono) {
             self.give_up(now, random, effects);
         }
+        self.rename(random, effects);
         if self.coming.is_none() && self.rewrite_at().is_some_and(|at| at <= now.mono) {
             self.rewrite(now, effects);
         }
@@ -306,8 +350,7 @@ impl Core {
         let wanted = self.inputs.is_dirty() || !self.heard;
         let is_free = self.coming.as_ref().is_none_or(|coming| coming.overdue);
         let possible = is_free && self.inputs.synced();
-        let at = self.last_revision.map_or(Duration::ZERO, |last| last + self.policy.min_interval);
-        (wanted && possible).then_some(at)
+        (wanted && possible).then_some(self.pace.next())
     }
 
     /// Works out what may have changed, and makes a revision of what has.
@@ -333,6 +376,11 @@ impl Core {
             return;
         }
         let node_changed = new_node.is_some();
+        let replaced: u64 = changes.iter().map(|change| change.former_bytes as u64).sum();
+        let set = changes.iter().filter_map(|change| services.get(&change.name));
+        let set: u64 = set.map(|item| item.message.len() as u64).sum();
+        let bytes = former.as_ref().map_or(0, |former| former.bytes).saturating_sub(replaced) + set;
+        self.replaced += replaced;
         let published = Published {
             instance_id: former.as_ref().map_or_else(|| identity(random, None), |f| f.instance_id),
             rev,
@@ -340,13 +388,15 @@ impl Core {
             node: new_node.map(Arc::new).or(node).unwrap_or_default(),
             freshness: Freshness::Current,
             triggered_unix_ms: triggered,
+            bytes,
+            replaced: self.replaced,
         };
         let names = changes.iter().map(|change| change.name.clone()).collect();
         let revision = Revision { rev, services: names, node: node_changed };
         if node_changed {
             self.node_rev = rev;
         }
-        self.last_revision = Some(now.mono);
+        self.pace.made(now.mono);
         let forgotten = self.bury(&changes, &published);
         self.write_or_publish(published, revision, (changes, forgotten), now, effects);
     }
@@ -407,7 +457,8 @@ impl Core {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        self.heard = true;
+        // A state that was shown already may only have got a new instance ID.
+        self.heard |= self.shown.as_ref().is_none_or(|shown| shown.rev < published.rev);
         self.shown_unix_ms = now.unix_ms;
         let freshness = self.freshness();
         let published = Arc::new(Published { freshness, ..published });

@@ -85,9 +85,9 @@ impl Core {
         self.endpoints
     }
 
-    /// Whether what readers see may be old, or is nothing.
+    /// Whether what readers see may be old, or is nothing. Nothing is where nobody reads.
     pub(in crate::endpoints) fn is_stale(&self) -> bool {
-        self.standing().0 != "current"
+        self.is_watched() && self.standing().0 != "current"
     }
 
     /// Whether what readers see is on disk.

@@ -122,8 +122,12 @@ pub(in crate::endpoints) fn policy() -> EndpointsPolicy {
 
 fn start(loaded: Loaded, kept: Kept, shown: Option<Arc<Published>>) -> Start {
     match loaded {
-        Loaded::Whole(restored) => Start { restored: Some(*restored), disk: Disk::Same, shown, kept },
-        Loaded::Nothing | Loaded::Lost(_) => Start { restored: None, disk: Disk::Other, shown, kept },
+        Loaded::Whole(restored) => {
+            Start { restored: Some(*restored), disk: Disk::Same, is_renamed: false, shown, kept }
+        }
+        Loaded::Nothing | Loaded::Lost(_) => {
+            Start { restored: None, disk: Disk::Other, is_renamed: false, shown, kept }
+        }
     }
 }
 
@@ -209,7 +213,7 @@ impl Bench {
 
     fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept) {
         let disk = Disk::Behind { retry: self.now.mono, failures: 1 };
-        self.begin_with(Start { restored, disk, shown: self.shown.clone(), kept });
+        self.begin_with(Start { restored, disk, is_renamed: false, shown: self.shown.clone(), kept });
     }
 
     fn begin(&mut self, loaded: Loaded, kept: Kept) {

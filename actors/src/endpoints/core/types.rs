@@ -10,8 +10,10 @@ use crate::status::EndpointsView;
 pub struct EndpointsPolicy {
     /// The name of this node. A state on disk that is for another node is not used.
     pub node_name: String,
-    /// While changes keep coming, the least time between two revisions.
+    /// Between two revisions while changes keep coming; ten may follow each other at once after a quiet time.
     pub min_interval: Duration,
+    /// Whether the sources are asked only once somebody follows.
+    pub on_demand: bool,
     /// For how many revisions a deleted Service stays known, so that readers can resume across a restart.
     pub history: u64,
     /// How long a write to the disk may delay a revision.
@@ -26,7 +28,8 @@ impl Default for EndpointsPolicy {
     fn default() -> Self {
         Self {
             node_name: String::new(),
-            min_interval: Duration::from_millis(10),
+            min_interval: Duration::from_millis(100),
+            on_demand: false,
             history: 1000,
             write_timeout: Duration::from_secs(5),
             boot_id: String::new(),
@@ -40,6 +43,15 @@ impl Default for EndpointsPolicy {
 pub(in crate::endpoints) enum Event {
     /// The time that [`super::Core::next_tick`] asked for has come.
     Tick,
+    /// Somebody follows: from now on the sources are asked.
+    Followed,
+    /// A reader has a revision of an instance that was not made here.
+    Later {
+        /// The instance.
+        instance_id: u64,
+        /// The revision.
+        rev: u64,
+    },
     /// A write ended.
     Written {
         /// Of [`Effect::Write`].

@@ -32,6 +32,8 @@ pub(crate) struct Call {
     pub(crate) method: String,
     pub(crate) instance_id: u64,
     pub(crate) rev: u64,
+    /// Of `Next`: whether a change of staleness alone is an answer, and what the client knows of it.
+    pub(crate) follow_stale: Option<bool>,
     pub(crate) required: Option<local::EndpointConditions>,
     /// Of `Report`.
     pub(crate) backend: Option<pb::Backend>,
@@ -197,6 +199,7 @@ async fn answer(
                 method: "Next".into(),
                 instance_id: asked.instance_id,
                 rev: asked.rev,
+                follow_stale: asked.follow_stale.then_some(asked.stale),
                 required: asked.required_endpoint_conditions,
                 backend: None,
                 frames,
@@ -208,6 +211,7 @@ async fn answer(
                 method: "Watch".into(),
                 instance_id: asked.instance_id,
                 rev: asked.rev,
+                follow_stale: None,
                 required: asked.required_endpoint_conditions,
                 backend: None,
                 frames,
@@ -216,7 +220,16 @@ async fn answer(
         "/keelson.endpoints.v1.Endpoints/Report" => {
             let said = pb::Backend::decode(message).unwrap();
             let (instance_id, rev) = (said.instance_id, said.rev);
-            Call { method: "Report".into(), instance_id, rev, required: None, backend: Some(said), frames }
+            let follow_stale = None;
+            Call {
+                method: "Report".into(),
+                instance_id,
+                rev,
+                follow_stale,
+                required: None,
+                backend: Some(said),
+                frames,
+            }
         }
         other => panic!("a call of {other}"),
     };

@@ -56,7 +56,7 @@ async fn main() -> anyhow::Result<()> {
         let _ = tokio::signal::ctrl_c().await;
     };
     let served = tokio::join!(
-        keelson_debug::serve_http(http, view.clone(), end()),
+        keelson_debug::serve_http(http, view.clone(), [].into(), end()),
         keelson_debug::serve_grpc(grpc, view, end())
     );
     std::fs::remove_file(&options.socket)?;

@@ -4,7 +4,10 @@
 //! that keep a browser from doing more with an answer than showing it.
 //! In: requests. Out: 400, 405 or 421, or what the routes behind answer, with headers.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::{
     extract::Request,
@@ -25,9 +28,20 @@ use super::documents::Failure;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+/// Who a server is.
+#[derive(Debug, Clone)]
+pub struct Hosts {
+    /// The address that it is bound to.
+    pub bound: SocketAddr,
+    /// Names by which it may be called, besides its addresses and `localhost`; in lower case, without a closing dot.
+    pub names: Arc<[String]>,
+    /// The setting that holds them, for people who are refused.
+    pub setting: &'static str,
+}
+
 /// Lets a request through, or not.
-pub(super) async fn pass(bound: SocketAddr, request: Request, next: Next) -> Response {
-    let mut response = match check(bound, &request) {
+pub(super) async fn pass(own: &Hosts, request: Request, next: Next) -> Response {
+    let mut response = match check(own, &request) {
         Ok(()) => next.run(request).await,
         Err(failure) => failure.into_response(),
     };
@@ -49,10 +63,14 @@ pub(super) async fn pass(bound: SocketAddr, request: Request, next: Next) -> Res
     response
 }
 
-fn check(bound: SocketAddr, request: &Request) -> Result<(), Failure> {
+fn check(own: &Hosts, request: &Request) -> Result<(), Failure> {
     let hosts = hosts(request)?;
-    if let Some(host) = hosts.iter().find(|host| !host_allowed(bound.ip(), host.host())) {
-        let text = format!("the host {host:?} is not served here; use localhost or the address {bound}");
+    if let Some(host) = hosts.iter().find(|host| !host_allowed(own, host.host())) {
+        let Hosts { bound, setting, .. } = own;
+        let text = format!(
+            "the host {:?} is not served here; use localhost or the address {bound}, or add the host to {setting}",
+            host.host()
+        );
         return Err(Failure::new(StatusCode::MISDIRECTED_REQUEST, text));
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -78,14 +96,19 @@ fn hosts(request: &Request) -> Result<Vec<Authority>, Failure> {
 
 /// A page of another site reaches this server only through a name that its owner controls, so names are
 /// refused but for those that always mean this machine. Of addresses, loopback and the bound one are
-/// served; on a wildcard address every one of the machine's.
-fn host_allowed(bound: IpAddr, host: &str) -> bool {
+/// served; on a wildcard address every one of the machine's. What the settings name is served, too.
+fn host_allowed(own: &Hosts, host: &str) -> bool {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let is_listed = |name: &str| own.names.iter().any(|own| own == name);
     match host.parse::<IpAddr>() {
-        Ok(address) => address.is_loopback() || address == bound || bound.is_unspecified(),
+        Ok(address) => {
+            let bound = own.bound.ip();
+            let is_own = address.is_loopback() || address == bound || bound.is_unspecified();
+            is_own || is_listed(&address.to_string())
+        }
         Err(_) => {
             let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-            name == "localhost" || name.ends_with(".localhost")
+            name == "localhost" || name.ends_with(".localhost") || is_listed(&name)
         }
     }
 }
@@ -93,6 +116,30 @@ fn host_allowed(bound: IpAddr, host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn own(bound: IpAddr, names: &[&str]) -> Hosts {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Hosts { bound: (bound, 9440).into(), names, setting: "debug.http_hosts" }
+    }
+
+    #[test]
+    fn e21_names_of_the_settings_are_served_and_no_others() {
+        let own = own("0.0.0.0".parse().unwrap(), &["node-7", "node-7.example.com", "fd00::7"]);
+        for (host, allowed) in [
+            ("node-7", true),
+            ("NODE-7.Example.COM.", true),
+            ("[fd00:0::7]", true),
+            ("node-7.evil.example", false),
+            ("xnode-7", false),
+            ("node-7.example.com.evil.example", false),
+            ("example.com", false),
+        ] {
+            assert_eq!(host_allowed(&own, host), allowed, "{host:?}");
+        }
+        let lan = Hosts { bound: "192.0.2.7:9440".parse().unwrap(), ..own };
+        assert!(host_allowed(&lan, "[fd00::7]"), "an address in front of this machine");
+        assert!(!host_allowed(&lan, "[fd00::8]"));
+    }
 
     #[test]
     fn hosts() {
@@ -119,7 +166,7 @@ mod tests {
             (all, "[2001:db8::1]", true),
             (all, "evil.example", false),
         ] {
-            assert_eq!(host_allowed(bound, host), allowed, "{host:?} on {bound}");
+            assert_eq!(host_allowed(&own(bound, &[]), host), allowed, "{host:?} on {bound}");
         }
     }
 }

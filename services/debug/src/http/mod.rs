@@ -14,7 +14,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, net::SocketAddr, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use axum::{Router, routing::get};
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{AgentView, ServeError};
 
 pub use documents::{Document, Failure, OPEN_METRICS};
+pub use gate::Hosts;
 pub use page::shared as page_files;
 pub use probes::{now_unix_ms, probe};
 pub use server::{gated, serve_router};
@@ -47,20 +48,23 @@ impl<V: Clone> Clone for Shared<V> {
 /// Serves probes, metrics, JSON and the page on `listener` until `shutdown`.
 ///
 /// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than
-/// `localhost` are refused, so that no web site can reach it through the user's browser.
+/// `localhost` and those in `names` (`debug.http_hosts`) are refused, so that no web site can reach it through the user's
+/// browser.
 ///
 /// # Errors
 /// The listener has no local address; a single connection's trouble is no error.
 pub async fn serve_http<V: AgentView>(
     listener: TcpListener,
     view: V,
+    names: Arc<[String]>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    serve_router(listener, |bound, stop| router(view, bound, stop), shutdown).await
+    let own = |bound| Hosts { bound, names, setting: "debug.http_hosts" };
+    serve_router(listener, |bound, stop| router(view, own(bound), stop), shutdown).await
 }
 
 /// All routes, behind the gate.
-fn router<V: AgentView>(view: V, bound: SocketAddr, stop: CancellationToken) -> Router {
+fn router<V: AgentView>(view: V, own: Hosts, stop: CancellationToken) -> Router {
     let shared = Shared { view, stop, event_streams: Arc::new(Semaphore::new(EVENT_STREAMS)) };
     let routes = Router::new()
         .route("/", get(page::html))
@@ -87,5 +91,5 @@ fn router<V: AgentView>(view: V, bound: SocketAddr, stop: CancellationToken) -> 
         .route("/debug/events", get(events::events::<V>))
         .fallback(documents::not_found)
         .with_state(shared);
-    gated(routes, bound)
+    gated(routes, own)
 }

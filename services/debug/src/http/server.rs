@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::gate;
+use super::gate::{self, Hosts};
 use crate::{
     ServeError,
     connection::{Guarded, admit},
@@ -80,10 +80,12 @@ where
     }
 }
 
-/// Routes behind the gate, for a server that is bound to `bound`: only GET and HEAD, no names of hosts but `localhost`,
-/// and headers by which a browser does no more with an answer than show it.
-pub fn gated(routes: Router, bound: SocketAddr) -> Router {
-    routes.layer(middleware::from_fn(move |request: Request, next: middleware::Next| async move {
-        Ok::<_, Infallible>(gate::pass(bound, request, next).await)
+/// Routes behind the gate: only GET and HEAD, only hosts that are this server's, and headers by which a browser does no more
+/// with an answer than show it.
+pub fn gated(routes: Router, own: Hosts) -> Router {
+    let own = Arc::new(own);
+    routes.layer(middleware::from_fn(move |request: Request, next: middleware::Next| {
+        let own = own.clone();
+        async move { Ok::<_, Infallible>(gate::pass(&own, request, next).await) }
     }))
 }

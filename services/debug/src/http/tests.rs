@@ -31,7 +31,9 @@ const BOUND: &str = "127.0.0.1:9440";
 
 fn app(fake: &Fake) -> (Router, CancellationToken) {
     let stop = CancellationToken::new();
-    (router(fake.clone(), BOUND.parse().unwrap(), stop.clone()), stop)
+    let names = ["node-7.example.com".to_owned()].into();
+    let own = Hosts { bound: BOUND.parse().unwrap(), names, setting: "debug.http_hosts" };
+    (router(fake.clone(), own, stop.clone()), stop)
 }
 
 fn request(method: Method, path: &str) -> Request<Body> {
@@ -333,6 +335,19 @@ async fn other_hosts_are_refused_on_every_path() {
         let evil = Request::get(*path).header(header::HOST, "evil.example:9440").body(Body::empty()).unwrap();
         assert_eq!(send(&fake, evil).await.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
     }
+    // E21: a name that the settings have is served, whatever its port, and who is refused is told of the setting.
+    for (host, expected) in [
+        ("Node-7.Example.com:9440", StatusCode::OK),
+        ("node-7.example.com", StatusCode::OK),
+        ("node-8.example.com", StatusCode::MISDIRECTED_REQUEST),
+    ] {
+        let request = Request::get("/metrics").header(header::HOST, host).body(Body::empty()).unwrap();
+        let response = send(&fake, request).await;
+        assert_eq!(response.status(), expected, "e21: {host}");
+        let told = body(response).await;
+        let names_setting = told.contains("add the host to debug.http_hosts");
+        assert_eq!(names_setting, expected != StatusCode::OK, "e21: {told}");
+    }
     let status = async |request: axum::http::request::Builder| {
         send(&fake, request.body(Body::empty()).unwrap()).await.status()
     };
@@ -526,7 +541,9 @@ async fn the_server_serves_and_stops() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(serve_http(listener, Fake::new(), async { stopped.await.unwrap_or_default() }));
+    let server = tokio::spawn(serve_http(listener, Fake::new(), [].into(), async {
+        stopped.await.unwrap_or_default()
+    }));
     let mut events = tokio::net::TcpStream::connect(address).await.unwrap();
     events
         .write_all(format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())

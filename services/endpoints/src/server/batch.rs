@@ -15,7 +15,7 @@ use super::filter::Filter;
 
 /// A chunk is full when it has so many bytes; the last message may pass it, usually within 64 KiB. The larger, the fewer
 /// the system calls of a full state, and the longer others wait while it is written.
-const CHUNK: usize = 60 * 1024;
+pub(super) const CHUNK: usize = 60 * 1024;
 /// A flag and the length.
 const PREFIX: usize = 5;
 

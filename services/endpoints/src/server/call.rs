@@ -19,16 +19,20 @@ use hyper::body::Frame;
 use keelson_actors::endpoints::{EndpointsFeed, Published};
 use keelson_cri::front::grpc;
 use prost::Message;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, body::Body};
 
 use super::{
+    Revealed,
     backends::Backends,
     batch::{Batch, Extent, Frames},
     connection::Peer,
     metrics::{ApiLabel, ServerMetrics, StateLabel},
-    plan::{Plan, Position},
+    plan::{LASTING, Plan, Position},
     watchers::{Watchers, Watching},
 };
 
@@ -44,6 +48,7 @@ pub(super) struct Shared {
     pub(super) watchers: Watchers,
     pub(super) backends: Backends,
     pub(super) metrics: ServerMetrics,
+    pub(super) revealed: watch::Sender<Revealed>,
     pub(super) stop: CancellationToken,
     /// When the server met its newest revision.
     pub(super) met: Mutex<Option<(Position, Instant)>>,
@@ -116,12 +121,17 @@ where
             "{most} callers follow the endpoints already, as many as endpoints.max_watchers allows"
         )));
     };
+    shared.revealed.send_if_modified(|revealed| {
+        let newest = shared.feed.published.borrow().as_deref().map(Position::of);
+        revealed.add(plan.position(), newest)
+    });
     let feed = shared.feed.clone();
     Ok(Call {
         api: A::METHOD,
         plan,
         batch: None,
         first: true,
+        turned: None,
         ended: false,
         feed,
         watching,
@@ -180,6 +190,8 @@ struct Call {
     batch: Option<Sending>,
     /// Nothing was due before.
     first: bool,
+    /// Since when staleness differs from what the caller waits with.
+    turned: Option<Instant>,
     /// The status was sent.
     ended: bool,
     feed: EndpointsFeed,
@@ -199,11 +211,13 @@ impl Call {
     fn end(&mut self, code: Code, message: &str) -> Frame<Bytes> {
         self.ended = true;
         self.batch = None;
+        self.watching.hands(true);
         Frame::trailers(grpc::status(code, message, &[]))
     }
 
     /// The next chunk, as soon as there is one; none: there are no more, and all is well.
     async fn chunk(&mut self) -> Option<Result<Bytes, Status>> {
+        self.watching.takes();
         loop {
             if self.ended || (self.plan.done() && self.batch.is_none()) {
                 return None;
@@ -231,7 +245,10 @@ impl Call {
     fn take_newest(&mut self) {
         let Some(state) = self.feed.published.borrow_and_update().clone() else { return };
         let met = self.shared.met(&state);
-        if let Some(batch) = self.plan.due(&state, &self.feed.history) {
+        self.turned = self.plan.is_turned(&state).then(|| self.turned.unwrap_or_else(Instant::now));
+        let lasting = self.turned.is_some_and(|since| since.elapsed() >= LASTING);
+        if let Some(batch) = self.plan.due(&state, &self.feed.history, lasting) {
+            self.watching.begins(&state);
             self.batch = Some(Sending { batch, met: (!self.first).then_some(met) });
         }
         // From here on the caller is one that follows.
@@ -247,6 +264,7 @@ impl Call {
         let items = frames.items();
         let bytes = frames.into_bytes();
         self.count(items, bytes.len() as u64);
+        self.watching.hands(whole);
         if whole {
             self.reached(&sending);
         } else {
@@ -280,10 +298,10 @@ impl Call {
 
     /// Until there may be something to send.
     async fn wait(&mut self) -> Result<(), Status> {
-        let deadline = self.deadline;
-        let deadline = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline).await,
+        let (deadline, turned) = (self.deadline, self.turned.map(|since| since + LASTING));
+        let at = |time: Option<Instant>| async move {
+            match time {
+                Some(time) => sleep_until(time).await,
                 None => std::future::pending().await,
             }
         };
@@ -291,7 +309,8 @@ impl Call {
             biased;
             () = self.shared.stop.cancelled() => Err(stopping()),
             changed = self.feed.published.changed() => changed.map_err(|_| stopping()),
-            () = deadline => Err(out_of_time()),
+            () = at(deadline) => Err(out_of_time()),
+            () = at(turned) => Ok(()),
         }
     }
 }

@@ -33,7 +33,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Calls at once on one connection.
 const STREAMS: u32 = 1024;
 /// What may wait for a caller that does not read, beside the chunk at hand.
-const SEND_BUFFER: usize = 128 * 1024;
+pub(super) const SEND_BUFFER: usize = 128 * 1024;
 /// Headers of a request.
 const HEADERS: u32 = 16 * 1024;
 /// To whom speaks HTTP/1: a browser, curl.
@@ -44,7 +44,7 @@ This is the Endpoints API of keelson: gRPC over HTTP/2 (localnetv1, keelson.endp
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Who is at the other end of a connection.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct Peer {
     /// `pid 1234 (name)` or an address.
     pub(super) name: String,
@@ -52,6 +52,8 @@ pub(super) struct Peer {
     pub(super) listener: Arc<str>,
     /// The number of the process, as this one numbers processes.
     pub(super) pid: Option<u32>,
+    /// Closes the connection.
+    pub(super) cut: CancellationToken,
 }
 
 impl Peer {
@@ -66,13 +68,14 @@ impl Peer {
             // One of another pid namespace has no number in ours.
             None => "a process of another pid namespace".to_owned(),
         };
-        Self { name, listener, pid: pid.and_then(|pid| u32::try_from(pid).ok()) }
+        let pid = pid.and_then(|pid| u32::try_from(pid).ok());
+        Self { name, listener, pid, cut: CancellationToken::new() }
     }
 
     /// Of a TCP connection.
     pub(super) fn of_tcp(stream: &TcpStream, listener: Arc<str>) -> Self {
         let name = stream.peer_addr().map_or_else(|_| "gone".to_owned(), |address| address.to_string());
-        Self { name, listener, pid: None }
+        Self { name, listener, pid: None, cut: CancellationToken::new() }
     }
 }
 
@@ -105,13 +108,17 @@ where
     });
     let connection = builder().serve_connection(TokioIo::new(Prefaced { io, said: PREFACE }), service);
     let mut connection = Box::pin(connection);
-    let ended = tokio::select! {
-        ended = &mut connection => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let serving = async {
+        tokio::select! {
+            ended = &mut connection => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
         }
     };
+    // What waits for a peer that does not read is given up with the connection.
+    let Some(ended) = peer.cut.run_until_cancelled(serving).await else { return };
     if let Err(error) = ended {
         tracing::debug!(peer = peer.name, %error, "a connection to the Endpoints API broke");
     }

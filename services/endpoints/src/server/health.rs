@@ -1,18 +1,38 @@
 //! `grpc.health.v1` of the Endpoints API.
 //!
-//! Owns: keeping it true. In: the feed. Out: SERVING once there is a state to serve, stale or not, for the server as a
-//! whole and for each service.
+//! Owns: keeping it true. In: the feed, and whether somebody follows. Out: SERVING once there is a state to serve, stale or
+//! not, for the server as a whole and for each service. Where Services are watched on demand, it is SERVING until the first
+//! call, too: who waits for SERVING before it calls would wait for ever.
 
 use keelson_actors::endpoints::EndpointsFeed;
+use tokio::sync::watch;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+use super::Revealed;
+
 /// Reports whenever it changes, until the feed ends.
-pub(super) async fn follow(reporter: &HealthReporter, services: &[&str], mut feed: EndpointsFeed) {
+pub(super) async fn follow(
+    reporter: &HealthReporter,
+    services: &[&str],
+    mut feed: EndpointsFeed,
+    mut revealed: watch::Receiver<Revealed>,
+    on_demand: bool,
+) {
+    let mut said = None;
     loop {
-        let serving = feed.published.borrow_and_update().is_some();
-        set(reporter, services, if serving { ServingStatus::Serving } else { ServingStatus::NotServing })
-            .await;
-        if feed.published.wait_for(|state| state.is_some() != serving).await.is_err() {
+        let has_state = feed.published.borrow_and_update().is_some();
+        let serving = has_state || (on_demand && !revealed.borrow_and_update().followed);
+        if said.replace(serving) != Some(serving) {
+            let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+            set(reporter, services, status).await;
+        }
+        let changed = tokio::select! {
+            changed = feed.published.changed() => changed,
+            changed = revealed.wait_for(|revealed| revealed.followed), if on_demand && !has_state && serving => {
+                changed.map(drop)
+            }
+        };
+        if changed.is_err() {
             return stopping(reporter, services).await;
         }
     }

@@ -46,6 +46,8 @@ pub struct ServerMetrics {
     pub resets: Counter,
     /// `keelson_endpoints_refused_total`: calls refused because there were `max_watchers`.
     pub refused: Counter,
+    /// `keelson_endpoints_cut_off_total`: calls whose connection was closed because their caller did not read.
+    pub cut_off: Counter,
     /// `keelson_endpoints_send_delay_seconds`: from the moment the server met a revision until a caller that was waiting
     /// for it, or busy with an earlier one, had been handed all of it.
     pub delay: Family<ApiLabel, Histogram, fn() -> Histogram>,
@@ -65,6 +67,7 @@ impl Default for ServerMetrics {
             states: Family::default(),
             resets: Counter::default(),
             refused: Counter::default(),
+            cut_off: Counter::default(),
             delay: Family::new_with_constructor(delay_buckets),
         }
     }
@@ -87,6 +90,11 @@ impl ServerMetrics {
             "refused",
             "Callers refused because there were endpoints.max_watchers already",
             self.refused.clone(),
+        );
+        own.register(
+            "cut_off",
+            "Calls whose connection was closed because their caller did not read",
+            self.cut_off.clone(),
         );
         own.register_with_unit(
             "send_delay",

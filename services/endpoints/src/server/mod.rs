@@ -11,7 +11,7 @@
 //!
 //! Every caller is taken to be slow, stuck or broken. It has no queue: it takes the newest state when it has read the
 //! one before, and until then keeps its snapshot, which shares with later ones what has not changed. One that answers no
-//! ping is cut off.
+//! ping, or does not read, is cut off (`slow`).
 
 mod backends;
 mod batch;
@@ -22,6 +22,8 @@ mod health;
 mod metrics;
 mod plan;
 mod report;
+mod revealed;
+mod slow;
 mod thread;
 mod watchers;
 
@@ -43,7 +45,7 @@ use keelson_actors::endpoints::EndpointsFeed;
 use keelson_proto::{FILE_DESCRIPTOR_SET, endpoints::WatchRequest, localnetv1::NextFilter};
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
     time::Instant,
 };
@@ -56,6 +58,7 @@ use plan::Plan;
 
 pub use backends::Backends;
 pub use metrics::{ApiLabel, ServerMetrics, StateLabel};
+pub use revealed::Revealed;
 pub use thread::{EndpointsThread, StartError};
 pub use watchers::Watchers;
 
@@ -85,6 +88,8 @@ pub struct ServerSettings {
     pub max_watchers: usize,
     /// Whether Watch is served beside Next (the feature gate EndpointDeltas).
     pub deltas: bool,
+    /// Whether Services are watched only once somebody follows (`endpoints.watch`).
+    pub on_demand: bool,
 }
 
 /// A socket that is listened on, and how it is called: `unix:///...` or `tcp://...`.
@@ -172,6 +177,7 @@ pub struct EndpointsServer {
     metrics: ServerMetrics,
     watchers: Watchers,
     backends: Backends,
+    revealed: watch::Sender<Revealed>,
 }
 
 impl EndpointsServer {
@@ -180,7 +186,13 @@ impl EndpointsServer {
     pub fn new(feed: EndpointsFeed, settings: ServerSettings, metrics: ServerMetrics) -> Self {
         let watchers = Watchers::new(feed.clone(), metrics.clone(), settings.max_watchers);
         let backends = Backends::new(feed.clone());
-        Self { feed, settings, metrics, watchers, backends }
+        Self { feed, settings, metrics, watchers, backends, revealed: watch::Sender::default() }
+    }
+
+    /// What its callers reveal; all clones of the server tell it here.
+    #[must_use]
+    pub fn revealed(&self) -> watch::Receiver<Revealed> {
+        self.revealed.subscribe()
     }
 
     /// Who is being served.
@@ -225,8 +237,15 @@ impl EndpointsServer {
             () = shutdown => {}
             // The end of the feed ends calls, but callers still learn so from a server.
             () = async {
-                health::follow(&reporter, &SERVICES, self.feed.clone()).await;
+                let revealed = self.revealed.subscribe();
+                health::follow(&reporter, &SERVICES, self.feed.clone(), revealed, self.settings.on_demand).await;
                 std::future::pending().await
+            } => {}
+            () = async {
+                loop {
+                    tokio::time::sleep(slow::LOOK_EVERY).await;
+                    self.watchers.cut_off();
+                }
             } => {}
             // A listener whose task has panicked: all are made anew.
             Some(ended) = accepting.join_next() => {
@@ -250,6 +269,7 @@ impl EndpointsServer {
             watchers: self.watchers.clone(),
             backends: self.backends.clone(),
             metrics: self.metrics.clone(),
+            revealed: self.revealed.clone(),
             stop,
             met: std::sync::Mutex::new(None::<(plan::Position, Instant)>),
         });

@@ -3,7 +3,7 @@
 //! Owns: [`Plan`], where a caller is and what it asked for. In: the newest state and what has changed lately. Out: the
 //! [`Batch`] that is due, or none while the caller has to wait. Pure.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use keelson_actors::endpoints::{Freshness, History, Published};
 use keelson_proto::{
@@ -16,6 +16,10 @@ use super::{
     batch::{Batch, Extent},
     filter::Filter,
 };
+
+/// For how long a state must have been stale, or current again, before a caller of Next is told of that alone: it costs a full
+/// state, and a restarted agent calls its state stale until its sources are listed.
+pub(super) const LASTING: Duration = Duration::from_secs(5);
 
 /// A revision of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +63,7 @@ impl Plan {
     pub(super) fn next(request: &NextFilter) -> Self {
         Self::Next(NextPlan {
             has: Position::asked(request.instance_id, request.rev),
+            known_stale: request.follow_stale.then_some(request.stale),
             filter: Filter::new(request.required_endpoint_conditions),
             answered: false,
         })
@@ -94,11 +99,16 @@ impl Plan {
         matches!(self, Self::Next(NextPlan { answered: true, .. }))
     }
 
-    /// What is due when `state` is the newest. The plan takes for granted that a batch is sent whole before it is
-    /// asked again.
-    pub(super) fn due(&mut self, state: &Arc<Published>, history: &History) -> Option<Batch> {
+    /// Whether the caller has this state and waits, and wants to hear that it has become stale or current since.
+    pub(super) fn is_turned(&self, state: &Published) -> bool {
+        matches!(self, Self::Next(next) if next.is_turned(state))
+    }
+
+    /// What is due when `state` is the newest. `lasting`: that it [is turned](Self::is_turned) has lasted for [`LASTING`]. The
+    /// plan takes for granted that a batch is sent whole before it is asked again.
+    pub(super) fn due(&mut self, state: &Arc<Published>, history: &History, lasting: bool) -> Option<Batch> {
         match self {
-            Self::Next(next) => next.due(state),
+            Self::Next(next) => next.due(state, lasting),
             Self::Watch(watch) => watch.due(state, history),
         }
     }
@@ -108,14 +118,22 @@ impl Plan {
 #[derive(Debug)]
 pub(super) struct NextPlan {
     has: Option<Position>,
+    /// Whether the caller takes its state for stale, if it wants to hear of a change of that alone.
+    known_stale: Option<bool>,
     filter: Filter,
     answered: bool,
 }
 
 impl NextPlan {
-    fn due(&mut self, state: &Arc<Published>) -> Option<Batch> {
+    fn is_turned(&self, state: &Published) -> bool {
+        let stale = matches!(state.freshness, Freshness::Stale { .. });
+        self.has == Some(Position::of(state)) && self.known_stale.is_some_and(|known| known != stale)
+    }
+
+    fn due(&mut self, state: &Arc<Published>, lasting: bool) -> Option<Batch> {
         let newest = Position::of(state);
-        if self.answered || self.has == Some(newest) {
+        let turned = lasting && self.is_turned(state);
+        if self.answered || (self.has == Some(newest) && !turned) {
             return None;
         }
         self.answered = true;
@@ -129,6 +147,7 @@ impl NextPlan {
             stale_reason: stale_reason.to_owned(),
             triggered_unix_ms: state.triggered_unix_ms.unwrap_or(0),
             stale_since_unix_ms,
+            follow_stale: self.known_stale.is_some(),
         };
         let node = Some(NodeInfo::clone(&state.node));
         let first = NextItem { next: Some(next), endpoints: None, node };

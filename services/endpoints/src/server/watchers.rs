@@ -12,13 +12,15 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use keelson_actors::endpoints::EndpointsFeed;
+use keelson_actors::endpoints::{EndpointsFeed, Published};
 use keelson_proto::endpoints::Watcher;
+use tokio::time::Instant;
 
 use super::{
     connection::Peer,
     metrics::{ApiLabel, ServerMetrics},
     plan::{Position, behind},
+    slow::{self, SnapshotSize, Unread},
 };
 
 /// Every call that is being served. Cheap to clone: all clones are one.
@@ -44,6 +46,31 @@ struct Call {
     at: Mutex<Option<Position>>,
     items: AtomicU64,
     bytes: AtomicU64,
+    reading: Mutex<Reading>,
+}
+
+/// How a caller takes what it is sent.
+#[derive(Debug, Default)]
+struct Reading {
+    /// When data was handed to the connection that is not known to have been taken.
+    handed: Option<Instant>,
+    /// When the batch at hand was begun.
+    began: Option<Instant>,
+    /// What that is made of, until it is handed over whole.
+    snapshot: Option<SnapshotSize>,
+}
+
+impl Reading {
+    /// This, as long as it has data waiting.
+    fn unread(&self, id: u64, now: Instant) -> Option<Unread> {
+        let waiting = now.saturating_duration_since(self.handed?);
+        let sending = self.began.map_or(waiting, |began| now.saturating_duration_since(began));
+        Some(Unread { id, waiting, sending, snapshot: self.snapshot })
+    }
+}
+
+fn size(state: &Published) -> SnapshotSize {
+    SnapshotSize { bytes: state.bytes, replaced: state.replaced }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -75,6 +102,7 @@ impl Watchers {
             at: Mutex::new(at),
             items: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            reading: Mutex::default(),
         });
         calls.all.insert(id, call.clone());
         drop(calls);
@@ -88,6 +116,26 @@ impl Watchers {
         let newest = self.feed.published.borrow().as_deref().map(Position::of);
         let calls: Vec<_> = lock(&self.calls).all.iter().map(|(id, call)| (*id, call.clone())).collect();
         calls.into_iter().map(|(id, call)| call.show(id, newest)).collect()
+    }
+
+    /// Closes the connections of callers that do not read, and thereby keep memory.
+    pub(super) fn cut_off(&self) {
+        let newest = self.feed.published.borrow().as_deref().map(size).unwrap_or_default();
+        let (now, calls) = (Instant::now(), lock(&self.calls));
+        let open = calls.all.iter().filter(|(_, call)| !call.peer.cut.is_cancelled());
+        let unread = open.filter_map(|(id, call)| lock(&call.reading).unread(*id, now)).collect();
+        for (id, reason) in slow::cut_off(unread, newest) {
+            let Some(call) = calls.all.get(&id) else { continue };
+            self.metrics.cut_off.inc();
+            tracing::warn!(
+                peer = call.peer.name,
+                listener = &*call.peer.listener,
+                api = call.api,
+                reason = reason.words(),
+                "a caller of the Endpoints API does not read; its connection is closed"
+            );
+            call.peer.cut.cancel();
+        }
     }
 
     /// How many there are, and how many there may be at each listener.
@@ -124,6 +172,26 @@ pub(super) struct Watching {
 }
 
 impl Watching {
+    /// A batch of this state begins.
+    pub(super) fn begins(&self, state: &Published) {
+        let mut reading = lock(&self.call.reading);
+        (reading.began, reading.snapshot) = (Some(Instant::now()), Some(size(state)));
+    }
+
+    /// The connection asks for more: it has room for what was handed to it.
+    pub(super) fn takes(&self) {
+        lock(&self.call.reading).handed = None;
+    }
+
+    /// A chunk goes to the connection; `whole`: the last one of its batch, or of the call.
+    pub(super) fn hands(&self, whole: bool) {
+        let mut reading = lock(&self.call.reading);
+        reading.handed = Some(Instant::now());
+        if whole {
+            (reading.began, reading.snapshot) = (None, None);
+        }
+    }
+
     /// These were handed to the connection.
     pub(super) fn sent(&self, items: u64, bytes: u64) {
         self.call.items.fetch_add(items, Ordering::Relaxed);

@@ -18,18 +18,19 @@ use keelson_actors::{
     cluster::ChoreHealth,
     endpoints::{
         Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
-        EndpointsPolicy, EventSink, History, InspectEndpoints, SourceEvent, SourceKind,
+        EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, SourceEvent,
+        SourceKind,
     },
     host::Host as _,
     inspect::{Mailbox, Recorder},
     status::EndpointsView,
     supervise,
 };
-use keelson_config::{EndpointsSource, Gate, ListenSpec, Settings};
+use keelson_config::{EndpointsSource, EndpointsWatch, Gate, ListenSpec, Settings};
 use keelson_cri::listen::Bound;
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
-    server::{EndpointsServer, Listener, ServerMetrics, ServerSettings},
+    server::{EndpointsServer, Listener, Revealed, ServerMetrics, ServerSettings},
 };
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
@@ -47,6 +48,8 @@ use super::{
 const ACTOR: &str = "EndpointPublisher";
 const SERVER: &str = "EndpointsServer";
 const SOURCE: &str = "EndpointsSource";
+/// The marker, beside the debug socket: outside of the state folder, and gone after a boot.
+const MARKER: &str = "endpoints-revision";
 /// A source waits for the answer to each of its messages; the rest are questions from people.
 const MAILBOX: usize = 1024;
 /// Names that the history may hold for each revision on average, before it forgets the oldest.
@@ -99,6 +102,11 @@ enum Source {
 }
 
 impl Source {
+    /// Whether it is asked only once somebody follows. A folder costs nobody anything.
+    fn is_on_demand(&self, settings: &Settings) -> bool {
+        matches!(self, Self::Kube(_)) && settings.endpoints.watch == EndpointsWatch::OnDemand
+    }
+
     /// # Errors
     /// Why there is none.
     fn of(settings: &Settings, cluster: Option<Cluster>) -> Result<Self, &'static str> {
@@ -121,6 +129,11 @@ impl Source {
 /// Whether the settings turn the chore on, so that its sockets are needed.
 pub(super) fn wanted(settings: &Settings) -> bool {
     Source::of(settings, Cluster::of(settings)).is_ok()
+}
+
+/// Where the newest revision is noted.
+pub(crate) fn marker_path(settings: &Settings) -> PathBuf {
+    settings.debug.listen.path().with_file_name(MARKER)
 }
 
 /// What is known of the endpoints before anything is.
@@ -225,15 +238,19 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
     let metrics = EndpointMetrics::default();
     let recorder = Recorder::new(ACTOR, MAILBOX);
     let view = parts.view.subscribe();
+    let (on_demand, boot_id) = (source.is_on_demand(&parts.settings), LinuxHost::new().facts().boot_id);
+    let marker = marker_path(&parts.settings);
     let publisher_parts = EndpointPublisherParts {
         store: parts.store,
+        marker: Some(Marker::new(marker, boot_id.clone())),
         clock: parts.clock,
         policy: EndpointsPolicy {
             node_name: parts.settings.agent.node_name.clone(),
             min_interval: endpoints.min_interval,
+            on_demand,
             history: endpoints.history.into(),
             write_timeout: endpoints.write_timeout,
-            boot_id: LinuxHost::new().facts().boot_id,
+            boot_id,
             max_age_after_boot: endpoints.max_age_after_boot,
         },
         metrics: metrics.clone(),
@@ -248,6 +265,15 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
         ctx.set_mailbox_capacity(MAILBOX);
         EndpointPublisher::new(publisher_parts)
     });
+    let server_metrics = ServerMetrics::default();
+    let settings = ServerSettings {
+        max_watchers: endpoints.max_watchers as usize,
+        deltas: parts.settings.feature_gates.enabled(Gate::EndpointDeltas),
+        on_demand,
+    };
+    let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
+    let (revealed, to) = (server.revealed(), publisher.clone());
+    source_job.keep_on(&arbiter.handle(), 3, |_| {}, move || tell_revealed(revealed.clone(), to.clone()));
     let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
     let node_name = parts.settings.agent.node_name.clone();
     let place = match source {
@@ -256,16 +282,25 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
             let objects = [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
             let failed = tells_failure(sink.clone(), objects.to_vec());
             let (watched, to) = (api.clone(), sink.clone());
+            let demand = on_demand.then(|| server.revealed());
+            let wanted = demand.clone();
             source_job.keep_on(&arbiter.handle(), 0, failed, move || {
-                let (api, sink) = (watched.clone(), to.clone());
-                async move { watch_endpoints(&api, sink).await }
+                let (api, sink, wanted) = (watched.clone(), to.clone(), wanted.clone());
+                async move {
+                    followed(wanted).await;
+                    watch_endpoints(&api, sink).await
+                }
             });
             let failed = tells_failure(sink.clone(), vec![SourceKind::Node]);
             let (watched, node) = (api.clone(), parts.node);
             source_job.keep_on(&arbiter.handle(), 1, failed, move || {
                 let (api, name, node, sink) =
                     (watched.clone(), node_name.clone(), node.clone(), sink.clone());
-                async move { follow_node(&api, name, node, sink).await }
+                let wanted = demand.clone();
+                async move {
+                    followed(wanted).await;
+                    follow_node(&api, name, node, sink).await
+                }
             });
             if let Some(sign) = parts.api_health {
                 let woken = api.clone();
@@ -282,14 +317,33 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
             Place::Files(handle)
         }
     };
-    let server_metrics = ServerMetrics::default();
-    let settings = ServerSettings {
-        max_watchers: endpoints.max_watchers as usize,
-        deltas: parts.settings.feature_gates.enabled(Gate::EndpointDeltas),
-    };
-    let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
     let arbiter = arbiter.handle();
     On { publisher, feed, metrics, server, server_metrics, job, source_job, view, place, arbiter }
+}
+
+/// Waits for the first client that follows; without `revealed` for nothing.
+async fn followed(revealed: Option<watch::Receiver<Revealed>>) {
+    let Some(mut revealed) = revealed else { return };
+    if revealed.wait_for(|revealed| revealed.followed).await.is_err() {
+        // The server is gone: the agent ends.
+        std::future::pending().await
+    }
+}
+
+/// Tells the publisher what callers reveal.
+async fn tell_revealed(mut revealed: watch::Receiver<Revealed>, publisher: Mailbox<EndpointPublisher>) {
+    loop {
+        let Revealed { followed, later } = *revealed.borrow_and_update();
+        if followed {
+            let _ = publisher.ask_waiting(Followed {}).await;
+        }
+        if let Some((instance_id, rev)) = later {
+            let _ = publisher.ask_waiting(LaterRevision { instance_id, rev }).await;
+        }
+        if revealed.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
 }
 
 /// Tells the sink that the watches of these kinds have failed; the restarted ones tell it when they succeed.

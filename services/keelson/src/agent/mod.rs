@@ -14,7 +14,7 @@ pub(crate) mod cluster;
 mod control;
 mod credentials;
 mod dumps;
-mod endpoints;
+pub(crate) mod endpoints;
 mod front;
 mod handles;
 mod handover;
@@ -231,8 +231,8 @@ async fn start(
     serving.keep(grpc, 0, move |attempt| debug_socket(debug.clone(), own.clone(), view.clone(), attempt));
     match settings.debug.http {
         Some(address) => {
-            let view = running.view.clone();
-            serving.keep(page, 0, move |attempt| debug_http(address, view.clone(), attempt));
+            let (view, names) = (running.view.clone(), host_names(&settings.debug.http_hosts));
+            serving.keep(page, 0, move |attempt| debug_http(address, view.clone(), names.clone(), attempt));
         }
         None => page.recorder().status(Status::Off, "debug.http is off"),
     }
@@ -271,12 +271,22 @@ async fn debug_socket(
 }
 
 /// Serves the page, the probes and the metrics.
-async fn debug_http(address: std::net::SocketAddr, view: View, mut attempt: Attempt) -> anyhow::Result<()> {
+async fn debug_http(
+    address: std::net::SocketAddr,
+    view: View,
+    names: Arc<[String]>,
+    mut attempt: Attempt,
+) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.with_context(|| format!("cannot listen on {address} (debug.http)"))?;
     attempt.serves(listener.local_addr().unwrap_or(address).to_string());
     let stop = told(attempt.stop.clone());
-    serve_http(listener, view, stop).await.context("the debug page")
+    serve_http(listener, view, names, stop).await.context("the debug page")
+}
+
+/// Names as the servers of pages take them.
+pub(crate) fn host_names(names: &[keelson_config::HostName]) -> Arc<[String]> {
+    names.iter().map(|name| name.0.clone()).collect()
 }
 
 /// Where a listening socket may come from, besides being made.

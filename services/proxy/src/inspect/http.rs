@@ -9,7 +9,7 @@ mod page;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, net::SocketAddr, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use axum::{
     Router,
@@ -21,7 +21,7 @@ use axum::{
 };
 use keelson_debug::{
     ServeError,
-    serving::{Document, Failure, OPEN_METRICS, gated, probe, serve_router},
+    serving::{Document, Failure, Hosts, OPEN_METRICS, gated, probe, serve_router},
 };
 use keelson_proto::proxy as pb;
 use serde::Deserialize;
@@ -58,8 +58,8 @@ impl<V: Clone> Clone for Shared<V> {
 
 /// Serves probes, metrics, JSON and the page on `listener` until `shutdown`.
 ///
-/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than `localhost` are refused, so
-/// that no web site can reach it through the user's browser.
+/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than `localhost` and those in `names`
+/// (`proxy.http_hosts`) are refused, so that no web site can reach it through the user's browser.
 ///
 /// # Errors
 /// The listener has no local address; a single connection's trouble is no error.
@@ -67,13 +67,15 @@ pub async fn serve_http<V: ProxyView>(
     listener: TcpListener,
     view: V,
     prints: PrintSlots,
+    names: Arc<[String]>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    serve_router(listener, |bound, stop| router(view, prints, bound, stop), shutdown).await
+    let own = |bound| Hosts { bound, names, setting: "proxy.http_hosts" };
+    serve_router(listener, |bound, stop| router(view, prints, own(bound), stop), shutdown).await
 }
 
 /// All routes, behind the gate.
-fn router<V: ProxyView>(view: V, prints: PrintSlots, bound: SocketAddr, stop: CancellationToken) -> Router {
+fn router<V: ProxyView>(view: V, prints: PrintSlots, own: Hosts, stop: CancellationToken) -> Router {
     let event_streams = Arc::new(Semaphore::new(EVENT_STREAMS));
     let shared = Shared { view, stop, event_streams, prints };
     let routes = Router::new()
@@ -94,7 +96,7 @@ fn router<V: ProxyView>(view: V, prints: PrintSlots, bound: SocketAddr, stop: Ca
         .route("/debug/events", get(events::events::<V>))
         .fallback(not_found)
         .with_state(shared);
-    gated(routes, bound)
+    gated(routes, own)
 }
 
 async fn livez<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {

@@ -59,6 +59,8 @@ pub struct Doors {
     pub debug_name: String,
     /// Page and JSON.
     pub http: Option<TcpListener>,
+    /// Host names by which the page may be called, besides `localhost` and addresses.
+    pub http_hosts: Arc<[String]>,
     /// The settings in force, for `/configz`.
     pub settings: serde_json::Value,
     /// The same in words, for the state.
@@ -165,7 +167,7 @@ pub async fn run(
     let _servers = serve_health(&doors, &health, &metrics, &registry).await?;
     let view = View::new(shared.clone(), registry);
     let http = doors.http.as_ref().and_then(|listener| listener.local_addr().ok());
-    serve(doors.debug, doors.http, view, &stop);
+    serve(doors.debug, doors.http.map(|listener| (listener, doors.http_hosts)), view, &stop);
     let reporter = tokio::spawn(report::report(shared.clone(), doors.target.clone(), doors.debug_name, http));
     let settings =
         tokio::spawn(settings::make(shared.clone(), options.conntrack.clone(), options.sync_period));
@@ -219,7 +221,12 @@ async fn serve_health(
     Ok(servers)
 }
 
-fn serve(debug: UnixListener, http: Option<TcpListener>, view: View, stop: &CancellationToken) {
+fn serve(
+    debug: UnixListener,
+    http: Option<(TcpListener, Arc<[String]>)>,
+    view: View,
+    stop: &CancellationToken,
+) {
     let prints = PrintSlots::default();
     let told = stop.clone();
     let grpc =
@@ -229,9 +236,9 @@ fn serve(debug: UnixListener, http: Option<TcpListener>, view: View, stop: &Canc
             tracing::error!(%error, "the debug socket ended");
         }
     });
-    if let Some(listener) = http {
+    if let Some((listener, hosts)) = http {
         let told = stop.clone();
-        let page = inspect::serve_http(listener, view, prints, async move { told.cancelled().await });
+        let page = inspect::serve_http(listener, view, prints, hosts, async move { told.cancelled().await });
         tokio::spawn(async move {
             if let Err(error) = page.await {
                 tracing::error!(%error, "the debug page ended");

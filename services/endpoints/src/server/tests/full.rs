@@ -101,6 +101,48 @@ async fn staleness_marks_answers_and_wakes_nobody() {
     assert_eq!((answer.stale, answer.stale_reason.as_str(), answer.stale_since_unix_ms), (false, "", 0));
 }
 
+/// E20: the same state again, when it has become stale, or current.
+#[tokio::test(start_paused = true)]
+async fn e20_who_asks_for_it_hears_of_staleness_alone() {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    let mut client = server.next().await;
+    let mut known = NextFilter { follow_stale: true, ..has((0, 0)) };
+    (known, _) = next(&mut client, known).await.expect("a state");
+    assert!(known.follow_stale && !known.stale, "an answer is what to ask for next");
+    for (reason, since) in [(Some("the API server cannot be reached"), 1), (None, 0)] {
+        let mut waiting = client.next(known.clone()).await.expect("is taken").into_inner();
+        server.served(1).await;
+        still_waits(&mut waiting).await;
+        // A moment, such as that of a restart, wakes nobody.
+        source.freshness(reason);
+        tokio::time::sleep(Duration::from_millis(4_500)).await;
+        source.freshness(reason.is_none().then_some("x"));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        still_waits(&mut waiting).await;
+        source.freshness(reason);
+        let (answer, state) = whole(&mut waiting).await.expect("a state");
+        assert_eq!((answer.instance_id, answer.rev), (7, 1));
+        assert_eq!(
+            (answer.stale, answer.stale_reason.as_str()),
+            (reason.is_some(), reason.unwrap_or_default())
+        );
+        assert_eq!(answer.stale_since_unix_ms, since);
+        assert_eq!(state, source.model, "and whole");
+        known = answer;
+    }
+    // Another reason is no change; and who is wrong about it is told at once.
+    source.freshness(Some("one reason"));
+    (known, _) = next(&mut client, known).await.expect("a state");
+    let mut waiting = client.next(known.clone()).await.expect("is taken").into_inner();
+    source.freshness(Some("another reason"));
+    still_waits(&mut waiting).await;
+    let wrong = NextFilter { stale: false, ..known };
+    let (told, _) = next(&mut client, wrong).await.expect("a state");
+    assert_eq!((told.stale, told.stale_reason.as_str()), (true, "another reason"));
+}
+
 #[tokio::test]
 async fn only_endpoints_that_meet_the_conditions_come_and_every_service() {
     let mut source = Source::new(7);

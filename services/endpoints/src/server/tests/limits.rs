@@ -201,7 +201,8 @@ async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
 async fn without_deltas_watch_is_off_and_all_else_is_there() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
-    let server = Running::with(&source, ServerSettings { max_watchers: 10, deltas: false }).await;
+    let server =
+        Running::with(&source, ServerSettings { max_watchers: 10, deltas: false, on_demand: false }).await;
     ends_with(
         server.watch().await.watch(from((0, 0))).await,
         Code::Unimplemented,
@@ -222,7 +223,7 @@ async fn on_a_thread_of_its_own_it_serves_and_stops() {
     let (listeners, _, _file) = listeners(&folder).await;
     let server = EndpointsServer::new(
         source.feed(),
-        ServerSettings { max_watchers: 10, deltas: true },
+        ServerSettings { max_watchers: 10, deltas: true, on_demand: false },
         ServerMetrics::default(),
     );
     let watchers = server.watchers().clone();
@@ -296,4 +297,36 @@ async fn reflection_names_what_is_served_and_health_follows_the_feed() {
         }
         assert_eq!(known, "SERVING", "{name}");
     }
+}
+
+/// Who waits for SERVING before it calls must not wait for ever.
+#[tokio::test]
+async fn on_demand_the_health_is_serving_until_the_first_call_asks_for_a_state() {
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+    let mut source = Source::new(7);
+    let server =
+        Running::with(&source, ServerSettings { max_watchers: 10, deltas: true, on_demand: true }).await;
+    let mut health = HealthClient::new(server.channel().await);
+    let mut becomes = async |wanted: &str| {
+        for _ in 0..20_000 {
+            let status = health.check(HealthCheckRequest::default()).await.expect("is known").into_inner();
+            if status.status().as_str_name() == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("it is never {wanted}");
+    };
+    becomes("SERVING").await;
+    assert!(!server.revealed.borrow().followed, "to ask for health is not to follow");
+    let mut stream = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    becomes("NOT_SERVING").await;
+    assert!(server.revealed.borrow().followed);
+    source.set(service("a", &[]));
+    becomes("SERVING").await;
+    Reader::default().sync(&mut stream).await.expect("syncs");
+    // E12: a revision that was not made here.
+    assert_eq!(server.revealed.borrow().later, None);
+    next(&mut server.next().await, has((7, 9))).await.expect("a state");
+    assert_eq!(server.revealed.borrow().later, Some((7, 9)));
 }

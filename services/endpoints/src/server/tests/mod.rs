@@ -31,7 +31,7 @@ use tokio::{
 };
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{Backends, EndpointsServer, Listener, ServerMetrics, ServerSettings, Watchers};
+use super::{Backends, EndpointsServer, Listener, Revealed, ServerMetrics, ServerSettings, Watchers};
 
 /// Services by `namespace/name`, and the node: what a reader makes of what it is sent.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -62,6 +62,8 @@ impl Source {
             node: Arc::default(),
             freshness: Freshness::Current,
             triggered_unix_ms: None,
+            bytes: 0,
+            replaced: 0,
         };
         Self { published: watch::channel(None).0, history, newest, model: State::default() }
     }
@@ -91,10 +93,14 @@ impl Source {
             let key = ServiceName::new("ns", name);
             match service {
                 Some(service) => {
-                    self.newest.services.insert_mut(key.clone(), item(service, self.newest.rev));
+                    let new = item(service, self.newest.rev);
+                    self.newest.bytes += new.message.len() as u64;
+                    self.replace(&key);
+                    self.newest.services.insert_mut(key.clone(), new);
                     self.model.services.insert(key.to_string(), service.clone());
                 }
                 None => {
+                    self.replace(&key);
                     self.newest.services.remove_mut(&key);
                     self.model.services.remove(key.as_str());
                 }
@@ -107,6 +113,12 @@ impl Source {
         let names = services.iter().map(|(name, _)| ServiceName::new("ns", name)).collect();
         self.history.note(self.newest.rev, names, node.is_some());
         self.publish();
+    }
+
+    fn replace(&mut self, key: &ServiceName) {
+        let former = self.newest.services.get(key).map_or(0, |item| item.message.len() as u64);
+        self.newest.bytes -= former;
+        self.newest.replaced += former;
     }
 
     fn freshness(&mut self, reason: Option<&str>) {
@@ -164,6 +176,7 @@ struct Running {
     watchers: Watchers,
     backends: Backends,
     metrics: ServerMetrics,
+    revealed: watch::Receiver<Revealed>,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<()>,
     _file: SocketFile,
@@ -175,7 +188,7 @@ impl Running {
     }
 
     async fn with_most(source: &Source, max_watchers: usize) -> Self {
-        Self::with(source, ServerSettings { max_watchers, deltas: true }).await
+        Self::with(source, ServerSettings { max_watchers, deltas: true, on_demand: false }).await
     }
 
     async fn with(source: &Source, settings: ServerSettings) -> Self {
@@ -184,6 +197,7 @@ impl Running {
         let metrics = ServerMetrics::default();
         let server = EndpointsServer::new(source.feed(), settings, metrics.clone());
         let (watchers, backends) = (server.watchers().clone(), server.backends().clone());
+        let revealed = server.revealed();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move {
             let stopped = async {
@@ -191,7 +205,7 @@ impl Running {
             };
             server.serve(listeners, stopped).await.expect("serves");
         });
-        Self { folder, tcp, watchers, backends, metrics, stop: Some(stop), serving, _file: file }
+        Self { folder, tcp, watchers, backends, metrics, revealed, stop: Some(stop), serving, _file: file }
     }
 
     fn socket(&self) -> PathBuf {

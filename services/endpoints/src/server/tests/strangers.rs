@@ -98,8 +98,13 @@ struct Held(#[allow(dead_code)] h2::client::Connection<UnixStream, Bytes>);
 impl Raw {
     async fn connect(server: &Running) -> Self {
         // A window that is never the limit: what is not read stays in the socket and in the server.
+        Self::with_window(server, 1 << 30).await
+    }
+
+    /// One whose streams take so many bytes before something is read.
+    async fn with_window(server: &Running, window: u32) -> Self {
         let (send, mut connection) = h2::client::Builder::new()
-            .initial_window_size(1 << 30)
+            .initial_window_size(window)
             .initial_connection_window_size(1 << 30)
             .handshake(server.raw().await)
             .await
@@ -230,4 +235,88 @@ async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
     tokio::time::sleep(LONG).await;
     assert_eq!(server.watchers.count().0, 0, "it answers no ping either");
     drop(stuck);
+}
+
+const WINDOW: u32 = 65_535;
+
+/// Services that fit no window.
+async fn eight_megabytes() -> (Source, Running) {
+    let mut source = Source::new(7);
+    let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
+    source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 40_000)))).collect::<Vec<_>>());
+    let server = Running::start(&source).await;
+    (source, server)
+}
+
+/// E16: its connection lives, and answers every ping; what it was sent is never read.
+#[tokio::test(start_paused = true)]
+async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
+    let (mut source, server) = eight_megabytes().await;
+    let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    let mut reader = Reader::default();
+    reader.sync(&mut good).await.expect("syncs");
+    for (path, message) in [(WATCH, Vec::new()), (NEXT, Vec::new())] {
+        let mut raw = Raw::with_window(&server, WINDOW).await;
+        let _unread = raw.call(path, &message).await;
+        server.served(2).await;
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        assert_eq!(server.watchers.count().0, 2, "{path}: it may still read");
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        server.served(1).await;
+        let ended = patiently(&mut raw.driver).await;
+        assert!(ended.is_ok(), "its connection is closed");
+    }
+    assert_eq!(server.metrics.cut_off.get(), 2);
+    // Who has nothing to read waits as long as it likes.
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    source.set(service("b", &[]));
+    reader.sync(&mut good).await.expect("syncs");
+    assert_eq!(reader.draft, source.model);
+    assert_eq!(server.metrics.cut_off.get(), 2);
+}
+
+/// E16: slow is not stuck.
+#[tokio::test(start_paused = true)]
+async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
+    let (_source, server) = eight_megabytes().await;
+    let mut raw = Raw::with_window(&server, WINDOW).await;
+    let mut body = raw.call(WATCH, b"").await.into_body();
+    let mut read = 0;
+    for _ in 0..10 {
+        let before = read;
+        // A chunk and more: one message may pass its size.
+        while read - before < 2 * WINDOW as usize {
+            let data = patiently(body.data()).await.expect("goes on").expect("data");
+            read += data.len();
+            body.flow_control().release_capacity(data.len()).expect("releases");
+        }
+        tokio::time::sleep(Duration::from_secs(40)).await;
+    }
+    assert_eq!((server.watchers.count().0, server.metrics.cut_off.get()), (1, 0));
+}
+
+/// E16: each holds a state of its own, and none of what is in it is in the newest any more.
+#[tokio::test(start_paused = true)]
+async fn e16_callers_at_many_revisions_do_not_keep_them_all() {
+    const ALL: [&str; 4] = ["a", "b", "c", "d"];
+    let mut source = Source::new(7);
+    source.set(service("e", &[]));
+    let server = Running::start(&source).await;
+    let mut stuck = Vec::new();
+    for _ in 0..7 {
+        source.change(&ALL.map(|name| (name, Some(large(name, 4_000_000)))));
+        let mut raw = Raw::with_window(&server, WINDOW).await;
+        let unread = raw.call(WATCH, b"").await;
+        stuck.push((raw, unread));
+        server.served(stuck.len()).await;
+    }
+    // 15.3 MiB each, and the last one has the newest.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    server.served(5).await;
+    assert_eq!(server.metrics.cut_off.get(), 2, "the oldest");
+    let left: Vec<u64> = server.watchers.list().iter().map(|watcher| watcher.id).collect();
+    assert_eq!(left, [3, 4, 5, 6, 7]);
+    drop(stuck);
+    server.served(0).await;
+    serves(&server, &source).await;
 }

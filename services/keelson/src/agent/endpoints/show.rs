@@ -87,8 +87,15 @@ impl On {
 
     fn check(&self) -> Check {
         let name = "endpoints".to_owned();
+        let has_state = self.feed.published.borrow().is_some();
         let reason = match &*self.view.borrow() {
-            EndpointsView::Off | EndpointsView::NotWatched | EndpointsView::Current => None,
+            EndpointsView::Off | EndpointsView::Current => None,
+            EndpointsView::NotWatched => {
+                let message = "not watched: nobody follows yet".to_owned();
+                return Check { name, ok: true, message, since_unix_ms: 0 };
+            }
+            // Just restarted, and served from disk.
+            EndpointsView::Starting if has_state => None,
             EndpointsView::Starting => Some("the state on disk is being read".to_owned()),
             EndpointsView::Stale { reason, .. } => Some(reason.clone()),
         };

@@ -12,9 +12,11 @@ use keelson_config::Settings;
 use tokio::net::UnixStream;
 
 use super::report::{Outcome, Report};
+use crate::agent::endpoints::marker_path;
 
 const SOCKET: &str = "socket";
 const STATE: &str = "state folder";
+const NOTED_REVISION: &str = "noted revision";
 
 /// A sentence that says which sign of a running agent was found.
 pub(super) async fn running_agent(settings: &Settings) -> Option<String> {
@@ -40,6 +42,10 @@ pub(super) fn clean(settings: &Settings, report: &mut Report) {
     for socket in [&settings.cri.listen, &settings.debug.listen] {
         let path = socket.path();
         report.remove_now(SOCKET, path, path.exists(), || fs::remove_file(path));
+    }
+    let noted = marker_path(settings);
+    if noted.exists() {
+        report.remove_now(NOTED_REVISION, &noted, true, || fs::remove_file(&noted));
     }
     let dir = &settings.agent.state_dir;
     // A folder that an agent used has its lock file; any other was named by mistake.

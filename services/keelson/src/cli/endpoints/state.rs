@@ -65,7 +65,9 @@ fn off(reason: &str) -> String {
 /// A line for each thing that is not as it should be.
 fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
-    if state.state != "current" {
+    if state.state == "not-watched" {
+        lines.push(format!("Not watched: {}", one_line(&state.reason)));
+    } else if state.state != "current" {
         lines.push(format!(
             "{}{}",
             clean(&state.state).to_uppercase(),
@@ -74,7 +76,8 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     }
     // One server that does not answer is one reason, though every watch says so.
     let mut ill: BTreeMap<(&str, bool, &str, i64), Vec<String>> = BTreeMap::new();
-    for source in state.sources.iter().filter(|source| source.health != "well" || !source.synced) {
+    let ill_sources = state.sources.iter().filter(|source| source.health != "well" || !source.synced);
+    for source in ill_sources.filter(|_| state.state != "not-watched") {
         let key = (source.health.as_str(), source.synced, source.reason.as_str(), source.since_unix_ms);
         ill.entry(key).or_default().push(clean(&source.resource));
     }
@@ -404,6 +407,16 @@ Events:   0, of which came 0 revisions
 Watchers: nobody follows
 ";
         assert_eq!(describe(&waiting, "", 0, 61_000), expected);
+        let source =
+            pb::SourceState { resource: "services".into(), health: "starting".into(), ..Default::default() };
+        let not_watched = pb::State {
+            state: "not-watched".into(),
+            reason: "nobody follows yet".into(),
+            sources: vec![source],
+            ..waiting.clone()
+        };
+        let text = describe(&not_watched, "", 0, 61_000);
+        assert!(text.starts_with("Not watched: nobody follows yet\n\nState:    not-watched\n"), "{text}");
         let nft = pb::Backend { name: "nft".into(), pid: 12, state: "failing".into(), ..Default::default() };
         let with = pb::State { backends: vec![nft], ..waiting };
         let text = describe(&with, "", 0, 61_000);

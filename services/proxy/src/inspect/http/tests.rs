@@ -23,7 +23,9 @@ use crate::inspect::{
 
 fn app(fake: &Fake) -> (Router, CancellationToken) {
     let stop = CancellationToken::new();
-    (router(fake.clone(), PrintSlots::default(), "127.0.0.1:9441".parse().unwrap(), stop.clone()), stop)
+    let names = ["node-7".to_owned()].into();
+    let own = Hosts { bound: "127.0.0.1:9441".parse().unwrap(), names, setting: "proxy.http_hosts" };
+    (router(fake.clone(), PrintSlots::default(), own, stop.clone()), stop)
 }
 
 fn request(method: Method, path: &str, host: &str) -> Request<Body> {
@@ -174,6 +176,7 @@ async fn the_gate_is_before_every_path() {
         assert_eq!(status(Method::HEAD, "localhost").await, StatusCode::OK, "{path}");
         assert_eq!(status(Method::POST, "localhost").await, StatusCode::METHOD_NOT_ALLOWED, "{path}");
         assert_eq!(status(Method::GET, "evil.example").await, StatusCode::MISDIRECTED_REQUEST, "{path}");
+        assert_eq!(status(Method::GET, "NODE-7.:9441").await, StatusCode::OK, "e21: {path}");
     }
     let (status, error) = get_json(&fake, "/debug").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
@@ -255,7 +258,7 @@ async fn a_server_on_a_socket_until_the_end() {
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
     let shutdown = stop.clone().cancelled_owned();
-    let server = tokio::spawn(serve_http(listener, Fake::new(), PrintSlots::default(), shutdown));
+    let server = tokio::spawn(serve_http(listener, Fake::new(), PrintSlots::default(), [].into(), shutdown));
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("GET /debug/state HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();

@@ -32,7 +32,7 @@ pub(super) async fn memory(stage: &Stage, services: usize) -> Result<()> {
         row(role, "without service endpoints", "20 MB", &agent)?;
         stage.end(agent).await?;
 
-        let mut agent = stage.agent(role, Settings::new())?;
+        let mut agent = stage.agent(role, Settings::new().set("endpoints.watch", "always"))?;
         agent.start_live().await?;
         serves(&agent, services).await?;
         row(role, "as soon as all is served", "", &agent)?;

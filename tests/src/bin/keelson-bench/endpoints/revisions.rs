@@ -72,7 +72,8 @@ pub(super) async fn revisions(stage: &Stage) -> Result<()> {
 async fn start(stage: &Stage, services: usize) -> Result<Vec<Agent>> {
     let mut agents = Vec::new();
     for (node, interval) in NODES.into_iter().zip(INTERVALS) {
-        let settings = Settings::new().set("endpoints.min_interval", interval);
+        let settings =
+            Settings::new().set("endpoints.min_interval", interval).set("endpoints.watch", "always");
         let mut agent = stage.agent_of(node, Role::Companion, settings)?;
         agent.start_live().await?;
         agents.push(agent);

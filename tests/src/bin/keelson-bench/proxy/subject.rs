@@ -91,6 +91,8 @@ impl Subject {
                 let settings = Settings::new()
                     .set("agent.node_name", NODE)
                     .set("node.role", "companion")
+                    // It is to be current before a proxy starts.
+                    .set("endpoints.watch", "always")
                     .set("node.root_dir", stage.scratch.path().display().to_string())
                     // The disk of a machine that measures may be full.
                     .set("node.eviction_hard", "memory.available<1Mi")

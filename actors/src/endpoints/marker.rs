@@ -1,0 +1,170 @@
+//! What of the endpoints is remembered outside of the state folder.
+//!
+//! Owns: [`Marker`], a file in the agent's folder under `/run` that names the newest revision that readers were shown. In:
+//! revisions that are on disk and about to be shown. Out: why a state on disk must not go on under its instance ID, if so.
+//!
+//! A state folder that was restored from a backup has an older revision: the agent would use the numbers of the later ones
+//! again, for other content, and a reader that has one of those would take itself for up to date. The folder cannot tell by
+//! itself. `/run` is in no backup, is empty after a boot, and outlives every agent process.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::PathBuf,
+};
+
+/// The longest file that is read; a marker has some hundred bytes.
+const LARGEST: usize = 4096;
+
+/// The newest revision that readers were shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mark {
+    boot_id: String,
+    instance_id: u64,
+    rev: u64,
+}
+
+impl Mark {
+    /// One line. Its length depends on the boot ID alone, so that one write replaces all of it.
+    fn line(&self) -> String {
+        format!("keelson-endpoints 1 {:016x} {:016x} {}\n", self.instance_id, self.rev, self.boot_id)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let line = text.strip_prefix("keelson-endpoints 1 ")?.strip_suffix('\n')?;
+        let (instance_id, rest) = line.split_once(' ')?;
+        let (rev, boot_id) = rest.split_once(' ')?;
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        Some(Self { boot_id: boot_id.to_owned(), instance_id: number(instance_id)?, rev: number(rev)? })
+    }
+}
+
+/// Why a state on disk must not go on under its instance ID; none: it may.
+fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Option<String> {
+    match mark {
+        None => Some("no record of what was served in this boot was found".to_owned()),
+        Some(mark) if mark.boot_id != boot_id => Some("the node has booted since it was served".to_owned()),
+        Some(mark) if mark.instance_id != instance_id => Some(
+            "another instance was served in this boot: the state folder was replaced or restored".to_owned(),
+        ),
+        Some(mark) if mark.rev > rev => Some(format!(
+            "revision {} was served in this boot, and the state folder has revision {rev}: it was restored from a backup",
+            mark.rev
+        )),
+        Some(_) => None,
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Marker {
+    path: PathBuf,
+    boot_id: String,
+    file: Option<File>,
+    /// What the file says, as far as this process has written it.
+    written: Option<(u64, u64)>,
+    /// That it cannot be written was logged.
+    is_failing: bool,
+}
+
+impl Marker {
+    /// The file may be missing; its folder should be there.
+    #[must_use]
+    pub fn new(path: PathBuf, boot_id: String) -> Self {
+        Self { path, boot_id, file: None, written: None, is_failing: false }
+    }
+
+    /// Why a state on disk must not go on under its instance ID; none: it may. What cannot be read counts as missing.
+    pub(super) fn doubt(&self, instance_id: u64, rev: u64) -> Option<String> {
+        let bytes = fs::read(&self.path).ok().filter(|bytes| bytes.len() <= LARGEST);
+        let mark = bytes.and_then(|bytes| Mark::parse(&String::from_utf8(bytes).ok()?));
+        doubt(mark.as_ref(), &self.boot_id, instance_id, rev)
+    }
+
+    /// Notes a revision that is on disk, before readers see it. Without the note readers are told everything anew after the
+    /// next start, and nothing worse.
+    pub(super) fn note(&mut self, instance_id: u64, rev: u64) {
+        if self.written == Some((instance_id, rev)) {
+            return;
+        }
+        match self.write(instance_id, rev) {
+            Ok(()) => (self.written, self.is_failing) = (Some((instance_id, rev)), false),
+            Err(error) => {
+                self.file = None;
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    let path = self.path.display();
+                    tracing::warn!(%path, %error, "cannot note the revision that is served; the next start gets a new instance ID");
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, instance_id: u64, rev: u64) -> io::Result<()> {
+        let mark = Mark { boot_id: self.boot_id.clone(), instance_id, rev };
+        let line = mark.line();
+        let file = match &self.file {
+            Some(file) => file,
+            None => {
+                let mut options = OpenOptions::new();
+                let file = options.write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
+                // What another program or version left may be longer.
+                file.set_len(line.len() as u64)?;
+                self.file.insert(file)
+            }
+        };
+        // A process that is killed leaves the old line or the new one.
+        file.write_all_at(line.as_bytes(), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e12_a_state_goes_on_where_nothing_later_was_served_in_this_boot() {
+        let mark = |boot: &str, instance_id, rev| Mark { boot_id: boot.into(), instance_id, rev };
+        for (name, mark, says) in [
+            ("the newest", Some(mark("b", 7, 5)), None),
+            ("killed after the write, before the note", Some(mark("b", 7, 4)), None),
+            ("a backup of before", Some(mark("b", 7, 6)), Some("revision 6 was served")),
+            ("a backup of another instance", Some(mark("b", 8, 2)), Some("replaced or restored")),
+            ("a boot", Some(mark("a", 7, 5)), Some("booted")),
+            ("/run was emptied", None, Some("no record")),
+        ] {
+            let doubt = doubt(mark.as_ref(), "b", 7, 5);
+            assert_eq!(doubt.is_some(), says.is_some(), "{name}: {doubt:?}");
+            assert!(doubt.unwrap_or_default().contains(says.unwrap_or_default()), "{name}");
+        }
+    }
+
+    #[test]
+    fn e12_a_marker_outlives_its_process_and_what_is_no_marker_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("endpoints-revision");
+        let boot = "3c1f0a0e-0000-4000-8000-000000000001";
+        let marker = || Marker::new(path.clone(), boot.into());
+        assert!(marker().doubt(7, 5).is_some_and(|why| why.contains("no record")));
+        let mut first = marker();
+        for rev in [1, 5, u64::MAX, 5] {
+            first.note(7, rev);
+        }
+        assert_eq!(marker().doubt(7, 5), None);
+        assert!(marker().doubt(7, 4).is_some_and(|why| why.contains("revision 5 was served")));
+        assert!(
+            Marker::new(path.clone(), "another".into()).doubt(7, 5).is_some_and(|why| why.contains("booted"))
+        );
+        for garbage in ["", "keelson-endpoints 1 7 5", "keelson-endpoints 2 0 0 x\n", "\u{0}\u{1}"] {
+            fs::write(&path, garbage).expect("writes");
+            assert!(marker().doubt(7, 5).is_some_and(|why| why.contains("no record")), "{garbage:?}");
+        }
+        fs::write(&path, "x".repeat(1000)).expect("writes");
+        marker().note(7, 6);
+        assert_eq!(marker().doubt(7, 6), None, "what was longer is replaced");
+        // A folder that is not there costs nothing but the note.
+        let mut nowhere = Marker::new(folder.path().join("no/such"), boot.into());
+        nowhere.note(7, 6);
+        assert!(nowhere.doubt(7, 6).is_some());
+    }
+}
