@@ -4,7 +4,7 @@
 //! Node `a` is a kubelet's, node `b` an agent's in role `node`; then an agent in role `companion` joins the kubelet.
 //! Each has a proxy before the API server that counts bytes and knows nothing of them ([`bursts`]), and etcd tells
 //! every put with its size. A Lease is renewed at its real interval; a status that has not changed is reported more
-//! often than it would be, for the figures of one report, and counts as often as it would be: twelve times an hour.
+//! often than it would be, for the figures of one report, and counts as often as it would be by default settings.
 
 mod bursts;
 
@@ -21,8 +21,9 @@ use keelson_tests::scratch::Scratch;
 use super::megabytes;
 use bursts::Cost;
 
-/// Reports of an unchanged status in an hour: every five minutes.
-const REPORTS: f64 = 12.0;
+/// Reports of an unchanged status in an hour by default settings: the kubelet's every 5 min, the agent's every 15 min.
+const KUBELET_REPORTS: f64 = 12.0;
+const AGENT_REPORTS: f64 = 4.0;
 /// How often it is reported here: another rhythm than the Lease's, so that the two seldom fall together; the same for
 /// the two that are compared, and another one for the companion, whose watch hears of the kubelet's reports too.
 const REPORTED: &str = "7s";
@@ -40,11 +41,14 @@ struct Client<'a> {
     lease: &'a str,
     node: &'a str,
     pid: u32,
+    reports: f64,
 }
 
 /// What was found, an hour where it says nothing else.
 struct Side {
     renewals: f64,
+    /// Of an unchanged status, with default settings.
+    reports: f64,
     renewal: Cost,
     report: Cost,
     /// A status report of somebody else, as the watch of the Node brings it.
@@ -82,6 +86,7 @@ pub(super) async fn heartbeat() -> Result<()> {
             lease: "a",
             node: "a",
             pid: kubelet.pid().context("it runs")?,
+            reports: KUBELET_REPORTS,
         },
         Client {
             user: "system:node:b",
@@ -89,6 +94,7 @@ pub(super) async fn heartbeat() -> Result<()> {
             lease: "b",
             node: "b",
             pid: node.pid().context("it runs")?,
+            reports: AGENT_REPORTS,
         },
     ];
     let sides = stage.measure(&clients, window).await?;
@@ -101,6 +107,7 @@ pub(super) async fn heartbeat() -> Result<()> {
         lease: "keelson-a",
         node: "a",
         pid: companion.pid().context("it runs")?,
+        reports: AGENT_REPORTS,
     };
     let beside = stage.measure(&[client], window / 2).await?;
     if let ([kubelet, node], [companion]) = (&sides[..], &beside[..]) {
@@ -248,6 +255,7 @@ impl Client<'_> {
         );
         Ok(Side {
             renewals: 3600.0 / between,
+            reports: self.reports,
             renewal,
             report,
             heard,
@@ -262,7 +270,7 @@ impl Client<'_> {
 impl Side {
     /// Of an hour: so much for each renewal, so much for each report.
     fn hour(&self, renewal: f64, report: f64) -> f64 {
-        self.renewals * renewal + REPORTS * report
+        self.renewals * renewal + self.reports * report
     }
 }
 
