@@ -337,8 +337,9 @@ settings! {
         lease_duration: Duration = secs(40), within(secs(4), mins(10)), restart;
         /// How often the status is worked out, as the kubelet's `nodeStatusUpdateFrequency`.
         node_status_update_frequency: Duration = secs(10), within(secs(1), mins(10)), restart;
-        /// With role `node`: how often an unchanged status is reported, as the kubelet's `nodeStatusReportFrequency`.
-        node_status_report_frequency: Duration = mins(5), within(secs(1), hours(24)), restart;
+        /// With role `node`: how often a status that has not changed is reported, as the kubelet's
+        /// `nodeStatusReportFrequency`, which is 5 min by default. The node is Ready by its Lease.
+        node_status_report_frequency: Duration = mins(15), within(secs(1), hours(24)), restart;
         /// When pulls wait and none that runs has got a byte for this long, the condition ImagePullsStalled is True.
         pulls_stalled_after: Duration = mins(2), within(secs(10), hours(1)), restart;
         /// With role `node`, what is done when the Node is missing: `once` makes it at the start only, as the

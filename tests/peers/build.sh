@@ -11,7 +11,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers
-peers=(containerd crio cri-driver kubernetes)
+peers=(containerd crio cri-driver kubernetes kubernetes-1.31 reflectors)
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -57,19 +57,34 @@ build_cri-driver() {
     (cd "$here/cri-driver" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
 }
 
+build_reflectors() {
+    (cd "$here/reflectors" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
+}
+
 # The programs say no version of their own, and clients refuse an API server without one.
-build_kubernetes() {
-    local version package flags="-s -w"
-    version=$(module_version k8s.io/kubernetes "$here/kubernetes")
+# kubernetes_programs FOLDER MODULE-FOLDER PROGRAM...
+kubernetes_programs() {
+    local version package flags="-s -w" target=$1 module=$2
+    shift 2
+    version=$(module_version k8s.io/kubernetes "$module")
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
         flags+=" -X $package.gitVersion=v$version -X $package.gitTreeState=clean"
         flags+=" -X $package.gitMajor=$(cut -d. -f1 <<<"$version") -X $package.gitMinor=$(cut -d. -f2 <<<"$version")"
     done
     (
-        cd "$here/kubernetes"
-        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "$flags" -o "$1/" \
-            k8s.io/kubernetes/cmd/kube-{apiserver,controller-manager,proxy} k8s.io/kubernetes/cmd/kubelet
+        cd "$module"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "$flags" -o "$target/" \
+            "${@/#/k8s.io/kubernetes/cmd/}"
     )
+}
+
+build_kubernetes() {
+    kubernetes_programs "$1" "$here/kubernetes" kube-{apiserver,controller-manager,proxy} kubelet
+}
+
+# The oldest control plane that is supported.
+build_kubernetes-1.31() {
+    kubernetes_programs "$1" "$here/kubernetes-1.31" kube-{apiserver,controller-manager}
 }
 
 peer_version() {
@@ -77,7 +92,8 @@ peer_version() {
     containerd) module_version github.com/containerd/containerd/v2 "$here/containerd" ;;
     crio) module_version github.com/cri-o/cri-o "$here/crio" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
-    kubernetes) module_version k8s.io/kubernetes "$here/kubernetes" ;;
+    kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
+    reflectors) module_version k8s.io/client-go "$here/reflectors" ;;
     *) fail "no peer is called '$1'; there are: ${peers[*]}" ;;
     esac
 }
@@ -85,7 +101,7 @@ peer_version() {
 inputs_hash() {
     (
         cd "$here/$1"
-        declare -f "build_$1"
+        declare -f "build_$1" kubernetes_programs
         go version
         find . -type f | LC_ALL=C sort | xargs sha256sum
     ) | sha256sum | cut -c1-12

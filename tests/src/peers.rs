@@ -21,12 +21,53 @@ pub fn cri_driver() -> Result<PathBuf> {
     Ok(built("cri-driver")?.join("cri-driver"))
 }
 
-/// A program of Kubernetes 1.36, built from the Go module `tests/peers/kubernetes`: `kube-apiserver`,
-/// `kube-controller-manager`, `kube-proxy` or `kubelet`.
+/// Many nodes that watch and renew by client-go, built from `tests/peers/reflectors`.
+pub fn reflectors() -> Result<PathBuf> {
+    Ok(built("reflectors")?.join("reflectors"))
+}
+
+/// The control plane that suites run against unless a test names one: the newest supported, or the oldest with
+/// `KEELSON_TEST_KUBERNETES=1.31`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kubernetes {
+    /// 1.36, built from `tests/peers/kubernetes`.
+    Newest,
+    /// 1.31, built from `tests/peers/kubernetes-1.31`.
+    Oldest,
+}
+
+impl Kubernetes {
+    /// Which one the environment asks for.
+    pub fn chosen() -> Result<Self> {
+        match std::env::var("KEELSON_TEST_KUBERNETES").as_deref() {
+            Err(_) | Ok("1.36") => Ok(Self::Newest),
+            Ok("1.31") => Ok(Self::Oldest),
+            Ok(other) => bail!("KEELSON_TEST_KUBERNETES is {other:?}: set it to 1.31 or 1.36"),
+        }
+    }
+
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Newest => "kubernetes",
+            Self::Oldest => "kubernetes-1.31",
+        }
+    }
+}
+
+/// A program of the control plane that is tested against: `kube-apiserver` or `kube-controller-manager`.
+pub fn control_plane(program: &str) -> Result<PathBuf> {
+    kubernetes_program(Kubernetes::chosen()?, program)
+}
+
+/// A program of a node of Kubernetes 1.36: `kube-proxy` or `kubelet`.
 pub fn kubernetes(program: &str) -> Result<PathBuf> {
-    let path = built("kubernetes")?.join(program);
+    kubernetes_program(Kubernetes::Newest, program)
+}
+
+fn kubernetes_program(version: Kubernetes, program: &str) -> Result<PathBuf> {
+    let path = built(version.folder())?.join(program);
     if !path.is_file() {
-        bail!("tests/peers/kubernetes builds no {program}");
+        bail!("tests/peers/{} builds no {program}", version.folder());
     }
     Ok(path)
 }

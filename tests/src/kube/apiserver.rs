@@ -71,7 +71,7 @@ impl ApiServer {
         write_files(&folder, pki, options)?;
         let program = Program {
             name: "kube-apiserver".to_owned(),
-            path: peers::kubernetes("kube-apiserver")?,
+            path: peers::control_plane("kube-apiserver")?,
             args: flags(&folder, port, etcd, pki.ca_file(), options),
             env: Vec::new(),
             log: folder.join("apiserver.log"),

@@ -111,7 +111,7 @@ impl ControllerManager {
         args.extend(options.args.iter().cloned());
         let program = Program {
             name: "kube-controller-manager".to_owned(),
-            path: peers::kubernetes("kube-controller-manager")?,
+            path: peers::control_plane("kube-controller-manager")?,
             args,
             env: Vec::new(),
             log: folder.join("controllers.log"),

@@ -18,6 +18,7 @@ mod kube_proxy;
 mod kubelet;
 mod pki;
 mod proxy;
+mod reflectors;
 mod tcp;
 
 pub use apiserver::{ApiOptions, ApiServer};
@@ -32,6 +33,7 @@ pub use kube_proxy::{KubeProxy, KubeProxyOptions};
 pub use kubelet::{Kubelet, KubeletOptions};
 pub use pki::{Pair, Pki};
 pub use proxy::{ApiFault, ApiMatch, ApiProxy, ApiRule, ApiSeen};
+pub use reflectors::Reflectors;
 pub use tcp::{Chunk, TcpProxy};
 
 use crate::containerd::Containerd;

@@ -28,6 +28,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::cost::Cpu;
+use super::number;
 use beats::{Beats, Figures};
 
 /// The kubelet's default, and the interval that follows from it.
@@ -89,13 +90,6 @@ pub(super) async fn fleet() -> Result<()> {
         nodes /= 2;
     }
     Ok(())
-}
-
-fn number(variable: &str, otherwise: usize) -> Result<usize> {
-    match std::env::var(variable) {
-        Ok(text) => text.parse().with_context(|| format!("{variable} is {text:?}, not a number")),
-        Err(_) => Ok(otherwise),
-    }
 }
 
 /// A client with a connection of its own, for the runtime that uses it.

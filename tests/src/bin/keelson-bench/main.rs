@@ -16,10 +16,11 @@ mod memory;
 mod proxy;
 mod pulls;
 mod restart;
+mod storm;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use keelson_tests::containerd::Kind;
 
 /// One line of the table.
@@ -41,7 +42,7 @@ impl Row {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     keelson_tests::process::quiet();
-    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet, endpoints, and
+    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet, storm, endpoints, and
     // endpoints-revisions, -start, -full, -latency, -memory; proxy, after which its own flags may stand.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
@@ -73,9 +74,21 @@ async fn main() -> Result<ExitCode> {
         println!();
         fleet::fleet().await?;
     }
+    if run("storm") {
+        println!();
+        storm::storm().await?;
+    }
     endpoints::endpoints(&wanted).await?;
     proxy::proxy(&wanted).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A number from the environment.
+fn number(variable: &str, otherwise: usize) -> Result<usize> {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().with_context(|| format!("{variable} is {text:?}, not a number")),
+        Err(_) => Ok(otherwise),
+    }
 }
 
 /// The value below which the share `q` of `sorted` lies.
@@ -87,7 +100,6 @@ fn quantile<T: Copy>(sorted: &[T], q: f64) -> Option<T> {
 
 /// Megabytes of resident memory.
 fn megabytes(pid: u32) -> Result<f64> {
-    use anyhow::Context as _;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the agent's memory")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS is no number")?;
