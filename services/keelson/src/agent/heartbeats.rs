@@ -322,7 +322,7 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
         false => (None, None),
         true => {
             let (health, pod_watch) = watch::channel(ChoreHealth::Starting);
-            let (api, pulls, health) = (rest, parts.pulls, Arc::new(health));
+            let (api, pulls, health) = (rest.clone(), parts.pulls, Arc::new(health));
             let (known, failed) = (KnownPods::default(), shows_failure(health.clone()));
             let (job, node_name) = (Job::new(POD_JOB, parts.changes), node_name.clone());
             job.keep_on(&arbiter.handle(), 0, failed, move || {

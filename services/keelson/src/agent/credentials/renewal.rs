@@ -210,7 +210,7 @@ impl Renewal {
             ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
             ChoreHealth::Starting | ChoreHealth::Well => unix_ms(),
         };
-        self.health(ChoreHealth::Failing { reason, since_unix_ms: since });
+        self.health(ChoreHealth::Failing { reason, since_unix_ms: since, refused: false });
     }
 
     fn health(&self, health: ChoreHealth) {
