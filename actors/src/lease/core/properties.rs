@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    Event, Request,
+    Contention, Event, LeasePolicy, Request,
     testing::{Bench, Server, millis, policy, seconds},
 };
 use crate::cluster::{ApiErrorKind, ChoreHealth};
@@ -28,6 +28,8 @@ enum Step {
     Rival(bool),
     Touch,
     LeaseGone,
+    /// Another process renews the Lease once.
+    Renewed,
     Foreign,
     Node(Option<u8>),
     Told(Option<u8>),
@@ -63,6 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(Step::Rival),
         1 => Just(Step::Touch),
         1 => Just(Step::LeaseGone),
+        1 => Just(Step::Renewed),
         1 => Just(Step::Foreign),
         1 => option::of(0_u8..3).prop_map(Step::Node),
         1 => option::of(0_u8..3).prop_map(Step::Told),
@@ -83,6 +86,7 @@ struct Run {
     patches: Vec<Duration>,
     /// News of the Node let the core ask early once in an interval.
     told: bool,
+    policy: LeasePolicy,
 }
 
 impl Run {
@@ -95,6 +99,7 @@ impl Run {
             Step::Rival(rival) => server.rival = rival,
             Step::Touch => server.touch(),
             Step::LeaseGone => server.lease = None,
+            Step::Renewed => server.renew_as_kubelet(self.bench.now.unix_ms),
             Step::Foreign => {
                 server.touch();
                 if let Some(lease) = &mut server.lease {
@@ -109,7 +114,7 @@ impl Run {
             Step::Clock(step) => self.bench.step(step),
             Step::Restart => {
                 let now = self.bench.now;
-                self.bench = Bench::new(self.bench.record.clone());
+                self.bench = Bench::with(self.policy.clone(), self.bench.record.clone());
                 self.bench.now = now;
                 (self.times, self.patches, self.told) = (Vec::new(), Vec::new(), false);
             }
@@ -141,11 +146,13 @@ proptest! {
     #[test]
     fn whatever_the_server_answers(
         chance in 0.0_f64..1.0,
+        may_stand_back: bool,
         steps in vec(step(), 0..60),
     ) {
-        let bench = Bench { chance, ..Bench::new(None) };
+        let policy = LeasePolicy { may_stand_back, ..policy() };
+        let bench = Bench { chance, ..Bench::with(policy.clone(), None) };
         let server = Server::with_node();
-        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), told: false };
+        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), told: false, policy };
         for step in steps {
             run.perform(step);
             run.check_rate();
@@ -159,6 +166,11 @@ proptest! {
         }
         run.server.down = None;
         run.perform(Step::Pass(LONGEST_ASKED * 1000));
+        if may_stand_back {
+            // Nobody else has renewed the Lease for as long as it lasts.
+            run.perform(Step::Pass(40_000 + 10_400));
+        }
+        prop_assert_eq!(run.bench.core.contention() == Contention::StandingBack, false);
         let (writes, renewed) = (run.server.writes, run.bench.core.renewed_at());
         run.perform(Step::Pass(7_000 + 10_400));
         run.check_rate();

@@ -142,6 +142,7 @@ impl Heartbeats {
             renewed_unix_ms: renewed,
             age_ms: now - renewed,
             renewals: 9_378,
+            contention: "uncontested".into(),
         }
     }
 
