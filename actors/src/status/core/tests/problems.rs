@@ -5,6 +5,9 @@ use crate::status::{ExternalCondition, recorded_conditions};
 
 const ENDPOINTS: &str = "ServiceEndpointsStale";
 
+/// What the watches make of each second.
+type Pattern = fn(i64) -> EndpointsView;
+
 fn stale(cause: StaleCause, words: &str) -> EndpointsView {
     EndpointsView::Stale { cause, reason: words.into() }
 }
@@ -36,7 +39,7 @@ fn pass_with(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsVie
 /// E6: what the watches make of ten minutes of an API server in trouble, and the most that it may cost.
 #[test]
 fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
-    let cases: [(&str, usize, fn(i64) -> EndpointsView); 7] = [
+    let cases: [(&str, usize, Pattern); 7] = [
         ("down, in ever new words", 2, unavailable),
         ("down for 20 s of each minute", 0, |second| match second % 60 {
             0..20 => unavailable(second),
