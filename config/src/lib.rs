@@ -44,6 +44,7 @@ pub use show::{Format, render_show};
 pub use size::ByteSize;
 pub use values::{
     DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, HostName, InterfacePattern, ListenSpec,
-    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested,
+    WhenFull,
 };
 pub use warnings::Warning;

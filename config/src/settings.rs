@@ -17,7 +17,8 @@ use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
     DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, HostName, InterfacePattern, ListenSpec,
-    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested,
+    WhenFull,
 };
 
 /// The section of the gates, whose keys are the gates' names.

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     endpoints::{EndpointsPolicy, Service, SourceKind, view::tests::svc},
-    status::EndpointsView,
+    status::{EndpointsView, StaleCause},
 };
 
 fn named(name: &str) -> Service {
@@ -64,7 +64,10 @@ fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
         let mut bench = Bench::with(on_demand(), Brittle::new());
         bench.handle(Event::Followed);
         bench.health(SourceKind::Services, Some("403 Forbidden"));
-        let stale = EndpointsView::Stale { reason: "services: 403 Forbidden".into() };
+        let stale = EndpointsView::Stale {
+            cause: StaleCause::SourceUnavailable,
+            reason: "services: 403 Forbidden".into(),
+        };
         assert_eq!(bench.view, Some(stale), "a watch that fails is told at once");
     }
 }

@@ -41,7 +41,7 @@ use super::{
     LAST_WORDS,
     cluster::{Cluster, NodeSeen, node_channel},
     handles::Handle,
-    heartbeats::{wake_watches, watch_failed},
+    heartbeats::watch_failed,
     jobs::{self, Attempt, Job, Jobs},
 };
 
@@ -63,8 +63,6 @@ pub(super) struct EndpointsParts {
     pub(super) cluster: Option<Cluster>,
     /// The Node as the heartbeats watch it.
     pub(super) node: Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)>,
-    /// How the heartbeat fares that knows first that the API server is back.
-    pub(super) api_health: Option<watch::Receiver<ChoreHealth>>,
     pub(super) view: watch::Sender<EndpointsView>,
     pub(super) changes: watch::Sender<u64>,
 }
@@ -97,11 +95,15 @@ enum Place {
 
 /// Which source the settings mean.
 enum Source {
-    Kube(Cluster),
+    Kube(Box<Cluster>),
     Files(PathBuf),
 }
 
 impl Source {
+    fn kube(cluster: Cluster) -> Self {
+        Self::Kube(Box::new(cluster))
+    }
+
     /// Whether it is asked only once somebody follows. A folder costs nobody anything.
     fn is_on_demand(&self, settings: &Settings) -> bool {
         matches!(self, Self::Kube(_)) && settings.endpoints.watch == EndpointsWatch::OnDemand
@@ -117,9 +119,9 @@ impl Source {
         match settings.endpoints.source {
             EndpointsSource::Off => Err("endpoints.source is off"),
             // Without a cluster or a folder the settings are refused before.
-            EndpointsSource::Kube => cluster.map(Self::Kube).ok_or("no API server is configured"),
+            EndpointsSource::Kube => cluster.map(Self::kube).ok_or("no API server is configured"),
             EndpointsSource::Files => files().ok_or("no folder of manifests is configured"),
-            EndpointsSource::Auto => cluster.map(Self::Kube).or_else(files).ok_or(
+            EndpointsSource::Auto => cluster.map(Self::kube).or_else(files).ok_or(
                 "neither an API server (section [kube]) nor a folder of manifests (endpoints.manifests) is configured",
             ),
         }
@@ -302,11 +304,6 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
                     follow_node(&api, name, node, sink).await
                 }
             });
-            if let Some(sign) = parts.api_health {
-                let woken = api.clone();
-                let wake = move || wake_watches(woken.clone(), sign.clone());
-                source_job.keep_on(&arbiter.handle(), 2, |_| {}, wake);
-            }
             Place::Kube(api)
         }
         Source::Files(folder) => {

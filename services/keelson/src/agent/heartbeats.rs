@@ -90,11 +90,10 @@ pub(super) struct On {
     arbiter: actix::ArbiterHandle,
 }
 
-/// The LeaseRenewer with a connection and an arbiter of its own.
+/// The LeaseRenewer, which has a connection and an arbiter of its own.
 struct LeasePart {
     renewer: Mailbox<LeaseRenewer>,
     metrics: LeaseMetrics,
-    api: ApiServer,
     health: watch::Receiver<ChoreHealth>,
     contention: watch::Receiver<Contention>,
     arbiter: actix::ArbiterHandle,
@@ -247,7 +246,7 @@ fn start_lease(parts: &HeartbeatsParts, cluster: &Cluster) -> LeasePart {
     let (contention, contention_seen) = watch::channel(undecided);
     let recorder = Recorder::new(LEASE_ACTOR, MAILBOX);
     let lease_parts = LeaseRenewerParts {
-        api: Arc::new(api.clone()),
+        api: Arc::new(api),
         store: parts.store.clone(),
         clock: parts.clock,
         wall: Arc::new(unix_ms),
@@ -260,7 +259,7 @@ fn start_lease(parts: &HeartbeatsParts, cluster: &Cluster) -> LeasePart {
     };
     let arbiter = jobs::arbiter(c"lease").handle();
     let renewer = supervise::start(Some(&arbiter), recorder, move |_| LeaseRenewer::new(lease_parts));
-    LeasePart { renewer, metrics, api, health: seen, contention: contention_seen, arbiter }
+    LeasePart { renewer, metrics, health: seen, contention: contention_seen, arbiter }
 }
 
 fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> On {
@@ -315,9 +314,10 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     };
     let node_job = Job::new(NODE_JOB, parts.changes.clone());
     node_job.keep_on(&arbiter.handle(), 0, shows_failure(node_health), move || watched.clone().follow());
-    let (api, sign) = (rest.clone(), lease.as_ref().map_or(&node_watch, |lease| &lease.health).clone());
-    let wake = move || wake_watches(api.clone(), sign.clone());
-    node_job.keep_on(&arbiter.handle(), 1, |_| {}, wake);
+    if let Some(lease) = &lease {
+        let (api, renewals) = (rest.clone(), lease.health.clone());
+        node_job.keep_on(&arbiter.handle(), 1, |_| {}, move || wake_watches(api.clone(), renewals.clone()));
+    }
     let (pod_job, pod_watch) = match parts.settings.feature_gates.enabled(Gate::PodAwarePulls) {
         false => (None, None),
         true => {
@@ -353,18 +353,18 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     }
 }
 
-/// After an outage the Lease is renewed within seconds, and the watches' back-off may be half a minute: what the one learns
-/// is true for the others. Without a Lease the watch of the Node is `sign` for the others.
-pub(super) async fn wake_watches(api: ApiServer, mut sign: watch::Receiver<ChoreHealth>) {
+/// Wakes the watches when a renewal succeeds after failures: their own back-off may be up to a minute. Without a Lease the first
+/// watch that succeeds wakes the others.
+async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<ChoreHealth>) {
     let mut failing = false;
-    while sign.changed().await.is_ok() {
-        let well = *sign.borrow_and_update() == ChoreHealth::Well;
+    while renewals.changed().await.is_ok() {
+        let well = *renewals.borrow_and_update() == ChoreHealth::Well;
         if failing && well {
             api.wake_watches();
         }
         failing = !well;
     }
-    // Its sender was given up: nothing is learned from it any more.
+    // The LeaseRenewer was given up.
     std::future::pending().await
 }
 
@@ -431,15 +431,6 @@ impl Heartbeats {
         }
     }
 
-    /// What knows first that the API server is back: the Lease, or without one the watch of the Node; none while the
-    /// chore is off.
-    pub(super) fn api_health(&self) -> Option<watch::Receiver<ChoreHealth>> {
-        match self {
-            Self::Off(_) => None,
-            Self::On(on) => Some(on.sign().clone()),
-        }
-    }
-
     /// The Node as it is watched, and how that watch fares; none while the chore is off.
     pub(super) fn node(&self) -> Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)> {
         match self {
@@ -484,10 +475,6 @@ impl On {
             lease.arbiter.stop();
         }
         self.arbiter.stop();
-    }
-
-    fn sign(&self) -> &watch::Receiver<ChoreHealth> {
-        self.lease.as_ref().map_or(&self.healths.node_watch, |lease| &lease.health)
     }
 
     fn checks(&self) -> Vec<Check> {

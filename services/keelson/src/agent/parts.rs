@@ -218,7 +218,6 @@ pub(super) fn start(
         clock,
         cluster: cluster.clone(),
         node: heartbeats.node(),
-        api_health: heartbeats.api_health(),
         view: endpoints_view,
         changes: changes.clone(),
     });

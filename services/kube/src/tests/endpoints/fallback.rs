@@ -89,7 +89,8 @@ async fn e1_a_list_that_never_ends_after_a_410_is_told() {
     feed.error(410, "Expired");
     assert!(server.seen().await.query("sendInitialEvents").is_some());
     pass(Duration::from_secs(11)).await;
-    let SourceEvent::Health(_, ChoreHealth::Failing { reason, since_unix_ms, .. }) = source.event().await else {
+    let SourceEvent::Health(_, ChoreHealth::Failing { reason, since_unix_ms, .. }) = source.event().await
+    else {
         panic!("it is stale")
     };
     assert_eq!(reason, "the list was not complete after 10s");
