@@ -65,7 +65,7 @@ fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
         bench.handle(Event::Followed);
         bench.health(SourceKind::Services, Some("403 Forbidden"));
         let stale = EndpointsView::Stale {
-            cause: StaleCause::SourceUnavailable,
+            cause: StaleCause::SourceRefused,
             reason: "services: 403 Forbidden".into(),
         };
         assert_eq!(bench.view, Some(stale), "a watch that fails is told at once");

@@ -95,6 +95,7 @@ impl Core {
         revision: Revision,
         (changes, forgotten): (Vec<Change>, Vec<ServiceName>),
         now: Now,
+        random: u64,
         effects: &mut Vec<Effect>,
     ) {
         let mut meta = Box::new(self.meta(&published, now.unix_ms));
@@ -105,12 +106,21 @@ impl Core {
         let write = match self.disk {
             Disk::Same => Write::Changes { meta, services: published.services.clone(), changes, forgotten },
             Disk::Other => self.whole(meta, &published),
+            // The disk may still take an earlier revision of this identity, and this one would be made again after a restart.
+            Disk::Behind { .. } if self.is_writing(published.instance_id) => {
+                return self.publish_anew(Some((published, revision)), now, random, effects);
+            }
             Disk::Behind { .. } => {
                 let restart = self.shown.is_none().then_some(revision.rev);
                 return self.publish(published, restart, revision, now, effects);
             }
         };
         self.start_write(write, Some((published, revision)), now, effects);
+    }
+
+    /// Whether a revision of this identity is being written.
+    fn is_writing(&self, instance_id: u64) -> bool {
+        self.coming.as_ref().is_some_and(|coming| coming.identity.0 == instance_id)
     }
 
     fn whole(&self, meta: Box<Meta>, published: &Published) -> Write {
@@ -181,7 +191,8 @@ impl Core {
         };
         self.later = Later::Renamed;
         let text = format!(
-            "a reader has revision {rev} of this instance, and the newest is {}: the state folder was restored from a backup;              readers get a new instance ID",
+            "a reader has revision {rev} of this instance, and the newest is {}: the state folder was restored from a backup; \
+             readers get a new instance ID",
             shown.rev
         );
         effects.push(Effect::Note { warn: true, text });

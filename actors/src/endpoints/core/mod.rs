@@ -398,7 +398,7 @@ impl Core {
         }
         self.pace.made(now.mono);
         let forgotten = self.bury(&changes, &published);
-        self.write_or_publish(published, revision, (changes, forgotten), now, effects);
+        self.write_or_publish(published, revision, (changes, forgotten), now, random, effects);
     }
 
     /// Brings `services` up to date; what changed, in order, and when the oldest change was made.

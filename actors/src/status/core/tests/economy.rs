@@ -344,7 +344,8 @@ fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step(
         world.restart();
         world.pass(11 * MINUTE);
         // Right after a report, so that none is due.
-        while world.core.report_age(world.now()).expect("reported") > Duration::from_secs(15) {
+        let age = |world: &World| world.core.report_age(world.now()).expect("reported");
+        while role == Role::Node && age(&world) > Duration::from_secs(15) {
             world.pass(SECOND);
         }
         world.forget();
@@ -376,9 +377,13 @@ fn e18_a_report_of_the_future_does_not_delay_the_first_one_after_a_boot() {
         world.wall -= 2 * HOUR;
         world.restart();
         world.pass(SECOND);
-        assert_eq!(world.verbs(), ["patch"], "{role:?}");
+        if role == Role::Companion {
+            world.pass(HOUR);
+            assert!(world.writes().is_empty(), "a quiet companion writes nothing");
+            continue;
+        }
+        assert_eq!(world.verbs(), ["patch"]);
         world.pass(HOUR);
-        let most = if role == Role::Node { 15 } else { 14 };
-        assert!(world.writes().len() <= most, "{:?}", world.writes());
+        assert!(world.writes().len() <= 15, "{:?}", world.writes());
     }
 }
