@@ -77,7 +77,7 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
 #[test]
 fn e22_one_edit_the_node_lifecycle_controller_and_lost_answers_are_no_second_writer() {
     let mut world = settled(Role::Node);
-    world.other(&patch("ImagePullsFlowing", "False", 1));
+    world.other(&patch("ImagePullsStalled", "True", 1));
     world.pass(11 * SECOND);
     world.tell();
     for n in 0..5 {
