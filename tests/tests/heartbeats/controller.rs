@@ -132,9 +132,9 @@ fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Res
             cluster.admin.await_condition("case-30", kind, "False").await?;
         }
         rig.says_well().await?;
-        // Drawn anew from 2.5 to 7.5 min, and not what the plan was before.
+        // Drawn anew from 7.5 to 22.5 min, and not what the plan was before.
         let redrawn = next_report_in(&rig).await?;
-        within("the next report", redrawn, 80_000.0, 451_000.0)?;
+        within("the next report", redrawn, 380_000.0, 1_351_000.0)?;
         let planned = due - stopped.elapsed().as_secs_f64() * 1000.0;
         eprintln!("next report in {redrawn} ms; the plan was {planned:.0} ms");
         ensure!((redrawn - planned).abs() > 20.0, "the plan is the old one");

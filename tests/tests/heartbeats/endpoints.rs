@@ -212,6 +212,8 @@ fn e5_endpoints_that_nobody_wants_have_no_condition_and_nothing_is_asked_for_the
 async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
     rig.set("endpoints.source", "kube")?;
+    // Nobody follows them here.
+    rig.set("endpoints.watch", "always")?;
     rig.agent.start_again().await?;
     cluster.admin.await_condition(name, KIND, "False").await?;
     for way in ["Setting", "Gate"] {

@@ -213,6 +213,14 @@ impl Rig {
         Ok(all)
     }
 
+    /// Whether a renewal, every 10 s, may be under way, or has just ended.
+    pub(crate) fn is_about_to_renew(&self, cluster: &Cluster) -> Result<bool> {
+        let all = self.lease_requests(cluster)?;
+        let last = all.iter().filter(|event| event.is_write()).map(|event| event.received).max();
+        let age = jiff::Timestamp::now().duration_since(last.context("no Lease was written")?).as_secs_f64();
+        Ok(!(1.0..9.0).contains(&age))
+    }
+
     /// Its renewals that were answered with success.
     pub(crate) fn renewals(&self, cluster: &Cluster) -> Result<usize> {
         let all = self.lease_requests(cluster)?;
