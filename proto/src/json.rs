@@ -85,7 +85,8 @@ mod tests {
         let shown = as_json(&heartbeats);
         assert_eq!((&shown["lease"]["age_ms"], &shown["status"]), (&json!(4), &Value::Null));
         let expected = json!({
-            "type": "Ready", "status": "True", "reason": "", "message": "", "last_transition_unix_ms": 0, "source": ""
+            "type": "Ready", "status": "True", "reason": "", "message": "", "last_transition_unix_ms": 0, "source": "",
+            "contested": false
         });
         assert_eq!(shown["conditions"], json!([expected]));
         assert_eq!(as_json(&SetConditionResponse { changed: true }), json!({"changed": true}));

@@ -145,15 +145,16 @@ async fn heartbeats() {
     assert_eq!(status, StatusCode::OK);
     let lease = json!({
         "name": "n1", "holder": "", "state": "well", "reason": "", "failing_since_unix_ms": 0, "duration_seconds": 0,
-        "transitions": 0, "renewed_unix_ms": 0, "age_ms": 4, "renewals": 0
+        "transitions": 0, "renewed_unix_ms": 0, "age_ms": 4, "renewals": 0, "contention": ""
     });
     let reported = json!({
         "state": "well", "reason": "", "failing_since_unix_ms": 0, "reported_unix_ms": 0, "age_ms": 0,
-        "next_report_in_ms": 0, "reports": 2, "computations": 0
+        "next_report_in_ms": 0, "reports": 2, "computations": 0,
+        "on_change_only": false
     });
     let ready = json!({
         "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "all is well",
-        "last_transition_unix_ms": 1000, "source": "agent"
+        "last_transition_unix_ms": 1000, "source": "agent", "contested": false
     });
     let certificate = json!({
         "kind": "client_certificate", "file": "/pki/client.pem", "user": "system:node:n1", "bound_node": "",
