@@ -92,14 +92,18 @@ fn node_view(name: &str, object: Option<&Value>) -> Result<NodeView> {
     })
 }
 
-/// Every object of a kind. A change between two pages is no matter to a list, which is of one moment.
+/// Every object of a kind; none if the API server does not know the kind, as one of 1.31 knows no ServiceCIDR. A change between two
+/// pages is no matter to a list, which is of one moment.
 async fn list<T: DeserializeOwned>(client: &kube::Client, kind: Kind) -> Result<Vec<T>> {
     let mut all = Vec::new();
     let mut following = String::new();
     loop {
         let path = format!("{}?limit={PAGE}&continue={following}", kind.everywhere());
         let request = Request::get(&path).body(Vec::new()).context("not a path")?;
-        let page: Value = client.request(request).await.with_context(|| format!("cannot list {kind:?}"))?;
+        let page: Value = match client.request(request).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
+            page => page.with_context(|| format!("cannot list {kind:?}"))?,
+        };
         let Value::Object(mut page) = page else { bail!("a list of {kind:?} is no object") };
         if let Some(Value::Array(items)) = page.remove("items") {
             for mut item in items {
