@@ -8,14 +8,14 @@
 //! itself. `/run` is in no backup, is empty after a boot, and outlives every agent process.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io,
+    fs::{File, OpenOptions},
+    io::{self, Read as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
-/// The longest file that is read; a marker has some hundred bytes.
-const LARGEST: usize = 4096;
+/// How many bytes of the file are read at most; a marker has some hundred.
+const LARGEST: u64 = 4096;
 
 /// The newest revision that readers were shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +56,14 @@ fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Opti
     }
 }
 
-/// See the module.
+/// The first [`LARGEST`] bytes of a file.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(LARGEST).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The file that names the newest revision that readers were shown.
 #[derive(Debug)]
 pub struct Marker {
     path: PathBuf,
@@ -77,8 +84,7 @@ impl Marker {
 
     /// Why a state on disk must not go on under its instance ID; none: it may. What cannot be read counts as missing.
     pub(super) fn doubt(&self, instance_id: u64, rev: u64) -> Option<String> {
-        let bytes = fs::read(&self.path).ok().filter(|bytes| bytes.len() <= LARGEST);
-        let mark = bytes.and_then(|bytes| Mark::parse(&String::from_utf8(bytes).ok()?));
+        let mark = read(&self.path).ok().and_then(|text| Mark::parse(&text));
         doubt(mark.as_ref(), &self.boot_id, instance_id, rev)
     }
 
@@ -120,6 +126,8 @@ impl Marker {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

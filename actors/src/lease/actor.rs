@@ -61,7 +61,7 @@ pub struct LeaseRenewerParts {
     pub metrics: LeaseMetrics,
     /// How it fares, for readiness and people.
     pub health: watch::Sender<ChoreHealth>,
-    /// Whether another process renews the Lease, for whoever reports for the node.
+    /// Whether another process renews the Lease; read by the StatusReporter.
     pub contention: watch::Sender<Contention>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,

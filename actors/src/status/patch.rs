@@ -53,7 +53,7 @@ pub(super) fn status_patch(
     patch.into()
 }
 
-/// The patch of `/nodes/<name>/status` that takes conditions of these types off the Node, whoever wrote them.
+/// The patch of `/nodes/<name>/status` that takes conditions of these types off the Node, also those that another process wrote.
 #[must_use]
 pub fn removal_patch<T: AsRef<str>>(kinds: &[T]) -> Value {
     let all: Vec<_> = kinds.iter().map(|kind| removal(kind.as_ref())).collect();

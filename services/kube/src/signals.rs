@@ -6,7 +6,7 @@
 //!
 //! An etcd that was restored from a backup counts its revisions from the backup's on. A watch that asks for what
 //! happens after a version that the store has not reached yet is no error for the API server: it hears nothing until the
-//! store is there again, and misses what happened meanwhile. So whoever sees a version that is lower than it can be tells
+//! store is there again, and misses what happened meanwhile. So the watch or write that sees a version that is lower than it can be tells
 //! all. Versions are compared as numbers, which KEP-5504 guarantees since Kubernetes 1.35 and etcd has always
 //! provided; a version that is no number is not compared.
 

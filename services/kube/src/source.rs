@@ -234,7 +234,7 @@ struct Modes {
 }
 
 impl Modes {
-    /// Looks at one file. A file that is not there is for whoever reads it.
+    /// Checks the mode of one file. A missing file is reported when it is read.
     ///
     /// # Errors
     /// [`SourceError::WorldWritable`].
@@ -261,7 +261,7 @@ fn kubeconfig(
     modes: &mut Modes,
 ) -> Result<(Config, Vec<PathBuf>), SourceError> {
     let document = Kubeconfig::read_from(path).map_err(|err| kubeconfig_error(source, &err))?;
-    // It may name a program to run: whoever can write it is whoever the agent is.
+    // It may name a program to run: a user who can write it can act as the agent.
     modes.check("kubeconfig", path, document.auth_infos.iter().any(has_secret))?;
     let mut files = vec![path.to_owned()];
     let context = context.map(str::to_owned);

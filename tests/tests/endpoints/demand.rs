@@ -52,7 +52,7 @@ fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<
         stage.says_current().await?;
         ensure!(stage.metric("keelson_endpoints_watched").await? == 1.0);
         ensure!(asked(&stage)? > before, "whence does it know?");
-        // Whoever leaves ends nothing.
+        // A client that leaves ends nothing.
         drop(followers);
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
         soon("a change without a follower is heard", || async {

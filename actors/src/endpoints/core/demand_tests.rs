@@ -116,7 +116,7 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     assert_eq!(bench.content(), content);
     assert!(bench.notes.iter().any(|note| note.contains("restored from a backup")), "{:?}", bench.notes);
     assert_eq!(bench.core.on_disk(), Some((anew, rev)), "it is on disk at once");
-    // Whoever claims so again may be wrong, or mean harm: the folder was restored at most once in this process.
+    // A later claim may be wrong or hostile: the folder was restored at most once in this process.
     bench.handle(later(anew, rev + 40));
     assert_eq!(bench.id(), Some((anew, rev)));
     bench.pass(1_000);

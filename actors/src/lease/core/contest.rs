@@ -1,7 +1,7 @@
 //! Whether another process renews the same Lease, and who goes on renewing it.
 //!
 //! Owns: [`Contest`], which compares the renewTime that is read with those that this process wrote. In: Leases as they are read,
-//! own writes. Out: a [`Verdict`] for each Lease that is read, and [`Contention`] for whoever reports for the node.
+//! own writes. Out: a [`Verdict`] for each Lease that is read, and [`Contention`] for the StatusReporter.
 //!
 //! A renewTime that changed and that this process did not write is a renewal by another process; two of them within two
 //! periods are a second writer. One alone is a person's edit, or the last renewal of the agent that this one replaces.
@@ -33,7 +33,7 @@ pub enum Contention {
 }
 
 impl Contention {
-    /// For JSON.
+    /// The value of `contention` in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Contention {
 /// What to do with a Lease that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Renew it.
+    /// No other process is known to renew the Lease.
     Renew,
     /// Read it again after this time: another process may renew it.
     Observe(Duration),
@@ -112,7 +112,7 @@ impl Contest {
         }
     }
 
-    /// For whoever reports for the node.
+    /// Read by the StatusReporter.
     pub(super) fn contention(&self) -> Contention {
         match self.mode {
             // A status does not wait for a Lease that cannot be read.
@@ -231,7 +231,7 @@ impl Contest {
         (verdict, is_foreign)
     }
 
-    /// The period of whoever renews this Lease: a quarter of its duration, this process's at least.
+    /// The renewal period of this Lease: a quarter of its duration, and no shorter than this process's own.
     fn period(&self, seen: &LeaseSeen) -> Duration {
         (Self::lasts(seen) / 4).max(self.interval)
     }

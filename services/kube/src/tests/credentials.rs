@@ -408,7 +408,7 @@ async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster
     assert_eq!(credentials.in_use().error, None);
 }
 
-/// E4: whoever follows the documentation has no secret that others can read.
+/// E4: each step of the documentation creates secrets that no other user can read.
 #[test]
 fn e4_every_step_in_the_documentation_makes_secrets_0600() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -8,15 +8,6 @@ use crate::status::{ExternalCondition, Register};
 /// The condition that [`change`] sets.
 const CHANGED: &str = "Changed";
 
-fn settled(role: Role) -> World {
-    let mut world = World::with_node(role);
-    world.restart();
-    world.pass(MINUTE);
-    world.tell();
-    world.forget();
-    world
-}
-
 /// Something to report, at once.
 fn change(world: &mut World) {
     let message = format!("at {}", world.boot);
@@ -25,7 +16,7 @@ fn change(world: &mut World) {
 
 #[test]
 fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_the_next_pass() {
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     let start = world.boot;
     world.always = Some(Fault::Hangs);
     change(&mut world);
@@ -45,7 +36,7 @@ fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_t
 
 #[test]
 fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     world.faults.push_back(Fault::Swallows);
     change(&mut world);
     world.pass(11 * SECOND);
@@ -60,7 +51,7 @@ fn a_server_that_wants_to_be_left_alone_is_for_a_minute_at_most() {
             ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(asked)) },
             ApiErrorKind::Server { retry_after: Some(Duration::from_secs(asked)) },
         ] {
-            let mut world = settled(Role::Companion);
+            let mut world = World::settled(Role::Companion);
             world.faults.push_back(Fault::Says(kind));
             change(&mut world);
             world.pass(11 * SECOND);
@@ -86,7 +77,7 @@ fn what_another_try_cannot_mend_is_tried_once_a_pass() {
         ApiErrorKind::Credentials,
         ApiErrorKind::TooManyRequests { retry_after: None },
     ] {
-        let mut world = settled(Role::Companion);
+        let mut world = World::settled(Role::Companion);
         world.always = Some(Fault::Says(kind));
         change(&mut world);
         world.pass(MINUTE);
@@ -104,7 +95,7 @@ fn what_another_try_cannot_mend_is_tried_once_a_pass() {
 
 #[test]
 fn nothing_to_say_does_not_say_that_the_server_is_well() {
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     change(&mut world);
     world.pass(11 * SECOND);
@@ -118,7 +109,7 @@ fn nothing_to_say_does_not_say_that_the_server_is_well() {
 
 #[test]
 fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     world.collected.runtime = Err("unix:///r.sock: connection refused".into());
     world.collected.runtime_down = Some("unix:///r.sock: connection refused".into());
     let at = world.boot;
@@ -148,7 +139,7 @@ fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
 
 #[test]
 fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     let start = world.boot;
     for n in 0..600 {
         let down = n % 2 == 0;
@@ -166,7 +157,7 @@ fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes()
 
 #[test]
 fn a_runtime_that_says_nothing_is_given_thirty_seconds_since_its_last_word() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     world.collected.runtime = Err("no answer within 5s".into());
     world.pass(19 * SECOND);
     assert_eq!(world.verbs(), Vec::<&str>::new());
@@ -178,7 +169,7 @@ fn a_runtime_that_says_nothing_is_given_thirty_seconds_since_its_last_word() {
 
 #[test]
 fn a_runtime_or_network_that_is_not_ready_is_named_with_every_other_reason() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     let report = world.collected.runtime.as_mut().expect("well");
     report.conditions[1] = RuntimeCondition {
         kind: NETWORK_READY.into(),
@@ -197,7 +188,7 @@ fn a_runtime_or_network_that_is_not_ready_is_named_with_every_other_reason() {
 
 #[test]
 fn pressure_stays_true_for_the_transition_period_and_its_words_change_on_flips_only() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     let status = |world: &World, kind: &str| world.condition(kind)["status"].clone();
     world.collected.readings.memory_available_bytes = Some(99 << 20);
     world.collected.readings.pids = Some((1000, 999));
@@ -228,12 +219,12 @@ fn each_disk_signal_is_disk_pressure() {
         |readings| readings.image_fs.as_mut().expect("there").inodes_free = 49_999,
     ];
     for spoil in spoil {
-        let mut world = settled(Role::Node);
+        let mut world = World::settled(Role::Node);
         spoil(&mut world.collected.readings);
         world.pass(11 * SECOND);
         assert_eq!(world.condition("DiskPressure")["reason"], "KubeletHasDiskPressure");
     }
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     for fs in
         [&mut world.collected.readings.node_fs, &mut world.collected.readings.image_fs].into_iter().flatten()
     {
@@ -289,14 +280,14 @@ fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
         (FlowView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
         (FlowView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
     ] {
-        let mut world = settled(Role::Companion);
+        let mut world = World::settled(Role::Companion);
         world.collected.flow = Ok(flow.clone());
         world.pass(45 * SECOND);
         let is = world.condition("ImagePullsStalled");
         assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{flow:?}");
     }
     // Nothing has moved since the start, and that is long ago by now.
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     world.collected.flow = Ok(FlowView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
     world.pass(30 * SECOND);
     assert_eq!(
@@ -306,7 +297,7 @@ fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     );
     world.pass(90 * SECOND);
     assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsStalled");
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     world.collected.flow = Err("the mailbox of PullCoordinator is full".into());
     world.pass(19 * SECOND);
     assert_eq!(world.verbs(), Vec::<&str>::new(), "a busy moment says nothing");
@@ -322,7 +313,7 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
         let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
         (text("status"), text("reason"))
     };
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     assert_eq!(world.condition(KIND), Value::Null, "the chore is off");
     let stale = |cause| EndpointsView::Stale { cause, reason: "some words".into() };
     for (view, status, reason) in [
@@ -354,7 +345,7 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
     let failing = |reason: &str| StoreState::Failing { reason: reason.into(), since };
     let unavailable =
         |reason: &str| StoreState::Unavailable { reason: reason.into(), since, next_try: Some(since) };
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     let is = |world: &World| {
         let condition = world.condition(KIND);
         let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();

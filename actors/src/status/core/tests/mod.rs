@@ -163,6 +163,16 @@ impl World {
         world
     }
 
+    /// A world with a Node, whose first status is a minute old.
+    fn settled(role: Role) -> Self {
+        let mut world = Self::with_node(role);
+        world.restart();
+        world.pass(MINUTE);
+        world.tell();
+        world.forget();
+        world
+    }
+
     fn make_node(&mut self) {
         self.made += 1;
         let node = json!({

@@ -14,15 +14,6 @@ fn patch(kind: &str, status: &str, n: i64) -> Value {
     }]}})
 }
 
-fn settled(role: Role) -> World {
-    let mut world = World::with_node(role);
-    world.restart();
-    world.pass(MINUTE);
-    world.tell();
-    world.forget();
-    world
-}
-
 /// Another process writes the condition whenever it finds that it is not its own, as this agent would.
 fn fight(world: &mut World, kind: &str, passes: i64) {
     for n in 0..passes {
@@ -37,7 +28,7 @@ fn fight(world: &mut World, kind: &str, passes: i64) {
 #[test]
 fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
     for role in [Role::Companion, Role::Node] {
-        let mut world = settled(role);
+        let mut world = World::settled(role);
         world.set(condition(KIND, ConditionStatus::False));
         world.step(Event::Changed);
         world.pass(11 * SECOND);
@@ -76,7 +67,7 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
 
 #[test]
 fn e22_one_edit_the_node_lifecycle_controller_and_lost_answers_are_no_second_writer() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     world.other(&patch("ImagePullsStalled", "True", 1));
     world.pass(11 * SECOND);
     world.tell();
@@ -100,7 +91,7 @@ fn e22_one_edit_the_node_lifecycle_controller_and_lost_answers_are_no_second_wri
 
 #[test]
 fn e22_a_condition_that_was_cleared_is_not_fought_over() {
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     world.set(condition(KIND, ConditionStatus::False));
     world.step(Event::Changed);
     let write = world.core.clear_condition(KIND, world.now()).expect("was set");
@@ -115,7 +106,7 @@ fn e22_a_condition_that_was_cleared_is_not_fought_over() {
 /// Two agents of one name, each with its own core, before one Node.
 #[test]
 fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
-    let mut one = settled(Role::Companion);
+    let mut one = World::settled(Role::Companion);
     // What it finds has lasted for longer than a condition waits.
     one.pass(6 * MINUTE);
     one.forget();
@@ -143,7 +134,7 @@ fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
 
 #[test]
 fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
-    let mut world = settled(Role::Node);
+    let mut world = World::settled(Role::Node);
     // A kubelet comes.
     let kubelet = json!({"status": {
         "nodeInfo": {"kubeletVersion": "v1.36.3"},
@@ -206,7 +197,7 @@ fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
 
 #[test]
 fn e3_a_lease_that_another_renews_is_a_condition_of_a_companion_too() {
-    let mut world = settled(Role::Companion);
+    let mut world = World::settled(Role::Companion);
     world.step(Event::Contention(Contention::Contested));
     world.pass(11 * SECOND);
     let contested = world.condition(CONTESTED);
