@@ -24,7 +24,7 @@ run: ## pull images through the agent into a containerd of its own, until Ctrl-C
 
 cluster: ## a control plane whose one node the agent alone keeps Ready, until Ctrl-C
 	@scripts/install-packages.sh cluster
-	@tests/peers/build.sh kubernetes
+	@tests/peers/build.sh etcd kubernetes
 	@$(CARGO) build --release --workspace --bin keelson --bin keelson-cluster
 	@exec $(TARGET)/release/keelson-cluster
 
@@ -36,7 +36,7 @@ test: ## every test, those on real components included
 
 soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime crio")
 	@scripts/install-packages.sh soak
-	@tests/peers/build.sh containerd cri-driver crio kubernetes
+	@tests/peers/build.sh containerd cri-driver crio etcd kubernetes
 	@$(CARGO) build --profile $(PROFILE) --workspace --bin keelson --bin keelson-soak
 	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
 

@@ -11,7 +11,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers
-peers=(containerd crio cri-driver kubernetes kubernetes-1.31 reflectors)
+peers=(containerd crio cri-driver etcd kubernetes kubernetes-1.31 reflectors)
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -57,6 +57,16 @@ build_cri-driver() {
     (cd "$here/cri-driver" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
 }
 
+# The store of the newest control plane. The oldest one has Debian's, which is older than streaming lists.
+build_etcd() {
+    local module=go.etcd.io/etcd
+    (
+        cd "$here/etcd"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/etcd" "$module/server/v3"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/etcdutl" "$module/etcdutl/v3"
+    )
+}
+
 build_reflectors() {
     (cd "$here/reflectors" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
 }
@@ -91,6 +101,7 @@ peer_version() {
     case $1 in
     containerd) module_version github.com/containerd/containerd/v2 "$here/containerd" ;;
     crio) module_version github.com/cri-o/cri-o "$here/crio" ;;
+    etcd) module_version go.etcd.io/etcd/server/v3 "$here/etcd" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
     kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
     reflectors) module_version k8s.io/client-go "$here/reflectors" ;;

@@ -59,6 +59,18 @@ pub fn control_plane(program: &str) -> Result<PathBuf> {
     kubernetes_program(Kubernetes::chosen()?, program)
 }
 
+/// The server of etcd and the program that restores its snapshots. The newest control plane has etcd 3.6, built from
+/// `tests/peers/etcd`; the oldest one has Debian's 3.4, as has every one that is to know no streaming lists.
+pub fn etcd(streaming_lists: bool) -> Result<(PathBuf, PathBuf)> {
+    match Kubernetes::chosen()? {
+        Kubernetes::Newest if streaming_lists => {
+            let folder = built("etcd")?;
+            Ok((folder.join("etcd"), folder.join("etcdutl")))
+        }
+        _ => Ok((system("etcd", "etcd-server")?, system("etcdctl", "etcd-client")?)),
+    }
+}
+
 /// A program of a node of Kubernetes 1.36: `kube-proxy` or `kubelet`.
 pub fn kubernetes(program: &str) -> Result<PathBuf> {
     kubernetes_program(Kubernetes::Newest, program)

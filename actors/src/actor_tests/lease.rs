@@ -242,7 +242,7 @@ fn case_24_and_25_refusals_and_a_black_hole_end_by_themselves() {
         cluster.api.server().down = None;
         pass(7_000).await;
         assert_eq!(cluster.health(), ChoreHealth::Well);
-        assert_eq!(cluster.api.closes.swap(0, Ordering::SeqCst), 4);
+        assert!(cluster.api.closes.swap(0, Ordering::SeqCst) >= 4);
         cluster.api.log();
 
         cluster.api.hang.store(true, Ordering::SeqCst);

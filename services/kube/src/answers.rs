@@ -265,6 +265,11 @@ pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
     )
 }
 
+/// What a watch would be answered with, as another one was.
+pub(crate) fn too_old() -> Failure {
+    Failure::new(ApiErrorKind::Gone, "the server has refused a watch from a newer version as too old")
+}
+
 /// What it means that a request got no answer, or half of one.
 pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     let causes: Vec<&(dyn StdError + 'static)> =

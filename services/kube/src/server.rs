@@ -166,7 +166,7 @@ impl ApiServer {
         self.keeper.close_connections();
     }
 
-    /// Ends, within 5 s, the back-off of watches that wait after an error, because the server was seen to answer somebody
+    /// Ends, within 42 s, the back-off of watches that wait after an error, because the server was seen to answer somebody
     /// else; also of those on other connections that share [`ApiServerParts::signals`]. A wait that the server asked for
     /// itself goes on.
     pub fn wake_watches(&self) {

@@ -1,8 +1,8 @@
 //! What the connections to one API server tell each other.
 //!
 //! Owns: [`ServerSignals`], and the pure [`History`] by which a rollback of the store is detected. In: the resource versions
-//! in answers, and that a watch works again. Out: a sign for watches that wait, and one for watches that have to list
-//! again.
+//! in answers, that a watch works again, and versions that the server finds too old. Out: a sign for watches that wait, and one
+//! for watches that have to list again.
 //!
 //! An etcd that was restored from a backup counts its revisions from the backup's on. A watch that asks for what
 //! happens after a version that the store has not reached yet is no error for the API server: it hears nothing until the
@@ -14,9 +14,21 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+/// What all agents learn at the same moment (the server answers again, the store was rolled back, a `Retry-After`) they
+/// act upon at random within this time.
+pub(crate) const SPREAD: Duration = Duration::from_secs(30);
+/// A server that has just begun to answer fills its watch caches: what is asked of them before this time is refused.
+const WARM_UP: Duration = Duration::from_secs(10);
+/// A version that was refused as too old says so of older ones for this time.
+const TOO_OLD_FOR: Duration = Duration::from_secs(60);
 
 /// The store behind the API server has an older state than was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +84,52 @@ impl History {
     }
 }
 
+/// What one watch has learned and the others need not ask again.
+#[derive(Debug, Default)]
+struct Learned {
+    /// When this agent's watches go on after an outage: agents take turns.
+    turn: Option<Instant>,
+    /// The newest version that the server refused as too old, and when.
+    too_old: Option<(u64, Instant)>,
+}
+
+impl Learned {
+    /// The server answers again. `random` is in [0, 1).
+    fn answers_again(&mut self, now: Instant, random: f64) {
+        if self.turn.is_none_or(|turn| turn < now) {
+            self.turn = Some(now + WARM_UP + SPREAD.mul_f64(random));
+        }
+    }
+
+    /// A watch from `version` was refused with these words.
+    fn refused(&mut self, version: &str, words: &str, now: Instant) {
+        let Ok(version) = version.parse::<u64>() else { return };
+        let version = before_the_oldest(words).map_or(version, |newest| version.max(newest));
+        let before = self.too_old.filter(|(_, at)| now.duration_since(*at) < TOO_OLD_FOR);
+        self.too_old = Some((before.map_or(version, |(before, _)| version.max(before)), now));
+    }
+
+    /// A server's caches all begin when it starts, so what it finds too old in one of them it does in the others. Where that
+    /// is not why, a list takes the place of a watch once.
+    fn is_too_old(&self, version: &str, now: Instant) -> bool {
+        let version = version.parse::<u64>();
+        let covers = |(newest, at)| {
+            now.duration_since(at) < TOO_OLD_FOR && version.is_ok_and(|version| version <= newest)
+        };
+        self.too_old.is_some_and(covers)
+    }
+}
+
+/// The newest version that is too old, from `too old resource version: 100 (200)`: the server knows what happened after 200.
+fn before_the_oldest(words: &str) -> Option<u64> {
+    let (_, numbers) = words.split_once("too old resource version: ")?;
+    let (oldest, _) = numbers.split_once('(')?.1.split_once(')')?;
+    Some(oldest.parse::<u64>().ok()?.saturating_sub(1))
+}
+
 struct Signals {
     answers_again: Notify,
+    learned: Mutex<Learned>,
     history: Mutex<History>,
     /// How many there were.
     rollbacks: watch::Sender<u64>,
@@ -101,6 +157,7 @@ impl ServerSignals {
     pub fn new(on_rollback: impl Fn(&Rollback) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Signals {
             answers_again: Notify::new(),
+            learned: Mutex::default(),
             history: Mutex::default(),
             rollbacks: watch::channel(0).0,
             on_rollback: Box::new(on_rollback),
@@ -111,14 +168,31 @@ impl ServerSignals {
         self.0.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the back-off of watches.
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.0.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the back-off of watches when it is this agent's turn.
     pub(crate) fn wake(&self) {
+        self.learned().answers_again(Instant::now(), rand::random());
         self.0.answers_again.notify_waiters();
     }
 
-    /// Ends with the next [`ServerSignals::wake`].
-    pub(crate) async fn woken(&self) {
+    /// Ends with the next [`ServerSignals::wake`]. Returns how long it is until this agent's turn.
+    pub(crate) async fn woken(&self) -> Duration {
         self.0.answers_again.notified().await;
+        let turn = self.learned().turn;
+        turn.map_or(Duration::ZERO, |turn| turn.saturating_duration_since(Instant::now()))
+    }
+
+    /// A watch from `version` was refused, because it is too old.
+    pub(crate) fn refused_as_too_old(&self, version: &str, words: &str) {
+        self.learned().refused(version, words, Instant::now());
+    }
+
+    /// Whether a watch from `version` would be refused, as far as is known.
+    pub(crate) fn is_too_old(&self, version: &str) -> bool {
+        self.learned().is_too_old(version, Instant::now())
     }
 
     /// What the answer to a request for `object` has to be, if it is sent now.
@@ -209,6 +283,36 @@ mod tests {
         history.roll_back();
         assert_eq!(history.answered(LEASE, late, "50"), None);
         assert_eq!(history.expected(LEASE).at_least, None);
+    }
+
+    #[test]
+    fn e2_an_agent_has_one_turn_after_an_outage() {
+        let (mut learned, now) = (Learned::default(), Instant::now());
+        learned.answers_again(now, 0.5);
+        let turn = now + WARM_UP + SPREAD / 2;
+        assert_eq!(learned.turn, Some(turn));
+        learned.answers_again(now + SPREAD / 4, 0.0);
+        assert_eq!(learned.turn, Some(turn), "the second watch that succeeds changes nothing");
+        learned.answers_again(now + 2 * SPREAD, 0.0);
+        assert_eq!(learned.turn, Some(now + 2 * SPREAD + WARM_UP), "the next outage");
+    }
+
+    #[test]
+    fn e2_a_refused_version_speaks_for_older_ones_for_a_minute() {
+        let (mut learned, now) = (Learned::default(), Instant::now());
+        assert!(!learned.is_too_old("1", now));
+        learned.refused("100", "The resourceVersion for the provided watch is too old. (Expired)", now);
+        learned.refused("90", "", now);
+        learned.refused("no number", "", now);
+        for (version, too_old) in [("100", true), ("99", true), ("101", false), ("no number", false)] {
+            assert_eq!(learned.is_too_old(version, now), too_old, "{version}");
+        }
+        let later = now + TOO_OLD_FOR;
+        assert!(!learned.is_too_old("100", later));
+        learned.refused("50", "", later);
+        assert!(!learned.is_too_old("60", later), "what was refused long ago says nothing");
+        learned.refused("50", "too old resource version: 50 (80) (Expired)", later);
+        assert!(learned.is_too_old("79", later) && !learned.is_too_old("80", later), "as the server says");
     }
 
     #[test]

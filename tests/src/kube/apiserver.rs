@@ -24,13 +24,20 @@ pub struct ApiOptions {
     pub token_nodes: Vec<String>,
     /// Whether the audit log has the bodies of requests too.
     pub audit_bodies: bool,
+    /// Whether etcd is new enough for streaming lists; else agents have to list.
+    pub streaming_lists: bool,
     /// Flags after those of the harness, which they override.
     pub args: Vec<String>,
 }
 
 impl Default for ApiOptions {
     fn default() -> Self {
-        Self { token_nodes: vec!["node".to_owned()], audit_bodies: false, args: Vec::new() }
+        Self {
+            token_nodes: vec!["node".to_owned()],
+            audit_bodies: false,
+            streaming_lists: true,
+            args: Vec::new(),
+        }
     }
 }
 

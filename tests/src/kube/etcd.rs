@@ -20,6 +20,8 @@ pub struct Etcd {
     /// Name and address of the only member, as `--initial-cluster` has them.
     member: String,
     program: Program,
+    /// What restores its snapshots.
+    restorer: PathBuf,
     process: Option<Process>,
 }
 
@@ -51,14 +53,14 @@ pub struct Writes {
 }
 
 impl Etcd {
-    /// Starts one below `scratch` and waits until it is healthy.
-    pub async fn start(scratch: &Scratch) -> Result<Self> {
+    /// Starts one below `scratch` and waits until it is healthy. `streaming_lists`: it is new enough for them.
+    pub async fn start(scratch: &Scratch, streaming_lists: bool) -> Result<Self> {
         let (client, peer) = (free_port()?, free_port()?);
         let folder = scratch.dir(&format!("etcd-{client}"))?;
         let endpoint = format!("http://127.0.0.1:{client}");
         let between = format!("http://127.0.0.1:{peer}");
         let (data, member) = (folder.join("data"), format!("{MEMBER}={between}"));
-        let path = peers::system("etcd", "etcd-server")?;
+        let (path, restorer) = peers::etcd(streaming_lists)?;
         let mut args: Vec<String> = [
             ("--name", MEMBER.to_owned()),
             ("--data-dir", data.display().to_string()),
@@ -79,7 +81,7 @@ impl Etcd {
         }
         let program =
             Program { name: "etcd".to_owned(), path, args, env: Vec::new(), log: folder.join("etcd.log") };
-        let mut etcd = Self { endpoint, data, member, program, process: None };
+        let mut etcd = Self { endpoint, data, member, program, restorer, process: None };
         etcd.start_again().await?;
         Ok(etcd)
     }
@@ -195,10 +197,8 @@ impl Etcd {
             bail!("etcd runs");
         }
         fs::remove_dir_all(&self.data).context("cannot remove etcd's data")?;
-        // Since 3.6 another program does it.
-        let program = peers::system("etcdutl", "etcd-client").or_else(|_| etcdctl())?;
         let (_, address) = self.member.split_once('=').context("a member has an address")?;
-        let output = tokio::process::Command::new(&program)
+        let output = tokio::process::Command::new(&self.restorer)
             .env("ETCDCTL_API", "3")
             .args(["snapshot", "restore"])
             .arg(file)
@@ -209,7 +209,7 @@ impl Etcd {
             .kill_on_drop(true)
             .output()
             .await
-            .with_context(|| format!("cannot run {}", program.display()))?;
+            .with_context(|| format!("cannot run {}", self.restorer.display()))?;
         if !output.status.success() {
             bail!("the snapshot is not restored: {}", String::from_utf8_lossy(&output.stderr));
         }

@@ -68,7 +68,7 @@ impl Cluster {
     /// Starts all with these settings.
     pub async fn start_with(scratch: &Scratch, options: &ApiOptions) -> Result<Self> {
         let pki = Arc::new(Pki::new(&free_folder(scratch, "pki")?)?);
-        let etcd = Etcd::start(scratch).await?;
+        let etcd = Etcd::start(scratch, options.streaming_lists).await?;
         let folder = free_folder(scratch, "admin")?;
         let mut identity = None;
         let api = ApiServer::start(scratch, etcd.endpoint(), &pki, options, |endpoint| async {

@@ -342,6 +342,13 @@ impl Core {
         if tries_left {
             return self.go_on(turn);
         }
+        if error.kind == ApiErrorKind::Unreachable {
+            // A read would fail as well, and is one request more when the server is back. Should the Lease have been written
+            // meanwhile, the patch of an old version is refused, and then it is read.
+            self.in_trouble("renew", error, turn);
+            self.sync.tries -= 1;
+            return self.back_off(Duration::ZERO, turn);
+        }
         // What is known of the Lease led to nothing: the second half begins with a read.
         self.lease = None;
         self.sync.second = true;

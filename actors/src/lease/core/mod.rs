@@ -7,7 +7,9 @@
 //!            ┌──────────────── interval, jitter ◄────────────────┐
 //!            ▼                                                   │
 //!  waiting ─┬─(Lease known)──► renew ──ok────────────────────────┤
-//!           │                   │ ▲ └─fails 5 times──► read      │
+//!           │                   │ ▲ └─fails 5 times──► read, or  │
+//!           │                   │ │  where there is no server    │
+//!           │                   │ │  renew after a back-off      │
 //!           │          conflict │ │                              │
 //!           │                   ▼ │                              │
 //!           ├─(not known)────► read ──404──► Node? ──► create ───┤
@@ -18,8 +20,9 @@
 //! ```
 //!
 //! A *sync* is what happens between two waits. It renews at most five times with what it knew, and at most five
-//! times more after a read. Waits count monotonic time only; the wall clock goes into the Lease and nowhere else,
-//! but for one question after a start: how long ago the Lease was renewed.
+//! times more after a read. While the server cannot be reached, renewal is retried with a back-off. Waits count monotonic
+//! time only; the wall clock goes into the Lease and nowhere else, but for one question after a start: how long ago the
+//! Lease was renewed.
 
 mod answers;
 mod contest;

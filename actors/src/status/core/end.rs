@@ -12,7 +12,7 @@ use crate::{
     clock::Now,
     cluster::ChoreHealth,
     status::{
-        compute::{Moment, moment},
+        compute::{Moment, conditions, moment},
         policy::{Register, Role},
     },
 };
@@ -130,7 +130,7 @@ impl Core {
         let is_there = node.is_some();
         self.knowledge.watched(node);
         if is_there {
-            self.heard();
+            self.heard(now);
             if self.missing.is_some() {
                 self.prompt(true, now, effects);
             }
@@ -141,9 +141,17 @@ impl Core {
     }
 
     /// The server has answered.
-    pub(super) fn heard(&mut self) {
-        if let Some(failing) = &mut self.failing {
+    pub(super) fn heard(&mut self, now: Now) {
+        if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.proof) {
             failing.proof = true;
+            self.heard_again = Some(moment(now));
         }
+    }
+
+    /// Whether a problem that comes of the server's absence is not reported: while it is away, and so long after it that the
+    /// watches have had time to catch up. Otherwise an outage would cost two writes for each node of the cluster.
+    pub(super) fn was_just_away(&self, now: Now) -> bool {
+        self.failing.as_ref().is_some_and(|failing| !failing.proof)
+            || self.heard_again.is_some_and(|at| moment(now).saturating_sub(at) < conditions::ONSET)
     }
 }

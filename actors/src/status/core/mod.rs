@@ -220,6 +220,8 @@ pub struct Core {
     flow: Option<(FlowView, Moment)>,
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
+    /// When the server was heard after reports had failed.
+    heard_again: Option<Moment>,
     health: ChoreHealth,
     contention: Contention,
     /// A pass ended without a request, because it is not known whether another process reports for the node.
@@ -263,6 +265,7 @@ impl Core {
             flow: None,
             image_fs: None,
             failing: None,
+            heard_again: None,
             health: ChoreHealth::Starting,
             contention: Contention::default(),
             withheld: false,

@@ -182,7 +182,7 @@ impl Core {
         // Nobody judges a node by its companion: what does not change is not written.
         let expired = self.policy.role == Role::Node
             && since.is_none_or(|since| since >= millis(self.policy.report_frequency) + self.delay);
-        let status = self.status(&base, &inputs, expired || self.force, now, effects);
+        let mut status = self.status(&base, &inputs, expired || self.force, now, effects);
         let facts = &inputs.facts;
         // Beside a kubelet a condition is all that is written.
         let role = if self.stands_back() { Role::Companion } else { self.policy.role };
@@ -191,6 +191,9 @@ impl Core {
             Role::Companion => Vec::new(),
         };
         let old = base.status.clone().unwrap_or_default();
+        if self.was_just_away(now) {
+            conditions::withhold_stale_endpoints(&mut status, &old);
+        }
         let changed = differ(&old, &status) || !labels.is_empty();
         if !changed && !expired && !self.force {
             self.finish(End::Quiet, now, random, effects);
@@ -352,7 +355,7 @@ impl Core {
         match result {
             Ok(_) => {
                 self.repair = false;
-                self.heard();
+                self.heard(now);
                 effects.push(Effect::Note {
                     warn: false,
                     text: "the Node's labels are as they should be".into(),
@@ -385,11 +388,11 @@ impl Core {
                 let node: Arc<Node> = Arc::from(node);
                 pass.base = Some(node.clone());
                 self.knowledge.expect(node);
-                self.heard();
+                self.heard(now);
                 self.go_on(now, random, effects);
             }
             Err(error) if error.kind == ApiErrorKind::NotFound => {
-                self.heard();
+                self.heard(now);
                 self.not_there(now, random, effects);
             }
             Err(error) => self.failed(&error, now, random, effects),
@@ -491,7 +494,7 @@ impl Core {
 
     /// A report has reached the server, and made the Node so.
     fn sent(&mut self, node: &Node, now: Now, random: f64, effects: &mut Vec<Effect>) {
-        self.heard();
+        self.heard(now);
         self.force = false;
         self.writers.sent();
         let Some(pass) = &mut self.pass else { return };

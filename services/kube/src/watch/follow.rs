@@ -89,10 +89,13 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
         self.batch = Batch::default();
         self.listing = false;
-        let step = self.reflector.next();
+        let step = self.reflector.next(Instant::now());
         let is_list = matches!(step, Step::List { .. });
         let outcome = match step {
             Step::List { exact, paged } => self.list(exact, paged).await,
+            Step::Watch { from: Some(from) } if self.would_be_refused(&from) => {
+                Err(self.api.error(answers::too_old()).into())
+            }
             Step::Watch { from } => self.watch(from).await,
         };
         self.slow = None;
@@ -170,6 +173,11 @@ impl<'a, S: Subject> Follower<'a, S> {
             query.push("resourceVersion=0".to_owned());
         }
         Call::get(S::RESOURCE, self.target(&query), S::ACCEPT_LIST)
+    }
+
+    /// Whether a watch from this version would only be refused.
+    fn would_be_refused(&self, version: &str) -> bool {
+        self.reflector.check_at().is_some() && self.api.signals().is_too_old(version)
     }
 
     /// One watch from its request to its end. `from` none: the objects there are come first.
@@ -497,6 +505,11 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     async fn failed(&mut self, err: &ApiError, tell: bool, cut_off: bool, refused: bool) {
+        if err.kind == ApiErrorKind::Gone
+            && let Some(version) = self.reflector.version()
+        {
+            self.api.signals().refused_as_too_old(version, &err.reason);
+        }
         let pause = self.reflector.failed(err.kind, cut_off, Instant::now(), rand::random());
         if S::LIST_AFTER_INTERRUPTION {
             self.reflector.forget();
@@ -521,9 +534,9 @@ impl<'a, S: Subject> Follower<'a, S> {
         let end = Instant::now() + pause.wait;
         tokio::select! {
             () = sleep_until(end) => {}
-            () = self.api.signals().woken(), if pause.can_be_woken => {
+            turn = self.api.signals().woken(), if pause.can_be_woken => {
                 let rest = end.saturating_duration_since(Instant::now());
-                sleep(self.reflector.woken(rest, rand::random())).await;
+                sleep(self.reflector.woken(rest, turn, rand::random())).await;
             }
         }
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use keelson_actors::cluster::ApiErrorKind as Kind;
 use tokio::time::Instant;
 
+use crate::signals::SPREAD;
+
 const BACKOFF_FIRST: Duration = Duration::from_millis(800);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// After this time without a failure, the next failure is a first one.
@@ -16,9 +18,10 @@ const BACKOFF_RESET: Duration = Duration::from_secs(120);
 const AGAIN_CALM: Duration = Duration::from_secs(60);
 /// A relist after the first 410 is sent within this time, at random, because every agent may have got one.
 const RELIST_SPREAD: Duration = Duration::from_millis(1600);
-/// What all agents learn at the same moment (the server answers again, the store was rolled back, a `Retry-After`) they
-/// act upon at random within this time.
-const SPREAD: Duration = Duration::from_secs(5);
+/// When it is an agent's turn, its watches go on at random within this time, so that one learns from another.
+const STAGGER: Duration = Duration::from_secs(2);
+/// A server that does not know streaming lists is asked for one again after this time. It may have been upgraded.
+const STREAMING_AGAIN: Duration = Duration::from_secs(3600);
 /// A `Retry-After` is obeyed up to this time.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// A server is asked to end a watch after 5 to 10 minutes.
@@ -81,6 +84,8 @@ pub(crate) struct Reflector {
     /// Everything up to this version is known.
     version: Option<String>,
     mode: ListMode,
+    /// When the server said that it knows no streaming lists; the list that took the place of one has not failed.
+    streaming_refused: Option<Instant>,
     /// Something was listed or found too old, so the server's cache may be too old.
     exact: bool,
     /// The highest version seen since the last rollback of the store.
@@ -96,7 +101,13 @@ pub(crate) struct Reflector {
 }
 
 impl Reflector {
-    pub(crate) fn next(&self) -> Step {
+    pub(crate) fn next(&mut self, now: Instant) -> Step {
+        if self.version.is_none()
+            && self.mode == ListMode::Streaming
+            && self.streaming_refused.is_some_and(|at| now.duration_since(at) < STREAMING_AGAIN)
+        {
+            self.mode = ListMode::Paged;
+        }
         match (&self.version, self.mode) {
             (None, ListMode::Paged) => Step::List { exact: self.exact, paged: true },
             (None, ListMode::Whole) => Step::List { exact: self.exact, paged: false },
@@ -106,6 +117,11 @@ impl Reflector {
 
     pub(crate) fn synced(&self) -> bool {
         self.version.is_some()
+    }
+
+    /// From where the watch goes on; none before a complete listing.
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.version.as_deref()
     }
 
     /// Everything is known at `version`. `exact`: and is no older than the store was when the listing began.
@@ -187,6 +203,7 @@ impl Reflector {
             // An etcd that is too old for streaming lists makes the server say 500. Whatever the reason, client-go lists.
             (None, ListMode::Streaming) if cut_off || is_refusal(kind) => {
                 self.mode = ListMode::Paged;
+                self.streaming_refused = Some(now).filter(|_| kind == Kind::Invalid);
                 return Pause::NONE;
             }
             // What the pages are of was compacted meanwhile.
@@ -195,7 +212,10 @@ impl Reflector {
                 return Pause::NONE;
             }
             // A failed list says nothing of the next one.
-            (None, _) => self.mode = ListMode::Streaming,
+            (None, _) => {
+                self.mode = ListMode::Streaming;
+                self.streaming_refused = None;
+            }
             (Some(_), _) if kind == Kind::Gone => {
                 self.version = None;
                 // The server works: what an outage before this has added to the back-off says nothing. A server that
@@ -216,11 +236,11 @@ impl Reflector {
         Pause { wait: self.backoff.next(now, random).max(asked), is_failure: true, can_be_woken }
     }
 
-    /// A wait was ended by a sign that the server answers again, `rest` before its end. Returns how much of it is waited
-    /// all the same. `random` is in [0, 1).
-    pub(crate) fn woken(&mut self, rest: Duration, random: f64) -> Duration {
+    /// A wait was ended by a sign that the server answers again, `rest` before its end; it is this agent's turn `turn` from
+    /// now. Returns how much of it is waited all the same. `random` is in [0, 1).
+    pub(crate) fn woken(&mut self, rest: Duration, turn: Duration, random: f64) -> Duration {
         self.woken = true;
-        rest.min(SPREAD.mul_f64(random))
+        rest.min(turn + STAGGER.mul_f64(random))
     }
 }
 

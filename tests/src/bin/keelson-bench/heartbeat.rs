@@ -8,6 +8,7 @@
 //! companion is as it is by default: it has no Lease, and a status that has not changed is never written.
 
 mod bursts;
+mod hour;
 
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use keelson_tests::scratch::Scratch;
 
 use super::megabytes;
 use bursts::Cost;
+pub(super) use hour::hour;
 
 /// Reports of an unchanged status in an hour by default settings: the kubelet's every 5 min, the agent's every 15 min.
 const KUBELET_REPORTS: f64 = 12.0;
@@ -70,7 +72,7 @@ pub(super) async fn heartbeat() -> Result<()> {
         Err(_) => 4.0,
     };
     let window = Duration::from_secs_f64(minutes * 60.0);
-    let stage = Stage::new().await?;
+    let stage = Stage::new(Some(REPORTED)).await?;
     let (kubelet_way, node_way, companion_way) = (
         stage.cluster.tcp_proxy().await?,
         stage.cluster.tcp_proxy().await?,
@@ -122,10 +124,12 @@ struct Stage {
     containerd: Containerd,
     cluster: Cluster,
     scratch: Scratch,
+    /// How often kubelet and agents report a status that has not changed, if not by default.
+    reported: Option<&'static str>,
 }
 
 impl Stage {
-    async fn new() -> Result<Self> {
+    async fn new(reported: Option<&'static str>) -> Result<Self> {
         let scratch = Scratch::new()?;
         let registry = Registry::start(&scratch, Access::Anonymous).await?;
         let options = Options { network: true, ..Options::default() };
@@ -138,7 +142,7 @@ impl Stage {
             cri.pull_image(&image.at(registry.address())).await?;
         }
         let cluster = Cluster::start(&scratch).await?;
-        Ok(Self { containerd, cluster, scratch })
+        Ok(Self { containerd, cluster, scratch, reported })
     }
 
     async fn kubelet(&self, way: &TcpProxy) -> Result<Kubelet> {
@@ -147,8 +151,12 @@ impl Stage {
             kubeconfig: Some(identity.kubeconfig_via(&way.endpoint())?),
             ..KubeletOptions::default()
         };
-        let options =
-            options.set("nodeStatusUpdateFrequency", REPORTED).set("nodeStatusReportFrequency", REPORTED);
+        let options = match self.reported {
+            Some(time) => {
+                options.set("nodeStatusUpdateFrequency", time).set("nodeStatusReportFrequency", time)
+            }
+            None => options,
+        };
         let kubelet = self.cluster.kubelet(&self.scratch, "a", &self.containerd, &options).await?;
         self.cluster.admin.await_condition("a", "Ready", "True").await?;
         Ok(kubelet)
@@ -160,11 +168,15 @@ impl Stage {
             .set("endpoints.source", "off")
             .set("kube.kubeconfig", identity.kubeconfig_via(&way.endpoint())?.display().to_string())
             .set("node.role", role)
-            .set("node.node_status_update_frequency", REPORTED)
-            .set("node.node_status_report_frequency", REPORTED)
             .set("node.root_dir", self.scratch.path().display().to_string())
             // Like the kubelet of the harness: the disk of a machine that measures may be full.
             .set("node.eviction_hard", "memory.available<1Mi");
+        let settings = match self.reported {
+            Some(time) => settings
+                .set("node.node_status_update_frequency", time)
+                .set("node.node_status_report_frequency", time),
+            None => settings,
+        };
         Agent::start(&self.scratch, &self.containerd.endpoint(), &settings).await
     }
 

@@ -42,8 +42,8 @@ impl Row {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     keelson_tests::process::quiet();
-    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, fleet, storm, endpoints, and
-    // endpoints-revisions, -start, -full, -latency, -memory; proxy, after which its own flags may stand.
+    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, hour, fleet, storm,
+    // endpoints, and endpoints-revisions, -start, -full, -latency, -memory; proxy, after which its own flags may stand.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     if ["calls", "pulls", "memory", "restart"].into_iter().any(run) {
@@ -69,6 +69,10 @@ async fn main() -> Result<ExitCode> {
     if run("heartbeat") {
         println!();
         heartbeat::heartbeat().await?;
+    }
+    // Only when it is asked for: it lasts an hour.
+    if wanted.iter().any(|wanted| wanted == "hour") {
+        heartbeat::hour().await?;
     }
     if run("fleet") {
         println!();

@@ -5,12 +5,12 @@
 //!
 //! Each reason is one of a closed set and has one message. The words of an error are in the log, in `keelson endpoints`
 //! and in `/readyz`: in a condition they would cost the API server a write whenever they change, most of all while it
-//! is in trouble itself. For the same reason a problem is reported only when it has lasted for [`ONSET`], and stays
+//! is in trouble itself. For the same reason a problem is reported only when it has lasted for [`ONSET`] or longer, and stays
 //! until it has been away for `node.eviction_pressure_transition_period` (5 min), as the kubelet's pressures do.
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::NodeCondition;
+use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use keelson_storage::StoreState;
 
 use super::{ConditionStatus, Text, put};
@@ -34,6 +34,11 @@ pub(in crate::status) const STATE: &str = "KeelsonStateNotDurable";
 /// How long a problem lasts before it is reported, in milliseconds: longer than a restart of the API server, of the
 /// runtime or of the agent.
 pub(in crate::status) const ONSET: i64 = 30_000;
+/// The same for an API server that does not answer: longer than its restart and the time in which watches come back after
+/// it (up to 60 s), because nobody reads the condition before that.
+const UNAVAILABLE_ONSET: i64 = 120_000;
+
+const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
 
 /// What a pass finds of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +55,11 @@ impl Finding {
 
     fn problem(reason: &'static str, message: &'static str) -> Self {
         Self { status: ConditionStatus::True, reason, message }
+    }
+
+    /// How long it lasts before it is reported.
+    fn onset(&self) -> i64 {
+        if self.reason == SOURCE_UNAVAILABLE { UNAVAILABLE_ONSET } else { ONSET }
     }
 
     fn unknown(reason: &'static str, message: &'static str) -> Self {
@@ -118,7 +128,7 @@ fn report(
     let shown = match known {
         // That all is well is no reason to wait: this is the first status of a node or of a version.
         None if found.status == ConditionStatus::False => None,
-        None if at.saturating_sub(spell.status_since) >= ONSET => None,
+        None if at.saturating_sub(spell.status_since) >= found.onset() => None,
         None => return,
         Some(known) => stands(known, found, &spell, millis(policy.pressure_transition), at),
     };
@@ -141,9 +151,24 @@ fn stands(
     let reason = known.reason.clone().unwrap_or_default();
     let is_same = status == found.status && reason == found.reason;
     let since = if status == found.status { spell.reason_since } else { spell.status_since };
-    let pause = if status == ConditionStatus::True { transition } else { ONSET };
+    let pause = if status == ConditionStatus::True { transition } else { found.onset() };
     let stands = is_same || now.saturating_sub(since) < pause;
     stands.then(|| (status, reason, known.message.clone().unwrap_or_default()))
+}
+
+/// Leaves [`ENDPOINTS`] as the Node has it, if it would become True.
+pub(in crate::status) fn withhold_stale_endpoints(status: &mut NodeStatus, old: &NodeStatus) {
+    let find =
+        |of: &NodeStatus| of.conditions.iter().flatten().find(|known| known.type_ == ENDPOINTS).cloned();
+    let known = find(old);
+    if find(status).is_none_or(|new| new.status != "True")
+        || known.as_ref().is_some_and(|known| known.status == "True")
+    {
+        return;
+    }
+    let list = status.conditions.get_or_insert_default();
+    list.retain(|condition| condition.type_ != ENDPOINTS);
+    list.extend(known);
 }
 
 /// Whether image pulls are stalled. Those that only wait for each other are not.
@@ -195,7 +220,7 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
         (Some(StaleCause::SourceUnavailable), EndpointsOrigin::ApiServer) => {
             let message = "the API server does not answer as it should; the service endpoints are the last ones that were \
                            synced; see keelson endpoints";
-            Finding::problem("SourceUnavailable", message)
+            Finding::problem(SOURCE_UNAVAILABLE, message)
         }
         (Some(StaleCause::SourceRefused), EndpointsOrigin::ApiServer) => {
             let message = "the API server does not allow the agent to watch what service endpoints are made of; they are \
@@ -205,7 +230,7 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
         (Some(_), EndpointsOrigin::Manifests) => {
             let message = "the manifests folder cannot be read; the service endpoints are the last ones that were synced; \
                            see keelson endpoints";
-            Finding::problem("SourceUnavailable", message)
+            Finding::problem(SOURCE_UNAVAILABLE, message)
         }
     }
 }

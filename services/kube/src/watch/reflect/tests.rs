@@ -35,11 +35,11 @@ async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peac
 #[tokio::test(start_paused = true)]
 async fn one_request_lists_and_watches() {
     let mut reflector = Reflector::default();
-    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.next(Instant::now()), STREAM);
     reflector.listed("5".into(), true);
-    assert_eq!(reflector.next(), from("5"));
+    assert_eq!(reflector.next(Instant::now()), from("5"));
     reflector.saw("6".into());
-    assert_eq!(reflector.next(), from("6"));
+    assert_eq!(reflector.next(Instant::now()), from("6"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,18 +48,43 @@ async fn e1_a_streaming_list_that_is_refused_or_cut_off_is_followed_by_a_list_at
     for (kind, cut_off) in [(Kind::Invalid, false), (ERROR, false), (DOWN, true), (Kind::Timeout, true)] {
         let mut reflector = Reflector::default();
         assert_eq!(reflector.failed(kind, cut_off, now, 0.5), Pause::NONE, "{kind:?}");
-        assert_eq!(reflector.next(), Step::List { exact: false, paged: true });
+        assert_eq!(reflector.next(Instant::now()), Step::List { exact: false, paged: true });
         let mut reflector = listed("5");
         reflector.forget();
         assert_eq!(reflector.failed(kind, cut_off, now, 0.5), Pause::NONE, "{kind:?}");
-        assert_eq!(reflector.next(), PAGES, "what the server has cached may be too old as well");
+        assert_eq!(
+            reflector.next(Instant::now()),
+            PAGES,
+            "what the server has cached may be too old as well"
+        );
     }
     let busy = Kind::Server { retry_after: Some(SECOND) };
     for kind in [busy, DOWN, Kind::Timeout, Kind::Forbidden, Kind::TooManyRequests { retry_after: None }] {
         let mut reflector = Reflector::default();
         let pause = reflector.failed(kind, false, now, 0.5);
         assert!(pause.is_failure && pause.wait >= BACKOFF_FIRST, "{kind:?}: {pause:?}");
-        assert_eq!(reflector.next(), STREAM, "{kind:?} does not mean that it is unable");
+        assert_eq!(reflector.next(Instant::now()), STREAM, "{kind:?} does not mean that it is unable");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn e2_a_server_that_knows_no_streaming_lists_is_asked_for_pages_for_an_hour() {
+    let now = Instant::now();
+    let mut reflector = Reflector::default();
+    reflector.failed(Kind::Invalid, false, now, 0.5);
+    reflector.listed("5".into(), true);
+    assert_eq!(reflector.next(now), from("5"), "a watch is a watch");
+    reflector.forget();
+    assert_eq!(reflector.next(now), PAGES);
+    reflector.listed("6".into(), true);
+    reflector.forget();
+    assert_eq!(reflector.next(now + STREAMING_AGAIN), STREAM);
+    // One that failed otherwise is asked for again.
+    for (kind, cut_off) in [(DOWN, true), (ERROR, false)] {
+        reflector.failed(kind, cut_off, now, 0.5);
+        reflector.listed("7".into(), true);
+        reflector.forget();
+        assert_eq!(reflector.next(now), STREAM);
     }
 }
 
@@ -68,18 +93,18 @@ async fn e15_a_list_is_never_the_last_word() {
     let now = Instant::now();
     let mut reflector = Reflector::default();
     reflector.failed(ERROR, false, now, 0.5);
-    assert!(matches!(reflector.next(), Step::List { .. }));
+    assert!(matches!(reflector.next(Instant::now()), Step::List { .. }));
     // After a list that failed, and after one that succeeded.
     for kind in [ERROR, Kind::Invalid, DOWN, Kind::Forbidden] {
         let pause = reflector.failed(kind, false, now, 0.5);
         assert!(pause.is_failure && !pause.wait.is_zero(), "{kind:?}: one turn of both, and then a wait");
-        assert_eq!(reflector.next(), STREAM);
+        assert_eq!(reflector.next(Instant::now()), STREAM);
         reflector.failed(ERROR, false, now, 0.5);
     }
     reflector.listed("5".into(), true);
-    assert_eq!(reflector.next(), from("5"));
+    assert_eq!(reflector.next(Instant::now()), from("5"));
     reflector.failed(Kind::Gone, false, now, 0.5);
-    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.next(Instant::now()), STREAM);
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,11 +113,11 @@ async fn e15_pages_that_expire_are_followed_by_one_whole_list() {
     let mut reflector = listed("5");
     reflector.forget();
     reflector.failed(Kind::Invalid, false, now, 0.5);
-    assert_eq!(reflector.next(), PAGES);
+    assert_eq!(reflector.next(Instant::now()), PAGES);
     assert_eq!(reflector.failed(Kind::Gone, false, now, 0.5), Pause::NONE);
-    assert_eq!(reflector.next(), Step::List { exact: true, paged: false });
+    assert_eq!(reflector.next(Instant::now()), Step::List { exact: true, paged: false });
     assert!(reflector.failed(Kind::Gone, false, now, 0.5).is_failure);
-    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.next(Instant::now()), STREAM);
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,10 +126,10 @@ async fn a_break_goes_on_from_the_last_version() {
     let now = Instant::now();
     for kind in [DOWN, Kind::Timeout, Kind::Forbidden, ERROR] {
         assert!(reflector.failed(kind, false, now, 0.0).wait >= BACKOFF_FIRST);
-        assert_eq!(reflector.next(), from("5"));
+        assert_eq!(reflector.next(Instant::now()), from("5"));
     }
     reflector.failed(Kind::Gone, false, now, 0.0);
-    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.next(Instant::now()), STREAM);
     assert!(!reflector.synced());
 }
 
@@ -117,7 +142,7 @@ async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_ag
     }
     let pause = reflector.failed(Kind::Gone, false, now, 0.5);
     assert_eq!((pause.wait, pause.is_failure), (RELIST_SPREAD / 2, false), "not all agents at once");
-    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.next(Instant::now()), STREAM);
     reflector.listed("9".into(), true);
     let pause = reflector.failed(Kind::Gone, false, now, 0.0);
     assert_eq!((pause.wait, pause.is_failure), (BACKOFF_FIRST, true));
@@ -132,7 +157,9 @@ async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_
     let busy = Kind::TooManyRequests { retry_after: Some(17 * SECOND) };
     let pause = reflector.failed(busy, false, now, 0.0);
     assert_eq!((pause.wait, pause.can_be_woken), (17 * SECOND, false));
-    assert_eq!(reflector.failed(busy, false, now, 0.5).wait, 17 * SECOND + SPREAD / 2);
+    assert_eq!(reflector.failed(busy, false, now, 0.5).wait, 17 * SECOND * 3 / 2);
+    let long = Kind::TooManyRequests { retry_after: Some(30 * SECOND) };
+    assert_eq!(reflector.failed(long, false, now, 0.5).wait, 30 * SECOND + SPREAD / 2);
     let mut reflector = Reflector::default();
     let brief = Kind::TooManyRequests { retry_after: Some(SECOND) };
     assert_eq!(reflector.failed(brief, false, now, 0.5).wait, SECOND * 3 / 2);
@@ -152,12 +179,13 @@ async fn e2_a_sign_that_the_server_answers_shortens_every_other_wait_and_is_spre
     }
     let pause = reflector.failed(DOWN, false, now, 0.0);
     assert_eq!(pause.wait.as_millis(), 12800);
-    assert_eq!(reflector.woken(pause.wait, 0.5), SPREAD / 2);
-    assert_eq!(reflector.woken(SECOND, 0.5), SECOND, "never later than without");
+    let turn = 7 * SECOND;
+    assert_eq!(reflector.woken(pause.wait, turn, 0.5), turn + STAGGER / 2);
+    assert_eq!(reflector.woken(SECOND, turn, 0.5), SECOND, "never later than without");
     // It was too early: the next wait is whole, so that there are at most twice as many requests as without signs.
     assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_woken);
     assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken);
-    reflector.woken(SECOND, 0.5);
+    reflector.woken(SECOND, turn, 0.5);
     reflector.saw("6".into());
     assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken, "it was right");
 }
@@ -168,7 +196,7 @@ async fn a_sink_that_forgets_again_and_again_waits() {
     let mut now = Instant::now();
     reflector.forget();
     assert!(!reflector.synced());
-    assert_eq!(reflector.next(), STREAM);
+    assert_eq!(reflector.next(Instant::now()), STREAM);
     assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
     assert_eq!(reflector.again(now, 0.0), BACKOFF_FIRST);
     assert_eq!(reflector.again(now, 0.0), 2 * BACKOFF_FIRST);
@@ -195,7 +223,7 @@ fn e11_a_listing_that_is_older_than_what_was_seen_shows_a_rollback() {
 fn e11_after_a_rollback_everything_is_listed_and_nothing_is_compared() {
     let mut reflector = listed("100");
     assert_eq!(reflector.roll_back(0.5), SPREAD / 2);
-    assert_eq!((reflector.synced(), reflector.next()), (false, STREAM));
+    assert_eq!((reflector.synced(), reflector.next(Instant::now())), (false, STREAM));
     assert_eq!(reflector.listed("7".into(), true), None, "which was told already");
 }
 
