@@ -54,14 +54,14 @@ conformance-kube-proxy: ## the suite of service proxies against the real kube-pr
 bench: ## the figures of docs/performance.md, beside direct containerd, a stock kubelet and kube-proxy in the same run
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
-	@$(CARGO) build --release --workspace --bin keelson --bin keelson-bench
-	@exec $(TARGET)/release/keelson-bench
+	@$(CARGO) build --profile dist --workspace --bin keelson --bin keelson-bench
+	@exec $(TARGET)/dist/keelson-bench
 
 bench-proxy: ## of these what is about a proxy's rules, beside kube-proxy (ARGS="--sizes 1000x10 --parts cold,change")
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
-	@$(CARGO) build --release --workspace --bin keelson --bin keelson-bench
-	@exec $(TARGET)/release/keelson-bench proxy $(ARGS)
+	@$(CARGO) build --profile dist --workspace --bin keelson --bin keelson-bench
+	@exec $(TARGET)/dist/keelson-bench proxy $(ARGS)
 
 fmt: ## format Rust and Go
 	$(CARGO) fmt --all

@@ -26,7 +26,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use problem::{ENDPOINTS, PULLS, STATE};
-pub(in crate::status) use problem::{ONSET, withhold_stale_endpoints};
+pub(in crate::status) use problem::{would_be_unavailable, withhold_stale_endpoints};
 
 /// Whether the node takes pods.
 pub(in crate::status) const READY: &str = "Ready";

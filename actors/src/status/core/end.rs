@@ -3,9 +3,9 @@
 //! Owns: when the next pass is, and what is said of those that fail. In: how a pass ended, what the watch says. Out:
 //! the plan, [`ChoreHealth`], notes.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
 
 use super::{Core, Counted, Effect, Failing, JITTER, REGISTER_BACKOFF};
 use crate::{
@@ -16,6 +16,10 @@ use crate::{
         policy::{Register, Role},
     },
 };
+
+/// So long after the server is heard again its watches have caught up, in milliseconds: their turn comes 10 to 42 s after its
+/// first answer.
+const CATCH_UP: i64 = 45_000;
 
 /// How a pass ends.
 pub(super) enum End {
@@ -152,6 +156,14 @@ impl Core {
     /// watches have had time to catch up. Otherwise an outage would cost two writes for each node of the cluster.
     pub(super) fn was_just_away(&self, now: Now) -> bool {
         self.failing.as_ref().is_some_and(|failing| !failing.proof)
-            || self.heard_again.is_some_and(|at| moment(now).saturating_sub(at) < conditions::ONSET)
+            || self.heard_again.is_some_and(|at| moment(now).saturating_sub(at) < CATCH_UP)
+    }
+
+    /// Whether the server is to be asked for the Node before it is told for the first time that it does not answer the watches:
+    /// it may have been away, and be back only now.
+    pub(super) fn asks_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
+        let asks = conditions::would_be_unavailable(old, new);
+        let asked = mem::replace(&mut self.asked, asks);
+        asks && !asked && !self.was_just_away(now)
     }
 }

@@ -220,8 +220,10 @@ pub struct Core {
     flow: Option<(FlowView, Moment)>,
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
-    /// When the server was heard after reports had failed.
+    /// When the server was heard after reports had failed, or was asked because of stale endpoints.
     heard_again: Option<Moment>,
+    /// It was asked because of the endpoints' present staleness.
+    asked: bool,
     health: ChoreHealth,
     contention: Contention,
     /// A pass ended without a request, because it is not known whether another process reports for the node.
@@ -266,6 +268,7 @@ impl Core {
             image_fs: None,
             failing: None,
             heard_again: None,
+            asked: false,
             health: ChoreHealth::Starting,
             contention: Contention::default(),
             withheld: false,

@@ -191,6 +191,14 @@ impl Core {
             Role::Companion => Vec::new(),
         };
         let old = base.status.clone().unwrap_or_default();
+        if self.asks_first(&old, &status, now) {
+            if let Some(pass) = &mut self.pass {
+                pass.requests += 1;
+            }
+            self.heard_again = Some(moment(now));
+            effects.push(Effect::Get);
+            return;
+        }
         if self.was_just_away(now) {
             conditions::withhold_stale_endpoints(&mut status, &old);
         }

@@ -34,9 +34,9 @@ pub(in crate::status) const STATE: &str = "KeelsonStateNotDurable";
 /// How long a problem lasts before it is reported, in milliseconds: longer than a restart of the API server, of the
 /// runtime or of the agent.
 pub(in crate::status) const ONSET: i64 = 30_000;
-/// The same for an API server that does not answer: longer than its restart and the time in which watches come back after
-/// it (up to 60 s), because nobody reads the condition before that.
-const UNAVAILABLE_ONSET: i64 = 120_000;
+/// The same for an API server that does not answer the watches: longer than its restart and the time in which they come back
+/// after it, because nobody reads the condition before that. Then the server is asked, and has as long again as they need.
+const UNAVAILABLE_ONSET: i64 = 75_000;
 
 const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
 
@@ -156,19 +156,28 @@ fn stands(
     stands.then(|| (status, reason, known.message.clone().unwrap_or_default()))
 }
 
+fn endpoints_of(status: &NodeStatus) -> Option<&NodeCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == ENDPOINTS)
+}
+
+/// [`ENDPOINTS`], if it becomes True.
+fn becomes_stale<'a>(old: &NodeStatus, new: &'a NodeStatus) -> Option<&'a NodeCondition> {
+    let was_stale = endpoints_of(old).is_some_and(|known| known.status == "True");
+    endpoints_of(new).filter(|new| new.status == "True" && !was_stale)
+}
+
+/// Whether [`ENDPOINTS`] becomes True because the API server does not answer.
+pub(in crate::status) fn would_be_unavailable(old: &NodeStatus, new: &NodeStatus) -> bool {
+    becomes_stale(old, new).is_some_and(|new| new.reason.as_deref() == Some(SOURCE_UNAVAILABLE))
+}
+
 /// Leaves [`ENDPOINTS`] as the Node has it, if it would become True.
 pub(in crate::status) fn withhold_stale_endpoints(status: &mut NodeStatus, old: &NodeStatus) {
-    let find =
-        |of: &NodeStatus| of.conditions.iter().flatten().find(|known| known.type_ == ENDPOINTS).cloned();
-    let known = find(old);
-    if find(status).is_none_or(|new| new.status != "True")
-        || known.as_ref().is_some_and(|known| known.status == "True")
-    {
-        return;
+    if becomes_stale(old, status).is_some() {
+        let list = status.conditions.get_or_insert_default();
+        list.retain(|condition| condition.type_ != ENDPOINTS);
+        list.extend(endpoints_of(old).cloned());
     }
-    let list = status.conditions.get_or_insert_default();
-    list.retain(|condition| condition.type_ != ENDPOINTS);
-    list.extend(known);
 }
 
 /// Whether image pulls are stalled. Those that only wait for each other are not.
