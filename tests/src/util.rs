@@ -9,7 +9,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
-use std::collections::HashSet;
+use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -52,18 +52,21 @@ pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()
 /// server that is started again finds its port as it left it.
 const PORTS: Range<u16> = 10_000..30_000;
 
-/// A TCP port on loopback that nobody uses, and that this process has not given away before.
+/// A TCP port on loopback that nothing listens on. It belongs to this process until it ends: a locked file says so to the other
+/// suites, which run at the same time.
 pub fn free_port() -> Result<u16> {
-    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let folder = std::env::temp_dir().join("keelson-ports");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for _ in 0..100 {
         let port = rand::rng().random_range(PORTS);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
+        let path = folder.join(port.to_string());
+        let lock = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        if lock.try_lock().is_err() || TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
             continue;
         }
-        let mut given = GIVEN.lock().map_err(|_| anyhow!("another test panicked while it took a port"))?;
-        if given.get_or_insert_default().insert(port) {
-            return Ok(port);
-        }
+        TAKEN.lock().map_err(|_| anyhow!("another test panicked while it took a port"))?.push(lock);
+        return Ok(port);
     }
     bail!("found no free port on loopback in 100 tries")
 }
@@ -139,4 +142,21 @@ pub async fn http(method: Method, url: &str, headers: &[(&str, &str)], body: Byt
 /// Gets a URL.
 pub async fn http_get(url: &str) -> Result<Answer> {
     http(Method::GET, url, &[], Bytes::new()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// T3: neither this process nor another one that runs suites at the same time is given a port twice.
+    #[test]
+    fn t3_a_port_belongs_to_one_process() -> Result<()> {
+        let ports: Vec<u16> = (0..200).map(|_| free_port()).collect::<Result<_>>()?;
+        let distinct: std::collections::HashSet<_> = ports.iter().collect();
+        assert_eq!(distinct.len(), ports.len());
+        // What another process would find.
+        let file = File::create(std::env::temp_dir().join("keelson-ports").join(ports[0].to_string()))?;
+        assert!(matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)));
+        Ok(())
+    }
 }

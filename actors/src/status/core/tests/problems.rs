@@ -105,7 +105,7 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
     let status = |world: &World| world.condition(ENDPOINTS)["status"].clone();
     pass_with(&mut world, 119, unavailable);
     assert_eq!(status(&world), "False");
-    pass_with(&mut world, 12, unavailable);
+    pass_with(&mut world, 24, unavailable);
     assert_eq!(status(&world), "True");
     let since = world.condition(ENDPOINTS)["lastTransitionTime"].clone();
     pass_with(&mut world, 290, |_| EndpointsView::Current);
@@ -122,7 +122,7 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
 
     world.policy.pressure_transition = Duration::ZERO;
     world.restart();
-    pass_with(&mut world, 132, unavailable);
+    pass_with(&mut world, 145, unavailable);
     assert_eq!(status(&world), "True");
     pass_with(&mut world, 11, |_| EndpointsView::Current);
     assert_eq!(status(&world), "False", "with a period of 0s it is withdrawn at once");
@@ -132,7 +132,7 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
 #[test]
 fn e6_a_condition_has_one_text_for_each_reason() {
     let mut world = synced();
-    pass_with(&mut world, 132, unavailable);
+    pass_with(&mut world, 145, unavailable);
     let told = world.condition(ENDPOINTS);
     assert_eq!(told["reason"], "SourceUnavailable");
     assert!(!told["message"].as_str().expect("a text").contains("no answer within"), "{told}");
@@ -143,7 +143,7 @@ fn e6_a_condition_has_one_text_for_each_reason() {
     assert_eq!(refused["reason"], "SourceRefused");
     assert_eq!(refused["lastTransitionTime"], told["lastTransitionTime"], "a reason is no transition");
     assert!(!refused.to_string().contains("401"), "{refused}");
-    assert_eq!(world.verbs(), ["patch", "patch"]);
+    assert_eq!(world.verbs(), ["get", "patch", "patch"]);
 }
 
 /// E6: a first start is one write, whatever happens in its first seconds.
