@@ -12,7 +12,7 @@ TARGET = $(shell scripts/target-dir.sh)
 MINUTES ?= 60
 PROFILE ?= release
 
-.PHONY: help run cluster test soak systemd-check conformance-kube-proxy bench bench-proxy fmt lint docs deny fuzz clean
+.PHONY: help run cluster check test soak systemd-check conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -27,6 +27,12 @@ cluster: ## a control plane whose one node the agent alone keeps Ready, until Ct
 	@tests/peers/build.sh etcd kubernetes
 	@$(CARGO) build --release --workspace --bin keelson --bin keelson-cluster
 	@exec $(TARGET)/release/keelson-cluster
+
+check: ## format, clippy, spelling and unit tests: no root, no peers
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	@$(MAKE) --no-print-directory spelling
+	@CARGO="$(CARGO)" scripts/check.sh
 
 test: ## every test, those on real components included
 	@scripts/install-packages.sh test
@@ -67,15 +73,20 @@ fmt: ## format Rust and Go
 	$(CARGO) fmt --all
 	gofmt -w tests/peers
 
-lint: ## clippy, shellcheck, gofmt, go vet
+lint: ## clippy, spelling, shellcheck, gofmt, go vet
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	@$(MAKE) --no-print-directory spelling
 	scripts/lint.sh
+
+spelling: ## words that are misspelled, or that the style avoids (.typos.toml)
+	"$$(scripts/tool.sh typos)"
 
 docs: ## the documentation of the crates
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace
 
-deny: ## licences, sources and duplicates of dependencies
+deny: ## licences, sources and duplicates of dependencies, and those that nothing uses
 	"$$(scripts/tool.sh cargo-deny)" --log-level error check licenses bans sources
+	"$$(scripts/tool.sh cargo-machete)" --with-metadata
 
 fuzz: ## each fuzz target for a minute (KEELSON_FUZZ_SECONDS)
 	scripts/fuzz.sh

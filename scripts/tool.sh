@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Prints the path of a development tool, which is built from crates.io when it is not in the cache yet.
 #
-#   scripts/tool.sh cargo-deny | cargo-fuzz
+#   scripts/tool.sh cargo-deny | cargo-fuzz | cargo-machete | typos
 #
 # The cache is ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/tools; versions are fixed here.
 set -euo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
 
-case ${1:-} in
+package=${1:-}
+case $package in
 cargo-deny)
     version=0.20.2
     # Advisories are not checked, so nothing of it needs a network stack with certificates.
@@ -18,8 +19,17 @@ cargo-fuzz)
     version=0.13.2
     features=()
     ;;
+cargo-machete)
+    version=0.9.2
+    features=()
+    ;;
+typos)
+    package=typos-cli
+    version=1.42.3
+    features=()
+    ;;
 *)
-    say "usage: $0 cargo-deny|cargo-fuzz"
+    say "usage: $0 cargo-deny|cargo-fuzz|cargo-machete|typos"
     exit 2
     ;;
 esac
@@ -40,7 +50,7 @@ if [ ! -x "$program" ]; then
         trap 'rm -rf "$work"' EXIT
         # Unoptimized: it runs for a second, but would take much longer to build.
         CARGO_TARGET_DIR=$work/target cargo install --quiet --locked --debug "${features[@]}" \
-            --root "$work/root" --version "$version" "$tool" >&2
+            --root "$work/root" --version "$version" "$package" >&2
         rm -rf "$target"
         mv -T "$work/root" "$target"
     fi
