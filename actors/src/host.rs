@@ -8,6 +8,8 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use futures_util::future::BoxFuture;
 
+use crate::file_system::FileSystem;
+
 /// What does not change while the machine runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostFacts {
@@ -27,19 +29,6 @@ pub struct HostFacts {
     pub architecture: String,
     /// The host's name.
     pub hostname: String,
-}
-
-/// A file system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FileSystem {
-    /// Bytes in all.
-    pub capacity_bytes: u64,
-    /// Bytes that an unprivileged user can still have.
-    pub available_bytes: u64,
-    /// Inodes in all; 0 where the file system does not count them.
-    pub inodes: u64,
-    /// Free inodes.
-    pub inodes_free: u64,
 }
 
 /// What is read for each status.
@@ -76,12 +65,6 @@ pub struct HostAsk {
     pub node_fs: PathBuf,
     /// A directory of the runtime's images.
     pub image_fs: Option<PathBuf>,
-}
-
-/// Reads file systems.
-pub trait FileSystemReader: Send + Sync + 'static {
-    /// The file system that holds `path`, or why it is not known. Never takes long: one that hangs is an error.
-    fn file_system(&self, path: PathBuf) -> BoxFuture<'static, Result<FileSystem, String>>;
 }
 
 /// The machine.

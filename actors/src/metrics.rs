@@ -88,7 +88,7 @@ impl HandoverResult {
 /// Why the bytes of an unfinished pull were released.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReleaseLabel {
-    /// The name of a [`ReleaseReason`](crate::pulls::core::ReleaseReason).
+    /// A closed set of words, such as `expired`.
     pub reason: &'static str,
 }
 

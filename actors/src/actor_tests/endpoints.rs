@@ -13,7 +13,7 @@ use crate::{
         ListServices, Marker, Published, Resource, Seen, Service, ServiceName, SourceEvent, SourceKind,
         view::tests::{http, n1, svc},
     },
-    status::EndpointsView,
+    reports::EndpointsView,
 };
 
 /// A publisher, its readers' end and what it tells.

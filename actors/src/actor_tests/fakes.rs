@@ -19,11 +19,12 @@ use tokio::{
 };
 
 use crate::{
-    host::{FileSystem, FileSystemReader},
-    pulls::PullCall,
+    file_system::{FileSystem, FileSystemReader},
+    reports::{RUNTIME_READY, RuntimeCondition, RuntimeImage},
+    request::PullCall,
     runtime::{
-        Capabilities, FailureKind, Ingest, ProbeFailure, Progress, PullReading, PullReply, RUNTIME_READY,
-        Readings, Runtime, RuntimeCondition, RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull,
+        Capabilities, FailureKind, Ingest, ProbeFailure, Progress, PullReading, PullReply, Readings, Runtime,
+        RuntimeError, RuntimeInfo, RuntimePull,
     },
 };
 

@@ -29,9 +29,10 @@ use crate::{
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
     pulls::{
-        Answer, AnswerTo, CallerId, Claim, CredentialsSalt, Drain, HandOver, HandedState, Inspected,
-        ListPulls, PullCall, PullCoordinator, PullCoordinatorParts, Refusal, RequestPull, core::Policy,
+        Answer, AnswerTo, CallerId, Claim, Drain, HandOver, HandedState, Inspected, ListPulls,
+        PullCoordinator, PullCoordinatorParts, Refusal, RequestPull, core::Policy,
     },
+    request::{CredentialsSalt, PullCall},
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
     supervise::{self, PANIC, Restart},
 };

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    pulls::{PodForgotten, PodGone, PullsFlow, RuntimeFlow},
+    pulls::{PodForgotten, PodGone, PullsFlow},
+    reports::RuntimeFlow,
     runtime::Probe,
 };
 use fakes::Does;

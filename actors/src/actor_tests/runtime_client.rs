@@ -297,7 +297,7 @@ fn a_low_image_file_system_releases_what_is_retained() {
         runtime.does("r/a", [Does::Fail(Duration::ZERO, Code::Unknown, reset)]);
         let fs = |available_bytes| {
             let (capacity_bytes, inodes, inodes_free) = (100, 0, 0);
-            Some(crate::host::FileSystem { capacity_bytes, available_bytes, inodes, inodes_free })
+            Some(crate::file_system::FileSystem { capacity_bytes, available_bytes, inodes, inodes_free })
         };
         runtime.script().image_fs = fs(20);
         let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);

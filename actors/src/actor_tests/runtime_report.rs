@@ -1,7 +1,10 @@
 //! The RuntimeClient's report for node status, and how it learns of a death.
 
 use super::*;
-use crate::runtime::{ReportRuntime, RuntimeError, RuntimeImage, RuntimeReport};
+use crate::{
+    reports::{RuntimeImage, RuntimeReport},
+    runtime::{ReportRuntime, RuntimeError},
+};
 use fakes::SOCKET;
 
 fn image(name: &str) -> RuntimeImage {

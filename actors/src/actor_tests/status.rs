@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use super::{fakes::FakeStore, pass, run, settle};
 use crate::{
     cluster::{ApiErrorKind, ChoreHealth},
-    pulls::{FlowView, RuntimeFlow},
+    reports::{EndpointsView, FlowView, RuntimeFlow},
     status::{
-        ClearCondition, ConditionChanged, ConditionRefused, ConditionStatus, CountNow, EndpointsView,
-        ListConditions, ReportNow, Role,
+        ClearCondition, ConditionChanged, ConditionRefused, ConditionStatus, CountNow, ListConditions,
+        ReportNow, Role,
     },
     supervise::{PANIC, Restart},
 };

@@ -30,7 +30,7 @@ use crate::{
     clock::Clock,
     durable::read_at_start,
     inspect::{Recorder, Status},
-    status::EndpointsView,
+    reports::EndpointsView,
     supervise::{self, Supervision, chain},
 };
 

@@ -4,7 +4,7 @@
 //! ([`core`]), and [`EndpointPublisher`], the actor that takes changes from a source, keeps state and identity
 //! on disk and publishes.
 //! In: [`SourceEvent`]s of a source, by an [`EventSink`]. Out: an [`EndpointsFeed`] that any number of readers follow
-//! without troubling the actor, and [`crate::status::EndpointsView`] for the node's condition.
+//! without troubling the actor, and [`crate::reports::EndpointsView`] for the node's condition.
 //!
 //! ```text
 //!  source ──events──► inputs ──(what changed)──► view ──(bytes differ)──► revision ──► on disk ──► feed

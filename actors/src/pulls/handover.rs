@@ -8,12 +8,11 @@ use bytes::Bytes;
 use keelson_proto::Code;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    core::PullId,
-    record::{KeptLease, PullRecord},
-    request::{CredentialsId, CredentialsSalt},
+use super::record::{KeptLease, PullRecord};
+use crate::{
+    request::{CredentialsId, CredentialsSalt, PullId},
+    runtime::{PullReply, WireStatus},
 };
-use crate::runtime::{PullReply, WireStatus};
 
 /// Every image pull of an agent that ends, running and queued.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

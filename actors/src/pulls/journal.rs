@@ -220,7 +220,7 @@ fn add(batch: &mut Batch, write: &Write) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pulls::core::{Note, PullId};
+    use crate::{pulls::core::Note, request::PullId};
 
     fn cancel(id: u64) -> Effect {
         Effect::Cancel { pull: PullId(id), attempt: 1 }

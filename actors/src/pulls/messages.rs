@@ -16,11 +16,14 @@ use keelson_proto::debug as pb;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    core::{Answer, CallerId, FlowView, Policy, PullId},
+    core::{Answer, CallerId, Policy},
     handover::{HandedEnd, HandedOutcome, HandedState},
-    request::PullCall,
 };
-use crate::inspect::verbs;
+use crate::{
+    inspect::verbs,
+    reports::FlowView,
+    request::{PullCall, PullId},
+};
 
 /// What the coordinator of an ending agent hands over.
 #[derive(Debug)]

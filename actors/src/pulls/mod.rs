@@ -17,20 +17,16 @@
 mod actor;
 pub mod core;
 mod handover;
-mod image;
 mod journal;
 mod messages;
 mod notices;
 mod record;
-mod redact;
-mod request;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
-pub use core::{Answer, CallerId, FinishedPull, FlowView, PodNotice, PullId, Refusal, RuntimeFlow};
+pub use core::{Answer, CallerId, FinishedPull, PodNotice, Refusal};
 pub use handover::{
     HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull, UnreadJournal,
 };
-pub use image::{ImageName, ImageNameError, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 pub use messages::{
     AnswerTo, CallerLeft, Claim, Configure, CountNow, DiskPressure, Drain, HandOver, HandedOver, Inspected,
     LimitView, ListPulls, PodForgotten, PodGone, PodsSynced, PredecessorEnded, PredecessorGone, PullsFlow,
@@ -38,4 +34,3 @@ pub use messages::{
 };
 pub use notices::{NOTICES_WAITING, write_notices};
 pub use record::{KeptLease, PullRecord, RecordState};
-pub use request::{CredentialsId, CredentialsSalt, HANDLER_ANNOTATION, Pod, PullCall, PullKey, RequestError};

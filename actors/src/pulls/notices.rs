@@ -65,7 +65,7 @@ mod tests {
     use futures_util::future::{BoxFuture, FutureExt as _, ready};
 
     use super::*;
-    use crate::pulls::Pod;
+    use crate::request::Pod;
 
     /// Answers calls in order, and remembers them.
     #[derive(Clone, Default)]

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::request::Pod;
+use crate::request::Pod;
 
 /// Whether the runtime was already asked when the record was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

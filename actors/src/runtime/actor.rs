@@ -1,7 +1,7 @@
 //! The RuntimeClient: makes the calls and watches the runtime's health.
 //!
 //! Owns: the probe timer, the progress readings, the deletions of leases; [`pulls`] has the tasks of running pulls. In:
-//! verbs from the PullCoordinator and the StatusReporter. Out: what the runtime said, to the coordinator that subscribed.
+//! verbs from the PullCoordinator and the StatusReporter. Out: what the runtime said, to the actor that subscribed.
 
 mod pulls;
 
@@ -30,14 +30,15 @@ use super::{
     },
     report::ImageCache,
     retained::ImageFsCheck,
+    subscriber::Subscriber,
     types::{PROBE_BACKOFF, ProbeFailure, Progress, Readings, Runtime, RuntimeInfo},
 };
 use crate::{
     clock::Clock,
-    host::FileSystemReader,
-    inspect::{Mailbox, Recorder},
+    file_system::FileSystemReader,
+    inspect::Recorder,
     metrics::Metrics,
-    pulls::{PullCoordinator, PullId},
+    request::PullId,
     supervise::{self, Supervision},
 };
 
@@ -65,7 +66,7 @@ pub struct RuntimeClientParts {
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor that makes the calls. Its state does not survive a restart: the coordinator asks again.
+/// The actor that makes the calls. Its state does not survive a restart: the subscriber asks again.
 pub struct RuntimeClient {
     core: Core,
     runtime: Arc<dyn Runtime>,
@@ -75,7 +76,7 @@ pub struct RuntimeClient {
     interval: watch::Receiver<Duration>,
     health: watch::Sender<Health>,
     supervision: Supervision,
-    coordinator: Option<Mailbox<PullCoordinator>>,
+    subscriber: Option<Arc<dyn Subscriber>>,
     running: HashMap<(PullId, u32), Running>,
     /// Deletions of leases that may still be under way.
     dropping: HashMap<String, Shared<BoxFuture<'static, ()>>>,
@@ -88,7 +89,7 @@ pub struct RuntimeClient {
 
 struct Running {
     task: AbortHandle,
-    /// Whether the coordinator wants to hear how it ends.
+    /// Whether the subscriber wants to hear how it ends.
     wanted: Rc<Cell<bool>>,
     lease: Option<String>,
     since: Instant,
@@ -113,7 +114,7 @@ impl RuntimeClient {
             interval: parts.progress_interval,
             health: parts.health,
             supervision: Supervision::new(parts.recorder),
-            coordinator: None,
+            subscriber: None,
             running: HashMap::new(),
             dropping: HashMap::new(),
             presence: Arc::new(Semaphore::new(PRESENCE_CHECKS)),
@@ -132,8 +133,8 @@ impl RuntimeClient {
         &self.file_systems
     }
 
-    pub(super) fn coordinator(&self) -> Option<&Mailbox<PullCoordinator>> {
-        self.coordinator.as_ref()
+    pub(super) fn subscriber(&self) -> Option<&Arc<dyn Subscriber>> {
+        self.subscriber.as_ref()
     }
 
     pub(super) fn metrics(&self) -> &Metrics {
@@ -226,8 +227,8 @@ impl RuntimeClient {
             Health::Up { info, .. } => Ok(info.capabilities),
             Health::Down { reason, .. } => Err(reason.clone()),
         };
-        if let Some(coordinator) = &self.coordinator {
-            coordinator.deliver(RuntimeChanged { state });
+        if let Some(subscriber) = &self.subscriber {
+            subscriber.runtime_changed(RuntimeChanged { state });
         }
     }
 
@@ -275,11 +276,11 @@ impl RuntimeClient {
 
     fn tell_progress(&mut self, due: &[RunningPull], read: &Readings) {
         let downloads = self.downloads.observe(due, read, self.clock.now().mono);
-        let Some(coordinator) = &self.coordinator else { return };
+        let Some(subscriber) = &self.subscriber else { return };
         for (pull, download) in due.iter().zip(downloads) {
             if let Some(reading) = read.pulls.get(&pull.lease) {
                 let progress = Progress { download, ..reading.progress };
-                coordinator.deliver(PullProgress { pull: pull.key.0, progress });
+                subscriber.pull_progress(PullProgress { pull: pull.key.0, progress });
             }
         }
     }
@@ -309,7 +310,7 @@ impl Supervised for RuntimeClient {
         self.core = Core::default();
         self.probe = None;
         self.image_fs_check = ImageFsCheck::default();
-        // Each task's guard tells the coordinator that its pull is lost.
+        // Each task's guard tells the subscriber that its pull is lost.
         for (_, running) in self.running.drain() {
             running.task.abort();
         }
@@ -321,12 +322,12 @@ impl Handler<CheckPresent> for RuntimeClient {
 
     fn handle(&mut self, message: CheckPresent, _: &mut Context<Self>) {
         let _handling = self.recorder().handling::<CheckPresent>();
-        let Some(coordinator) = self.coordinator.clone() else { return };
+        let Some(subscriber) = self.subscriber.clone() else { return };
         let (runtime, turns) = (self.runtime.clone(), self.presence.clone());
         actix::spawn(async move {
             let _turn = turns.acquire_owned().await;
             let present = runtime.image_size(message.call).await.ok().map(|size| size.is_some());
-            coordinator.deliver(PullPresence { pull: message.pull, present });
+            subscriber.pull_presence(PullPresence { pull: message.pull, present });
         });
     }
 }
@@ -387,7 +388,7 @@ impl Handler<Subscribe> for RuntimeClient {
 
     fn handle(&mut self, message: Subscribe, _: &mut Context<Self>) {
         let _handling = self.recorder().handling::<Subscribe>();
-        self.coordinator = Some(message.to);
+        self.subscriber = Some(message.to);
         self.tell_state();
     }
 }

@@ -21,7 +21,7 @@ use std::{
 };
 
 use super::types::{Download, Ingest, Readings};
-use crate::pulls::PullId;
+use crate::request::PullId;
 
 /// How much later than another an ingest must have appeared to have asked later for sure: between the two steps,
 /// opening the ingest and asking for a download, containerd may be interrupted.

@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use super::types::{Capabilities, Progress, RuntimePull};
+use super::{
+    subscriber::Subscriber,
+    types::{Capabilities, Outcome, Progress, RuntimePull},
+};
 use crate::{
-    inspect::{Mailbox, verbs},
-    pulls::{PullCall, PullCoordinator, PullId, core::Outcome},
+    inspect::verbs,
+    request::{PullCall, PullId},
 };
 
 verbs! {
@@ -29,7 +32,7 @@ verbs! {
         /// As in [`Pull`]: a later attempt goes on.
         attempt: u32,
     }
-    /// Stop every attempt; no [`PullFinished`] follows. A restarted coordinator begins with this.
+    /// Stop every attempt; no [`PullFinished`] follows. A restarted subscriber begins with this.
     CancelAll => () {}
     /// Ask whether the image is there; [`PullPresence`] answers.
     CheckPresent => () {
@@ -52,14 +55,14 @@ verbs! {
     }
     /// Probe the runtime now, not at the next interval.
     Probe => () {}
-    /// Send [`PullFinished`], [`PullPresence`], [`PullProgress`] and [`RuntimeChanged`] to this coordinator.
+    /// Tell this actor what the runtime does.
     Subscribe => () {
         /// Replaces the one before.
-        to: Mailbox<PullCoordinator>,
+        to: Arc<dyn Subscriber>,
     }
     /// What is known of the runtime, as JSON for people.
     RuntimeState => String {}
-    /// To the coordinator: an attempt ended.
+    /// To the subscriber: an attempt ended.
     PullFinished => () {
         /// As in [`Pull`].
         pull: PullId,
@@ -68,21 +71,21 @@ verbs! {
         /// The runtime's reply, or that the call was lost.
         outcome: Outcome,
     }
-    /// To the coordinator: whether the image is there.
+    /// To the subscriber: whether the image is there.
     PullPresence => () {
         /// As in [`CheckPresent`].
         pull: PullId,
         /// `None`: the runtime could not say.
         present: Option<bool>,
     }
-    /// To the coordinator: how far a pull is.
+    /// To the subscriber: how far a pull is.
     PullProgress => () {
         /// As in [`Pull`].
         pull: PullId,
         /// Bytes, layers and phase at the last reading.
         progress: Progress,
     }
-    /// To the coordinator: the runtime came or went.
+    /// To the subscriber: the runtime came or went.
     RuntimeChanged => () {
         /// What it can do, or why it is away.
         state: Result<Capabilities, String>,

@@ -6,7 +6,7 @@
 //! `RenewLeases` and `CheckImageFs` from the PullCoordinator,
 //! `ReportRuntime` from the StatusReporter.
 //! Out: `PullFinished`, `Presence`, `PullProgress`, `RuntimeChanged`, `LeaseMeasured`, `ImageFsRead` for the PullCoordinator; a
-//! [`RuntimeReport`] for the StatusReporter.
+//! [`RuntimeReport`](crate::reports::RuntimeReport) for the StatusReporter.
 
 mod actor;
 pub mod core;
@@ -14,6 +14,7 @@ mod downloads;
 mod messages;
 mod report;
 mod retained;
+mod subscriber;
 mod types;
 mod version;
 
@@ -24,8 +25,8 @@ pub use messages::{
 };
 pub use report::ReportRuntime;
 pub use retained::{CheckImageFs, ImageFsRead, LeaseMeasured, MeasureLease, RenewLeases};
+pub use subscriber::Subscriber;
 pub use types::{
-    Capabilities, Download, FailureKind, Ingest, NETWORK_READY, PROBE_BACKOFF, PROBE_INTERVAL, Phase,
-    ProbeFailure, Progress, PullReading, PullReply, RUNTIME_READY, Readings, Runtime, RuntimeCondition,
-    RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, RuntimeReport, WireStatus,
+    Capabilities, Download, FailureKind, Ingest, Outcome, PROBE_BACKOFF, PROBE_INTERVAL, Phase, ProbeFailure,
+    Progress, PullReading, PullReply, Readings, Runtime, RuntimeError, RuntimeInfo, RuntimePull, WireStatus,
 };

@@ -12,10 +12,14 @@ use tokio::time::Instant;
 use super::{
     actor::RuntimeClient,
     core::Health,
-    types::{Runtime, RuntimeError, RuntimeImage, RuntimeReport},
+    types::{Runtime, RuntimeError},
     version::written,
 };
-use crate::{inspect::verbs, metrics::Metrics};
+use crate::{
+    inspect::verbs,
+    metrics::Metrics,
+    reports::{RuntimeImage, RuntimeReport},
+};
 
 /// A list of images serves so long (kubelet: 30 s); the end of a pull makes it old before that.
 const FRESH: Duration = Duration::from_secs(30);

@@ -9,7 +9,7 @@ use std::{future::Future, path::PathBuf};
 use actix::{ActorFutureExt as _, AsyncContext as _, Context, Handler, fut::wrap_future};
 
 use super::actor::RuntimeClient;
-use crate::{host::FileSystem, inspect::verbs};
+use crate::{file_system::FileSystem, inspect::verbs};
 
 verbs! {
     /// Ask how many bytes a lease holds.
@@ -24,14 +24,14 @@ verbs! {
         /// Their IDs in containerd.
         leases: Vec<String>,
     }
-    /// To the coordinator: how many bytes a lease holds.
+    /// To the subscriber: how many bytes a lease holds.
     LeaseMeasured => () {
         /// Its ID in containerd.
         lease: String,
         /// `None`: the runtime could not say.
         bytes: Option<u64>,
     }
-    /// To the coordinator: the size of the image file system.
+    /// To the subscriber: the size of the image file system.
     ImageFsRead => () {
         /// `None`: not known.
         image_fs: Option<FileSystem>,
@@ -73,8 +73,8 @@ impl RuntimeClient {
                 None
             }
         };
-        if let Some(coordinator) = self.coordinator() {
-            coordinator.deliver(ImageFsRead { image_fs });
+        if let Some(subscriber) = self.subscriber() {
+            subscriber.image_fs_read(ImageFsRead { image_fs });
         }
     }
 }
@@ -84,14 +84,14 @@ impl Handler<MeasureLease> for RuntimeClient {
 
     fn handle(&mut self, message: MeasureLease, _: &mut Context<Self>) {
         let _handling = self.recorder().handling::<MeasureLease>();
-        let Some(coordinator) = self.coordinator().cloned() else { return };
+        let Some(subscriber) = self.subscriber().cloned() else { return };
         let measured = self.runtime().lease_bytes(message.lease.clone());
         actix::spawn(async move {
             let bytes = measured.await;
             if let Err(error) = &bytes {
                 tracing::debug!(lease = message.lease, %error, "cannot read the size of a lease");
             }
-            coordinator.deliver(LeaseMeasured { lease: message.lease, bytes: bytes.ok() });
+            subscriber.lease_measured(LeaseMeasured { lease: message.lease, bytes: bytes.ok() });
         });
     }
 }

@@ -14,7 +14,10 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use keelson_proto::Code;
 
-use crate::pulls::PullCall;
+use crate::{
+    reports::{RuntimeCondition, RuntimeImage},
+    request::PullCall,
+};
 
 /// One pull, for the runtime.
 #[derive(Debug, Clone)]
@@ -43,6 +46,15 @@ impl PullReply {
         let status = WireStatus { code, message: message.into(), details: Bytes::new() };
         Self { result: Err(status), metadata: Vec::new() }
     }
+}
+
+/// How the runtime's part of a pull ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// The runtime answered, success or error.
+    Answered(Arc<PullReply>),
+    /// The connection broke, or the runtime was not ready to serve: nothing is known about the image.
+    Lost(Arc<PullReply>),
 }
 
 /// A gRPC status.
@@ -96,47 +108,6 @@ pub struct RuntimeInfo {
     pub version: String,
     /// What it can do.
     pub capabilities: Capabilities,
-}
-
-/// What node status reports of the runtime.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RuntimeReport {
-    /// `nodeInfo.containerRuntimeVersion`: name and version as the kubelet writes them, for example
-    /// `containerd://2.4.2`.
-    pub version: String,
-    /// What the runtime says of itself, just now.
-    pub conditions: Vec<RuntimeCondition>,
-    /// Its images, in the runtime's order, at most 30 s old and never older than the last pull.
-    pub images: Arc<Vec<RuntimeImage>>,
-    /// A directory on the file system of its images, if it names one.
-    pub image_fs: Option<PathBuf>,
-}
-
-/// One of the runtime's own conditions (CRI `RuntimeCondition`).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RuntimeCondition {
-    /// [`RUNTIME_READY`], [`NETWORK_READY`], or one of the runtime's own.
-    pub kind: String,
-    /// Whether it holds.
-    pub ok: bool,
-    /// Why not, in one word.
-    pub reason: String,
-    /// Why not, for people.
-    pub message: String,
-}
-
-/// The condition without which the runtime runs no container.
-pub const RUNTIME_READY: &str = "RuntimeReady";
-/// The condition without which pods get no network.
-pub const NETWORK_READY: &str = "NetworkReady";
-
-/// An image that the runtime has.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RuntimeImage {
-    /// References by digest first, then those by tag; an image that nothing refers to has none.
-    pub names: Vec<String>,
-    /// As the runtime counts it.
-    pub size_bytes: u64,
 }
 
 /// What the agent may use of a runtime.
@@ -257,7 +228,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// CRI `ImageStatus`: the size in bytes if the runtime has the image.
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>>;
 
-    /// CRI `Status`: the runtime's own conditions, such as [`RUNTIME_READY`]. Takes a few seconds at most.
+    /// CRI `Status`: the runtime's own conditions, such as [`RUNTIME_READY`](crate::reports::RUNTIME_READY). Takes a few seconds at most.
     fn status(&self) -> BoxFuture<'static, Result<Vec<RuntimeCondition>, RuntimeError>>;
 
     /// CRI `ListImages`: every image. Takes a few seconds at most.

@@ -30,7 +30,7 @@ use super::{
     },
     metrics::StatusMetrics,
     policy::{Role, StatusPolicy},
-    sources::{EndpointsView, PullsSource, RuntimeSource},
+    sources::{PullsSource, RuntimeSource},
     state::Unsaved,
 };
 use crate::{
@@ -40,7 +40,7 @@ use crate::{
     host::{Host, HostAsk, HostReadings},
     inspect::{Recorder, Status},
     lease::Contention,
-    runtime::core::Health,
+    reports::EndpointsView,
     supervise::{self, Supervision},
 };
 
@@ -64,10 +64,8 @@ pub struct StatusReporterParts {
     pub api: Arc<dyn NodeApi>,
     /// The machine.
     pub host: Arc<dyn Host>,
-    /// Who says how the container runtime is.
+    /// Who says how the container runtime is, and at once when it comes or goes.
     pub runtime: Arc<dyn RuntimeSource>,
-    /// Whether it serves: a change is told at once.
-    pub runtime_health: watch::Receiver<Health>,
     /// Who says how image pulls fare.
     pub pulls: Arc<dyn PullsSource>,
     /// How service endpoints fare.
@@ -99,7 +97,6 @@ pub struct StatusReporter {
     api: Arc<dyn NodeApi>,
     host: Arc<dyn Host>,
     runtime: Arc<dyn RuntimeSource>,
-    runtime_health: watch::Receiver<Health>,
     pulls: Arc<dyn PullsSource>,
     endpoints: watch::Receiver<EndpointsView>,
     contention: watch::Receiver<Contention>,
@@ -143,7 +140,6 @@ impl StatusReporter {
             api: parts.api,
             host: parts.host,
             runtime: parts.runtime,
-            runtime_health: parts.runtime_health,
             pulls: parts.pulls,
             endpoints: parts.endpoints,
             contention: parts.contention,
@@ -261,7 +257,7 @@ impl StatusReporter {
         let readings = node.then(|| self.host.read(ask));
         let runtime = node.then(|| self.runtime.report());
         let flow = self.pulls.flow();
-        let health = self.runtime_health.clone();
+        let source = self.runtime.clone();
         let endpoints = self.endpoints.borrow().clone();
         let store = self.store.subscribe().borrow().clone();
         let readings = async move {
@@ -282,10 +278,7 @@ impl StatusReporter {
         };
         async move {
             let (readings, runtime, flow) = join3(readings, runtime, flow).await;
-            let runtime_down = match &*health.borrow() {
-                Health::Down { reason, .. } => Some(reason.clone()),
-                Health::Up { .. } | Health::Unknown => None,
-            };
+            let runtime_down = source.down_reason();
             Collected { facts, readings, since_boot, runtime, runtime_down, flow, endpoints, store }
         }
     }
@@ -306,11 +299,7 @@ impl StatusReporter {
 
     /// Tells the core when the runtime comes or goes.
     fn watch_runtime(&mut self, ctx: &mut Context<Self>) {
-        let mut health = self.runtime_health.clone();
-        let before = std::mem::discriminant(&*health.borrow_and_update());
-        let changed =
-            async move { health.wait_for(|health| std::mem::discriminant(health) != before).await.is_ok() };
-        ctx.spawn(wrap_future::<_, Self>(changed).map(|changed, actor, ctx| {
+        ctx.spawn(wrap_future::<_, Self>(self.runtime.changed()).map(|changed, actor, ctx| {
             // Else the RuntimeClient is gone, and with it the process.
             if changed {
                 // Watched again first: what changes during the step is not missed.

@@ -54,5 +54,5 @@ pub use patch::removal_patch;
 pub use policy::{EndpointsOrigin, Register, Role, StatusPolicy};
 pub use quantity::{Amount, AmountError, Suffixes};
 pub use settings::{Labels, Least, NodeIps, ResourceList, SettingError, Signal, Taint, Thresholds};
-pub use sources::{EndpointsView, PullsSource, RuntimeSource, StaleCause};
+pub use sources::{PullsSource, RuntimeSource};
 pub use state::{Reported, Restored, Stamp, Write, recorded_conditions};

@@ -1,34 +1,22 @@
 //! What a status is made of, beside the host.
 //!
-//! Owns: the traits [`RuntimeSource`] and [`PullsSource`], and [`EndpointsView`] with [`StaleCause`].
-//! In: calls from the StatusReporter. Out: views of the RuntimeClient, of the PullCoordinator and of the service
-//! endpoints.
+//! Owns: the traits [`RuntimeSource`] and [`PullsSource`], which the agent implements on the actors that know. In: calls
+//! from the StatusReporter. Out: what the container runtime and the image pulls report.
 
-use futures_util::{FutureExt as _, future::BoxFuture};
+use futures_util::future::BoxFuture;
 
-use crate::{
-    inspect::Mailbox,
-    pulls::{DiskPressure, FlowView, PullCoordinator, PullsFlow},
-    runtime::{ReportRuntime, RuntimeClient, RuntimeReport},
-};
+use crate::reports::{FlowView, RuntimeReport};
 
 /// Who says how the container runtime is.
 pub trait RuntimeSource: Send + Sync + 'static {
     /// What it says now; an error is a sentence that names the socket.
     fn report(&self) -> BoxFuture<'static, Result<RuntimeReport, String>>;
-}
 
-impl RuntimeSource for Mailbox<RuntimeClient> {
-    fn report(&self) -> BoxFuture<'static, Result<RuntimeReport, String>> {
-        let client = self.clone();
-        async move {
-            match client.ask(ReportRuntime {}).await {
-                Ok(report) => report.map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            }
-        }
-        .boxed()
-    }
+    /// Why the runtime does not serve; `None` while it serves, and until it has been asked once.
+    fn down_reason(&self) -> Option<String>;
+
+    /// Ends when the runtime has come or gone since this call. `false`: nobody watches it any more.
+    fn changed(&self) -> BoxFuture<'static, bool>;
 }
 
 /// Who says how image pulls fare.
@@ -38,47 +26,4 @@ pub trait PullsSource: Send + Sync + 'static {
 
     /// The node condition DiskPressure was worked out: nothing is retained of unfinished pulls while it is True.
     fn disk_pressure(&self, is_true: bool);
-}
-
-impl PullsSource for Mailbox<PullCoordinator> {
-    fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
-        let coordinator = self.clone();
-        async move { coordinator.ask(PullsFlow {}).await.map_err(|error| error.to_string()) }.boxed()
-    }
-
-    fn disk_pressure(&self, is_true: bool) {
-        self.deliver(DiskPressure { is_true });
-    }
-}
-
-/// Why service endpoints are stale: one reason each of the node's condition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StaleCause {
-    /// A watch of the API server fails, or the manifests folder cannot be read.
-    SourceUnavailable,
-    /// The API server answered 401 or 403.
-    SourceRefused,
-    /// No source fails, and not all of them are synced.
-    NotSynced,
-}
-
-/// How the service endpoints on this node fare.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum EndpointsView {
-    /// The chore does not run.
-    #[default]
-    Off,
-    /// It runs and has not said anything yet: what the Node says of it stays.
-    Starting,
-    /// No client follows them, so the API server is not watched for them.
-    NotWatched,
-    /// They are synced with their source.
-    Current,
-    /// They are the last ones that were synced.
-    Stale {
-        /// Why, for the node's condition.
-        cause: StaleCause,
-        /// Why, for people: an error's own words.
-        reason: String,
-    },
 }

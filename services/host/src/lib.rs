@@ -24,7 +24,10 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actors::host::{FileSystem, FileSystemReader, Host, HostAsk, HostFacts, HostReadings};
+use keelson_actors::{
+    file_system::{FileSystem, FileSystemReader},
+    host::{Host, HostAsk, HostFacts, HostReadings},
+};
 use nix::time::ClockId;
 
 use file_systems::FileSystems;

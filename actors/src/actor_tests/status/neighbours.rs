@@ -18,14 +18,16 @@ use super::super::fakes::{FakeStore, SOCKET};
 use crate::{
     clock::Clock,
     cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi, Written},
-    host::{FileSystem, Host, HostAsk, HostFacts, HostReadings},
+    file_system::FileSystem,
+    host::{Host, HostAsk, HostFacts, HostReadings},
     inspect::{Mailbox, Recorder},
-    pulls::{FlowView, RuntimeFlow},
-    runtime::{NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeInfo, RuntimeReport, core::Health},
+    reports::{
+        EndpointsView, FlowView, NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeFlow, RuntimeReport,
+    },
     status::{
-        ConditionRefused, ConditionStatus, EndpointsView, ExternalCondition, NodeChanged, PullsSource, Role,
-        RuntimeSource, SetCondition, StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts,
-        StatusState, apply_patch,
+        ConditionRefused, ConditionStatus, ExternalCondition, NodeChanged, PullsSource, Role, RuntimeSource,
+        SetCondition, StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState,
+        apply_patch,
     },
     supervise,
 };
@@ -209,6 +211,8 @@ impl Host for FakeHost {
 
 pub(super) struct FakeSource {
     pub(super) report: Mutex<Result<RuntimeReport, String>>,
+    /// Why the runtime is down.
+    down: watch::Sender<Option<String>>,
     pub(super) flow: Mutex<FlowView>,
     /// What it was told of DiskPressure.
     pub(super) pressure: Mutex<Vec<bool>>,
@@ -218,6 +222,16 @@ impl RuntimeSource for FakeSource {
     fn report(&self) -> BoxFuture<'static, Result<RuntimeReport, String>> {
         let report = self.report.lock().expect("unharmed").clone();
         async move { report }.boxed()
+    }
+
+    fn down_reason(&self) -> Option<String> {
+        self.down.borrow().clone()
+    }
+
+    fn changed(&self) -> BoxFuture<'static, bool> {
+        let mut down = self.down.subscribe();
+        let was_down = down.borrow_and_update().is_some();
+        async move { down.wait_for(|down| down.is_some() != was_down).await.is_ok() }.boxed()
     }
 }
 
@@ -259,7 +273,6 @@ pub(super) struct World {
     pub(super) source: Arc<FakeSource>,
     pub(super) store: Arc<FakeStore>,
     pub(super) metrics: StatusMetrics,
-    pub(super) runtime: watch::Sender<Health>,
     pub(super) endpoints: watch::Sender<EndpointsView>,
     pub(super) health: watch::Receiver<ChoreHealth>,
     pub(super) changes: watch::Receiver<u64>,
@@ -284,6 +297,7 @@ impl World {
         }
         let source = FakeSource {
             report: Mutex::new(Ok(report())),
+            down: watch::Sender::default(),
             flow: Mutex::new(idle()),
             pressure: Mutex::default(),
         };
@@ -298,8 +312,6 @@ impl World {
         source: Arc<FakeSource>,
         store: Arc<FakeStore>,
     ) -> Self {
-        let up = Health::Up { info: RuntimeInfo::default(), since_unix_ms: 0 };
-        let (runtime, runtime_health) = watch::channel(up);
         let (endpoints, endpoints_seen) = watch::channel(EndpointsView::Off);
         let (health, healths) = watch::channel(ChoreHealth::Starting);
         let (changes, changed) = watch::channel(0);
@@ -309,7 +321,6 @@ impl World {
             api: api.clone(),
             host: host.clone(),
             runtime: source.clone(),
-            runtime_health,
             pulls: source.clone(),
             endpoints: endpoints_seen,
             contention: watch::Sender::default().subscribe(),
@@ -324,7 +335,7 @@ impl World {
         };
         let reporter = supervise::start(None, recorder, |_| StatusReporter::new(parts));
         let (health, changes) = (healths, changed);
-        Self { api, host, source, store, metrics, runtime, endpoints, health, changes, reporter, role }
+        Self { api, host, source, store, metrics, endpoints, health, changes, reporter, role }
     }
 
     /// Another process with the same server, machine and disk.
@@ -336,12 +347,12 @@ impl World {
     pub(super) fn runtime_dies(&self) {
         *self.source.report.lock().expect("unharmed") = Err(format!("{SOCKET}: connection refused"));
         let reason = format!("{SOCKET}: connection refused");
-        self.runtime.send_replace(Health::Down { reason, since_unix_ms: 0 });
+        self.source.down.send_replace(Some(reason));
     }
 
     pub(super) fn runtime_returns(&self) {
         *self.source.report.lock().expect("unharmed") = Ok(report());
-        self.runtime.send_replace(Health::Up { info: RuntimeInfo::default(), since_unix_ms: 1 });
+        self.source.down.send_replace(None);
     }
 
     pub(super) fn tell_node(&self) {

@@ -8,7 +8,7 @@ use crate::{
         EndpointsPolicy, Freshness, NodeView, Service, SourceKind,
         view::tests::{n1, svc},
     },
-    status::{EndpointsView, StaleCause},
+    reports::{EndpointsView, StaleCause},
 };
 
 const MINUTE: u64 = 60_000;

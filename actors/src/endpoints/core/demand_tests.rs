@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     endpoints::{EndpointsPolicy, Service, SourceKind, view::tests::svc},
-    status::{EndpointsView, StaleCause},
+    reports::{EndpointsView, StaleCause},
 };
 
 fn named(name: &str) -> Service {

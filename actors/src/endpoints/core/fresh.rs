@@ -16,7 +16,7 @@ use crate::{
         Freshness, Published, SourceKind,
         record::{Meta, Write},
     },
-    status::{EndpointsView, StaleCause},
+    reports::{EndpointsView, StaleCause},
 };
 
 /// For how long after a start a state from disk counts as current for the node's condition, unless a watch fails. A

@@ -58,7 +58,7 @@ use super::{
     inputs::{Dirty, Inputs},
     record::{Change, Meta, Restored, endpoints_in},
 };
-use crate::{clock::Now, cluster::ChoreHealth, status::EndpointsView};
+use crate::{clock::Now, cluster::ChoreHealth, reports::EndpointsView};
 
 /// What an actor that starts anew keeps of its former self.
 #[derive(Debug, Default)]

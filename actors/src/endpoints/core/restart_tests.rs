@@ -9,7 +9,7 @@ use crate::{
         record::{CHUNK_RECORDS, Loaded},
         view::tests::{http, n1, slice, svc},
     },
-    status::{EndpointsView, StaleCause},
+    reports::{EndpointsView, StaleCause},
 };
 
 const NOT_HEARD: &str = "the source has not been heard since the start";

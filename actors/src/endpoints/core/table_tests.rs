@@ -11,7 +11,7 @@ use crate::{
         Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
         view::tests::{http, internal, n1, svc},
     },
-    status::{EndpointsView, StaleCause},
+    reports::{EndpointsView, StaleCause},
 };
 
 fn named(name: &str) -> Service {

@@ -27,7 +27,7 @@ use crate::{
         record::{self, Loaded, Restored, Write},
         view::tests::n1,
     },
-    status::EndpointsView,
+    reports::EndpointsView,
 };
 
 pub(in crate::endpoints) const START_MS: i64 = 1_800_000_000_000;

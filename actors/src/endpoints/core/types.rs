@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::super::{Published, ServiceName, record::Write};
-use crate::status::EndpointsView;
+use crate::reports::EndpointsView;
 
 /// The settings the core decides by.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! the store's state. Out: pulls from the journal, a journal that is whole again. While the store is away pulls are
 //! decided from memory.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use actix::{ActorFutureExt as _, AsyncContext as _, Context, fut::wrap_future};
 use keelson_storage::{StoreError, StoreState};
@@ -77,7 +77,7 @@ impl PullCoordinator {
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         // Attempts of a former self mean nothing any more.
         self.runtime.deliver(CancelAll {});
-        self.runtime.deliver(Subscribe { to: me });
+        self.runtime.deliver(Subscribe { to: Arc::new(me) });
         self.perform(effects, ctx);
         if self.draining.is_some() {
             self.step(Event::Drain, ctx);

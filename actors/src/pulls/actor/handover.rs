@@ -3,6 +3,8 @@
 //! Owns: the handlers of the hand-over. In: `HandOver` when a successor asks; `PredecessorEnded` and
 //! `PredecessorGone` in that successor. Out: the state, and the ends of pulls that go on here.
 
+use std::sync::Arc;
+
 use actix::{AsyncContext as _, Context, Handler};
 use tokio::sync::oneshot;
 
@@ -32,7 +34,7 @@ impl PullCoordinator {
         let effects = self.core.take_over(state, self.clock.now());
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         self.runtime.deliver(CancelAll {});
-        self.runtime.deliver(Subscribe { to: me });
+        self.runtime.deliver(Subscribe { to: Arc::new(me) });
         // The journal may say less, if the predecessor's disk was full. It may also say more, if the predecessor
         // has not read it: then it is read before it is rewritten.
         self.behind = true;

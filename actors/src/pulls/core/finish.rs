@@ -8,13 +8,14 @@ use std::{sync::Arc, time::Duration};
 use keelson_proto::Code;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, FailureClass, FinishedPull, GiveUp, Health, Lane, Note, Outcome,
-    Pull, PullId, RUNTIME_FULL_PAUSE, Refusal, Stage, Tally, Timer, reasons,
+    Answer, CallerId, Core, Effect, End, FailureClass, FinishedPull, GiveUp, Health, Lane, Note, Pull,
+    RUNTIME_FULL_PAUSE, Refusal, Stage, Tally, Timer, reasons,
 };
 use crate::{
     clock::Now,
     pulls::{handover::HandedOutcome, record::Write},
-    runtime::{Capabilities, PullReply},
+    request::PullId,
+    runtime::{Capabilities, Outcome, PullReply},
 };
 
 /// A pull that the runtime cancels within this time of being asked counts as joined to one that the agent had cancelled: CRI-O

@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
-use super::{CallerId, Core, Effect, End, Note, Pull, PullId, Refusal, Stage};
-use crate::clock::Now;
+use super::{CallerId, Core, Effect, End, Note, Pull, Refusal, Stage};
+use crate::{clock::Now, request::PullId};
 
 /// How many pods are remembered at most; then the one that went first is forgotten.
 const MOST: usize = 10_000;

@@ -5,10 +5,13 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    CallerId, End, Event, FlowView, Policy, Refusal, RuntimeFlow,
+    CallerId, End, Event, Policy, Refusal,
     testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
 };
-use crate::runtime::Phase;
+use crate::{
+    reports::{FlowView, RuntimeFlow},
+    runtime::Phase,
+};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }

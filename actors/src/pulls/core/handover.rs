@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Lane, Note, Pull, PullId, Refusal, Stage, Timer, queue::Place,
+    Answer, CallerId, Core, Effect, End, Lane, Note, Pull, Refusal, Stage, Timer, queue::Place,
     restore::Source,
 };
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
         handover::{HandedEnd, HandedOutcome, HandedPull, HandedState, RunningPull, UnreadJournal},
         record::{KeptLease, Write},
     },
+    request::PullId,
     runtime::PullReply,
 };
 

@@ -1,11 +1,12 @@
 //! Restarts that callers do not notice (I8): two cores, one after the other, and what each does.
 
 use super::{
-    CallerId, Event, Policy, PullId, Refusal, Stage,
+    CallerId, Event, Policy, Refusal, Stage,
     testing::{Ask, Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
     pulls::handover::{HandedEnd, HandedOutcome, HandedState},
+    request::PullId,
     runtime::Phase,
 };
 use keelson_proto::Code;

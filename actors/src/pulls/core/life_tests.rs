@@ -5,11 +5,12 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    End, Event, Policy, PullId, Refusal, Tally,
+    End, Event, Policy, Refusal, Tally,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
     pulls::record::{PullRecord, RecordState},
+    request::PullId,
     runtime::Phase,
 };
 

@@ -4,10 +4,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Event, Policy, PullId, Refusal,
+    Effect, End, Event, Policy, Refusal,
     testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
 };
-use crate::runtime::Phase;
+use crate::{request::PullId, runtime::Phase};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }

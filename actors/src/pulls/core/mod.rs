@@ -71,15 +71,13 @@ pub use reasons::{EndReason, Tally};
 use reentry::Reentry;
 use retained::{Kept, Space};
 pub use retained::{Release, ReleaseReason};
-pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Outcome, Policy, PullId, Refusal};
-pub use view::{Counts, FlowView, RuntimeFlow};
+pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Policy, Refusal};
+pub use view::Counts;
 
-use super::{
-    record::Write,
-    request::{Pod, PullCall, PullKey},
-};
+use super::record::Write;
 use crate::{
     clock::Now,
+    request::{Pod, PullCall, PullId, PullKey},
     runtime::{Capabilities, Progress, PullReply},
 };
 

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use super::{CallerId, Core, Effect, Health, Pull, Stage, Timer};
-use crate::{clock::Now, pulls::request::Pod};
+use crate::{clock::Now, request::Pod};
 
 /// The reason of the Events.
 pub const PULL_QUEUED: &str = "ImagePullQueued";

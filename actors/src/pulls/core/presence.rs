@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use super::{Core, Effect, Health, Presence, PullId, Stage, Timer, queue::Class};
-use crate::clock::Now;
+use super::{Core, Effect, Health, Presence, Stage, Timer, queue::Class};
+use crate::{clock::Now, request::PullId};
 
 /// How long a pull and those behind it wait for the answer. ImageStatus is a local lookup of a millisecond.
 pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -3,10 +3,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Event, Lane, Policy, PullId,
+    Event, Lane, Policy,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
-use crate::runtime::Phase;
+use crate::{request::PullId, runtime::Phase};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }

@@ -11,13 +11,14 @@ use keelson_proto::Code;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    CallerId, Effect, Event, Lane, Policy, PullId, Stage,
+    CallerId, Effect, Event, Lane, Policy, Stage,
     testing::{
         Ask, Bench, CONTAINERD, CRIO, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds,
     },
 };
 use crate::{
     pulls::record::RecordState,
+    request::PullId,
     runtime::{Capabilities, Phase},
 };
 

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use super::types::PullId;
+use crate::request::PullId;
 
 /// Pulls that the same limits apply to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

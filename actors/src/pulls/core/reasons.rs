@@ -8,7 +8,8 @@
 
 use std::time::Duration;
 
-use super::{Core, Effect, End, FailureClass, Lane, Pull, PullId, Refusal};
+use super::{Core, Effect, End, FailureClass, Lane, Pull, Refusal};
+use crate::request::PullId;
 
 /// What metrics count beside the pulls that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

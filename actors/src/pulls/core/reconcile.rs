@@ -9,14 +9,14 @@ use std::{
     sync::Arc,
 };
 
-use super::{Core, Effect, Health, PullId};
+use super::{Core, Effect, Health};
 use crate::{
     clock::Now,
     pulls::{
         handover::UnreadJournal,
         record::{KeptLease, PullRecord, RecordState, Write},
-        request::{PullCall, PullKey},
     },
+    request::{PullCall, PullId, PullKey},
     runtime::Capabilities,
 };
 

@@ -1,10 +1,13 @@
 //! I4: pulls that began from memory, and a journal that is read after that.
 
 use super::{
-    Core, Event, Policy, PullId, Stage,
+    Core, Event, Policy, Stage,
     testing::{Bench, CONTAINERD, fails, image, ok, seconds},
 };
-use crate::pulls::record::{KeptLease, PullRecord, RecordState};
+use crate::{
+    pulls::record::{KeptLease, PullRecord, RecordState},
+    request::PullId,
+};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use crate::pulls::request::CredentialsId;
+use crate::request::CredentialsId;
 
 /// How many places are kept at most.
 const MOST: usize = 4096;

@@ -5,15 +5,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
-    Caller, CallerId, Core, Effect, End, GiveUp, Health, Presence, Pull, PullId, Refusal, Stage, Timer,
-    types::Answer,
+    Caller, CallerId, Core, Effect, End, GiveUp, Health, Presence, Pull, Refusal, Stage, Timer, types::Answer,
 };
 use crate::{
     clock::Now,
-    pulls::{
-        record::Write,
-        request::{PullCall, PullKey},
-    },
+    pulls::record::Write,
+    request::{PullCall, PullId, PullKey},
 };
 
 impl Core {
@@ -197,7 +194,7 @@ impl Core {
         &mut self,
         id: CallerId,
         pull: PullId,
-        pod: Option<crate::pulls::Pod>,
+        pod: Option<crate::request::Pod>,
         option: Option<u32>,
         patience: Option<Duration>,
         now: Now,

@@ -12,13 +12,11 @@ use std::{
     time::Duration,
 };
 
-use super::{Core, Effect, Note, Presence, Pull, PullId, Stage, Timer, view::Rate};
+use super::{Core, Effect, Note, Presence, Pull, Stage, Timer, view::Rate};
 use crate::{
     clock::Now,
-    pulls::{
-        record::{KeptLease, PullRecord, RecordState, Write},
-        request::PullCall,
-    },
+    pulls::record::{KeptLease, PullRecord, RecordState, Write},
+    request::{PullCall, PullId},
 };
 
 /// Higher ones are no ids that an agent gave: the journal was written by somebody else.

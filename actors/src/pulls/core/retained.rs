@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Core, Effect, End, FailureClass, Health, Stage, Timer};
 use crate::{
     clock::Now,
-    host::FileSystem,
+    file_system::FileSystem,
     pulls::record::{KeptLease, Write},
 };
 

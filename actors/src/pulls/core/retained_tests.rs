@@ -3,10 +3,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, Event, FailureClass, Policy, PullId, ReleaseReason,
+    Effect, Event, FailureClass, Policy, ReleaseReason,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, percent_free, reading, seconds},
 };
-use crate::{host::FileSystem, runtime::Phase};
+use crate::{file_system::FileSystem, request::PullId, runtime::Phase};
 
 const CUT: &str = "failed to copy: read tcp: connection reset by peer";
 const FULL: &str = "failed to copy: write /var/lib/c/ingest/data: no space left on device";

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Core, Effect, End, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, PullId, Refusal, Stage, Tally,
-    Timer, queue::Class,
+    Core, Effect, End, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, Refusal, Stage, Tally, Timer,
+    queue::Class,
 };
 use crate::{
     clock::Now,
     pulls::record::{PullRecord, RecordState},
+    request::PullId,
     runtime::{Download, Phase, Progress},
 };
 

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use super::{
-    End, EndReason, Event, Policy, PullId, Refusal,
+    End, EndReason, Event, Policy, Refusal,
     testing::{Bench, CONTAINERD, image, lost, reading, seconds},
 };
-use crate::runtime::{Download, Phase, Progress};
+use crate::{
+    request::PullId,
+    runtime::{Download, Phase, Progress},
+};
 
 const STALL: Duration = Duration::from_secs(60);
 

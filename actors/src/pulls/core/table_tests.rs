@@ -4,10 +4,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Event, Policy, PullId,
+    Effect, End, Event, Policy,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
-use crate::runtime::Phase;
+use crate::{request::PullId, runtime::Phase};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }

@@ -13,18 +13,17 @@ use keelson_proto::{Code, PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Event, Lane, Note, Outcome, PodNotice, Policy, PullId, Refusal,
-    Release, Stage, Tally,
+    Answer, CallerId, Core, Effect, End, Event, Lane, Note, PodNotice, Policy, Refusal, Release, Stage, Tally,
 };
 use crate::{
     clock::Now,
-    host::FileSystem,
+    file_system::FileSystem,
     pulls::{
         handover::HandedEnd,
         record::{KeptLease, PullRecord, Write},
-        request::{CredentialsSalt, PullCall},
     },
-    runtime::{Capabilities, Download, Phase, Progress, PullReply, WireStatus},
+    request::{CredentialsSalt, PullCall, PullId},
+    runtime::{Capabilities, Download, Outcome, Phase, Progress, PullReply, WireStatus},
 };
 
 /// A runtime with leases and progress, but without the pull option.

@@ -10,19 +10,14 @@ use super::{
     super::{
         handover::{HandedEnd, HandedOutcome},
         record::Write,
-        request::{Pod, PullCall},
     },
-    Release,
+    PodNotice, Release, Tally,
 };
-use super::{PodNotice, Tally};
 use crate::{
-    host::FileSystem,
-    runtime::{Capabilities, Progress, PullReply},
+    file_system::FileSystem,
+    request::{Pod, PullCall, PullId},
+    runtime::{Capabilities, Outcome, Progress, PullReply},
 };
-
-/// Names a pull for as long as the agent's state lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PullId(pub u64);
 
 /// Names one waiting caller for as long as the process lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,15 +116,6 @@ impl Default for Policy {
             obey_option: true,
         }
     }
-}
-
-/// How the runtime's part of a pull ended.
-#[derive(Debug, Clone)]
-pub enum Outcome {
-    /// The runtime answered, success or error.
-    Answered(Arc<PullReply>),
-    /// The connection broke, or the runtime was not ready to serve: nothing is known about the image.
-    Lost(Arc<PullReply>),
 }
 
 /// What happens to the core.

@@ -7,10 +7,12 @@ use std::{collections::VecDeque, time::Duration};
 
 use keelson_proto::debug as pb;
 
-use super::{Core, End, FinishedPull, HISTORY, Health, Lane, Pull, PullId, Stage};
+use super::{Core, End, FinishedPull, HISTORY, Health, Lane, Pull, Stage};
 use crate::{
     clock::Now,
     pulls::record::{KeptLease, Write},
+    reports::{FlowView, RuntimeFlow},
+    request::PullId,
     runtime::Progress,
 };
 
@@ -244,40 +246,6 @@ pub struct Counts {
     pub retained: u32,
     /// What they hold, as far as it is measured.
     pub retained_bytes: u64,
-}
-
-/// What [`Core::flow`] says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FlowView {
-    /// Pulls that wait for a slot.
-    pub queued: u32,
-    /// Pulls that hold one, under the limit and beside it.
-    pub running: u32,
-    /// How long the first in the queue has waited; `None`: nothing waits.
-    pub oldest_wait: Option<Duration>,
-    /// Since any pull last made progress (a new reading) or ended, on the monotonic clock; `None`: not since the
-    /// start. Of an idle node it says nothing: to be looked at beside `oldest_wait` and `running`.
-    pub since_moved: Option<Duration>,
-    /// Whether the container runtime serves.
-    pub runtime: RuntimeFlow,
-    /// The journal on disk is complete. `false`: pulls go on in memory only.
-    pub durable: bool,
-}
-
-/// Whether the container runtime serves, for [`FlowView`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RuntimeFlow {
-    /// It has not been asked yet.
-    Unknown,
-    /// It answers its probes.
-    Up,
-    /// It does not.
-    Away {
-        /// For how long, on the monotonic clock.
-        away_for: Duration,
-        /// Names the socket.
-        reason: String,
-    },
 }
 
 fn state(pull: &Pull) -> pb::PullState {

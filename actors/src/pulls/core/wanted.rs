@@ -9,10 +9,11 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use super::{Core, Effect, End, Note, Presence, PullId, Stage, Timer};
+use super::{Core, Effect, End, Note, Presence, Stage, Timer};
 use crate::{
     clock::Now,
     pulls::record::{PullRecord, Write},
+    request::PullId,
 };
 
 /// Added to the order of unclaimed pulls. Orders are below it.

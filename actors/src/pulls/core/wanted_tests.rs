@@ -3,9 +3,10 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::{
-    Event, Policy, PullId,
+    Event, Policy,
     testing::{Bench, CONTAINERD, image, ok, seconds},
 };
+use crate::request::PullId;
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, stall_timeout: None, ..Policy::default() }

@@ -11,11 +11,12 @@ use tokio::time::Instant;
 use super::{Running, RuntimeClient};
 use crate::{
     inspect::Mailbox,
-    pulls::{PullCoordinator, PullId, core::Outcome},
+    request::PullId,
     runtime::{
         core::{Event, Health},
         messages::{CallEnded, CancelAll, CancelPull, Pull, PullFinished, PullProgress},
-        types::{Phase, PullReply, Runtime},
+        subscriber::Subscriber,
+        types::{Outcome, Phase, PullReply, Runtime},
     },
 };
 
@@ -29,8 +30,8 @@ impl RuntimeClient {
     /// How to notice that a pull downloads; none before a runtime without readings.
     fn download(&self, pull: PullId, lease: Option<String>) -> Option<DownloadWatch> {
         let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
-        let (runtime, coordinator) = (self.runtime.clone(), self.coordinator.clone());
-        let watch = |lease| Some(DownloadWatch { runtime, coordinator: coordinator?, pull, lease });
+        let (runtime, subscriber) = (self.runtime.clone(), self.subscriber.clone());
+        let watch = |lease| Some(DownloadWatch { runtime, subscriber: subscriber?, pull, lease });
         lease.filter(|_| content).and_then(watch)
     }
 
@@ -45,7 +46,7 @@ impl RuntimeClient {
 /// Notices that the pull of a present image is a download: its tag has moved.
 struct DownloadWatch {
     runtime: Arc<dyn Runtime>,
-    coordinator: Mailbox<PullCoordinator>,
+    subscriber: Arc<dyn Subscriber>,
     pull: PullId,
     lease: String,
 }
@@ -61,7 +62,7 @@ impl DownloadWatch {
                 continue;
             };
             if progress.phase == Phase::Downloading {
-                self.coordinator.deliver(PullProgress { pull: self.pull, progress });
+                self.subscriber.pull_progress(PullProgress { pull: self.pull, progress });
                 std::future::pending::<()>().await;
             }
         }
@@ -70,7 +71,7 @@ impl DownloadWatch {
 
 /// Sees to it that an attempt ends exactly once, even if its task is dropped.
 struct EndOnce {
-    coordinator: Option<Mailbox<PullCoordinator>>,
+    subscriber: Option<Arc<dyn Subscriber>>,
     wanted: Rc<Cell<bool>>,
     pull: PullId,
     attempt: u32,
@@ -82,10 +83,10 @@ impl EndOnce {
     }
 
     fn tell(&mut self, outcome: Outcome) {
-        if let Some(coordinator) = self.coordinator.take()
+        if let Some(subscriber) = self.subscriber.take()
             && self.wanted.get()
         {
-            coordinator.deliver(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
+            subscriber.pull_finished(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
         }
     }
 }
@@ -112,7 +113,7 @@ impl Handler<Pull> for RuntimeClient {
         let metrics = self.metrics.clone();
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         let wanted = Rc::new(Cell::new(true));
-        let end = EndOnce { coordinator: self.coordinator.clone(), wanted: wanted.clone(), pull, attempt };
+        let end = EndOnce { subscriber: self.subscriber.clone(), wanted: wanted.clone(), pull, attempt };
         // A lease that is being deleted must be gone before it is made anew.
         let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
         let since = Instant::now();

@@ -104,7 +104,8 @@ fn available(name: &str, amount: Amount, capacity: &Resources, policy: &StatusPo
 mod tests {
     use super::*;
     use crate::{
-        host::{FileSystem, HostReadings},
+        file_system::FileSystem,
+        host::HostReadings,
         status::{compute::tests::inputs, policy::Role, settings::ResourceList},
     };
 

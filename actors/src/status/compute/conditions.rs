@@ -13,7 +13,7 @@ use super::{Inputs, Memory, Moment, Pressure, RuntimeView, capacity, millis, mom
 use crate::{
     clock::Now,
     host::HostReadings,
-    runtime::{NETWORK_READY, RUNTIME_READY, RuntimeReport},
+    reports::{NETWORK_READY, RUNTIME_READY, RuntimeReport},
     status::{
         external::{ConditionStatus, Externals},
         policy::{Role, StatusPolicy},
@@ -26,7 +26,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use problem::{ENDPOINTS, PULLS, STATE};
-pub(in crate::status) use problem::{would_be_unavailable, withhold_stale_endpoints};
+pub(in crate::status) use problem::{withhold_stale_endpoints, would_be_unavailable};
 
 /// Whether the node takes pods.
 pub(in crate::status) const READY: &str = "Ready";

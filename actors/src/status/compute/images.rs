@@ -38,7 +38,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::runtime::{RuntimeImage, RuntimeReport};
+    use crate::reports::{RuntimeImage, RuntimeReport};
     use crate::status::compute::tests::inputs;
 
     fn listed(images: &[(&[&str], u64)], most: i32) -> Vec<(Vec<String>, i64)> {

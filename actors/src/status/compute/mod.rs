@@ -24,13 +24,11 @@ pub use conditions::problem::Spell;
 use super::{
     external::Externals,
     policy::{Role, StatusPolicy},
-    sources::EndpointsView,
 };
 use crate::{
     clock::Now,
     host::{HostFacts, HostReadings},
-    pulls::FlowView,
-    runtime::RuntimeReport,
+    reports::{EndpointsView, FlowView, RuntimeReport},
 };
 
 /// A moment: milliseconds of the agent's monotonic clock. Those before its start are negative.
@@ -127,7 +125,7 @@ pub(super) fn compute(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::pulls::RuntimeFlow;
+    use crate::reports::RuntimeFlow;
 
     /// Pulls of which none waits.
     pub(in crate::status) fn idle() -> FlowView {

@@ -28,7 +28,6 @@ use super::{
     compute::{Inputs, Memory, Moment, millis, moment},
     external::{ConditionRefused, ConditionView, ExternalCondition, ExternalWrite, Externals},
     policy::{Role, StatusPolicy},
-    sources::EndpointsView,
     state::{Reported, Restored, Stamp, Write},
 };
 use crate::{
@@ -36,8 +35,7 @@ use crate::{
     cluster::{ApiError, ChoreHealth, Written},
     host::{HostFacts, HostReadings},
     lease::Contention,
-    pulls::FlowView,
-    runtime::RuntimeReport,
+    reports::{EndpointsView, FlowView, RuntimeReport},
 };
 use knowledge::Knowledge;
 use pass::Pass;

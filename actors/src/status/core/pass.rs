@@ -17,7 +17,7 @@ use crate::{
     clock::Now,
     cluster::{ApiError, ApiErrorKind, Written},
     lease::Contention,
-    runtime::RuntimeReport,
+    reports::RuntimeReport,
     status::{
         compare::{differ, older, wrong_system_labels},
         compute::{Inputs, Memory, Moment, RuntimeView, compute, conditions, millis, moment},

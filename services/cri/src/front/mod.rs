@@ -32,7 +32,8 @@ use http::Request;
 use keelson_actors::{
     inspect::Mailbox,
     metrics::{Metrics, PassReason},
-    pulls::{CallerId, CredentialsSalt, PullCoordinator},
+    pulls::{CallerId, PullCoordinator},
+    request::CredentialsSalt,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},

@@ -14,7 +14,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use keelson_actors::{
     inspect::{Mailbox, MailboxError},
     metrics::{PassReason, Reason},
-    pulls::{Answer, CallerId, CallerLeft, Claim, PullCall, PullCoordinator, Refusal, RequestPull},
+    pulls::{Answer, CallerId, CallerLeft, Claim, PullCoordinator, Refusal, RequestPull},
+    request::PullCall,
     runtime::PullReply,
 };
 use keelson_proto::Code;

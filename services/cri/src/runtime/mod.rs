@@ -21,10 +21,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
 use keelson_actors::{
     metrics::Metrics,
-    pulls::PullCall,
+    reports::{RuntimeCondition, RuntimeImage},
+    request::PullCall,
     runtime::{
-        Capabilities, FailureKind, ProbeFailure, PullReply, Readings, Runtime, RuntimeCondition,
-        RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, WireStatus,
+        Capabilities, FailureKind, ProbeFailure, PullReply, Readings, Runtime, RuntimeError, RuntimeInfo,
+        RuntimePull, WireStatus,
     },
 };
 use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use keelson_actors::{
-    pulls::{ListPulls, PullCall, core::Policy},
+    pulls::{ListPulls, core::Policy},
+    request::PullCall,
     runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
 };
 use keelson_cri::runtime::ContainerRuntime;

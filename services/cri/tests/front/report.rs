@@ -7,7 +7,10 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use keelson_actors::runtime::{NETWORK_READY, RUNTIME_READY, Runtime as _, core::Health};
+use keelson_actors::{
+    reports::{NETWORK_READY, RUNTIME_READY},
+    runtime::{Runtime as _, core::Health},
+};
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::cri;
 use tokio::time::Instant;

@@ -23,7 +23,7 @@ use keelson_actors::{
     },
     host::Host as _,
     inspect::{Mailbox, Recorder},
-    status::EndpointsView,
+    reports::EndpointsView,
     supervise,
 };
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, ListenSpec, Settings};

@@ -10,6 +10,7 @@
 mod pods;
 pub(crate) mod removal;
 mod show;
+mod sources;
 
 use std::sync::Arc;
 
@@ -19,10 +20,11 @@ use keelson_actors::{
     inspect::{Mailbox, Recorder},
     lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
     pulls::{DiskPressure, PullCoordinator},
+    reports::EndpointsView,
     runtime::{RuntimeClient, core::Health},
     status::{
-        self, EndpointsOrigin, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError,
-        StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
+        self, EndpointsOrigin, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
+        StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
     },
     supervise,
 };
@@ -281,9 +283,8 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     let status_parts = StatusReporterParts {
         api: Arc::new(rest.clone()),
         host: Arc::new(LinuxHost::new()),
-        runtime: Arc::new(parts.runtime),
-        runtime_health: parts.runtime_health,
-        pulls: Arc::new(parts.pulls.clone()),
+        runtime: Arc::new(sources::RuntimeReports { client: parts.runtime, health: parts.runtime_health }),
+        pulls: Arc::new(sources::PullReports(parts.pulls.clone())),
         endpoints: parts.endpoints,
         contention,
         store: parts.store,

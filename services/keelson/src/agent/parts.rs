@@ -9,9 +9,10 @@ use keelson_actors::{
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
     pulls::{
-        CredentialsSalt, HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, PullCoordinator,
-        PullCoordinatorParts, core::Policy, write_notices,
+        HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, PullCoordinator, PullCoordinatorParts,
+        core::Policy, write_notices,
     },
+    request::CredentialsSalt,
     runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
     supervise,
 };

@@ -16,11 +16,10 @@ use keelson_storage::StoreState;
 use super::{ConditionStatus, Text, put};
 use crate::{
     clock::Now,
-    pulls::{FlowView, RuntimeFlow},
+    reports::{EndpointsView, FlowView, RuntimeFlow, StaleCause},
     status::{
         compute::{Inputs, Memory, Moment, millis, moment},
         policy::{EndpointsOrigin, StatusPolicy},
-        sources::{EndpointsView, StaleCause},
     },
 };
 

@@ -17,15 +17,13 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::ApiErrorKind,
-    host::FileSystem,
-    pulls::RuntimeFlow,
-    runtime::{NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeImage},
+    file_system::FileSystem,
+    reports::{NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeFlow, RuntimeImage, StaleCause},
     status::{
         compute::{conditions::problem, tests::idle},
         external::{ConditionStatus, ExternalRecord, tests::condition},
         patch::tests::apply,
         policy::EndpointsOrigin,
-        sources::StaleCause,
     },
 };
 

@@ -19,7 +19,8 @@ use keelson_actors::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
     metrics::Metrics,
-    pulls::{CredentialsSalt, PullCoordinator, PullCoordinatorParts, core::Policy},
+    pulls::{PullCoordinator, PullCoordinatorParts, core::Policy},
+    request::CredentialsSalt,
     runtime::{RuntimeClient, RuntimeClientParts, core::Health},
     supervise,
 };
@@ -102,11 +103,12 @@ pub(crate) struct Agent {
 /// Free space is not what these tests are about.
 struct NoFileSystems;
 
-impl keelson_actors::host::FileSystemReader for NoFileSystems {
+impl keelson_actors::file_system::FileSystemReader for NoFileSystems {
     fn file_system(
         &self,
         path: std::path::PathBuf,
-    ) -> futures_util::future::BoxFuture<'static, Result<keelson_actors::host::FileSystem, String>> {
+    ) -> futures_util::future::BoxFuture<'static, Result<keelson_actors::file_system::FileSystem, String>>
+    {
         Box::pin(async move { Err(format!("{} is not read in this test", path.display())) })
     }
 }

@@ -5,7 +5,7 @@
 use keelson_actors::{
     clock::unix_ms,
     endpoints::{ExplainService, Freshness, ListServices, ServiceName},
-    status::EndpointsView,
+    reports::EndpointsView,
 };
 use keelson_debug::{Check, ViewError};
 use keelson_proto::endpoints as pb;

@@ -13,7 +13,8 @@ use std::{
 use keelson_actors::{
     inspect::Mailbox,
     metrics::HandoverResult,
-    pulls::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator, core::PullId},
+    pulls::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator},
+    request::PullId,
 };
 use tokio::{
     net::UnixStream,

@@ -1,21 +1,23 @@
 //! One caller's wish for an image.
 //!
-//! Owns: the decoded form of a CRI `PullImageRequest`, and the rule for what is the same pull.
+//! Owns: the decoded form of a CRI `PullImageRequest`, the rule for what is the same pull, and the name of a pull
+//! ([`PullId`]).
 //! In: the request's bytes from the CRI front. Out: [`PullCall`], whose `Debug` shows no secret.
 //! The bytes themselves travel on to the runtime unchanged, so that fields this agent does not know
 //! survive; they are kept in memory only.
 
+mod image;
+mod redact;
+
 use std::{fmt, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
+pub use image::{ImageName, ImageNameError, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 use keelson_proto::{PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    image::{ImageName, ImageNameError},
-    redact::{REDACTED, redact},
-};
+use self::redact::{REDACTED, redact};
 
 /// containerd's fallback for the runtime handler where the CRI field is empty.
 pub const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
@@ -89,7 +91,7 @@ fn secret_fields(auth: &cri::AuthConfig) -> [&str; 5] {
 ///
 /// A runtime may choose credentials and the signature policy by namespace, as CRI-O does: an anonymous pull that
 /// succeeds in one namespace proves nothing for another. The core leaves the namespace out where the runtime is known
-/// not to use it ([`crate::runtime::Capabilities::ignores_namespace`]).
+/// not to use it (`Capabilities::ignores_namespace`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PullKey {
     /// The image's full form.
@@ -112,6 +114,10 @@ pub struct Pod {
     /// `metadata.uid`; of a static pod the one that the kubelet has for it.
     pub uid: String,
 }
+
+/// Names a pull for as long as the agent's state lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PullId(pub u64);
 
 /// A pull request, decoded once.
 #[derive(Clone)]
