@@ -3,13 +3,13 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use keelson_actors::{
-    pulls::{ListPulls, core::Policy},
+use keelson_cri::runtime::ContainerRuntime;
+use keelson_proto::Code;
+use keelson_pulls::{
+    coordinator::{ListPulls, core::Policy},
     request::PullCall,
     runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
 };
-use keelson_cri::runtime::ContainerRuntime;
-use keelson_proto::Code;
 use tokio::sync::watch;
 
 use crate::support::{

@@ -14,24 +14,28 @@ mod sources;
 
 use std::sync::Arc;
 
-use keelson_actors::{
+use keelson_actor_system::{
     clock::{Clock, unix_ms},
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
-    lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
-    pulls::{DiskPressure, PullCoordinator},
     reports::EndpointsView,
-    runtime::{RuntimeClient, core::Health},
-    status::{
-        self, EndpointsOrigin, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
-        StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
-    },
     supervise,
 };
 use keelson_config::{EndpointsSource, Gate, Settings};
 use keelson_debug::Check;
+use keelson_heartbeats::{
+    lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
+    status::{
+        self, EndpointsOrigin, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
+        StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
+    },
+};
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, KnownPods, Node, watch_node};
+use keelson_pulls::{
+    coordinator::{DiskPressure, PullCoordinator},
+    runtime::{RuntimeClient, core::Health},
+};
 use keelson_storage::DeferredStore;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;

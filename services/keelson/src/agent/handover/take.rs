@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::{
-    inspect::Mailbox,
+use keelson_actor_system::inspect::Mailbox;
+use keelson_pulls::{
+    coordinator::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator},
     metrics::HandoverResult,
-    pulls::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator},
     request::PullId,
 };
 use tokio::{

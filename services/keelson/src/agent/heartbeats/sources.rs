@@ -4,12 +4,14 @@
 //! the StatusReporter. Out: messages to the two, and their answers.
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actors::{
+use keelson_actor_system::{
     inspect::Mailbox,
-    pulls::{DiskPressure, PullCoordinator, PullsFlow},
     reports::{FlowView, RuntimeReport},
+};
+use keelson_heartbeats::status::{PullsSource, RuntimeSource};
+use keelson_pulls::{
+    coordinator::{DiskPressure, PullCoordinator, PullsFlow},
     runtime::{ReportRuntime, RuntimeClient, core::Health},
-    status::{PullsSource, RuntimeSource},
 };
 use tokio::sync::watch;
 
