@@ -12,7 +12,7 @@
 //! ```
 
 mod actor;
-pub mod core;
+mod core;
 mod feed;
 mod inputs;
 mod marker;

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use keelson_storage::{StateStore, StoreError, StoreState};
 
 /// How long an actor that starts waits for the store. After that it starts without persisted facts.
-pub const OPEN_PATIENCE: Duration = Duration::from_secs(2);
+const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits for the store to be open, but no longer than [`OPEN_PATIENCE`].
 pub async fn wait_for_store(store: &dyn StateStore) {

@@ -20,7 +20,7 @@
 //! * A start does not renew a Lease that the agent renewed less than an interval ago.
 
 mod actor;
-pub mod core;
+pub(crate) mod core;
 mod metrics;
 mod record;
 

@@ -17,7 +17,7 @@
 mod actor;
 mod compare;
 mod compute;
-pub mod core;
+mod core;
 mod external;
 mod messages;
 mod metrics;

@@ -26,12 +26,12 @@ use tokio::sync::{oneshot, watch};
 
 use crate::{
     coordinator::{
-        Answer, AnswerTo, CallerId, Claim, Drain, HandOver, HandedState, Inspected, ListPulls,
-        PullCoordinator, PullCoordinatorParts, Refusal, RequestPull, core::Policy,
+        Answer, AnswerTo, CallerId, Claim, Drain, HandOver, HandedState, Inspected, ListPulls, Policy,
+        PullCoordinator, PullCoordinatorParts, Refusal, RequestPull,
     },
     metrics::Metrics,
     request::{CredentialsSalt, PullCall},
-    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
+    runtime::{Health, RuntimeClient, RuntimeClientParts},
 };
 use fakes::{FakeRuntime, records};
 

@@ -15,7 +15,7 @@
 //! ```
 
 mod actor;
-pub mod core;
+mod core;
 mod handover;
 mod journal;
 mod messages;
@@ -23,7 +23,7 @@ mod notices;
 mod record;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
-pub use core::{Answer, CallerId, FinishedPull, PodNotice, Refusal};
+pub use core::{Answer, CallerId, PodNotice, Policy, Refusal};
 pub use handover::{
     HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull, UnreadJournal,
 };

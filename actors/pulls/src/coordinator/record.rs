@@ -65,7 +65,7 @@ pub struct KeptLease {
 
 /// One change to the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Write {
+pub(crate) enum Write {
     /// Writes a pull's record.
     PutPull(PullRecord),
     /// Removes the record of the pull with this id.

@@ -14,7 +14,7 @@ use keelson_actor_system::clock::Now;
 use super::types::{FailureKind, PROBE_BACKOFF, PROBE_INTERVAL, ProbeFailure, RuntimeInfo};
 
 /// After so many probes without any answer a runtime that served is down.
-pub const SILENT_PROBES: u32 = 3;
+pub(crate) const SILENT_PROBES: u32 = 3;
 
 /// What is known of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Health {
 
 /// What happens to the core.
 #[derive(Debug, Clone)]
-pub enum Event {
+pub(crate) enum Event {
     /// A probe ended.
     Probed(Result<RuntimeInfo, ProbeFailure>),
     /// A call broke off without an answer.
@@ -50,7 +50,7 @@ pub enum Event {
 
 /// What the actor has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Probe after this time, instead of any probe planned before.
     ProbeAfter(Duration),
     /// Tell the neighbours what [`Core::health`] says now.
@@ -61,7 +61,7 @@ pub enum Effect {
 
 /// What the last probes have shown.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     health: Health,
     failures: u32,
     /// Probes in a row without any answer.
@@ -81,18 +81,18 @@ impl Default for Core {
 impl Core {
     /// What is known now.
     #[must_use]
-    pub fn health(&self) -> &Health {
+    pub(crate) fn health(&self) -> &Health {
         &self.health
     }
 
     /// Why the last probe failed, if the runtime is up all the same.
     #[must_use]
-    pub fn degraded(&self) -> Option<&str> {
+    pub(crate) fn degraded(&self) -> Option<&str> {
         self.degraded.as_deref()
     }
 
     /// The one way in.
-    pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         match event {
             Event::CallLost => {
                 if self.suspect || matches!(self.health, Health::Down { .. }) {

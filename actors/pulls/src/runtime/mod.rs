@@ -9,7 +9,7 @@
 //! [`RuntimeReport`](keelson_actor_system::reports::RuntimeReport) for the StatusReporter.
 
 mod actor;
-pub mod core;
+mod core;
 mod downloads;
 mod messages;
 mod report;
@@ -19,6 +19,7 @@ mod types;
 mod version;
 
 pub use actor::{RuntimeClient, RuntimeClientParts};
+pub use core::Health;
 pub use messages::{
     CancelAll, CancelPull, CheckImageFs, CheckPresent, DropLease, ImageFsRead, LeaseMeasured, MeasureLease,
     Probe, Pull, PullFinished, PullPresence, PullProgress, ReapLeases, RenewLeases, RuntimeChanged,

@@ -6,7 +6,7 @@ use futures_util::FutureExt as _;
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::Code;
 use keelson_pulls::{
-    coordinator::{ListPulls, core::Policy},
+    coordinator::{ListPulls, Policy},
     request::PullCall,
     runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
 };

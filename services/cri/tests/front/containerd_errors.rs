@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_pulls::{
-    coordinator::{ListPulls, core::Policy},
+    coordinator::{ListPulls, Policy},
     metrics::{ApiFailure, Metrics},
-    runtime::{Capabilities, FailureKind, Runtime as _, core::Health},
+    runtime::{Capabilities, FailureKind, Health, Runtime as _},
 };
 
 use crate::support::{

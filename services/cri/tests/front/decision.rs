@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keelson_actor_system::supervise::Restart;
 use keelson_cri::front::{PingError, ping};
-use keelson_pulls::coordinator::core::Policy;
+use keelson_pulls::coordinator::Policy;
 use tokio::time::{Instant, timeout};
 
 use crate::support::{

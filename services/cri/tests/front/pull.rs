@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::Reason;
 use http::HeaderMap;
 use keelson_proto::{PULL_OPTION_ANNOTATION, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
-use keelson_pulls::coordinator::core::Policy;
+use keelson_pulls::coordinator::Policy;
 use prost::Message as _;
 use tokio::{sync::watch, time::Instant};
 

@@ -34,7 +34,7 @@ use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, KnownPods, Node, watch_node};
 use keelson_pulls::{
     coordinator::{DiskPressure, PullCoordinator},
-    runtime::{RuntimeClient, core::Health},
+    runtime::{Health, RuntimeClient},
 };
 use keelson_storage::DeferredStore;
 use prometheus_client::registry::Registry;

@@ -17,12 +17,12 @@ use keelson_cri::{
 use keelson_host::LinuxHost;
 use keelson_pulls::{
     coordinator::{
-        HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, PullCoordinator, PullCoordinatorParts,
-        core::Policy, write_notices,
+        HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, Policy, PullCoordinator,
+        PullCoordinatorParts, write_notices,
     },
     metrics::Metrics,
     request::CredentialsSalt,
-    runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
+    runtime::{Health, RuntimeClient, RuntimeClientParts, RuntimeState},
 };
 use keelson_storage::DeferredStore;
 use tokio::{

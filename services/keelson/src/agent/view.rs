@@ -24,7 +24,7 @@ use keelson_proto::{debug as pb, endpoints, node};
 use keelson_pulls::{
     coordinator::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
     metrics::{HandoverResult, Metrics},
-    runtime::core::Health,
+    runtime::Health,
 };
 use keelson_storage::{DeferredStore, StateStore as _, StoreState};
 use prometheus_client::registry::Registry;

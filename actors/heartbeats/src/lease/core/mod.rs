@@ -43,7 +43,8 @@ pub(crate) mod testing;
 use std::time::Duration;
 
 pub use contest::Contention;
-pub use types::{Answer, Counted, Effect, Event, LeasePolicy, Renewed, Request};
+pub use types::LeasePolicy;
+pub(crate) use types::{Answer, Counted, Effect, Event, Renewed, Request};
 
 use keelson_actor_system::{
     clock::Now,
@@ -146,7 +147,7 @@ impl Turn {
 
 /// The state.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     policy: LeasePolicy,
     node: NodeSeen,
     lease: Option<Held>,
@@ -179,7 +180,7 @@ pub struct Core {
 impl Core {
     /// A core that asks as soon as it is told of a tick. `record` is what an earlier process left.
     #[must_use]
-    pub fn new(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
+    pub(crate) fn new(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
         Self {
             record: record.filter(|record| record.name == policy.name),
             contest: Contest::new(policy.may_stand_back, policy.interval(), policy.duration()),
@@ -205,7 +206,7 @@ impl Core {
     }
 
     /// The one way in: what happens, when, and a random number from [0, 1). Returns what to do about it.
-    pub fn handle(&mut self, event: Event, now: Now, chance: f64) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, event: Event, now: Now, chance: f64) -> Vec<Effect> {
         let mut turn = Turn { now, chance, fx: Vec::new() };
         self.watch_clock(&mut turn);
         match event {
@@ -223,7 +224,7 @@ impl Core {
 
     /// When [`Event::Tick`] is due next, on the monotonic clock; `None` while a request is under way.
     #[must_use]
-    pub fn next_tick(&self) -> Option<Duration> {
+    pub(crate) fn next_tick(&self) -> Option<Duration> {
         match self.phase {
             Phase::Waiting { until } | Phase::BackingOff { until } => Some(until),
             _ => None,

@@ -56,7 +56,7 @@ impl LeasePolicy {
 
 /// What happens to the core.
 #[derive(Debug, Clone)]
-pub enum Event {
+pub(crate) enum Event {
     /// A timer is due, or the actor starts.
     Tick,
     /// The request with this number ended.
@@ -72,7 +72,7 @@ pub enum Event {
 
 /// What a request brought.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// Of [`Request::Read`].
     Read(Result<LeaseSeen, ApiError>),
     /// Of [`Request::Create`].
@@ -85,7 +85,7 @@ pub enum Answer {
 
 /// A request to the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
+pub(crate) enum Request {
     /// GET of the Lease.
     Read,
     /// POST of the Lease.
@@ -98,7 +98,7 @@ pub enum Request {
 
 /// What the actor has to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Make a request. There is never another one under way.
     Ask {
         /// To be given back with the answer.
@@ -123,7 +123,7 @@ pub enum Effect {
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
+pub(crate) enum Counted {
     /// A request ended, as label `result` of the metric names it.
     Result(&'static str),
     /// The Lease was taken over.
@@ -139,7 +139,7 @@ pub enum Counted {
 
 /// When the Lease was renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Renewed {
+pub(crate) struct Renewed {
     /// Milliseconds of the monotonic clock; negative: by an earlier process, before this one's clock began.
     pub mono_ms: i64,
     /// Unix milliseconds.

@@ -14,7 +14,7 @@ use super::{Contention, Core, NodeSeen, Phase, Renewed, mono_ms};
 impl Core {
     /// How the renewals fare.
     #[must_use]
-    pub fn health(&self) -> ChoreHealth {
+    pub(crate) fn health(&self) -> ChoreHealth {
         match &self.trouble {
             Some(trouble) => {
                 let (reason, since_unix_ms) = (trouble.reason.clone(), trouble.since_unix_ms);
@@ -27,7 +27,7 @@ impl Core {
 
     /// What it does, in a few words.
     #[must_use]
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let interval = self.policy.interval();
         match self.health() {
             ChoreHealth::Starting => format!("looks for Lease {}", self.policy.name),
@@ -41,25 +41,25 @@ impl Core {
 
     /// The last successful renewal, by an earlier process included.
     #[must_use]
-    pub fn renewed_at(&self) -> Option<Renewed> {
+    pub(crate) fn renewed_at(&self) -> Option<Renewed> {
         self.renewed
     }
 
     /// Failed requests since then.
     #[must_use]
-    pub fn failures(&self) -> u64 {
+    pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
     /// `spec.leaseTransitions` as last confirmed.
     #[must_use]
-    pub fn transitions(&self) -> Option<i32> {
+    pub(crate) fn transitions(&self) -> Option<i32> {
         self.record.as_ref().map(|record| record.transitions)
     }
 
     /// Whether another process renews the Lease.
     #[must_use]
-    pub fn contention(&self) -> Contention {
+    pub(crate) fn contention(&self) -> Contention {
         self.contest.contention()
     }
 
@@ -76,7 +76,7 @@ impl Core {
 
     /// The state, for people.
     #[must_use]
-    pub fn view(&self, server: &str, now: Now) -> serde_json::Value {
+    pub(crate) fn view(&self, server: &str, now: Now) -> serde_json::Value {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (node, node_uid, gone_since) = match &self.node {
             NodeSeen::Unknown => ("not asked for", None, None),

@@ -43,7 +43,7 @@ impl Core {
 
     /// Of how many types another process writes the condition too.
     #[must_use]
-    pub fn contested_conditions(&self) -> usize {
+    pub(crate) fn contested_conditions(&self) -> usize {
         self.writers.contested()
     }
 

@@ -63,7 +63,7 @@ const GRACE: i64 = 30_000;
 
 /// What happens to the core.
 #[derive(Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// The actor has read what is on disk.
     Started {
         /// What was there.
@@ -104,7 +104,7 @@ pub enum Event {
 
 /// What was read for a pass.
 #[derive(Debug, Clone)]
-pub struct Collected {
+pub(crate) struct Collected {
     /// What does not change.
     pub facts: HostFacts,
     /// What does.
@@ -125,7 +125,7 @@ pub struct Collected {
 
 /// What the actor has to do.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Read host, runtime and pulls.
     Collect {
         /// A directory of the runtime's images.
@@ -160,7 +160,7 @@ pub enum Effect {
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
+pub(crate) enum Counted {
     /// A report was sent.
     Sent,
     /// One could not be.
@@ -185,7 +185,7 @@ struct Failing {
 
 /// The state.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     policy: StatusPolicy,
     knowledge: Knowledge,
     /// What the store said, until it is known of which Node.
@@ -239,7 +239,7 @@ pub struct Core {
 impl Core {
     /// A core that knows nothing yet.
     #[must_use]
-    pub fn new(policy: StatusPolicy) -> Self {
+    pub(crate) fn new(policy: StatusPolicy) -> Self {
         let repair = policy.role == Role::Node;
         Self {
             policy,
@@ -281,20 +281,20 @@ impl Core {
 
     /// When [`Event::Due`] is to come, by the monotonic clock.
     #[must_use]
-    pub fn due(&self) -> Option<Duration> {
+    pub(crate) fn due(&self) -> Option<Duration> {
         let due = self.due.filter(|_| self.pass.is_none())?;
         Some(Duration::from_millis(u64::try_from(due).unwrap_or_default()))
     }
 
     /// How long ago the last report was.
     #[must_use]
-    pub fn report_age(&self, now: Now) -> Option<Duration> {
+    pub(crate) fn report_age(&self, now: Now) -> Option<Duration> {
         let age = moment(now).saturating_sub(self.last_report?);
         u64::try_from(age).ok().map(Duration::from_millis)
     }
 
     /// The one way in, but for the conditions of others. `random` is in [0, 1).
-    pub fn handle(&mut self, event: Event, now: Now, random: f64) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, event: Event, now: Now, random: f64) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
             Event::Started { restored, stamp } => self.started(restored, stamp, now, &mut effects),
@@ -402,7 +402,7 @@ impl Core {
     ///
     /// # Errors
     /// Why it is not taken.
-    pub fn set_condition(
+    pub(crate) fn set_condition(
         &mut self,
         condition: ExternalCondition,
         now: Now,
@@ -414,19 +414,23 @@ impl Core {
     ///
     /// # Errors
     /// There is none.
-    pub fn clear_condition(&mut self, kind: &str, now: Now) -> Result<ExternalWrite, ConditionRefused> {
+    pub(crate) fn clear_condition(
+        &mut self,
+        kind: &str,
+        now: Now,
+    ) -> Result<ExternalWrite, ConditionRefused> {
         self.externals.clear(kind, moment(now))
     }
 
     /// The conditions of other processes.
     #[must_use]
-    pub fn list_conditions(&self, now: Now) -> Vec<ConditionView> {
+    pub(crate) fn list_conditions(&self, now: Now) -> Vec<ConditionView> {
         self.externals.views(moment(now), now.unix_ms)
     }
 
     /// The types of all conditions that the agent may have added to the Node.
     #[must_use]
-    pub fn removable_conditions(&self) -> Vec<String> {
+    pub(crate) fn removable_conditions(&self) -> Vec<String> {
         added_conditions()
             .map(ToOwned::to_owned)
             .chain(self.externals.kinds().map(ToOwned::to_owned))

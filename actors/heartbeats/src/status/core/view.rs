@@ -14,7 +14,7 @@ use crate::status::{
 impl Core {
     /// What the StatusReporter does, in a few words.
     #[must_use]
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         match (&self.failing, self.last_report) {
             (Some(failing), _) => format!("failing: {}", failing.reason),
             (None, _) if self.stands_back() => {
@@ -27,7 +27,7 @@ impl Core {
 
     /// The state as JSON.
     #[must_use]
-    pub fn view(&self, now: Now) -> Value {
+    pub(crate) fn view(&self, now: Now) -> Value {
         let at = moment(now);
         let unix_ms = |then: Moment| now.unix_ms.saturating_add(then.saturating_sub(at));
         let node = self.knowledge.node();

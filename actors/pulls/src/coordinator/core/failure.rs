@@ -11,7 +11,7 @@ use crate::runtime::WireStatus;
 
 /// Why the runtime failed a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum FailureClass {
+pub(crate) enum FailureClass {
     /// ENOSPC or EDQUOT. The bytes are a part of the problem.
     NoSpace,
     /// Digest or size differ from what the manifest says.
@@ -126,7 +126,7 @@ const NETWORK: &[&str] = &[
 impl FailureClass {
     /// The class of a status that is not OK.
     #[must_use]
-    pub fn of(status: &WireStatus) -> Self {
+    pub(crate) fn of(status: &WireStatus) -> Self {
         let text = status.message.to_lowercase();
         let has = |patterns: &[&str]| patterns.iter().any(|pattern| text.contains(pattern));
         // A failed extraction may name any of the causes below it, and a full disk any above it.
@@ -177,13 +177,13 @@ impl FailureClass {
 
     /// Whether a retry can use the bytes that were fetched before the failure.
     #[must_use]
-    pub fn is_resumable(self) -> bool {
+    pub(crate) fn is_resumable(self) -> bool {
         matches!(self, Self::Registry | Self::Network | Self::Runtime)
     }
 
     /// For labels and logs.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::NoSpace => "no_space",
             Self::BadContent => "bad_content",

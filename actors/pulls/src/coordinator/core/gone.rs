@@ -153,7 +153,7 @@ impl Core {
 
     /// How many pods are remembered as gone.
     #[must_use]
-    pub fn pods_gone(&self) -> usize {
+    pub(crate) fn pods_gone(&self) -> usize {
         self.gone.pods.len()
     }
 

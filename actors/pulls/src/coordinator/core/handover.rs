@@ -10,8 +10,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use keelson_actor_system::clock::Now;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Lane, Note, Pull, Refusal, Stage, Timer, queue::Place,
-    restore::Source,
+    CallerId, Core, Effect, End, Lane, Note, Pull, Refusal, Stage, Timer, queue::Place, restore::Source,
 };
 use crate::{
     coordinator::{
@@ -24,7 +23,7 @@ use crate::{
 
 impl Core {
     /// Gives everything to a successor. Pulls that the runtime works on stay until they end.
-    pub fn hand_over(&mut self, now: Now) -> (HandedState, Vec<Effect>) {
+    pub(crate) fn hand_over(&mut self, now: Now) -> (HandedState, Vec<Effect>) {
         let mut fx = Vec::new();
         let state = self.handed_state(now);
         self.draining = true;
@@ -55,7 +54,7 @@ impl Core {
 
     /// Whether this core has handed its pulls over.
     #[must_use]
-    pub fn is_handed_over(&self) -> bool {
+    pub(crate) fn is_handed_over(&self) -> bool {
         self.handed.is_some()
     }
 
@@ -89,7 +88,7 @@ impl Core {
     }
 
     /// Takes over what a predecessor handed over. To be called once, on an empty core.
-    pub fn take_over(&mut self, state: HandedState, now: Now) -> Vec<Effect> {
+    pub(crate) fn take_over(&mut self, state: HandedState, now: Now) -> Vec<Effect> {
         self.namespaces_matter = !state.ignores_namespace;
         if let Some(unread) = state.unread {
             self.take_over_unread(unread, now);
@@ -220,16 +219,10 @@ impl Pull {
 impl Effect {
     /// Not performed by an agent that has handed over: leases and journal belong to the successor.
     #[must_use]
-    pub fn is_the_successors(&self) -> bool {
+    pub(crate) fn is_the_successors(&self) -> bool {
         matches!(
             self,
             Self::Persist(_) | Self::DropLease { .. } | Self::ReapLeases(_) | Self::CheckPresent { .. }
         )
-    }
-
-    /// Whether a caller is sent to the successor by it.
-    #[must_use]
-    pub fn moves_caller(&self) -> bool {
-        matches!(self, Self::Reply { answer: Answer::Refused(Refusal::Moved), .. })
     }
 }

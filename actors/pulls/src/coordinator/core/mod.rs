@@ -63,17 +63,18 @@ use std::{
     time::Duration,
 };
 
-pub use failure::FailureClass;
+pub(crate) use failure::FailureClass;
 pub(in crate::coordinator) use gone::GonePods;
 use keelson_actor_system::clock::Now;
-pub use notice::{PULL_QUEUED, PodNotice};
+pub use notice::PodNotice;
 use queue::{Place, Queue};
-pub use reasons::{EndReason, Tally};
+pub(crate) use reasons::{EndReason, Tally};
 use reentry::Reentry;
 use retained::{Kept, Space};
-pub use retained::{Release, ReleaseReason};
-pub use types::{Answer, CallerId, Effect, End, Event, FinishedPull, Note, Policy, Refusal};
-pub use view::Counts;
+pub(crate) use retained::{Release, ReleaseReason};
+pub use types::{Answer, CallerId, Policy, Refusal};
+pub(crate) use types::{Effect, End, Event, FinishedPull, Note};
+pub(crate) use view::Counts;
 
 use super::record::Write;
 use crate::{
@@ -268,7 +269,7 @@ enum Health {
 
 /// The state of all pulls.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     policy: Policy,
     /// Set by hand, over the policy's.
     limit_override: Option<u32>,
@@ -325,7 +326,7 @@ pub struct Core {
 impl Core {
     /// An empty core. `owner` is the state folder's random id; lease names begin with it.
     #[must_use]
-    pub fn new(policy: Policy, owner: &str) -> Self {
+    pub(crate) fn new(policy: Policy, owner: &str) -> Self {
         Self {
             policy,
             limit_override: None,
@@ -362,7 +363,7 @@ impl Core {
     }
 
     /// The one way in: what happens, and when. Returns what to do about it.
-    pub fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         let mut fx = Vec::new();
         self.finished.truncate(HISTORY);
         self.gone.expire(now.mono);
@@ -396,19 +397,13 @@ impl Core {
 
     /// When [`Event::Tick`] is due next, on the monotonic clock.
     #[must_use]
-    pub fn next_tick(&self) -> Option<Duration> {
+    pub(crate) fn next_tick(&self) -> Option<Duration> {
         self.timers.first().map(|(at, _)| *at)
-    }
-
-    /// Pulls that hold a slot under the limit.
-    #[must_use]
-    pub fn running(&self) -> u32 {
-        self.counted
     }
 
     /// Whether anything runs that a stopping agent should wait for.
     #[must_use]
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.slots.is_empty()
     }
 

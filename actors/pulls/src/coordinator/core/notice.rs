@@ -15,7 +15,7 @@ use super::{CallerId, Core, Effect, Health, Pull, Stage, Timer};
 use crate::request::Pod;
 
 /// The reason of the Events.
-pub const PULL_QUEUED: &str = "ImagePullQueued";
+pub(crate) const PULL_QUEUED: &str = "ImagePullQueued";
 /// An Event is updated after this many times `pulls.queued_event_after`: with the default every 5 min.
 const REPEAT: u32 = 10;
 /// So many notices may be written at once.

@@ -13,7 +13,7 @@ use crate::request::PullId;
 
 /// What metrics count beside the pulls that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tally {
+pub(crate) enum Tally {
     /// A request joined a pull: in which state that was.
     Joined(&'static str),
     /// A pull was taken back and is tried again: why.
@@ -22,7 +22,7 @@ pub enum Tally {
 
 /// How a pull ended, in words of a closed set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EndReason {
+pub(crate) struct EndReason {
     /// `succeeded`, `failed`, `refused`, `timed_out` or `cancelled`.
     pub result: &'static str,
     /// For example `Pulled`, `NotFound`, `TooManyPullingInParallel`, `CallerLeft`.

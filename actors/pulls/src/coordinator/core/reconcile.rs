@@ -48,7 +48,7 @@ fn in_queue_order(mut records: Vec<PullRecord>) -> Vec<PullRecord> {
 
 impl Core {
     /// Begins without the journal. To be called once, on an empty core.
-    pub fn begin_unread(&mut self, now: Now) {
+    pub(crate) fn begin_unread(&mut self, now: Now) {
         self.unread = Some(Unread::default());
         // Above every id and order in the journal, unless the clock has stepped back.
         self.next_id = self.next_id.max(u64::try_from(now.unix_ms).unwrap_or(1));
@@ -62,7 +62,7 @@ impl Core {
     }
 
     /// Takes over the journal of an earlier process, read after pulls of this one began.
-    pub fn reconcile(
+    pub(crate) fn reconcile(
         &mut self,
         records: Vec<PullRecord>,
         leases: Vec<KeptLease>,

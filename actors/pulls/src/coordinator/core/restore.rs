@@ -34,7 +34,7 @@ pub(super) enum Source {
 
 impl Core {
     /// Takes over what an earlier agent left. To be called once, on an empty core.
-    pub fn restore(
+    pub(crate) fn restore(
         &mut self,
         records: Vec<PullRecord>,
         leases: Vec<KeptLease>,

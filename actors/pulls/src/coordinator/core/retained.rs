@@ -28,7 +28,7 @@ pub(super) const RENEW_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Why the bytes of an unfinished pull were given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ReleaseReason {
+pub(crate) enum ReleaseReason {
     /// The pull failed in a way that a retry cannot use the bytes.
     Failure(FailureClass),
     /// `pulls.progress_retention` is over.
@@ -55,7 +55,7 @@ impl ReleaseReason {
 
     /// For labels and logs.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Failure(class) => class.name(),
             Self::Expired => "expired",
@@ -71,7 +71,7 @@ impl ReleaseReason {
 
 /// Bytes that were given up, for logs and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Release {
+pub(crate) struct Release {
     /// The normalized reference whose pull did not finish.
     pub image: Arc<str>,
     /// `None`: not measured.
@@ -376,13 +376,13 @@ impl Core {
 
     /// How many leases are retained for a retry.
     #[must_use]
-    pub fn kept_leases(&self) -> usize {
+    pub(crate) fn kept_leases(&self) -> usize {
         self.kept.len()
     }
 
     /// How many bytes they hold, as far as they are measured.
     #[must_use]
-    pub fn retained_bytes(&self) -> u64 {
+    pub(crate) fn retained_bytes(&self) -> u64 {
         self.kept.values().filter_map(|kept| kept.bytes).fold(0, u64::saturating_add)
     }
 }

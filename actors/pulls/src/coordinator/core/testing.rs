@@ -332,7 +332,7 @@ impl Bench {
     }
 
     pub(super) fn running(&self) -> u32 {
-        self.core.running()
+        self.core.counted
     }
 
     pub(super) fn queued(&self) -> u32 {

@@ -120,7 +120,7 @@ impl Default for Policy {
 
 /// What happens to the core.
 #[derive(Debug, Clone)]
-pub enum Event {
+pub(crate) enum Event {
     /// A caller asks.
     Request {
         /// The ID by which [`Effect::Reply`] will answer it.
@@ -202,7 +202,7 @@ pub enum Event {
 
 /// What the actor has to do, in this order.
 #[derive(Debug, Clone)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Write to the journal; what follows in the list waits until it is durable.
     Persist(Write),
     /// Ask the runtime whether it has the image.
@@ -271,7 +271,7 @@ pub enum Effect {
 
 /// An entry for the log and the actor's list of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub(crate) struct Note {
     /// Whether somebody should look.
     pub warn: bool,
     /// For log and page, so without secrets.
@@ -395,7 +395,7 @@ impl Refusal {
 
 /// A pull that ended, for the debug view.
 #[derive(Debug, Clone)]
-pub struct FinishedPull {
+pub(crate) struct FinishedPull {
     /// As it was shown while it waited and ran.
     pub id: PullId,
     /// As the caller wrote it.
@@ -432,7 +432,7 @@ pub struct FinishedPull {
 
 /// How a pull ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// The image is there.
     Succeeded,
     /// The runtime's or the agent's words, without secrets.

@@ -57,7 +57,7 @@ fn narrow(count: usize) -> u32 {
 impl Core {
     /// The limit in force and where it came from.
     #[must_use]
-    pub fn limit_view(&self) -> pb::Limit {
+    pub(crate) fn limit_view(&self) -> pb::Limit {
         let wanted = self.policy.enforce_by_runtime;
         let by_runtime = self.runtime_enforces();
         let note = match (wanted && !by_runtime, &self.health) {
@@ -80,7 +80,7 @@ impl Core {
 
     /// Running pulls, the head of the queue, and what ended last.
     #[must_use]
-    pub fn list(&self, max_queued: usize, now: Now) -> pb::PullList {
+    pub(crate) fn list(&self, max_queued: usize, now: Now) -> pb::PullList {
         let show = |id: &PullId, position| self.pulls.get(id).map(|pull| self.show(pull, position, now));
         let mut pulls: Vec<pb::Pull> = self.slots.iter().filter_map(|(_, id)| show(id, 0)).collect();
         for (index, (_, id)) in self.queue.places().take(max_queued).enumerate() {
@@ -113,14 +113,14 @@ impl Core {
 
     /// How long the pull at the head of the queue has waited.
     #[must_use]
-    pub fn oldest_wait(&self, now: Now) -> Option<Duration> {
+    pub(crate) fn oldest_wait(&self, now: Now) -> Option<Duration> {
         let (_, id) = self.queue.places().next()?;
         self.pulls.get(&id).map(|pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
     /// Counts for metrics: running, running beside the limit, queued, held, callers.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         Counts {
             running: self.counted,
             present: self.present_running,
@@ -136,7 +136,7 @@ impl Core {
     /// Whether pulls are stalled: what the node condition `ImagePullsStalled` is made of. Costs the same however long the
     /// queue is. `durable` is the actor's to know.
     #[must_use]
-    pub fn flow(&self, durable: bool, now: Now) -> FlowView {
+    pub(crate) fn flow(&self, durable: bool, now: Now) -> FlowView {
         let since = |then: Duration| now.mono.saturating_sub(then);
         FlowView {
             queued: narrow(self.queue.len()),
@@ -157,31 +157,25 @@ impl Core {
 
     /// How many pulls have ended since the core was made.
     #[must_use]
-    pub fn ended(&self) -> u64 {
+    pub(crate) fn ended(&self) -> u64 {
         self.ended
     }
 
     /// Those of the last event, and of the twenty before, that ended after the first `ended` ones.
-    pub fn finished_since(&self, ended: u64) -> impl Iterator<Item = &FinishedPull> {
+    pub(crate) fn finished_since(&self, ended: u64) -> impl Iterator<Item = &FinishedPull> {
         let new = usize::try_from(self.ended.saturating_sub(ended)).unwrap_or(usize::MAX);
         self.finished.iter().take(new)
     }
 
-    /// How many pulls were ever made; a request that leaves it unchanged joined one.
-    #[must_use]
-    pub fn pulls_ever(&self) -> u64 {
-        self.next_id
-    }
-
     /// How long the first caller of a pull has waited.
     #[must_use]
-    pub fn waited(&self, id: PullId, now: Now) -> Duration {
+    pub(crate) fn waited(&self, id: PullId, now: Now) -> Duration {
         self.pulls.get(&id).map_or(Duration::ZERO, |pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
     /// The journal as it should be, whole.
     #[must_use]
-    pub fn truth(&self, now: Now) -> Vec<Write> {
+    pub(crate) fn truth(&self, now: Now) -> Vec<Write> {
         let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
         let leases = self.kept.iter().map(|(lease, kept)| {
             let (image, expires_unix_ms) = (kept.image.to_string(), now.unix_ms_at(kept.until));
@@ -231,7 +225,7 @@ impl Core {
 
 /// What [`Core::counts`] counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Pulls in flight under the limit.
     pub running: u32,
     /// Pulls in flight beside the limit, of present images.

@@ -27,10 +27,10 @@ use keelson_cri::{
 };
 use keelson_proto::cri;
 use keelson_pulls::{
-    coordinator::{PullCoordinator, PullCoordinatorParts, core::Policy},
+    coordinator::{Policy, PullCoordinator, PullCoordinatorParts},
     metrics::Metrics,
     request::CredentialsSalt,
-    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
+    runtime::{Health, RuntimeClient, RuntimeClientParts},
 };
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};

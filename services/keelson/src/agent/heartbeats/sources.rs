@@ -11,7 +11,7 @@ use keelson_actor_system::{
 use keelson_heartbeats::status::{PullsSource, RuntimeSource};
 use keelson_pulls::{
     coordinator::{DiskPressure, PullCoordinator, PullsFlow},
-    runtime::{ReportRuntime, RuntimeClient, core::Health},
+    runtime::{Health, ReportRuntime, RuntimeClient},
 };
 use tokio::sync::watch;
 
