@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use keelson_actors::pulls::{ImageName, MAX_PATH, MAX_REGISTRY, MAX_TAG};
+use keelson_pulls::request::{ImageName, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use keelson_actors::pulls::{CredentialsSalt, ImageName, PullCall};
+use keelson_pulls::request::{CredentialsSalt, ImageName, PullCall};
 use keelson_cri::front::grpc;
 use keelson_proto::{PULL_OPTION_ANNOTATION, cri};
 use libfuzzer_sys::fuzz_target;

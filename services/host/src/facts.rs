@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 
-use keelson_actors::host::HostFacts;
+use keelson_heartbeats::host::HostFacts;
 
 use crate::tree::{ReadError, Tree};
 

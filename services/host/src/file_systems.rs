@@ -17,7 +17,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use keelson_actors::host::FileSystem;
+use keelson_actor_system::file_system::FileSystem;
 use tokio::sync::oneshot;
 
 /// A file system that has not answered by then is not waited for.

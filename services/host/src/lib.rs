@@ -24,7 +24,8 @@ use std::{
 };
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actors::host::{FileSystem, FileSystemReader, Host, HostAsk, HostFacts, HostReadings};
+use keelson_actor_system::file_system::{FileSystem, FileSystemReader};
+use keelson_heartbeats::host::{Host, HostAsk, HostFacts, HostReadings};
 use nix::time::ClockId;
 
 use file_systems::FileSystems;

@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
-use keelson_actors::cluster::{ApiErrorKind, LeaseSeen, Written};
+use keelson_actor_system::cluster::{ApiErrorKind, LeaseSeen, Written};
 use serde::Deserialize;
 
 use crate::protobuf;

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
-use keelson_actors::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner, PodEvent};
+use keelson_actor_system::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner, PodEvent};
 use serde_json::{Map, Value, json};
 
 /// Metadata only: protobuf, and JSON from a server that has no protobuf. The list is the one that client-go's
@@ -176,7 +176,7 @@ pub(crate) fn lease_to_patch(patch: &LeasePatch) -> String {
 
 #[cfg(test)]
 mod tests {
-    use keelson_actors::cluster::Acquire;
+    use keelson_actor_system::cluster::Acquire;
 
     use super::*;
 

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::cluster::ApiErrorKind;
+use keelson_actor_system::cluster::ApiErrorKind;
 use tokio::time::Instant;
 
 use crate::{

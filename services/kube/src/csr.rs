@@ -9,7 +9,7 @@ use std::fmt;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::Method;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use keelson_actors::cluster::{ApiError, ApiErrorKind};
+use keelson_actor_system::cluster::{ApiError, ApiErrorKind};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _};
 use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},

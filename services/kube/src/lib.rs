@@ -2,8 +2,8 @@
 //!
 //! Owns: where the API server is and how the agent proves who it is ([`ClusterSource`]), what its credentials say of
 //! themselves ([`Credential`]), requests for a client certificate ([`ClientKey`]), the connections to the API server
-//! ([`ApiServer`], which implements [`LeaseApi`](keelson_actors::cluster::LeaseApi) and
-//! [`NodeApi`](keelson_actors::cluster::NodeApi)), and the watches of the agent ([`watch_node`], [`watch_pods`],
+//! ([`ApiServer`], which implements [`LeaseApi`](keelson_actor_system::cluster::LeaseApi) and
+//! [`NodeApi`](keelson_actor_system::cluster::NodeApi)), and the watches of the agent ([`watch_node`], [`watch_pods`],
 //! [`watch_endpoints`]).
 //! In: calls of the actors. Out: HTTP requests, one for each call; answers and typed errors; what a watch saw,
 //! handed to a sink. Nothing here decides when or whether to try again, but for the watches.

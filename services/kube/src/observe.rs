@@ -5,7 +5,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use keelson_actors::cluster::ApiErrorKind;
+use keelson_actor_system::cluster::ApiErrorKind;
 
 /// One request that has ended: answered (for a watch: begun to be answered) or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::Node;
-use keelson_actors::cluster::{
+use keelson_actor_system::cluster::{
     ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, PodEvent, PodEventApi,
     Written,
 };

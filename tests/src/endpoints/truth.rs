@@ -6,7 +6,7 @@ use super::objects::Kind;
 use crate::kube::Cluster;
 use anyhow::{Context as _, Result, bail};
 use http::Request;
-use keelson_actors::endpoints::{NodeView, ServiceName, view};
+use keelson_endpoint_publisher::{NodeView, ServiceName, view};
 use keelson_proto::kubernetes::{EndpointSlice, Service, ServiceCidr};
 use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
 use serde::de::DeserializeOwned;

@@ -4,7 +4,7 @@
 //! be true of every single state.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. The other cases are tables beside the
-//! function that decides them, in `actors/src/endpoints/view/tests/`.
+//! function that decides them, in `actors/endpoints/src/view/tests/`.
 
 // What a test tells is shown when it fails: times, seeds and figures.
 #![allow(clippy::print_stderr)]

@@ -3,8 +3,8 @@
 //! record of a proxy before it, and then what the agent says of itself.
 //!
 //! Names with `case_N` are case N of section 7 of the reference on heartbeats. What would take hours is proven on
-//! paused time beside the actors: `case_27_an_idle_hour_...` in `actors/src/status/core/tests/economy.rs`, and the
-//! cases 22 to 30 of the Lease in `actors/src/lease/core/case_tests.rs`.
+//! paused time beside the actors: `case_27_an_idle_hour_...` in `actors/heartbeats/src/status/core/tests/economy.rs`, and the
+//! cases 22 to 30 of the Lease in `actors/heartbeats/src/lease/core/case_tests.rs`.
 
 // What a test tells is shown when it fails: times and figures.
 #![allow(clippy::print_stderr)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use keelson_actors::endpoints::{NodeView, SourceKind};
+use keelson_endpoint_publisher::{NodeView, SourceKind};
 use serde_json::{Value, json};
 
 use crate::objects::{PROXY_NAME, cidr, node, service, slice, with};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use keelson_actors::endpoints::SourceKind;
+use keelson_endpoint_publisher::SourceKind;
 use keelson_tests::kube::AuditEvent;
 use kube::Api;
 use kube::api::DeleteParams;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use keelson_actors::cluster::ChoreHealth;
-use keelson_actors::endpoints::{
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::{
     Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
 };
 use keelson_proto::kubernetes::ObjectMeta;

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
-use keelson_actors::pulls::Refusal;
 use keelson_proto::Code;
+use keelson_pulls::coordinator::Refusal;
 use tokio::time::Instant;
 
 use super::{Front, PULL_IMAGE, grpc, pass, pull::refuse};

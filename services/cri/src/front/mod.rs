@@ -29,10 +29,11 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
 use http::Request;
-use keelson_actors::{
-    inspect::Mailbox,
+use keelson_actor_system::inspect::Mailbox;
+use keelson_pulls::{
+    coordinator::{CallerId, PullCoordinator},
     metrics::{Metrics, PassReason},
-    pulls::{CallerId, CredentialsSalt, PullCoordinator},
+    request::CredentialsSalt,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},

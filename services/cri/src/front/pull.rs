@@ -11,13 +11,14 @@ use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
-use keelson_actors::{
-    inspect::{Mailbox, MailboxError},
+use keelson_actor_system::inspect::{Mailbox, MailboxError};
+use keelson_proto::Code;
+use keelson_pulls::{
+    coordinator::{Answer, CallerId, CallerLeft, Claim, PullCoordinator, Refusal, RequestPull},
     metrics::{PassReason, Reason},
-    pulls::{Answer, CallerId, CallerLeft, Claim, PullCall, PullCoordinator, Refusal, RequestPull},
+    request::PullCall,
     runtime::PullReply,
 };
-use keelson_proto::Code;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use keelson_actors::metrics::{ApiFailure, Metrics};
+use keelson_pulls::metrics::{ApiFailure, Metrics};
 use tonic::{Code, Status};
 
 use super::describe;

@@ -19,15 +19,16 @@ use std::{collections::BTreeSet, error::Error as _, fmt, path::PathBuf, sync::Ar
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::rt::TokioIo;
-use keelson_actors::{
+use keelson_actor_system::reports::{RuntimeCondition, RuntimeImage};
+use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
+use keelson_pulls::{
     metrics::Metrics,
-    pulls::PullCall,
+    request::PullCall,
     runtime::{
-        Capabilities, FailureKind, ProbeFailure, PullReply, Readings, Runtime, RuntimeCondition,
-        RuntimeError, RuntimeImage, RuntimeInfo, RuntimePull, WireStatus,
+        Capabilities, FailureKind, ProbeFailure, PullReply, Readings, Runtime, RuntimeError, RuntimeInfo,
+        RuntimePull, WireStatus,
     },
 };
-use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,

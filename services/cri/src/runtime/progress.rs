@@ -13,11 +13,11 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::runtime::{Ingest, Phase, Progress, PullReading, Readings};
 use keelson_proto::containerd::{
     content::{InfoRequest, ListStatusesRequest, ReadContentRequest, content_client::ContentClient},
     leases::{ListResourcesRequest, leases_client::LeasesClient},
 };
+use keelson_pulls::runtime::{Ingest, Phase, Progress, PullReading, Readings};
 use serde::Deserialize;
 use tokio::time::Instant;
 use tonic::{Code, Status, transport::Channel};

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use keelson_actors::runtime::{RuntimeCondition, RuntimeImage};
+use keelson_actor_system::reports::{RuntimeCondition, RuntimeImage};
 use keelson_proto::cri::{
     self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient,
 };

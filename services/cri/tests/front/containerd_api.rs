@@ -3,12 +3,13 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use keelson_actors::{
-    pulls::{ListPulls, PullCall, core::Policy},
-    runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
-};
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::Code;
+use keelson_pulls::{
+    coordinator::{ListPulls, Policy},
+    request::PullCall,
+    runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
+};
 use tokio::sync::watch;
 
 use crate::support::{

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use keelson_actors::{
-    metrics::{ApiFailure, Metrics},
-    pulls::{ListPulls, core::Policy},
-    runtime::{Capabilities, FailureKind, Runtime as _, core::Health},
-};
 use keelson_cri::runtime::ContainerRuntime;
+use keelson_pulls::{
+    coordinator::{ListPulls, Policy},
+    metrics::{ApiFailure, Metrics},
+    runtime::{Capabilities, FailureKind, Health, Runtime as _},
+};
 
 use crate::support::{
     Agent, Call, Containerd, FakeRuntime, HOLD, IMAGE_FS_INFO, PULL_IMAGE, Sockets, VERSION, frame,

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use keelson_actors::{pulls::core::Policy, supervise::Restart};
+use keelson_actor_system::supervise::Restart;
 use keelson_cri::front::{PingError, ping};
+use keelson_pulls::coordinator::Policy;
 use tokio::time::{Instant, timeout};
 
 use crate::support::{

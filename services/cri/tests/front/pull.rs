@@ -8,8 +8,8 @@ use std::{
 use bytes::Bytes;
 use h2::Reason;
 use http::HeaderMap;
-use keelson_actors::pulls::core::Policy;
 use keelson_proto::{PULL_OPTION_ANNOTATION, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
+use keelson_pulls::coordinator::Policy;
 use prost::Message as _;
 use tokio::{sync::watch, time::Instant};
 

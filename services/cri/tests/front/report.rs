@@ -7,9 +7,10 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use keelson_actors::runtime::{NETWORK_READY, RUNTIME_READY, Runtime as _, core::Health};
+use keelson_actor_system::reports::{NETWORK_READY, RUNTIME_READY};
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::cri;
+use keelson_pulls::runtime::{Health, Runtime as _};
 use tokio::time::Instant;
 
 use crate::support::{Agent, Call, FakeRuntime, IMAGE_FS_INFO, Sockets, VERSION, run};

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use keelson_actors::endpoints::SourceKind;
+use keelson_endpoint_publisher::SourceKind;
 
 use super::{
     object::{self, Body, Key, Object, Say},

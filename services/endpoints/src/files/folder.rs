@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use keelson_actors::endpoints::{ServiceName, SourceKind};
+use keelson_endpoint_publisher::{ServiceName, SourceKind};
 use nix::fcntl::OFlag;
 use sha2::{Digest as _, Sha256};
 use tracing::{info, warn};

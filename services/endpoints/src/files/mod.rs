@@ -45,7 +45,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use keelson_actors::{cluster::ChoreHealth, endpoints::EventSink};
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::EventSink;
 use keelson_proto::endpoints::FileFault;
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -59,7 +60,7 @@ use self::{
 pub use self::settle::FilesTiming;
 
 #[cfg(doc)]
-use keelson_actors::endpoints::SourceEvent;
+use keelson_endpoint_publisher::SourceEvent;
 
 /// The largest file that is read, in bytes.
 pub const MOST_FILE_BYTES: u64 = 32 * 1024 * 1024;

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use keelson_actors::endpoints::NodeView;
+use keelson_endpoint_publisher::NodeView;
 use serde::Deserialize;
 use serde_json::Value;
 

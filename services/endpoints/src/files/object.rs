@@ -6,7 +6,7 @@
 use std::fmt;
 
 use bytes::Bytes;
-use keelson_actors::endpoints::{
+use keelson_endpoint_publisher::{
     EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
 };
 use keelson_proto::kubernetes::ObjectMeta;

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, hash_map::Entry};
 
-use keelson_actors::endpoints::SourceKind;
+use keelson_endpoint_publisher::SourceKind;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{

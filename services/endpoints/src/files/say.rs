@@ -9,10 +9,8 @@
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc, time::Duration};
 
-use keelson_actors::{
-    cluster::ChoreHealth,
-    endpoints::{Answer, EventSink, SourceEvent, SourceKind},
-};
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
 use tokio::time::sleep;
 
 use super::object::{self, Say};

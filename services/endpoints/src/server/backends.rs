@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::{clock::unix_ms, endpoints::EndpointsFeed};
+use keelson_actor_system::clock::unix_ms;
+use keelson_endpoint_publisher::EndpointsFeed;
 use keelson_proto::endpoints::Backend;
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use prometheus_client::{

@@ -7,7 +7,7 @@
 use std::{collections::btree_set, ops::Bound, sync::Arc};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use keelson_actors::endpoints::{Changes, Published, ServiceName};
+use keelson_endpoint_publisher::{Changes, Published, ServiceName};
 use keelson_proto::endpoints::{ServiceName as WireName, WatchItem, watch_item};
 use prost::Message as _;
 

@@ -16,8 +16,8 @@ use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited, StreamBody};
 use hyper::body::Frame;
-use keelson_actors::endpoints::{EndpointsFeed, Published};
 use keelson_cri::front::grpc;
+use keelson_endpoint_publisher::{EndpointsFeed, Published};
 use prost::Message;
 use tokio::{
     sync::watch,

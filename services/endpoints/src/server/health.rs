@@ -4,7 +4,7 @@
 //! not, for the server as a whole and for each service. Where Services are watched on demand, it is SERVING until the first
 //! call, too: who waits for SERVING before it calls would wait for ever.
 
-use keelson_actors::endpoints::EndpointsFeed;
+use keelson_endpoint_publisher::EndpointsFeed;
 use tokio::sync::watch;
 use tonic_health::{ServingStatus, server::HealthReporter};
 

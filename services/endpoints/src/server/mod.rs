@@ -41,7 +41,7 @@ use std::{
 };
 
 use http::{Request, Response};
-use keelson_actors::endpoints::EndpointsFeed;
+use keelson_endpoint_publisher::EndpointsFeed;
 use keelson_proto::{FILE_DESCRIPTOR_SET, endpoints::WatchRequest, localnetv1::NextFilter};
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},

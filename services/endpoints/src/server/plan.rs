@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use keelson_actors::endpoints::{Freshness, History, Published};
+use keelson_endpoint_publisher::{Freshness, History, Published};
 use keelson_proto::{
     endpoints::{Reset, Sync, WatchItem, WatchRequest, watch_item},
     localnetv1::{NextFilter, NextItem, NodeInfo},

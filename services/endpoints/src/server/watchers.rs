@@ -12,7 +12,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use keelson_actors::endpoints::{EndpointsFeed, Published};
+use keelson_endpoint_publisher::{EndpointsFeed, Published};
 use keelson_proto::endpoints::Watcher;
 use tokio::time::Instant;
 

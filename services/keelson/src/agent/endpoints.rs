@@ -13,25 +13,25 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use futures_util::future::{join, join_all};
-use keelson_actors::{
+use keelson_actor_system::{
     clock::Clock,
     cluster::ChoreHealth,
-    endpoints::{
-        Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
-        EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, SourceEvent,
-        SourceKind,
-    },
-    host::Host as _,
     inspect::{Mailbox, Recorder},
-    status::EndpointsView,
+    reports::EndpointsView,
     supervise,
 };
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, ListenSpec, Settings};
 use keelson_cri::listen::Bound;
+use keelson_endpoint_publisher::{
+    Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
+    EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, SourceEvent,
+    SourceKind,
+};
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
     server::{EndpointsServer, Listener, Revealed, ServerMetrics, ServerSettings},
 };
+use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
 use keelson_storage::DeferredStore;

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use actix::{Actor, Context, Handler, dev::ToEnvelope};
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actors::inspect::{Mailbox, MailboxError, Recorder, Status, Verb};
+use keelson_actor_system::inspect::{Mailbox, MailboxError, Recorder, Status, Verb};
 
 type Question<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T, MailboxError>> + Send + Sync>;
 

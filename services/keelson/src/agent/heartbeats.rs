@@ -10,26 +10,32 @@
 mod pods;
 pub(crate) mod removal;
 mod show;
+mod sources;
 
 use std::sync::Arc;
 
-use keelson_actors::{
+use keelson_actor_system::{
     clock::{Clock, unix_ms},
     cluster::ChoreHealth,
     inspect::{Mailbox, Recorder},
-    lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
-    pulls::{DiskPressure, PullCoordinator},
-    runtime::{RuntimeClient, core::Health},
-    status::{
-        self, EndpointsOrigin, EndpointsView, Labels, NodeIps, Register, ResourceList, Role, SettingError,
-        StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
-    },
+    reports::EndpointsView,
     supervise,
 };
 use keelson_config::{EndpointsSource, Gate, Settings};
 use keelson_debug::Check;
+use keelson_heartbeats::{
+    lease::{self, Contention, LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts, LeaseState},
+    status::{
+        self, EndpointsOrigin, Labels, NodeIps, Register, ResourceList, Role, SettingError, StatusMetrics,
+        StatusPolicy, StatusReporter, StatusReporterParts, StatusState, Taint, Thresholds,
+    },
+};
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, KnownPods, Node, watch_node};
+use keelson_pulls::{
+    coordinator::{DiskPressure, PullCoordinator},
+    runtime::{Health, RuntimeClient},
+};
 use keelson_storage::DeferredStore;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -281,9 +287,8 @@ fn start_on(parts: HeartbeatsParts, policy: StatusPolicy, cluster: &Cluster) -> 
     let status_parts = StatusReporterParts {
         api: Arc::new(rest.clone()),
         host: Arc::new(LinuxHost::new()),
-        runtime: Arc::new(parts.runtime),
-        runtime_health: parts.runtime_health,
-        pulls: Arc::new(parts.pulls.clone()),
+        runtime: Arc::new(sources::RuntimeReports { client: parts.runtime, health: parts.runtime_health }),
+        pulls: Arc::new(sources::PullReports(parts.pulls.clone())),
         endpoints: parts.endpoints,
         contention,
         store: parts.store,

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::{
+use keelson_actor_system::{
     inspect::{Recorder, Status},
     supervise,
 };

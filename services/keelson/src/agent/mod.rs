@@ -44,7 +44,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use keelson_actors::inspect::Status;
+use keelson_actor_system::inspect::Status;
 use keelson_config::{Loaded, Settings};
 use keelson_cri::listen::{Bound, SocketFile};
 use keelson_debug::{serve_grpc, serve_http};
@@ -417,7 +417,7 @@ async fn drain(
     running.view.stopping();
     tracing::info!(drain_timeout = ?settings.agent.drain_timeout, "stopping: no new pulls");
     let (done, drained) = oneshot::channel();
-    running.pulls.deliver(keelson_actors::pulls::Drain { done });
+    running.pulls.deliver(keelson_pulls::coordinator::Drain { done });
     tokio::select! {
         _ = drained => tracing::info!("all pulls have ended, the state is written"),
         () = tokio::time::sleep_until(*deadline) => {

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use keelson_actors::supervise;
+use keelson_actor_system::supervise;
 
 use crate::cli;
 

@@ -4,15 +4,9 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use keelson_actors::{
+use keelson_actor_system::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
-    metrics::Metrics,
-    pulls::{
-        CredentialsSalt, HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, PullCoordinator,
-        PullCoordinatorParts, core::Policy, write_notices,
-    },
-    runtime::{RuntimeClient, RuntimeClientParts, RuntimeState, core::Health},
     supervise,
 };
 use keelson_config::{Enforce, Gate, Loaded, Settings, WhenFull};
@@ -21,6 +15,15 @@ use keelson_cri::{
     runtime::ContainerRuntime,
 };
 use keelson_host::LinuxHost;
+use keelson_pulls::{
+    coordinator::{
+        HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, Policy, PullCoordinator,
+        PullCoordinatorParts, write_notices,
+    },
+    metrics::Metrics,
+    request::CredentialsSalt,
+    runtime::{Health, RuntimeClient, RuntimeClientParts, RuntimeState},
+};
 use keelson_storage::DeferredStore;
 use tokio::{
     net::UnixListener,

@@ -14,16 +14,18 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use keelson_actors::{
+use keelson_actor_system::{
     clock::unix_ms,
     inspect::{Mailbox, MailboxError, Recorder, Status},
-    metrics::{HandoverResult, Metrics},
-    pulls::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
-    runtime::core::Health,
 };
 use keelson_config::{Gate, Loaded};
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
 use keelson_proto::{debug as pb, endpoints, node};
+use keelson_pulls::{
+    coordinator::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
+    metrics::{HandoverResult, Metrics},
+    runtime::Health,
+};
 use keelson_storage::{DeferredStore, StateStore as _, StoreState};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;

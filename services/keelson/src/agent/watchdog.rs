@@ -8,7 +8,7 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
-use keelson_actors::inspect::Status;
+use keelson_actor_system::inspect::Status;
 use keelson_cri::front;
 use keelson_debug::Check;
 use tokio::{sync::watch, time::timeout};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Version;
-use keelson_actors::cluster::{ApiErrorKind, ChoreHealth, LeaseApi};
+use keelson_actor_system::cluster::{ApiErrorKind, ChoreHealth, LeaseApi};
 
 use super::{
     requests::renewal,

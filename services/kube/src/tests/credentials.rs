@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::cluster::{ApiErrorKind, LeaseApi};
+use keelson_actor_system::cluster::{ApiErrorKind, LeaseApi};
 
 use super::{
     requests::renewal,

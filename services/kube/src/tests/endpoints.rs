@@ -15,9 +15,9 @@ use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use keelson_actors::{
-    cluster::ChoreHealth,
-    endpoints::{Answer, EndpointSlice, EventSink, Seen, ServiceCidr, SourceEvent, SourceKind},
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::{
+    Answer, EndpointSlice, EventSink, Seen, ServiceCidr, SourceEvent, SourceKind,
 };
 use prost::Message;
 use tokio::{

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use http::Version;
 use k8s_openapi::api::core::v1::Node;
-use keelson_actors::cluster::{
+use keelson_actor_system::cluster::{
     ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, Owner, PodEvent, PodEventApi as _, Written,
 };
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
-use keelson_actors::cluster::ChoreHealth;
+use keelson_actor_system::cluster::ChoreHealth;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,

@@ -12,11 +12,9 @@
 use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 
 use futures_util::future::join3;
-use keelson_actors::{
-    cluster::ChoreHealth,
-    endpoints::{
-        Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
-    },
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::{
+    Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
 };
 use keelson_proto::kubernetes::ObjectMeta;
 

@@ -8,7 +8,7 @@ use std::{marker::PhantomData, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
-use keelson_actors::cluster::ApiErrorKind;
+use keelson_actor_system::cluster::ApiErrorKind;
 
 use crate::answers::{self, Failure};
 

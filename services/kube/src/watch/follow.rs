@@ -9,10 +9,8 @@ use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actors::{
-    cluster::{ApiError, ApiErrorKind, ChoreHealth},
-    endpoints::Answer,
-};
+use keelson_actor_system::cluster::{ApiError, ApiErrorKind, ChoreHealth};
+use keelson_endpoint_publisher::Answer;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},

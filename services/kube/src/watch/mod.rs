@@ -2,7 +2,7 @@
 //!
 //! Owns: [`watch_node`], [`watch_pods`] and [`watch_endpoints`], and the loop that all run. In: an
 //! [`ApiServer`](crate::ApiServer). Out: what is seen, handed to a sink, and a
-//! [`ChoreHealth`](keelson_actors::cluster::ChoreHealth). All run until they are dropped; no error ends them.
+//! [`ChoreHealth`](keelson_actor_system::cluster::ChoreHealth). All run until they are dropped; no error ends them.
 //!
 //! kube-runtime's watcher is not used: it begins a watch again at once and for ever when the server closes it at
 //! once, never comes back from an HTTP 410 at the start of a watch, and does not know `Retry-After`. What is sent

@@ -6,10 +6,8 @@
 use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Node;
-use keelson_actors::{
-    cluster::ChoreHealth,
-    endpoints::{Answer, NodeView},
-};
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::{Answer, NodeView};
 use tokio::sync::watch;
 
 use super::{

@@ -10,7 +10,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use keelson_actors::{cluster::ChoreHealth, endpoints::Answer};
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::Answer;
 use serde::Deserialize;
 use tokio::sync::watch;
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use keelson_actors::cluster::ApiErrorKind as Kind;
+use keelson_actor_system::cluster::ApiErrorKind as Kind;
 use tokio::time::Instant;
 
 use crate::signals::SPREAD;

@@ -3,7 +3,8 @@
 //! Owns: [`Subject`], [`Change`], [`Selectors`] and [`show`]. In: nothing; these are what [`follow`](super::follow) is given and
 //! gives.
 
-use keelson_actors::{cluster::ChoreHealth, endpoints::Answer};
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::Answer;
 use tokio::sync::watch;
 
 use super::events::Encoding;

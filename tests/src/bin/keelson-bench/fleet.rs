@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
-use keelson_actors::clock::{Clock, unix_ms};
-use keelson_actors::cluster::{
+use keelson_actor_system::clock::{Clock, unix_ms};
+use keelson_actor_system::cluster::{
     ApiError, ChoreHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
 };
-use keelson_actors::inspect::{Mailbox, Recorder};
-use keelson_actors::lease::{LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts};
-use keelson_actors::supervise;
+use keelson_actor_system::inspect::{Mailbox, Recorder};
+use keelson_actor_system::supervise;
+use keelson_heartbeats::lease::{LeaseMetrics, LeasePolicy, LeaseRenewer, LeaseRenewerParts};
 use keelson_kube::{ApiServer, ApiServerParts, ClusterSource};
 use keelson_storage::MemoryStore;
 use keelson_tests::kube::{ApiOptions, Cluster, Writes};

@@ -15,12 +15,9 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::{
+use keelson_actor_system::{
     clock::Clock,
     inspect::{Mailbox, Recorder},
-    metrics::Metrics,
-    pulls::{CredentialsSalt, PullCoordinator, PullCoordinatorParts, core::Policy},
-    runtime::{RuntimeClient, RuntimeClientParts, core::Health},
     supervise,
 };
 use keelson_cri::{
@@ -29,6 +26,12 @@ use keelson_cri::{
     runtime::ContainerRuntime,
 };
 use keelson_proto::cri;
+use keelson_pulls::{
+    coordinator::{Policy, PullCoordinator, PullCoordinatorParts},
+    metrics::Metrics,
+    request::CredentialsSalt,
+    runtime::{Health, RuntimeClient, RuntimeClientParts},
+};
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -102,11 +105,12 @@ pub(crate) struct Agent {
 /// Free space is not what these tests are about.
 struct NoFileSystems;
 
-impl keelson_actors::host::FileSystemReader for NoFileSystems {
+impl keelson_actor_system::file_system::FileSystemReader for NoFileSystems {
     fn file_system(
         &self,
         path: std::path::PathBuf,
-    ) -> futures_util::future::BoxFuture<'static, Result<keelson_actors::host::FileSystem, String>> {
+    ) -> futures_util::future::BoxFuture<'static, Result<keelson_actor_system::file_system::FileSystem, String>>
+    {
         Box::pin(async move { Err(format!("{} is not read in this test", path.display())) })
     }
 }

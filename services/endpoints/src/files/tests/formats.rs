@@ -4,7 +4,7 @@ use super::super::{
     object::{Body, Object},
     parse::{Fault, is_manifest, parse},
 };
-use keelson_actors::endpoints::{EndpointSlice, Service, SourceKind};
+use keelson_endpoint_publisher::{EndpointSlice, Service, SourceKind};
 use prost::Message as _;
 
 fn names(name: &str, text: &str) -> Vec<String> {

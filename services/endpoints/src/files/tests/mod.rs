@@ -17,11 +17,9 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use keelson_actors::{
-    cluster::ChoreHealth,
-    endpoints::{
-        Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
-    },
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_endpoint_publisher::{
+    Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
 };
 use keelson_proto::{endpoints::FileFault, kubernetes::ObjectMeta};
 use tempfile::TempDir;

@@ -12,8 +12,8 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
-use keelson_actors::endpoints::{EndpointsFeed, Freshness, History, Item, Published, ServiceName};
 use keelson_cri::listen::{Bound, SocketFile};
+use keelson_endpoint_publisher::{EndpointsFeed, Freshness, History, Item, Published, ServiceName};
 use keelson_proto::{
     endpoints::{
         Sync, WatchItem, WatchRequest, endpoints_client::EndpointsClient as WatchClient, watch_item,

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use keelson_actors::cluster::ChoreHealth;
+use keelson_actor_system::cluster::ChoreHealth;
 use keelson_config::Settings;
 use keelson_debug::Check;
 use keelson_kube::{Credential, CredentialsInUse, CredentialsObserver, Validity};

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use keelson_actors::{
+use keelson_actor_system::{
     clock::unix_ms,
     cluster::{ApiError, ApiErrorKind, ChoreHealth},
 };

@@ -2,12 +2,9 @@
 //!
 //! Owns: nothing. In: questions of the view. Out: the messages of `keelson.endpoints.v1.Inspection`, checks, metrics.
 
-use keelson_actors::{
-    clock::unix_ms,
-    endpoints::{ExplainService, Freshness, ListServices, ServiceName},
-    status::EndpointsView,
-};
+use keelson_actor_system::{clock::unix_ms, reports::EndpointsView};
 use keelson_debug::{Check, ViewError};
+use keelson_endpoint_publisher::{ExplainService, Freshness, ListServices, ServiceName};
 use keelson_proto::endpoints as pb;
 use prometheus_client::registry::Registry;
 

@@ -7,8 +7,8 @@
 
 use std::{io, os::fd::AsFd as _, time::Duration};
 
-use keelson_actors::pulls::{HandOver, HandedEnd, HandedOver, HandedState};
 use keelson_cri::front::Phase;
+use keelson_pulls::coordinator::{HandOver, HandedEnd, HandedOver, HandedState};
 use tokio::{
     net::UnixStream,
     sync::{mpsc, oneshot},

@@ -10,10 +10,11 @@ use std::{
     time::Duration,
 };
 
-use keelson_actors::{
-    inspect::Mailbox,
+use keelson_actor_system::inspect::Mailbox;
+use keelson_pulls::{
+    coordinator::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator},
     metrics::HandoverResult,
-    pulls::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator, core::PullId},
+    request::PullId,
 };
 use tokio::{
     net::UnixStream,

@@ -14,7 +14,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use keelson_actors::pulls::{HandedEnd, HandedState};
+use keelson_pulls::coordinator::{HandedEnd, HandedState};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,

@@ -5,12 +5,9 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use keelson_actors::{
-    cluster::ChoreHealth,
-    inspect::Mailbox,
-    pulls::{PodForgotten, PodGone, PodsSynced, PullCoordinator},
-};
+use keelson_actor_system::{cluster::ChoreHealth, inspect::Mailbox};
 use keelson_kube::{ApiServer, KnownPods, PodEvent, PodRef, PodSink, watch_pods};
+use keelson_pulls::coordinator::{PodForgotten, PodGone, PodsSynced, PullCoordinator};
 use tokio::sync::watch;
 
 /// Tells the PullCoordinator which pods there are, and which go.

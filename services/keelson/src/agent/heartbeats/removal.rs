@@ -5,10 +5,8 @@
 
 use std::time::Duration;
 
-use keelson_actors::{
-    cluster::{ApiError, ApiErrorKind, NodeApi as _},
-    status::{RemovableConditions, removal_patch},
-};
+use keelson_actor_system::cluster::{ApiError, ApiErrorKind, NodeApi as _};
+use keelson_heartbeats::status::{RemovableConditions, removal_patch};
 use keelson_kube::ApiServer;
 use tokio::time::timeout;
 

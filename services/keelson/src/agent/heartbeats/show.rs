@@ -2,15 +2,14 @@
 //!
 //! Owns: nothing. In: the actors' states and healths. Out: `keelson.node.v1`.
 
-use keelson_actors::{
-    cluster::ChoreHealth,
-    inspect::MailboxError,
+use keelson_actor_system::{cluster::ChoreHealth, inspect::MailboxError};
+use keelson_debug::{ConditionError, ViewError};
+use keelson_heartbeats::{
     lease::LeaseState,
     status::{
         ClearCondition, ConditionRefused, ConditionStatus, ExternalCondition, Role, SetCondition, StatusState,
     },
 };
-use keelson_debug::{ConditionError, ViewError};
 use keelson_proto::node as pb;
 use serde::Deserialize;
 use tokio::sync::watch;

@@ -6,12 +6,9 @@
 
 use std::sync::Arc;
 
-use keelson_actors::{
-    cluster::{ApiErrorKind, LEASE_NAMESPACE, LeaseApi as _},
-    lease::LeasePolicy,
-    status,
-};
+use keelson_actor_system::cluster::{ApiErrorKind, LEASE_NAMESPACE, LeaseApi as _};
 use keelson_config::{Role, Settings};
+use keelson_heartbeats::{lease::LeasePolicy, status};
 use keelson_kube::ApiServer;
 use keelson_storage::StateStore;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_actors::endpoints::Service;
+use keelson_endpoint_publisher::Service;
 
 use super::*;
 use crate::{ApiServerParts, ClusterSource, ServerSignals};
@@ -281,7 +281,7 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
 
 #[tokio::test]
 async fn e11_an_older_lease_makes_all_watches_list_again() {
-    use keelson_actors::cluster::{LeaseApi as _, LeasePatch};
+    use keelson_actor_system::cluster::{LeaseApi as _, LeasePatch};
     let (signals, count) = counting();
     let (mut server, leases) = (Server::plain().await, Server::plain().await);
     let mut source = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);

@@ -6,10 +6,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::BoxFuture;
-use keelson_actors::{
-    cluster::{ApiError, ApiErrorKind},
-    endpoints::Answer,
-};
+use keelson_actor_system::cluster::{ApiError, ApiErrorKind};
+use keelson_endpoint_publisher::Answer;
 use tokio::time::{Instant, sleep_until};
 
 use crate::watch::{reflect::SHORT_WATCH, subject::Change};

@@ -193,7 +193,7 @@ fn events_are_told_apart() {
     else {
         panic!("an error is one")
     };
-    assert_eq!(failure.kind, keelson_actors::cluster::ApiErrorKind::Gone);
+    assert_eq!(failure.kind, keelson_actor_system::cluster::ApiErrorKind::Gone);
     assert!(failure.reason.contains("Expired is what it said"), "{}", failure.reason);
 }
 

@@ -1,0 +1,144 @@
+//! Sources that are asked only once somebody follows, and readers that have revisions that were not made here.
+
+use keelson_actor_system::reports::{EndpointsView, StaleCause};
+
+use super::{
+    Event,
+    testing::{Bench, Brittle, policy},
+};
+use crate::{EndpointsPolicy, Service, SourceKind, view::tests::svc};
+
+fn named(name: &str) -> Service {
+    svc().named("ns", name).build()
+}
+
+fn on_demand() -> EndpointsPolicy {
+    EndpointsPolicy { on_demand: true, ..policy() }
+}
+
+fn standing(bench: &Bench) -> String {
+    bench.core.state("", 0).state
+}
+
+#[test]
+fn nobody_follows_and_that_is_neither_stale_nor_current() {
+    let mut bench = Bench::with(on_demand(), Brittle::new());
+    assert_eq!(bench.view, Some(EndpointsView::NotWatched));
+    assert_eq!(standing(&bench), "not-watched");
+    assert!(bench.core.state("", 0).reason.contains("nobody follows yet"));
+    assert!(!bench.core.is_stale() && !bench.core.is_watched());
+    assert_eq!(bench.core.next_tick(), None, "there is nothing to wait for");
+    bench.pass(3_600_000);
+    // The Node may be known all the same.
+    bench.node(crate::view::tests::n1());
+    assert_eq!(bench.view, Some(EndpointsView::NotWatched));
+
+    bench.handle(Event::Followed);
+    assert_eq!(standing(&bench), "waiting");
+    assert!(bench.core.is_stale() && bench.core.is_watched());
+    assert_eq!(bench.view, Some(EndpointsView::NotWatched), "a moment says nothing");
+    bench.list_cidrs(&[]);
+    bench.list_services(&[named("web")]);
+    bench.list_slices(&[]);
+    assert_eq!((standing(&bench).as_str(), bench.view.clone()), ("current", Some(EndpointsView::Current)));
+    // It stays so in an actor that starts anew.
+    bench.restart_actor();
+    assert!(bench.core.is_watched());
+}
+
+#[test]
+fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
+    for on_disk in [false, true] {
+        let mut bench = Bench::with(on_demand(), Brittle::new());
+        bench.handle(Event::Followed);
+        if on_disk {
+            bench.tell_all(&[named("web")], &[]);
+            bench.restart();
+            bench.handle(Event::Followed);
+        }
+        bench.pass(9_999);
+        assert!(!matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
+        bench.pass(1);
+        assert!(matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
+        let mut bench = Bench::with(on_demand(), Brittle::new());
+        bench.handle(Event::Followed);
+        bench.health(SourceKind::Services, Some("403 Forbidden"));
+        let stale = EndpointsView::Stale {
+            cause: StaleCause::SourceRefused,
+            reason: "services: 403 Forbidden".into(),
+        };
+        assert_eq!(bench.view, Some(stale), "a watch that fails is told at once");
+    }
+}
+
+#[test]
+fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
+    let mut bench = Bench::with(on_demand(), Brittle::new());
+    bench.handle(Event::Followed);
+    bench.tell_all(&[named("web")], &[]);
+    for comes_back in [true, false] {
+        bench.view = None;
+        bench.restart();
+        assert_eq!(bench.view, Some(EndpointsView::Starting), "what the Node says stays");
+        assert_eq!(bench.names(), ["ns/web"], "readers are served from disk");
+        if comes_back {
+            bench.pass(1_000);
+            bench.handle(Event::Followed);
+            assert_eq!(bench.view, Some(EndpointsView::Starting));
+            bench.tell_all(&[named("web")], &[]);
+            assert_eq!(bench.view, Some(EndpointsView::Current));
+        } else {
+            bench.pass(10_000);
+            assert_eq!(bench.view, Some(EndpointsView::NotWatched));
+        }
+    }
+}
+
+/// E12: others may have later revisions of this instance as well.
+#[test]
+fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
+    let mut bench = Bench::synced(&[named("a")], &[]);
+    bench.pass(1_000);
+    bench.put_service(&named("b"));
+    let (instance_id, rev) = bench.id().expect("shown");
+    let later = |instance_id, rev| Event::Later { instance_id, rev };
+    for (what, event) in
+        [("as far as we are", later(instance_id, rev)), ("of another instance", later(instance_id + 1, 99))]
+    {
+        bench.handle(event);
+        assert_eq!(bench.id(), Some((instance_id, rev)), "{what}");
+    }
+    let content = bench.content();
+    bench.handle(later(instance_id, rev + 40));
+    let (anew, same) = bench.id().expect("shown");
+    assert!(anew != instance_id && same == rev);
+    assert_eq!(bench.content(), content);
+    assert!(bench.notes.iter().any(|note| note.contains("restored from a backup")), "{:?}", bench.notes);
+    assert_eq!(bench.core.on_disk(), Some((anew, rev)), "it is on disk at once");
+    // A later claim may be wrong or hostile: the folder was restored at most once in this process.
+    bench.handle(later(anew, rev + 40));
+    assert_eq!(bench.id(), Some((anew, rev)));
+    bench.pass(1_000);
+    bench.put_service(&named("c"));
+    assert_eq!(bench.id(), Some((anew, rev + 1)));
+    bench.restart();
+    assert_eq!(bench.id(), Some((anew, rev + 1)));
+}
+
+/// E12: the write that is under way is of the former instance ID.
+#[test]
+fn e12_a_new_instance_id_waits_for_the_write_that_is_under_way() {
+    let mut bench = Bench::synced(&[named("a")], &[]);
+    bench.pass(1_000);
+    let (instance_id, rev) = bench.id().expect("shown");
+    bench.slow = true;
+    bench.put_service(&named("b"));
+    bench.handle(Event::Later { instance_id, rev: rev + 40 });
+    assert_eq!(bench.id(), Some((instance_id, rev)));
+    bench.slow = false;
+    bench.write();
+    let (anew, newest) = bench.id().expect("shown");
+    assert!(anew != instance_id && newest == rev + 1, "{anew} {newest}");
+    assert_eq!(bench.names(), ["ns/a", "ns/b"]);
+    assert_eq!(bench.core.on_disk(), Some((anew, newest)));
+}

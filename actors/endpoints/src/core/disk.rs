@@ -1,0 +1,292 @@
+//! What is written to the disk, when, and what happens when it fails or hangs.
+//!
+//! Owns: [`Disk`], the write that is under way. In: states to write, the ends of writes, time. Out: writes, and states
+//! that are published because they are on disk, or in spite of the disk.
+
+use std::{sync::Arc, time::Duration};
+
+use keelson_actor_system::clock::Now;
+
+use super::{Core, Counted, Effect, Kept, Later, Revision, identity};
+use crate::{
+    Published, ServiceName,
+    record::{Change, Meta, Restored, Write, endpoints_in},
+};
+
+/// How long after a failed write the whole state is written again: doubled with each failure, up to the second.
+const REWRITE_AFTER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// What is on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// What readers see.
+    Same,
+    /// Nothing that is of use: the next state is written whole.
+    Other,
+    /// Not what readers see, since a write failed.
+    Behind {
+        /// When the next try comes.
+        retry: Duration,
+        /// How many have failed.
+        failures: u32,
+    },
+}
+
+/// A write that is under way.
+#[derive(Debug)]
+pub(super) struct Coming {
+    pub(super) number: u64,
+    /// When it began, monotonic.
+    pub(super) since: Duration,
+    /// It took longer than the limit: nothing waits for it.
+    pub(super) overdue: bool,
+    /// What is being written.
+    identity: (u64, u64),
+    /// What is published afterwards; none: the write is of what readers see already.
+    pub(super) state: Option<(Published, Revision)>,
+}
+
+impl Core {
+    /// What the actor's next self shall know. `random` makes an identity.
+    pub(crate) fn keep(&self, random: u64) -> Kept {
+        let mut kept = Kept {
+            node: self.inputs.current_node().cloned(),
+            health: self.health.clone(),
+            followed: self.followed,
+            is_restart: true,
+            ..Kept::default()
+        };
+        let Some(shown) = &self.shown else { return kept };
+        let mut restored = Restored {
+            meta: self.meta(shown, self.shown_unix_ms),
+            services: shown.services.clone(),
+            deleted: self.deleted.by_name().clone(),
+            endpoints: shown.services.values().map(|item| endpoints_in(&item.message)).sum(),
+        };
+        if matches!(self.disk, Disk::Behind { .. }) {
+            kept.memory = Some(restored);
+            return kept;
+        }
+        // A revision that is being written may get to the disk, and another will have its number.
+        restored.meta.instance_id = identity(random, Some(shown.instance_id));
+        restored.meta.since = shown.rev;
+        restored.deleted.clear();
+        kept.fallback = Some(restored);
+        kept
+    }
+
+    /// When the write that is under way has taken too long.
+    pub(super) fn overdue_at(&self) -> Option<Duration> {
+        let coming = self.coming.as_ref().filter(|coming| !coming.overdue)?;
+        Some(coming.since.saturating_add(self.policy.write_timeout))
+    }
+
+    pub(super) fn rewrite_at(&self) -> Option<Duration> {
+        match self.disk {
+            Disk::Behind { retry, .. } if self.shown.is_some() => Some(retry),
+            _ => None,
+        }
+    }
+
+    pub(super) fn write_or_publish(
+        &mut self,
+        published: Published,
+        revision: Revision,
+        (changes, forgotten): (Vec<Change>, Vec<ServiceName>),
+        now: Now,
+        random: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut meta = Box::new(self.meta(&published, now.unix_ms));
+        // Readers still see the state before it, which is no younger for it.
+        if self.failing().is_none() {
+            meta.current_unix_ms = now.unix_ms;
+        }
+        let write = match self.disk {
+            Disk::Same => Write::Changes { meta, services: published.services.clone(), changes, forgotten },
+            Disk::Other => self.whole(meta, &published),
+            // The disk may still take an earlier revision of this identity, and this one would be made again after a restart.
+            Disk::Behind { .. } if self.is_writing(published.instance_id) => {
+                return self.publish_anew(Some((published, revision)), now, random, effects);
+            }
+            Disk::Behind { .. } => {
+                let restart = self.shown.is_none().then_some(revision.rev);
+                return self.publish(published, restart, revision, now, effects);
+            }
+        };
+        self.start_write(write, Some((published, revision)), now, effects);
+    }
+
+    /// Whether a revision of this identity is being written.
+    fn is_writing(&self, instance_id: u64) -> bool {
+        self.coming.as_ref().is_some_and(|coming| coming.identity.0 == instance_id)
+    }
+
+    fn whole(&self, meta: Box<Meta>, published: &Published) -> Write {
+        Write::Whole { meta, services: published.services.clone(), deleted: self.deleted.by_name().clone() }
+    }
+
+    pub(super) fn start_write(
+        &mut self,
+        write: Write,
+        state: Option<(Published, Revision)>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.writes += 1;
+        self.stamped = Some(now.mono);
+        let identity = write.identity();
+        self.coming = Some(Coming { number: self.writes, since: now.mono, overdue: false, identity, state });
+        effects.push(Effect::Write { number: self.writes, write });
+    }
+
+    /// Writes what readers see.
+    pub(super) fn rewrite(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let Some(shown) = self.shown.clone() else { return };
+        let write = self.whole(Box::new(self.meta(&shown, self.shown_unix_ms)), &shown);
+        self.start_write(write, None, now, effects);
+    }
+
+    /// Goes on without the write that is under way, as if it had failed.
+    pub(super) fn give_up(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
+        let Some(coming) = &mut self.coming else { return };
+        coming.overdue = true;
+        let state = coming.state.take();
+        let state = state.or_else(|| self.newest_on_disk());
+        let is_first = self.failures() == 0;
+        self.fall_behind(now);
+        if let (true, Disk::Behind { retry, .. }) = (is_first, &mut self.disk) {
+            // What readers see is written as soon as the disk answers.
+            *retry = now.mono;
+        }
+        effects.push(Effect::Count(Counted::WriteFailed));
+        let text = format!(
+            "the disk has not taken the endpoints for {:?}; readers get them from memory until it answers",
+            self.policy.write_timeout
+        );
+        effects.push(Effect::Note { warn: true, text });
+        self.publish_anew(state, now, random, effects);
+    }
+
+    /// Instance ID and revision that are on disk, whole; readers see them, or are about to.
+    pub(crate) fn on_disk(&self) -> Option<(u64, u64)> {
+        self.on_disk
+    }
+
+    /// Takes that a reader has this revision.
+    pub(super) fn note_later(&mut self, instance_id: u64, rev: u64) {
+        let is_later =
+            self.shown.as_ref().is_some_and(|shown| shown.instance_id == instance_id && shown.rev < rev);
+        if is_later && self.later == Later::NotSeen {
+            self.later = Later::Seen { rev };
+        }
+    }
+
+    /// Shows the state under a new instance ID if a reader has a later revision of this one: others may as well, and would take
+    /// themselves for up to date once we come to it.
+    pub(super) fn rename(&mut self, random: u64, effects: &mut Vec<Effect>) {
+        let (Later::Seen { rev }, None, Some(shown)) = (self.later, &self.coming, self.shown.clone()) else {
+            return;
+        };
+        self.later = Later::Renamed;
+        let text = format!(
+            "a reader has revision {rev} of this instance, and the newest is {}: the state folder was restored from a backup; \
+             readers get a new instance ID",
+            shown.rev
+        );
+        effects.push(Effect::Note { warn: true, text });
+        let instance_id = identity(random, Some(shown.instance_id));
+        let published = Arc::new(Published { instance_id, ..(*shown).clone() });
+        self.shown = Some(published.clone());
+        // The disk gets it next.
+        self.stamped = None;
+        effects.push(Effect::Publish { restart: Some(published.rev), revisions: Vec::new(), published });
+    }
+
+    /// Publishes a state that is not on disk, under a new identity.
+    fn publish_anew(
+        &mut self,
+        state: Option<(Published, Revision)>,
+        now: Now,
+        random: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some((published, revision)) = state {
+            let instance_id = identity(random, Some(published.instance_id));
+            let published = Published { instance_id, ..published };
+            self.publish(published, Some(revision.rev), revision, now, effects);
+        }
+    }
+
+    /// What readers see, if it is on disk: when the disk fails now, it needs another identity.
+    fn newest_on_disk(&self) -> Option<(Published, Revision)> {
+        let shown = self.shown.as_ref().filter(|_| self.disk == Disk::Same)?;
+        let revision = Revision { rev: shown.rev, services: Vec::new(), node: false };
+        Some(((**shown).clone(), revision))
+    }
+
+    /// The disk does not have what readers see. Returns when that is written again.
+    fn fall_behind(&mut self, now: Now) -> Duration {
+        let failures = self.failures();
+        let pause = REWRITE_AFTER.0.saturating_mul(1 << failures.min(16)).min(REWRITE_AFTER.1);
+        self.disk = Disk::Behind { retry: now.mono + pause, failures: failures + 1 };
+        pause
+    }
+
+    /// How many writes have failed in a row.
+    fn failures(&self) -> u32 {
+        match self.disk {
+            Disk::Behind { failures, .. } => failures,
+            Disk::Same | Disk::Other => 0,
+        }
+    }
+
+    pub(super) fn written(
+        &mut self,
+        number: u64,
+        result: Result<(), String>,
+        now: Now,
+        random: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(Coming { state, overdue, since, identity, .. }) =
+            self.coming.take_if(|coming| coming.number == number)
+        else {
+            return;
+        };
+        let is_shown = self.shown.as_ref().is_some_and(|shown| (shown.instance_id, shown.rev) == identity);
+        let failures = self.failures();
+        match result {
+            Ok(()) if overdue && !is_shown => {
+                let text = format!("the disk answers again after {:?}", now.mono.saturating_sub(since));
+                return effects.push(Effect::Note { warn: false, text });
+            }
+            Ok(()) => {}
+            Err(error) if overdue => {
+                let text = format!("the endpoints could not be written: {error}");
+                return effects.push(Effect::Note { warn: true, text });
+            }
+            Err(error) => {
+                let state = state.or_else(|| self.newest_on_disk());
+                let pause = self.fall_behind(now);
+                effects.push(Effect::Count(Counted::WriteFailed));
+                let text = format!(
+                    "the endpoints could not be written; readers get them from memory, under a new identity, \
+                     and they are written again in {pause:?}: {error}"
+                );
+                effects.push(Effect::Note { warn: true, text });
+                return self.publish_anew(state, now, random, effects);
+            }
+        }
+        self.disk = Disk::Same;
+        self.on_disk = Some(identity);
+        if failures > 0 {
+            let text = "the endpoints are on disk again".to_owned();
+            effects.push(Effect::Note { warn: false, text });
+        }
+        if let Some((published, revision)) = state {
+            let restart = self.shown.is_none().then_some(0);
+            self.publish(published, restart, revision, now, effects);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! P6: what readers see while the disk hangs, is slow or fails.
+
+use super::testing::Bench;
+use crate::{
+    EndpointSlice, Service,
+    view::tests::{http, svc},
+};
+
+fn named(name: &str) -> Service {
+    svc().named("ns", name).build()
+}
+
+fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
+    http(name, endpoints).of("ns", service).build()
+}
+
+/// P6: a disk that does not answer delays revisions for a bounded time.
+#[test]
+fn p6_a_disk_that_hangs_stops_no_revision() {
+    let mut bench = Bench::synced(&[named("a")], &[slice_of("a-1", "a", "L1")]);
+    let before = bench.id().unwrap();
+    bench.pass(100);
+    bench.slow = true;
+    bench.put_service(&named("b"));
+    bench.pass(4_999);
+    assert_eq!(bench.id(), Some(before), "it may still be written");
+    assert!(bench.core.durable());
+    bench.pass(1);
+    let anew = bench.id().unwrap();
+    assert!(anew.0 != before.0 && anew.1 == before.1 + 1, "{before:?} {anew:?}");
+    assert!(!bench.core.durable());
+    assert!(
+        bench.notes.iter().any(|note| note.contains("has not taken the endpoints for 5s")),
+        "{:?}",
+        bench.notes
+    );
+    // Further revisions wait for nothing, and there is no second write beside the one that hangs.
+    for number in 1..=3 {
+        bench.pass(100);
+        bench.put_service(&named(&format!("c{number}")));
+        assert_eq!(bench.id(), Some((anew.0, anew.1 + number)));
+    }
+    assert_eq!(bench.writes.len(), 1);
+    let (newest, names) = (bench.id(), bench.names());
+    // The disk answers, with what is too old by now; what readers see is written.
+    bench.slow = false;
+    bench.write();
+    assert!(bench.core.durable(), "{:?}", bench.notes);
+    assert_eq!((bench.id(), bench.names()), (newest, names.clone()));
+    bench.restart();
+    bench.tell_all(&["a", "b", "c1", "c2", "c3"].map(named), &[slice_of("a-1", "a", "L1")]);
+    assert_eq!((bench.id(), bench.names()), (newest, names));
+}
+
+/// P6: a disk that takes longer than the limit for every write, but takes it: it has the state in the end, and is not
+/// written to without a pause.
+#[test]
+fn p6_a_slow_disk_gets_the_state_and_pauses() {
+    let mut bench = Bench::synced(&[named("a")], &[]);
+    bench.pass(100);
+    bench.slow = true;
+    bench.put_service(&named("b"));
+    let write_takes_6_s = |bench: &mut Bench| {
+        assert_eq!(bench.writes.len(), 1);
+        bench.pass(6_000);
+        bench.write();
+    };
+    write_takes_6_s(&mut bench);
+    assert!(!bench.core.durable(), "readers see it under another identity");
+    write_takes_6_s(&mut bench);
+    assert!(bench.core.durable(), "{:?}", bench.notes);
+    // Changes while it writes: the next try comes after a pause, ever later.
+    for (number, pause) in (1..).zip([0, 10_000, 20_000, 40_000, 60_000, 60_000]) {
+        bench.pass(pause);
+        if pause > 0 {
+            assert_eq!(bench.writes.len(), 1);
+        } else {
+            bench.put_service(&named("c"));
+        }
+        bench.pass(5_000);
+        bench.put_service(&svc().named("ns", "d").node_port(number).build());
+        bench.write();
+        let due = if pause == 0 { 1 } else { 0 };
+        assert_eq!((bench.core.durable(), bench.writes.len()), (false, due), "after {pause} ms");
+        if due == 1 {
+            bench.pass(5_000);
+            bench.put_service(&named("e"));
+            bench.write();
+            assert_eq!(bench.writes.len(), 0);
+            bench.pass(0);
+        }
+    }
+}
+
+/// P6: an actor that starts anew does not wait for a write of its former self that hangs, and reuses no revision.
+#[test]
+fn p6_an_actor_that_starts_anew_beside_a_write_that_hangs_goes_on() {
+    for overdue in [false, true] {
+        let mut bench = Bench::synced(&[named("a")], &[]);
+        bench.pass(100);
+        bench.slow = true;
+        bench.put_service(&named("b"));
+        if overdue {
+            bench.pass(5_000);
+        }
+        let (before, names) = (bench.id().expect("shown"), bench.names());
+        bench.restart_actor_without_disk();
+        assert_eq!((bench.names(), bench.core.durable()), (names, false));
+        bench.tell_all(&["a", "c"].map(named), &[]);
+        bench.pass(5_000);
+        let after = bench.id().expect("shown");
+        assert_ne!(after.0, before.0, "the disk may get what was written under {before:?}: {after:?}");
+        assert_eq!(bench.names(), ["ns/a", "ns/c"]);
+    }
+    // Before anything was shown.
+    let mut bench = Bench::new();
+    bench.slow = true;
+    bench.tell_all(&[named("a")], &[]);
+    bench.restart_actor_without_disk();
+    bench.tell_all(&[named("a")], &[]);
+    assert_eq!((bench.names(), bench.core.durable()), (vec!["ns/a".to_owned()], false));
+}
+
+/// P6: killed while the disk hangs, and between its answer and the next write: no identity means two states.
+#[test]
+fn p6_a_kill_while_the_disk_hangs_takes_no_revision_back() {
+    for answers in [false, true] {
+        let mut bench = Bench::synced(&[named("a")], &[]);
+        bench.pass(100);
+        bench.slow = true;
+        bench.put_service(&named("b"));
+        bench.pass(5_000);
+        bench.put_service(&named("c"));
+        let anew = bench.id().unwrap();
+        if answers {
+            bench.write();
+            assert_eq!(bench.writes.len(), 1, "the next one is under way");
+        }
+        bench.slow = false;
+        bench.restart();
+        bench.tell_all(&["a", "b", "d"].map(named), &[]);
+        let after = bench.id().unwrap();
+        assert!(after.0 != anew.0, "{anew:?} {after:?}");
+        assert_eq!(bench.names(), ["ns/a", "ns/b", "ns/d"]);
+    }
+}

@@ -1,0 +1,229 @@
+//! Whether what readers see is the newest there is.
+//!
+//! Owns: [`Freshness`] and the view that the node's condition is made of. In: how the watches fare, and time. Out:
+//! both, when they change.
+
+use std::{sync::Arc, time::Duration};
+
+use humantime::format_duration;
+use keelson_actor_system::{
+    clock::Now,
+    cluster::ChoreHealth,
+    reports::{EndpointsView, StaleCause},
+};
+use keelson_proto::localnetv1::NodeInfo;
+
+use super::{Core, Disk, Effect};
+use crate::{
+    Freshness, Published, SourceKind,
+    record::{Meta, Write},
+};
+
+/// For how long after a start a state from disk counts as current for the node's condition, unless a watch fails. A
+/// condition that turns with each restart of an agent would be noise; readers are told at once that the state is
+/// not confirmed yet.
+const GRACE: Duration = Duration::from_secs(10);
+/// How often the time at which a state was last current is written to the disk while nothing else is.
+const STAMP_EVERY: Duration = Duration::from_secs(300);
+/// Why a state from disk is stale.
+const NOT_HEARD: &str = "the source has not been heard since the start";
+/// Why nothing is asked of the source.
+const NOT_FOLLOWED: &str = "nobody follows yet (endpoints.watch); `keelson watch --once` starts it";
+/// Why there is none.
+const NOT_LISTED: &str = "the source has not told everything yet";
+
+impl Core {
+    /// The watch that has been failing for longest: what is wrong, and since when. A failure of ServiceCIDRs is shown with the
+    /// sources and makes no state stale: no endpoint depends on them.
+    pub(super) fn failing(&self) -> Option<(SourceKind, &str, i64)> {
+        let required = self.health.iter().filter(|(kind, _)| **kind != SourceKind::ServiceCidrs);
+        let failing = required.filter_map(|(kind, health)| match health {
+            ChoreHealth::Failing { reason, since_unix_ms, .. } => Some((*kind, &**reason, *since_unix_ms)),
+            ChoreHealth::Starting | ChoreHealth::Well => None,
+        });
+        failing.min_by_key(|(kind, _, since)| (*since, *kind))
+    }
+
+    /// The watch that has been failing for longest, in words.
+    fn failing_words(&self) -> Option<(String, i64)> {
+        let (kind, reason, since_unix_ms) = self.failing()?;
+        Some((format!("{}: {reason}", kind.resource()), since_unix_ms))
+    }
+
+    /// How new the state is that readers see. It is stale since it was last current, in whatever process.
+    pub(super) fn freshness(&self) -> Freshness {
+        let reason = match self.failing_words() {
+            Some((reason, _)) => reason.into(),
+            None if self.heard => return Freshness::Current,
+            None => NOT_HEARD.into(),
+        };
+        Freshness::Stale { reason, since_unix_ms: self.current_unix_ms }
+    }
+
+    /// Takes how a watch fares. What it found before it failed was current until then.
+    pub(super) fn source_health(&mut self, kind: SourceKind, health: ChoreHealth, now: Now) {
+        let until = match health {
+            ChoreHealth::Failing { since_unix_ms, .. } => now.unix_ms.min(since_unix_ms),
+            ChoreHealth::Starting | ChoreHealth::Well => now.unix_ms,
+        };
+        self.confirm(until);
+        self.health.insert(kind, health);
+    }
+
+    /// Notes that the state is current at this time, if it is.
+    pub(super) fn confirm(&mut self, unix_ms: i64) {
+        if self.heard && !self.is_behind() && self.failing().is_none() {
+            self.current_unix_ms = unix_ms;
+        }
+    }
+
+    /// Notes that the sources have told what there is, which readers see already. The disk is told of it at once if it has
+    /// the time of long ago.
+    pub(super) fn first_heard(&mut self, now: Now) {
+        let first = !std::mem::replace(&mut self.heard, true);
+        let age = Duration::from_millis(now.unix_ms.abs_diff(self.current_unix_ms));
+        if first && age > STAMP_EVERY {
+            self.stamped = None;
+        }
+        self.confirm(now.unix_ms);
+    }
+
+    /// When the disk is told that the state is still current; monotonic.
+    pub(super) fn stamp_at(&self) -> Option<Duration> {
+        let possible = self.disk == Disk::Same && self.coming.is_none() && self.shown.is_some();
+        let is_current = self.heard && self.failing().is_none();
+        match self.stamped.filter(|_| possible) {
+            Some(stamped) => is_current.then_some(stamped + STAMP_EVERY),
+            None => possible.then_some(Duration::ZERO),
+        }
+    }
+
+    /// Writes when the state was last current.
+    pub(super) fn stamp(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let Some(shown) = self.shown.clone() else { return };
+        let meta = Box::new(self.meta(&shown, self.shown_unix_ms));
+        let (changes, forgotten) = Default::default();
+        let write = Write::Changes { meta, services: shown.services.clone(), changes, forgotten };
+        self.start_write(write, None, now, effects);
+    }
+
+    /// Why a state on disk is too old to be shown: the node has booted since, and by now other pods may have the addresses
+    /// in it. While a node runs, an old state beats none, and its proxies have programmed it anyway.
+    pub(super) fn too_old(&self, meta: &Meta, now: Now) -> Option<String> {
+        let booted = meta.boot_id.is_empty() || meta.boot_id != self.policy.boot_id;
+        // A clock that is far behind tells no age.
+        let age = Duration::from_millis(now.unix_ms.abs_diff(meta.last_current()));
+        let limit = self.policy.max_age_after_boot;
+        (booted && age > limit).then(|| {
+            let age = format_duration(Duration::from_secs(age.as_secs()));
+            let limit = format_duration(limit);
+            format!(
+                "the endpoints on disk were last current {age} ago, before the node booted, and are not served after more than \
+                 {limit} (endpoints.max_age_after_boot): services, endpointslices and servicecidrs must be listed first"
+            )
+        })
+    }
+
+    /// Begins without the state on disk; of it, only the Node is used.
+    pub(super) fn withhold(&mut self, node: Option<&NodeInfo>, reason: String, effects: &mut Vec<Effect>) {
+        if let Some(node) = node {
+            self.inputs.remember_node(node);
+        }
+        self.disk = Disk::Other;
+        self.withheld = Some(reason.clone());
+        effects.push(Effect::Note { warn: true, text: reason });
+    }
+
+    /// Tells readers and the node's condition what has changed of it.
+    pub(super) fn tell(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if let Some(shown) = self.shown.clone() {
+            let freshness = self.freshness();
+            // A watch that works again makes a state current only with what it brought.
+            let early = freshness == Freshness::Current && self.is_behind();
+            if shown.freshness != freshness && !early {
+                let published = Arc::new(Published { freshness, ..(*shown).clone() });
+                self.shown = Some(published.clone());
+                effects.push(Effect::Publish { restart: None, revisions: Vec::new(), published });
+            }
+        }
+        let view = self.endpoints_view(now);
+        if self.view.as_ref() != Some(&view) {
+            self.view = Some(view.clone());
+            effects.push(Effect::View(view));
+        }
+    }
+
+    /// Why there is no state though no watch fails.
+    fn not_shown(&self) -> &str {
+        self.withheld.as_deref().unwrap_or(NOT_LISTED)
+    }
+
+    /// Whether something that was said is not in what readers see.
+    fn is_behind(&self) -> bool {
+        let coming = self.coming.as_ref().is_some_and(|coming| coming.state.is_some());
+        coming || self.inputs.is_dirty() || !self.inputs.synced()
+    }
+
+    /// For the node's condition, whose reason must not change with the words of an error.
+    fn stale_cause(&self) -> StaleCause {
+        match self.failing().and_then(|(kind, ..)| self.health.get(&kind)) {
+            Some(ChoreHealth::Failing { refused: true, .. }) => StaleCause::SourceRefused,
+            Some(_) => StaleCause::SourceUnavailable,
+            None => StaleCause::NotSynced,
+        }
+    }
+
+    /// Whether the sources are asked at all.
+    pub(crate) fn is_watched(&self) -> bool {
+        !self.policy.on_demand || self.followed.is_some()
+    }
+
+    fn endpoints_view(&self, now: Now) -> EndpointsView {
+        let cause = self.stale_cause();
+        let stale = |reason: &str| EndpointsView::Stale { cause, reason: reason.to_owned() };
+        let in_grace = self.grace_ends().is_some_and(|end| now.mono < end);
+        if self.policy.on_demand && (in_grace || !self.is_watched()) {
+            // Readers from before a restart come back within seconds.
+            let before = self.view.clone().unwrap_or(EndpointsView::Starting);
+            return if in_grace { before } else { EndpointsView::NotWatched };
+        }
+        match &self.shown {
+            None => match self.failing_words() {
+                Some((reason, _)) => stale(&reason),
+                None => stale(self.not_shown()),
+            },
+            Some(_) if in_grace => EndpointsView::Current,
+            Some(shown) => match &shown.freshness {
+                Freshness::Current => EndpointsView::Current,
+                Freshness::Stale { reason, .. } => stale(reason),
+            },
+        }
+    }
+
+    /// Until when the source is waited for before the node's condition says that it was not heard; monotonic. None: it was
+    /// heard or fails, the time is over and that was said, or nothing is expected of it.
+    pub(super) fn grace_ends(&self) -> Option<Duration> {
+        let waits =
+            !self.heard && self.failing().is_none() && (self.shown.is_some() || self.followed.is_some());
+        let was_said = match self.is_watched() {
+            true => matches!(self.view, Some(EndpointsView::Stale { .. })),
+            false => self.view == Some(EndpointsView::NotWatched),
+        };
+        (waits && !was_said).then_some(self.followed.unwrap_or(self.started.mono) + GRACE)
+    }
+
+    /// As the debug API names it, with the reason and since when, in Unix milliseconds.
+    pub(super) fn standing(&self) -> (&'static str, String, i64) {
+        if !self.is_watched() {
+            return ("not-watched", NOT_FOLLOWED.to_owned(), self.started.unix_ms);
+        }
+        match self.shown.as_ref().map(|shown| &shown.freshness) {
+            None => match self.failing_words() {
+                Some((reason, since_unix_ms)) => ("waiting", reason, since_unix_ms),
+                None => ("waiting", self.not_shown().to_owned(), self.started.unix_ms),
+            },
+            Some(Freshness::Current) => ("current", String::new(), 0),
+            Some(Freshness::Stale { reason, since_unix_ms }) => ("stale", reason.to_string(), *since_unix_ms),
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! Which state readers see, when, and under which identity: pure.
+//!
+//! Owns: the newest state, the one that is being written, and what follows from changes, failures and time. In:
+//! [`SourceEvent`]s, [`Event`]s and `now`. Out: an [`Answer`], [`Effect`]s.
+//!
+//! * A revision comes of a difference in bytes, never of an event alone.
+//! * A revision is on disk before anybody sees it, so that no revision is ever used for two contents: an agent that is
+//!   killed goes on from what is on disk, which is what was seen last, or the one revision after it.
+//! * When that cannot be written (a full disk), readers still get it, but under a new identity. The one on disk could
+//!   not go on after a restart: it would use the same revisions for other content. So readers are told everything
+//!   anew, once then and once after a restart that finds the disk still full, and nothing is ever taken for what it
+//!   is not. From then on revisions are made in memory, and the whole state is written again and again, ever
+//!   more rarely, until it is on disk.
+//! * While some kind of object is being listed nothing new is published: part of what is known would be of before the
+//!   listing and part of after it.
+//! * A state from disk is shown at once, as stale. When the sources turn out to say the same it becomes current as it
+//!   is, and nobody sees anything new.
+//! * It is not shown at all if the node has booted since it was last current and that is too long ago: other pods may
+//!   have its addresses.
+
+#[cfg(test)]
+mod age_tests;
+mod deleted;
+#[cfg(test)]
+mod demand_tests;
+mod disk;
+mod fresh;
+mod pace;
+mod report;
+mod types;
+
+#[cfg(test)]
+mod disk_tests;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod restart_tests;
+#[cfg(test)]
+mod table_tests;
+#[cfg(test)]
+mod testing;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use keelson_actor_system::{clock::Now, cluster::ChoreHealth, reports::EndpointsView};
+use keelson_proto::localnetv1::NextItem;
+use prost::Message as _;
+use rpds::RedBlackTreeMapSync;
+
+use self::deleted::Deleted;
+use self::disk::Coming;
+pub(super) use self::disk::Disk;
+use self::pace::Pace;
+pub use self::types::EndpointsPolicy;
+pub(super) use self::types::{Counted, Effect, Event, Revision};
+use super::{
+    Answer, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
+    inputs::{Dirty, Inputs},
+    record::{Change, Meta, Restored, endpoints_in},
+};
+
+/// What an actor that starts anew keeps of its former self.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// The Node, as last heard.
+    pub(super) node: Option<NodeView>,
+    /// How the watches fared, as last heard.
+    pub(super) health: BTreeMap<SourceKind, ChoreHealth>,
+    /// What readers see, if that is not what is on disk.
+    pub(super) memory: Option<Restored>,
+    /// What readers see, under a new identity: for a disk that does not answer.
+    pub(super) fallback: Option<Restored>,
+    /// When somebody began to follow, monotonic.
+    pub(super) followed: Option<Duration>,
+    /// Whether there was a former self.
+    pub(super) is_restart: bool,
+}
+
+/// Where a core begins.
+#[derive(Debug)]
+pub(super) struct Start {
+    /// The state to go on from.
+    pub(super) restored: Option<Restored>,
+    /// What is on disk.
+    pub(super) disk: Disk,
+    /// `restored` has got a new instance ID, which is not on disk.
+    pub(super) is_renamed: bool,
+    /// What readers see, from a former self of the actor.
+    pub(super) shown: Option<Arc<Published>>,
+    /// What else is left of it.
+    pub(super) kept: Kept,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Core {
+    policy: EndpointsPolicy,
+    inputs: Inputs,
+    health: BTreeMap<SourceKind, ChoreHealth>,
+    started: Now,
+    /// When what readers see was current last, in Unix milliseconds.
+    current_unix_ms: i64,
+    /// When the disk last took a state, or began to; monotonic. None: it is to have one now.
+    stamped: Option<Duration>,
+    /// Why the state on disk is not shown.
+    withheld: Option<String>,
+    /// Whether what readers see was compared with what the sources say.
+    heard: bool,
+    shown: Option<Arc<Published>>,
+    /// When it was made, in Unix milliseconds, and at which revision its node became so.
+    shown_unix_ms: i64,
+    node_rev: u64,
+    /// Endpoints of all Services in `shown`, or in the state that is being written.
+    endpoints: u64,
+    deleted: Deleted,
+    disk: Disk,
+    /// Instance ID and revision that are known to be on disk.
+    on_disk: Option<(u64, u64)>,
+    coming: Option<Coming>,
+    writes: u64,
+    /// When revisions may be made.
+    pace: Pace,
+    /// When somebody began to follow, monotonic; of use only where sources are asked on demand.
+    followed: Option<Duration>,
+    /// A later revision that a reader has, until a new instance ID was given for it. There is one reason for that in the
+    /// life of a process: the state folder was restored before it started.
+    later: Later,
+    /// As in [`Published::replaced`].
+    replaced: u64,
+    view: Option<EndpointsView>,
+}
+
+/// Whether a reader has revealed that the state on disk was restored from a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Later {
+    NotSeen,
+    Seen { rev: u64 },
+    Renamed,
+}
+
+/// Encodes a Service as both APIs send it.
+fn encode(service: keelson_proto::localnetv1::ServiceEndpoints) -> Bytes {
+    NextItem { endpoints: Some(service), ..NextItem::default() }.encode_to_vec().into()
+}
+
+/// A random identity that is neither 0 nor `former`.
+pub(super) fn identity(random: u64, former: Option<u64>) -> u64 {
+    [random, random.wrapping_add(1), random.wrapping_add(2)]
+        .into_iter()
+        .find(|id| *id != 0 && Some(*id) != former)
+        .unwrap_or(1)
+}
+
+/// The revisions after `since` that a state shows.
+fn revisions(restored: &Restored, since: u64) -> Vec<Revision> {
+    let mut by_rev = BTreeMap::<u64, (Vec<ServiceName>, bool)>::new();
+    let set = restored.services.iter().map(|(name, item)| (item.rev, name));
+    for (rev, name) in set.chain(restored.deleted.iter().map(|(name, rev)| (*rev, name))) {
+        if rev > since {
+            by_rev.entry(rev).or_default().0.push(name.clone());
+        }
+    }
+    if restored.meta.node_rev > since {
+        by_rev.entry(restored.meta.node_rev).or_default().1 = true;
+    }
+    let revision = |(rev, (mut services, node)): (u64, (Vec<ServiceName>, bool))| {
+        services.sort_unstable();
+        Revision { rev, services, node }
+    };
+    by_rev.into_iter().map(revision).collect()
+}
+
+impl Core {
+    /// A core, and what it does first.
+    pub(super) fn new(policy: EndpointsPolicy, start: Start, now: Now) -> (Self, Vec<Effect>) {
+        let Start { restored, mut disk, is_renamed, shown, kept } = start;
+        let later =
+            |shown: &Published, meta: &Meta| shown.instance_id == meta.instance_id && shown.rev > meta.rev;
+        // What readers have seen must not be taken back: that cannot be, unless something else writes to the disk.
+        let restored = restored.filter(|restored| {
+            let usable = !shown.as_ref().is_some_and(|shown| later(shown, &restored.meta));
+            if !usable {
+                disk = Disk::Other;
+            }
+            usable
+        });
+        let mut core = Self {
+            pace: Pace::new(policy.min_interval),
+            policy,
+            inputs: Inputs::new(now.unix_ms),
+            health: kept.health,
+            started: now,
+            current_unix_ms: now.unix_ms,
+            stamped: Some(now.mono),
+            withheld: None,
+            heard: false,
+            shown: None,
+            shown_unix_ms: 0,
+            node_rev: 0,
+            endpoints: 0,
+            deleted: Deleted::default(),
+            disk,
+            on_disk: None,
+            coming: None,
+            writes: 0,
+            followed: kept.followed,
+            later: Later::NotSeen,
+            replaced: shown.as_ref().map_or(0, |shown| shown.replaced + shown.bytes),
+            view: None,
+        };
+        if let Some(node) = kept.node {
+            core.inputs.node(node);
+        }
+        let mut effects = Vec::new();
+        if let Some(restored) = restored {
+            match core.too_old(&restored.meta, now).filter(|_| shown.is_none()) {
+                Some(reason) => core.withhold(restored.meta.node.as_ref(), reason, &mut effects),
+                None => core.restore(restored, shown.as_deref(), is_renamed, &mut effects),
+            }
+        }
+        core.tell(now, &mut effects);
+        (core, effects)
+    }
+
+    /// Shows what was there before.
+    fn restore(
+        &mut self,
+        restored: Restored,
+        shown: Option<&Published>,
+        is_renamed: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let meta = &restored.meta;
+        if let Some(node) = &meta.node {
+            self.inputs.remember_node(node);
+        }
+        let going_on = shown.filter(|shown| shown.instance_id == meta.instance_id && shown.rev <= meta.rev);
+        let restart = if going_on.is_some() { None } else { Some(meta.since) };
+        let revisions = revisions(&restored, going_on.map_or(meta.since, |shown| shown.rev));
+        self.current_unix_ms = meta.last_current();
+        if meta.boot_id != self.policy.boot_id || is_renamed {
+            // Served once in this boot, it is served for the rest of it. And a new instance ID gets to the disk.
+            self.stamped = None;
+        }
+        if self.disk == Disk::Same && !is_renamed {
+            self.on_disk = Some((meta.instance_id, meta.rev));
+        }
+        let published = Arc::new(Published {
+            instance_id: meta.instance_id,
+            rev: meta.rev,
+            bytes: restored.services.values().map(|item| item.message.len() as u64).sum(),
+            replaced: self.replaced,
+            services: restored.services,
+            node: Arc::new(meta.node.clone().unwrap_or_default()),
+            freshness: self.freshness(),
+            triggered_unix_ms: None,
+        });
+        self.shown_unix_ms = meta.published_unix_ms;
+        self.node_rev = meta.node_rev;
+        self.endpoints = restored.endpoints;
+        self.deleted = Deleted::new(restored.deleted, meta.since);
+        self.shown = Some(published.clone());
+        effects.push(Effect::Publish { restart, revisions, published });
+    }
+
+    fn meta(&self, published: &Published, unix_ms: i64) -> Meta {
+        Meta {
+            instance_id: published.instance_id,
+            rev: published.rev,
+            node_name: self.policy.node_name.clone(),
+            node: Some((*published.node).clone()),
+            node_rev: self.node_rev,
+            since: self.deleted.since(),
+            services: published.services.size() as u64,
+            deleted: self.deleted.len() as u64,
+            published_unix_ms: unix_ms,
+            current_unix_ms: self.current_unix_ms,
+            boot_id: self.policy.boot_id.clone(),
+            ..Meta::default()
+        }
+    }
+
+    /// Takes what a source says. `random` is used where an identity is made.
+    pub(super) fn take(&mut self, event: SourceEvent, now: Now, random: u64) -> (Answer, Vec<Effect>) {
+        let answer = match event {
+            SourceEvent::Services(seen) => self.inputs.services(seen),
+            SourceEvent::EndpointSlices(seen) => self.inputs.slices(seen),
+            SourceEvent::ServiceCidrs(seen) => self.inputs.service_cidrs(seen),
+            SourceEvent::Node(mut node) => {
+                if node.name.is_empty() {
+                    node.name.clone_from(&self.policy.node_name);
+                }
+                self.inputs.node(node);
+                Answer::Taken
+            }
+            SourceEvent::Health(kind, health) => {
+                self.source_health(kind, health, now);
+                Answer::Taken
+            }
+        };
+        let mut effects = Vec::new();
+        self.advance(now, random, &mut effects);
+        (answer, effects)
+    }
+
+    /// Takes what happened.
+    pub(super) fn handle(&mut self, event: Event, now: Now, random: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Tick => {}
+            Event::Followed => drop(self.followed.get_or_insert(now.mono)),
+            Event::Later { instance_id, rev } => self.note_later(instance_id, rev),
+            Event::Written { number, result } => self.written(number, result, now, random, &mut effects),
+        }
+        self.advance(now, random, &mut effects);
+        effects
+    }
+
+    /// Does what can be done now.
+    fn advance(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
+        self.confirm(now.unix_ms);
+        if self.overdue_at().is_some_and(|at| at <= now.mono) {
+            self.give_up(now, random, effects);
+        }
+        self.rename(random, effects);
+        if self.coming.is_none() && self.rewrite_at().is_some_and(|at| at <= now.mono) {
+            self.rewrite(now, effects);
+        }
+        if self.revise_at().is_some_and(|at| at <= now.mono) {
+            self.revise(now, random, effects);
+        }
+        if self.stamp_at().is_some_and(|at| at <= now.mono) {
+            self.stamp(now, effects);
+        }
+        self.tell(now, effects);
+    }
+
+    /// When something is to be done though nothing happens; monotonic.
+    pub(super) fn next_tick(&self) -> Option<Duration> {
+        let rewrite = self.rewrite_at().filter(|_| self.coming.is_none());
+        [self.overdue_at(), rewrite, self.revise_at(), self.stamp_at(), self.grace_ends()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// When the next revision may be made; none: there is nothing to make one of, or it may not be.
+    fn revise_at(&self) -> Option<Duration> {
+        let wanted = self.inputs.is_dirty() || !self.heard;
+        let is_free = self.coming.as_ref().is_none_or(|coming| coming.overdue);
+        let possible = is_free && self.inputs.synced();
+        (wanted && possible).then_some(self.pace.next())
+    }
+
+    /// Works out what may have changed, and makes a revision of what has.
+    fn revise(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
+        let mut dirty = self.inputs.take_dirty();
+        let former = self.shown.clone();
+        if !self.heard
+            && let Some(former) = &former
+        {
+            for name in former.services.keys() {
+                dirty.services.entry(name.clone()).or_default();
+            }
+        }
+        let mut services = former.as_ref().map_or_else(RedBlackTreeMapSync::new_sync, |f| f.services.clone());
+        let rev = former.as_ref().map_or(1, |former| former.rev + 1);
+        effects.push(Effect::Count(Counted::Worked(dirty.services.len() as u64)));
+        let (changes, triggered) = self.work_out(&dirty, rev, &mut services);
+        let node = former.as_ref().map(|former| former.node.clone());
+        let new_node = (dirty.node || !self.heard).then(|| self.inputs.node_info());
+        let new_node = new_node.filter(|new| node.as_deref() != Some(new));
+        if changes.is_empty() && new_node.is_none() && former.is_some() {
+            self.first_heard(now);
+            return;
+        }
+        let node_changed = new_node.is_some();
+        let replaced: u64 = changes.iter().map(|change| change.former_bytes as u64).sum();
+        let set = changes.iter().filter_map(|change| services.get(&change.name));
+        let set: u64 = set.map(|item| item.message.len() as u64).sum();
+        let bytes = former.as_ref().map_or(0, |former| former.bytes).saturating_sub(replaced) + set;
+        self.replaced += replaced;
+        let published = Published {
+            instance_id: former.as_ref().map_or_else(|| identity(random, None), |f| f.instance_id),
+            rev,
+            services,
+            node: new_node.map(Arc::new).or(node).unwrap_or_default(),
+            freshness: Freshness::Current,
+            triggered_unix_ms: triggered,
+            bytes,
+            replaced: self.replaced,
+        };
+        let names = changes.iter().map(|change| change.name.clone()).collect();
+        let revision = Revision { rev, services: names, node: node_changed };
+        if node_changed {
+            self.node_rev = rev;
+        }
+        self.pace.made(now.mono);
+        let forgotten = self.bury(&changes, &published);
+        self.write_or_publish(published, revision, (changes, forgotten), now, random, effects);
+    }
+
+    /// Brings `services` up to date; what changed, in order, and when the oldest change was made.
+    fn work_out(
+        &mut self,
+        dirty: &Dirty,
+        rev: u64,
+        services: &mut RedBlackTreeMapSync<ServiceName, Item>,
+    ) -> (Vec<Change>, Option<i64>) {
+        let (mut changes, mut oldest) = (Vec::new(), None::<i64>);
+        for (name, triggered) in &dirty.services {
+            let message = self.inputs.view(name).map(|service| {
+                let count = service.endpoints.len() as u64;
+                (encode(service), count)
+            });
+            let former = services.get(name).map(|item| item.message.clone());
+            if former.as_ref() == message.as_ref().map(|(message, _)| message) {
+                continue;
+            }
+            let former_bytes = former.as_ref().map_or(0, Bytes::len);
+            self.endpoints -= former.as_ref().map_or(0, endpoints_in).min(self.endpoints);
+            let item = message.map(|(message, count)| {
+                self.endpoints += count;
+                Item { message, rev }
+            });
+            match item {
+                Some(item) => services.insert_mut(name.clone(), item),
+                None => drop(services.remove_mut(name)),
+            }
+            oldest = oldest.into_iter().chain(*triggered).min();
+            changes.push(Change { name: name.clone(), former_bytes });
+        }
+        changes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        (changes, oldest)
+    }
+
+    /// Remembers what was deleted; the names that are forgotten for it.
+    fn bury(&mut self, changes: &[Change], published: &Published) -> Vec<ServiceName> {
+        let mut added = 0;
+        for Change { name, .. } in changes {
+            if published.services.contains_key(name) {
+                self.deleted.remove(name);
+            } else {
+                self.deleted.add(name.clone(), published.rev);
+                added += 1;
+            }
+        }
+        self.deleted.forget(published.rev, self.policy.history, added)
+    }
+
+    fn publish(
+        &mut self,
+        published: Published,
+        restart: Option<u64>,
+        revision: Revision,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        // A state that was shown already may only have got a new instance ID.
+        self.heard |= self.shown.as_ref().is_none_or(|shown| shown.rev < published.rev);
+        self.shown_unix_ms = now.unix_ms;
+        let freshness = self.freshness();
+        let published = Arc::new(Published { freshness, ..published });
+        let delay_ms = published.triggered_unix_ms.map(|triggered| now.unix_ms.saturating_sub(triggered));
+        self.shown = Some(published.clone());
+        // A history that begins at this revision or later has nothing to note of it.
+        let revisions = if restart >= Some(revision.rev) { Vec::new() } else { vec![revision] };
+        effects.push(Effect::Publish { restart, revisions, published });
+        effects.push(Effect::Count(Counted::Revision { delay_ms }));
+    }
+}

@@ -1,0 +1,203 @@
+//! What people see of the chore.
+//!
+//! Owns: [`pb::State`] as far as the core knows it, and explanations. In: questions. Out: answers; Services are
+//! decoded only as many as are asked for.
+
+use keelson_actor_system::cluster::ChoreHealth;
+use keelson_proto::{endpoints as pb, localnetv1 as ln};
+use prost::Message as _;
+
+use super::{Core, Disk};
+use crate::{Item, ServiceName, SourceKind};
+
+impl Core {
+    /// How the chore fares, and at most `max` Services of a namespace, or of all when it is empty.
+    pub(crate) fn state(&self, namespace: &str, max: usize) -> pb::State {
+        let (state, reason, since_unix_ms) = self.standing();
+        let shown = self.shown.as_ref();
+        pb::State {
+            state: state.to_owned(),
+            reason,
+            since_unix_ms,
+            instance_id: shown.map(|shown| shown.instance_id.to_string()).unwrap_or_default(),
+            rev: self.rev(),
+            published_unix_ms: self.shown_unix_ms,
+            sources: SourceKind::ALL.into_iter().map(|kind| self.source(kind)).collect(),
+            node: shown.map(|shown| node_state(&shown.node)),
+            services: self.services() as u64,
+            endpoints: self.endpoints,
+            list: self.list(namespace, max),
+            durable: self.durable(),
+            ..pb::State::default()
+        }
+    }
+
+    fn source(&self, kind: SourceKind) -> pb::SourceState {
+        let (health, reason, since_unix_ms) = match self.health.get(&kind) {
+            None | Some(ChoreHealth::Starting) => ("starting", "", 0),
+            Some(ChoreHealth::Well) => ("well", "", 0),
+            Some(ChoreHealth::Failing { reason, since_unix_ms, .. }) => {
+                ("failing", &**reason, *since_unix_ms)
+            }
+        };
+        pb::SourceState {
+            resource: kind.resource().to_owned(),
+            synced: self.inputs.kind_synced(kind),
+            objects: self.inputs.objects(kind) as u64,
+            health: health.to_owned(),
+            reason: reason.to_owned(),
+            since_unix_ms,
+        }
+    }
+
+    fn list(&self, namespace: &str, max: usize) -> Vec<pb::ServiceSummary> {
+        let Some(shown) = &self.shown else { return Vec::new() };
+        let first = ServiceName::new(namespace, "");
+        let all = namespace.is_empty();
+        let from: Box<dyn Iterator<Item = (&ServiceName, &Item)>> =
+            if all { Box::new(shown.services.iter()) } else { Box::new(shown.services.range(first..)) };
+        let of = from.take_while(|(name, _)| all || name.namespace() == namespace).take(max);
+        of.map(|(name, item)| summary(name, item)).collect()
+    }
+
+    /// Why a Service means what it means; none when neither it nor a slice of it is known.
+    pub(crate) fn explain(&self, name: &ServiceName) -> Option<pb::Explanation> {
+        let item = self.shown.as_ref().and_then(|shown| shown.services.get(name));
+        let explained = self.inputs.explain(name, &self.policy.node_name);
+        let explained = explained.or_else(|| item.filter(|_| !self.heard).map(|item| from_disk(name, item)));
+        Some(pb::Explanation { rev: item.map_or(0, |item| item.rev), ..explained? })
+    }
+
+    /// Of what readers see; 0: they see nothing.
+    pub(crate) fn rev(&self) -> u64 {
+        self.shown.as_ref().map_or(0, |shown| shown.rev)
+    }
+
+    /// How many Services readers see.
+    pub(crate) fn services(&self) -> usize {
+        self.shown.as_ref().map_or(0, |shown| shown.services.size())
+    }
+
+    /// How many endpoints they have.
+    pub(crate) fn endpoints(&self) -> u64 {
+        self.endpoints
+    }
+
+    /// Whether what readers see may be old, or is nothing. Nothing is where nobody reads.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.is_watched() && self.standing().0 != "current"
+    }
+
+    /// Whether what readers see is on disk.
+    pub(crate) fn durable(&self) -> bool {
+        !matches!(self.disk, Disk::Behind { .. })
+    }
+
+    /// What sources told: of each kind whether it is whole, and how many there are.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = (SourceKind, bool, usize)> {
+        SourceKind::ALL
+            .into_iter()
+            .map(|kind| (kind, self.inputs.kind_synced(kind), self.inputs.objects(kind)))
+    }
+
+    /// In a line.
+    pub(crate) fn summary(&self) -> String {
+        let (state, reason, _) = self.standing();
+        let mut text = match &self.shown {
+            None => "nothing to serve".to_owned(),
+            Some(shown) => format!("{} services at revision {}, {state}", shown.services.size(), shown.rev),
+        };
+        if !reason.is_empty() {
+            text = format!("{text}: {reason}");
+        }
+        if !self.durable() {
+            text.push_str("; not on disk");
+        }
+        text
+    }
+
+    /// The state as JSON, with what only people who look for faults want to know.
+    pub(crate) fn inspect(&self, state: &pb::State) -> serde_json::Value {
+        let mut value = serde_json::to_value(state).unwrap_or_default();
+        if let Some(fields) = value.as_object_mut() {
+            let disk = match self.disk {
+                Disk::Same => "the same".to_owned(),
+                Disk::Other => "nothing of use".to_owned(),
+                Disk::Behind { failures, .. } => format!("behind after {failures} failures"),
+            };
+            fields.insert("on_disk".into(), disk.into());
+            fields.insert("writing".into(), self.coming.is_some().into());
+            fields.insert("changes_waiting".into(), self.inputs.is_dirty().into());
+            fields.insert("deleted_remembered".into(), self.deleted.len().into());
+            fields.insert("input_bytes".into(), self.inputs.bytes().into());
+        }
+        value
+    }
+}
+
+fn addresses(set: Option<&ln::IpSet>) -> Vec<String> {
+    set.map(|set| set.v4.iter().chain(&set.v6).cloned().collect()).unwrap_or_default()
+}
+
+fn node_state(node: &ln::NodeInfo) -> pb::NodeState {
+    pb::NodeState {
+        name: node.name.clone(),
+        exists: node.exists,
+        zone: node.zone.clone(),
+        ips: addresses(node.i_ps.as_ref()),
+        pod_cidrs: node.pod_cid_rs.clone(),
+        eligible: node.eligible,
+        service_cidrs: node.service_cid_rs.clone(),
+    }
+}
+
+fn decode(item: &Item) -> ln::ServiceEndpoints {
+    // It was encoded here, or its form was looked at when it came from disk; what is left out is shown as empty.
+    let message = ln::NextItem::decode(item.message.clone()).unwrap_or_default();
+    message.endpoints.unwrap_or_default()
+}
+
+fn cluster_ips(service: &ln::ServiceEndpoints) -> Vec<String> {
+    addresses(service.i_ps.as_ref().and_then(|ips| ips.cluster_i_ps.as_ref()))
+}
+
+fn summary(name: &ServiceName, item: &Item) -> pb::ServiceSummary {
+    let service = decode(item);
+    let count = |which: fn(&ln::EndpointConditions) -> bool| {
+        let endpoints = service.endpoints.iter().filter_map(|endpoint| endpoint.conditions.as_ref());
+        u32::try_from(endpoints.filter(|conditions| which(conditions)).count()).unwrap_or(u32::MAX)
+    };
+    pb::ServiceSummary {
+        namespace: name.namespace().to_owned(),
+        name: name.name().to_owned(),
+        r#type: service.r#type.clone(),
+        cluster_ips: cluster_ips(&service),
+        ports: service.ports.iter().map(port).collect(),
+        ready: count(|conditions| conditions.ready),
+        local_ready: count(|conditions| conditions.ready && conditions.local),
+        selected: count(|conditions| conditions.selected),
+        rev: item.rev,
+    }
+}
+
+/// Such as `http 80:30080/TCP`.
+fn port(port: &ln::PortMapping) -> String {
+    let name = if port.name.is_empty() { String::new() } else { format!("{} ", port.name) };
+    let node = if port.node_port == 0 { String::new() } else { format!(":{}", port.node_port) };
+    format!("{name}{}{node}/{}", port.port, port.protocol().as_str_name())
+}
+
+/// What can be said of a Service that no source has told of since the start.
+fn from_disk(name: &ServiceName, item: &Item) -> pb::Explanation {
+    let service = decode(item);
+    pb::Explanation {
+        namespace: name.namespace().to_owned(),
+        name: name.name().to_owned(),
+        served: true,
+        reason: "it is served as it was before the agent started; the source has not told of it since"
+            .to_owned(),
+        cluster_ips: cluster_ips(&service),
+        r#type: service.r#type,
+        ..pb::Explanation::default()
+    }
+}

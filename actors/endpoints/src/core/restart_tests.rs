@@ -1,0 +1,414 @@
+//! What outlives the process, and what does not. A restart is of the process unless a test says otherwise.
+
+use keelson_actor_system::reports::{EndpointsView, StaleCause};
+use keelson_storage::{Batch, StateStore as _, Table};
+
+use super::testing::{Bench, Brittle, gone, policy, put};
+use crate::{
+    EndpointSlice, EndpointsPolicy, NodeView, Seen, Service, SourceKind,
+    record::{CHUNK_RECORDS, Loaded},
+    view::tests::{http, n1, slice, svc},
+};
+
+const NOT_HEARD: &str = "the source has not been heard since the start";
+
+fn named(name: &str) -> Service {
+    svc().named("ns", name).build()
+}
+
+fn many(count: usize) -> Vec<Service> {
+    (0..count).map(|number| named(&format!("s{number:04}"))).collect()
+}
+
+fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
+    http(name, endpoints).of("ns", service).build()
+}
+
+fn lost(loaded: &Loaded) -> String {
+    match loaded {
+        Loaded::Lost(reason) => reason.clone(),
+        other => panic!("{other:?} is not lost"),
+    }
+}
+
+#[test]
+fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new() {
+    let (services, slices) = (many(3), [slice_of("a", "s0001", "L1 R1")]);
+    let mut bench = Bench::synced(&services, &slices);
+    bench.pass(100);
+    bench.put_service(&named("late"));
+    let (id, content) = (bench.id(), bench.content());
+    assert!(matches!(bench.restart(), Loaded::Whole(_)));
+    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
+    assert_eq!(bench.view, Some(EndpointsView::Current), "for the node's condition a restart is no news");
+    assert_eq!(bench.core.state("", 0).endpoints, 2);
+    let why = bench.core.explain(&crate::ServiceName::new("ns", "late")).expect("it is served");
+    assert!(why.served && why.reason.contains("as it was before"), "{why:?}");
+    let writes = bench.core.writes;
+    let services: Vec<Service> = services.into_iter().chain([named("late")]).collect();
+    bench.tell_all(&services, &slices);
+    assert_eq!((bench.id(), bench.stale()), (id, String::new()));
+    assert_eq!((bench.core.writes, bench.delays.len()), (writes, 2), "nothing is written");
+    bench.pass(100);
+    bench.put_service(&named("new"));
+    assert_eq!(bench.id(), id.map(|(instance, rev)| (instance, rev + 1)));
+    assert_eq!(bench.resumable(), (3, 3), "also from before the restart");
+}
+
+#[test]
+fn a_restart_goes_on_from_the_revision_it_finds_when_something_changed_meanwhile() {
+    let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &[slice_of("a-1", "a", "L1")]);
+    bench.pass(100);
+    bench.services(vec![gone("ns/c")]);
+    let id = bench.id().unwrap();
+    bench.restart();
+    bench.tell_all(&[named("a"), named("d")], &[]);
+    assert_eq!(bench.id(), Some((id.0, id.1 + 1)));
+    assert_eq!(bench.names(), ["ns/a", "ns/d"]);
+    assert_eq!(bench.changed_since(id.1), Some((vec!["ns/a".into(), "ns/b".into(), "ns/d".into()], false)));
+    let since_first = vec!["ns/a".into(), "ns/b".into(), "ns/c".into(), "ns/d".into()];
+    assert_eq!(bench.changed_since(1), Some((since_first, false)), "deletions are remembered");
+    bench.restart();
+    assert_eq!(bench.resumable(), (3, 3));
+}
+
+#[test]
+fn deletions_are_forgotten_after_the_history_and_then_nobody_resumes_from_before() {
+    let mut bench = Bench::with(EndpointsPolicy { history: 5, ..policy() }, Brittle::new());
+    bench.tell_all(&[named("a"), named("b")], &[]);
+    bench.pass(100);
+    bench.services(vec![gone("ns/a")]);
+    assert_eq!(bench.store.keys(), ["meta", "s/ns/a", "s/ns/b"]);
+    for number in 0..6 {
+        bench.pass(100);
+        bench.put_service(&svc().named("ns", "b").node_port(number + 1).build());
+    }
+    assert_eq!((bench.rev(), bench.store.keys()), (8, vec!["meta".to_owned(), "s/ns/b".to_owned()]));
+    bench.restart();
+    assert_eq!(bench.changed_since(1), None, "the deletion at 2 would be missed");
+    assert_eq!(bench.changed_since(2), Some((vec!["ns/b".into()], false)));
+}
+
+#[test]
+fn a_lost_store_means_a_new_identity() {
+    let mut bench = Bench::synced(&[named("a")], &[]);
+    let before = bench.id().unwrap();
+    bench.store = Brittle::new();
+    assert!(matches!(bench.restart(), Loaded::Nothing));
+    assert_eq!(bench.id(), None, "there is nothing to serve");
+    bench.tell_all(&[named("a")], &[]);
+    let after = bench.id().unwrap();
+    assert!(after.0 != before.0 && after.1 == 1, "{before:?} {after:?}");
+    assert_eq!(bench.changed_since(0), Some((vec!["ns/a".into()], true)));
+}
+
+#[test]
+fn what_is_on_disk_for_another_node_is_not_used_and_is_overwritten() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    let before = bench.id().unwrap();
+    bench.policy.node_name = "n2".into();
+    assert!(lost(&bench.restart()).contains("for the node \"n1\", this one is \"n2\""));
+    bench.node(NodeView { name: "n2".into(), ..n1() });
+    bench.list_cidrs(&[]);
+    bench.list_services(&[named("s0001")]);
+    bench.list_slices(&[]);
+    assert!(bench.id().unwrap().0 != before.0);
+    assert_eq!(bench.store.keys(), ["meta", "s/ns/s0001"], "nothing is left of the former");
+    let id = bench.id();
+    bench.restart();
+    assert_eq!(bench.id(), id);
+}
+
+#[test]
+fn whatever_is_damaged_counts_as_lost() {
+    type Harm = fn(&mut Batch, &[u8], &[u8]);
+    let harms: [(&str, &str, Harm); 9] = [
+        ("meta", "missing", |batch, key, _| {
+            batch.delete(Table::Endpoints, key);
+        }),
+        ("meta", "cannot be decoded", |batch, key, _| {
+            batch.put(Table::Endpoints, key, [0xff; 9]);
+        }),
+        ("meta", "version 0", |batch, key, _| {
+            batch.put(Table::Endpoints, key, []);
+        }),
+        ("meta", "version 9", |batch, key, _| {
+            batch.put(Table::Endpoints, key, [8, 9]);
+        }),
+        ("s/ns/a", "present and deleted", |batch, key, _| {
+            batch.delete(Table::Endpoints, key);
+        }),
+        ("s/ns/a", "cannot be decoded", |batch, key, _| {
+            batch.put(Table::Endpoints, key, [0xff; 9]);
+        }),
+        ("s/ns/a", "something else", |batch, key, _| {
+            batch.put(Table::Endpoints, key, [8, 1]);
+        }),
+        ("s/ns/a", "has the key", |batch, _, value| {
+            batch.put(Table::Endpoints, "x/ns/a", value);
+        }),
+        ("s/ns/a", "present and deleted", |batch, _, _| {
+            batch.put(Table::Endpoints, "s/ns/z", [32, 1]);
+        }),
+    ];
+    for (key, reason, harm) in harms {
+        let mut bench = Bench::synced(&[named("a"), named("b")], &[]);
+        let (before, content) = (bench.id().unwrap(), bench.content());
+        let value = bench.store.get(Table::Endpoints, key.as_bytes()).unwrap().expect("a record");
+        let mut batch = Batch::new();
+        harm(&mut batch, key.as_bytes(), &value);
+        bench.store.apply(&batch).unwrap();
+        let found = lost(&bench.restart());
+        assert!(found.contains(reason), "{found:?} is not {reason:?}");
+        assert_eq!(bench.id(), None);
+        bench.tell_all(&[named("a"), named("b")], &[]);
+        assert!(bench.id().unwrap().0 != before.0, "{reason}");
+        assert_eq!(bench.content(), content);
+        assert_eq!(bench.store.keys(), ["meta", "s/ns/a", "s/ns/b"], "{reason}");
+    }
+}
+
+#[test]
+fn records_of_a_later_revision_than_the_identity_count_as_lost() {
+    let mut bench = Bench::synced(&[named("a")], &[]);
+    let meta = bench.store.get(Table::Endpoints, b"meta").unwrap().expect("a record");
+    bench.pass(100);
+    bench.put_service(&svc().named("ns", "a").node_port(7).build());
+    let mut batch = Batch::new();
+    batch.put(Table::Endpoints, "meta", meta);
+    bench.store.apply(&batch).unwrap();
+    assert!(lost(&bench.restart()).contains("different revisions"));
+}
+
+#[test]
+fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.pass(100);
+    let before = bench.id().unwrap();
+    bench.store.fail_after(0);
+    bench.put_service(&named("new"));
+    let memory = bench.id().unwrap();
+    assert!(memory.0 != before.0 && memory.1 == 2, "{memory:?}");
+    assert_eq!((bench.names().len(), bench.core.durable()), (4, false));
+    assert!(bench.notes.last().unwrap().contains("in 5s"), "{:?}", bench.notes);
+    assert!(bench.core.summary().ends_with("not on disk"));
+    bench.pass(100);
+    bench.put_service(&named("more"));
+    assert_eq!((bench.id(), bench.core.writes), (Some((memory.0, 3)), 2), "others go on in memory at once");
+    bench.pass(4_000);
+    assert_eq!(bench.core.writes, 2);
+    bench.pass(30_800);
+    assert_eq!((bench.core.writes, bench.notes.len()), (4, 3), "after 5 s, then 10, then 20");
+    bench.store.mend();
+    bench.pass(60_000);
+    assert_eq!((bench.id(), bench.core.durable()), (Some((memory.0, 3)), true));
+    assert_eq!(bench.notes.last().map(String::as_str), Some("the endpoints are on disk again"));
+    let writes = bench.core.writes;
+    bench.pass(200_000);
+    assert_eq!(bench.core.writes, writes);
+    bench.put_service(&named("last"));
+    let id = bench.id();
+    bench.restart();
+    assert_eq!((bench.id(), bench.identities()), (id, 2));
+}
+
+#[test]
+fn a_restart_with_a_full_disk_goes_on_from_what_was_written_last() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    let before = bench.id().unwrap();
+    bench.pass(100);
+    bench.store.fail_after(0);
+    bench.put_service(&named("new"));
+    bench.restart();
+    assert_eq!(bench.id(), Some(before));
+    bench.tell_all(&[named("other")], &[]);
+    let id = bench.id().unwrap();
+    assert!(id.0 != before.0, "the second revision of the former identity may be anything");
+    assert_eq!(bench.names(), ["ns/other"]);
+}
+
+#[test]
+fn changes_during_a_try_to_write_again_are_not_lost() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.pass(100);
+    bench.store.fail_after(0);
+    bench.put_service(&named("new"));
+    bench.store.mend();
+    bench.slow = true;
+    bench.pass(6_000);
+    assert_eq!(bench.writes.len(), 1);
+    bench.services(vec![gone("ns/s0001")]);
+    let id = bench.id().unwrap();
+    bench.pass(1_000);
+    assert_eq!(bench.id(), Some(id), "what is being written is what readers see");
+    bench.write();
+    bench.write();
+    assert_eq!((bench.id(), bench.core.durable()), (Some((id.0, id.1 + 1)), true));
+    let content = bench.content();
+    bench.restart();
+    assert_eq!(bench.content(), content);
+}
+
+#[test]
+fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothing() {
+    let (few, all) = (many(3), many(3 * CHUNK_RECORDS + 7));
+    let mut outcomes = Vec::new();
+    for batches in 0..6 {
+        let mut bench = Bench::synced(&few, &[]);
+        let (id, content) = (bench.id().unwrap(), bench.content());
+        bench.pass(100);
+        bench.slow = true;
+        bench.list_services(&all);
+        assert_eq!(bench.rev(), 1);
+        let loaded = bench.kill_in_write(batches);
+        outcomes.push(match &loaded {
+            Loaded::Whole(restored) => restored.meta.rev.to_string(),
+            Loaded::Lost(reason) => reason.clone(),
+            Loaded::Nothing => "nothing".into(),
+        });
+        if matches!(loaded, Loaded::Whole(_)) {
+            assert_eq!(bench.id().unwrap().0, id.0);
+            assert!(batches != 0 || bench.content() == content);
+        }
+        bench.slow = false;
+        bench.tell_all(&all, &[]);
+        assert_eq!(bench.names().len(), all.len(), "after {batches}");
+        let id = bench.id();
+        bench.restart();
+        assert_eq!(bench.id(), id, "and it is on disk");
+    }
+    let torn = "the agent ended while it was being written";
+    assert_eq!(outcomes, ["1", torn, torn, torn, torn, "2"]);
+}
+
+#[test]
+fn a_first_state_killed_within_its_write_leaves_nothing_to_serve() {
+    for batches in 1..4 {
+        let mut bench = Bench::new();
+        bench.slow = true;
+        bench.tell_all(&many(2 * CHUNK_RECORDS + 1), &[]);
+        assert!(lost(&bench.kill_in_write(batches)).contains("while it was being written"));
+        assert_eq!(bench.id(), None);
+    }
+}
+
+#[test]
+fn a_small_revision_is_written_in_one_batch() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.pass(100);
+    let writes = i64::MAX - 100;
+    bench.store.fail_after(writes);
+    let seen: Vec<Seen<Service>> = many(CHUNK_RECORDS - 1).iter().map(put).collect();
+    bench.services(seen);
+    assert_eq!(bench.rev(), 2);
+    assert_eq!(bench.store.batches.load(std::sync::atomic::Ordering::SeqCst), writes - 1);
+}
+
+#[test]
+fn a_service_larger_than_a_record_is_kept_in_parts() {
+    let large = |endpoints: usize| {
+        let all =
+            (0..endpoints).fold(slice("big").of("ns", "big").port("http", "TCP", 8080), |slice, number| {
+                let pad = "x".repeat(200);
+                let address = format!("10.{}.{}.{}", number / 65536, number / 256 % 256, number % 256);
+                slice.endpoint(&address, None).edit(|slice| {
+                    slice.endpoints.last_mut().unwrap().hostname = Some(pad);
+                })
+            });
+        all.build()
+    };
+    let mut bench = Bench::synced(&[named("big")], &[large(6000)]);
+    let content = bench.content();
+    assert!(content.services.values().all(|message| message.len() > 1024 * 1024));
+    assert_eq!(bench.store.keys().len(), 4, "{:?}", bench.store.keys());
+    bench.restart();
+    assert_eq!(bench.content(), content);
+    bench.tell_all(&[named("big")], &[large(10)]);
+    assert_eq!((bench.rev(), bench.store.keys().len()), (2, 2));
+    let content = bench.content();
+    bench.restart();
+    assert_eq!(bench.content(), content);
+    let mut batch = Batch::new();
+    batch.put(Table::Endpoints, "p/ns/big/0001", [1]);
+    bench.store.apply(&batch).unwrap();
+    assert!(lost(&bench.restart()).contains("different revisions"));
+}
+
+#[test]
+fn an_actor_that_starts_anew_shows_the_same_and_asks_for_everything_again() {
+    let (services, slices) = (many(3), [slice_of("a", "s0001", "L1")]);
+    let mut bench = Bench::synced(&services, &slices);
+    bench.health(SourceKind::Services, None);
+    let (id, content) = (bench.id(), bench.content());
+    bench.restart_actor();
+    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
+    assert_eq!(bench.services(vec![]), crate::Answer::ListAgain);
+    bench.list_services(&services);
+    bench.list_slices(&slices);
+    bench.list_cidrs(&[]);
+    assert_eq!((bench.id(), bench.stale()), (id, String::new()), "the node is not said again");
+    bench.pass(100);
+    bench.put_service(&named("new"));
+    assert_eq!(bench.resumable(), (2, 2));
+}
+
+#[test]
+fn an_actor_that_starts_anew_without_a_disk_goes_on_from_memory() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.pass(100);
+    bench.store.fail_after(0);
+    bench.put_service(&named("new"));
+    let id = bench.id();
+    bench.restart_actor();
+    assert_eq!((bench.id(), bench.core.durable()), (id, false));
+    bench.store.mend();
+    bench.pass(60_000);
+    assert!(bench.core.durable());
+    bench.restart();
+    assert_eq!(bench.id(), id);
+}
+
+#[test]
+fn an_actor_that_starts_anew_within_a_write_shows_what_was_written() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.pass(100);
+    bench.slow = true;
+    bench.services(vec![put(&named("new")), gone("ns/s0001")]);
+    let (_, write) = bench.writes.pop().expect("a write");
+    crate::record::write(&*bench.store, &write).unwrap();
+    bench.restart_actor();
+    assert_eq!(bench.rev(), 2, "its answer came to nobody");
+    assert_eq!(bench.changed_since(1), Some((vec!["ns/new".into(), "ns/s0001".into()], false)));
+}
+
+#[test]
+fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.restart();
+    bench.pass(9_999);
+    assert_eq!(bench.view, Some(EndpointsView::Current));
+    bench.pass(1);
+    assert_eq!(
+        bench.view,
+        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NOT_HEARD.into() })
+    );
+    bench.tell_all(&many(3), &[]);
+    assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Current), 1));
+}
+
+#[test]
+fn a_source_that_fails_after_a_start_is_told_at_once() {
+    let mut bench = Bench::synced(&many(3), &[]);
+    bench.restart();
+    bench.health(SourceKind::Node, Some("no route to host"));
+    assert_eq!(bench.stale(), "nodes: no route to host");
+    assert_eq!(
+        bench.view,
+        Some(EndpointsView::Stale {
+            cause: StaleCause::SourceUnavailable,
+            reason: "nodes: no route to host".into()
+        })
+    );
+    bench.health(SourceKind::Node, None);
+    assert_eq!(bench.stale(), NOT_HEARD);
+}

@@ -1,0 +1,453 @@
+//! A core with a store, a history and readers, for tests.
+//!
+//! [`Bench`] performs effects as the actor does and holds every state that readers see to what must always be true:
+//! within an identity revisions never go back, no revision ever has two contents, and the history leads from any
+//! state that was ever seen to the newest, or says that it does not know.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use keelson_actor_system::{clock::Now, cluster::ChoreHealth, reports::EndpointsView};
+use keelson_proto::localnetv1::NodeInfo;
+use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
+use prost::Message as _;
+
+use super::{Core, Disk, Effect, EndpointsPolicy, Event, Kept, Start};
+use crate::{
+    Answer, EndpointSlice, Freshness, History, NodeView, Published, Seen, Service, ServiceCidr, ServiceName,
+    SourceEvent, SourceKind,
+    record::{self, Loaded, Restored, Write},
+    view::tests::n1,
+};
+
+pub(crate) const START_MS: i64 = 1_800_000_000_000;
+
+/// A store in memory that fails after so many batches.
+#[derive(Debug)]
+pub(crate) struct Brittle {
+    pub(crate) inner: MemoryStore,
+    pub(crate) batches: AtomicI64,
+}
+
+impl Brittle {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { inner: MemoryStore::new(), batches: i64::MAX.into() })
+    }
+
+    pub(crate) fn fail_after(&self, batches: i64) {
+        self.batches.store(batches, Ordering::SeqCst);
+    }
+
+    pub(crate) fn mend(&self) {
+        self.fail_after(i64::MAX);
+    }
+
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let records = self.inner.scan(Table::Endpoints).expect("memory reads");
+        records.into_iter().map(|(key, _)| String::from_utf8(key).expect("text")).collect()
+    }
+}
+
+impl StateStore for Brittle {
+    fn apply(&self, batch: &Batch) -> Result<(), StoreError> {
+        if self.batches.fetch_sub(1, Ordering::SeqCst) <= 0 {
+            let source = std::io::ErrorKind::StorageFull.into();
+            return Err(StoreError::Io { operation: "a write", path: "/nowhere".into(), source });
+        }
+        self.inner.apply(batch)
+    }
+
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.inner.get(table, key)
+    }
+
+    fn scan(&self, table: Table) -> Result<Keyed<Vec<u8>>, StoreError> {
+        self.inner.scan(table)
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.inner.stats()
+    }
+}
+
+/// What a reader has after it read a state.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Content {
+    pub(crate) services: BTreeMap<ServiceName, Vec<u8>>,
+    pub(crate) node: NodeInfo,
+}
+
+impl Content {
+    fn of(published: &Published) -> Self {
+        let services = published.services.iter().map(|(name, item)| (name.clone(), item.message.to_vec()));
+        Self { services: services.collect(), node: (*published.node).clone() }
+    }
+}
+
+/// See the module.
+pub(crate) struct Bench {
+    pub(crate) core: Core,
+    pub(crate) policy: EndpointsPolicy,
+    pub(crate) now: Now,
+    pub(crate) store: Arc<Brittle>,
+    pub(crate) history: Arc<History>,
+    pub(crate) shown: Option<Arc<Published>>,
+    pub(crate) view: Option<EndpointsView>,
+    /// Writes are not performed by themselves.
+    pub(crate) slow: bool,
+    pub(crate) writes: Vec<(u64, Write)>,
+    pub(crate) notes: Vec<String>,
+    /// How often readers were shown something, and Services were worked out.
+    pub(crate) shows: usize,
+    pub(crate) worked: u64,
+    pub(crate) delays: Vec<Option<i64>>,
+    /// Every state that was ever shown.
+    seen: BTreeMap<(u64, u64), Content>,
+    random: u64,
+}
+
+pub(crate) fn policy() -> EndpointsPolicy {
+    EndpointsPolicy { node_name: "n1".into(), ..EndpointsPolicy::default() }
+}
+
+fn start(loaded: Loaded, kept: Kept, shown: Option<Arc<Published>>) -> Start {
+    match loaded {
+        Loaded::Whole(restored) => {
+            Start { restored: Some(*restored), disk: Disk::Same, is_renamed: false, shown, kept }
+        }
+        Loaded::Nothing | Loaded::Lost(_) => {
+            Start { restored: None, disk: Disk::Other, is_renamed: false, shown, kept }
+        }
+    }
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self::with(policy(), Brittle::new())
+    }
+
+    pub(crate) fn with(policy: EndpointsPolicy, store: Arc<Brittle>) -> Self {
+        let now = Now { mono: Duration::ZERO, unix_ms: START_MS };
+        let loaded = record::load(&*store, &policy.node_name).expect("memory reads");
+        let (core, effects) = Core::new(policy.clone(), start(loaded, Kept::default(), None), now);
+        let mut bench = Self {
+            core,
+            policy,
+            now,
+            store,
+            history: History::new(1000, 10_000),
+            shown: None,
+            view: None,
+            slow: false,
+            writes: Vec::new(),
+            notes: Vec::new(),
+            shows: 0,
+            worked: 0,
+            delays: Vec::new(),
+            seen: BTreeMap::new(),
+            random: 7,
+        };
+        bench.perform(effects);
+        bench
+    }
+
+    /// One whose sources have told of these, and nothing since.
+    pub(crate) fn synced(services: &[Service], slices: &[EndpointSlice]) -> Self {
+        let mut bench = Self::new();
+        bench.tell_all(services, slices);
+        bench
+    }
+
+    pub(crate) fn tell_all(&mut self, services: &[Service], slices: &[EndpointSlice]) {
+        self.node(n1());
+        self.list_cidrs(&[]);
+        self.list_services(services);
+        self.list_slices(slices);
+    }
+
+    fn random(&mut self) -> u64 {
+        self.random += 1;
+        self.random
+    }
+
+    /// The process ends and another begins.
+    pub(crate) fn restart(&mut self) -> Loaded {
+        let loaded = record::load(&*self.store, &self.policy.node_name).expect("memory reads");
+        self.now = Now { unix_ms: self.now.unix_ms + 1000, ..self.now };
+        self.history = History::new(1000, 10_000);
+        self.shown = None;
+        self.begin(loaded.clone(), Kept::default());
+        loaded
+    }
+
+    /// The actor starts anew.
+    pub(crate) fn restart_actor(&mut self) {
+        let random = self.random();
+        let mut kept = self.core.keep(random);
+        match kept.memory.take() {
+            Some(memory) => self.begin_behind(Some(memory), kept),
+            None => {
+                let loaded = record::load(&*self.store, &self.policy.node_name).expect("memory reads");
+                self.begin(loaded, kept);
+            }
+        }
+    }
+
+    /// The actor starts anew, and the disk does not answer.
+    pub(crate) fn restart_actor_without_disk(&mut self) {
+        let random = self.random();
+        let mut kept = self.core.keep(random);
+        let known = kept.memory.take().or(kept.fallback.take());
+        self.begin_behind(known, kept);
+    }
+
+    fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept) {
+        let disk = Disk::Behind { retry: self.now.mono, failures: 1 };
+        self.begin_with(Start { restored, disk, is_renamed: false, shown: self.shown.clone(), kept });
+    }
+
+    fn begin(&mut self, loaded: Loaded, kept: Kept) {
+        self.begin_with(start(loaded, kept, self.shown.clone()));
+    }
+
+    fn begin_with(&mut self, start: Start) {
+        self.writes.clear();
+        let (core, effects) = Core::new(self.policy.clone(), start, self.now);
+        self.core = core;
+        self.perform(effects);
+    }
+
+    pub(crate) fn say(&mut self, event: SourceEvent) -> Answer {
+        let random = self.random();
+        let (answer, effects) = self.core.take(event, self.now, random);
+        self.perform(effects);
+        answer
+    }
+
+    pub(crate) fn handle(&mut self, event: Event) {
+        let random = self.random();
+        let effects = self.core.handle(event, self.now, random);
+        self.perform(effects);
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Write { number, write } => self.writes.push((number, write)),
+                Effect::Publish { restart, revisions, published } => {
+                    if let Some(since) = restart {
+                        self.history.restart(published.instance_id, since);
+                    }
+                    for revision in revisions {
+                        assert!(revision.services.is_sorted(), "{revision:?}");
+                        self.history.note(revision.rev, revision.services, revision.node);
+                    }
+                    self.show(published);
+                }
+                Effect::View(view) => self.view = Some(view),
+                Effect::Count(super::Counted::Revision { delay_ms }) => self.delays.push(delay_ms),
+                Effect::Count(super::Counted::Worked(services)) => self.worked += services,
+                Effect::Count(super::Counted::WriteFailed) => {}
+                Effect::Note { text, .. } => self.notes.push(text),
+            }
+        }
+        assert!(self.writes.len() <= 1, "one write at a time");
+        if !self.slow {
+            self.write();
+        }
+    }
+
+    /// Performs the write that is under way.
+    pub(crate) fn write(&mut self) {
+        if let Some((number, write)) = self.writes.pop() {
+            let result = record::write(&*self.store, &write).map_err(|error| error.to_string());
+            self.handle(Event::Written { number, result });
+        }
+    }
+
+    /// Begins the write that is under way, and ends the process after so many batches.
+    pub(crate) fn kill_in_write(&mut self, batches: i64) -> Loaded {
+        if let Some((_, write)) = self.writes.pop() {
+            self.store.fail_after(batches);
+            let _ = record::write(&*self.store, &write);
+            self.store.mend();
+        }
+        self.restart()
+    }
+
+    fn show(&mut self, published: Arc<Published>) {
+        self.shows += 1;
+        let content = Content::of(&published);
+        let id = (published.instance_id, published.rev);
+        assert!(id.0 != 0 && id.1 != 0);
+        if let Some(before) = self.shown.as_ref().filter(|before| before.instance_id == id.0) {
+            assert!(before.rev <= id.1, "revisions go back: {} to {}", before.rev, id.1);
+        }
+        let former = self.seen.entry(id).or_insert_with(|| content.clone());
+        assert_eq!(*former, content, "one revision, two contents");
+        assert!(self.seen.range((id.0, 0)..=(id.0, u64::MAX)).all(|((_, rev), _)| *rev <= id.1));
+        self.shown = Some(published);
+        self.check_history(&content);
+    }
+
+    /// Whoever has any earlier state of this identity and follows the history has the newest.
+    fn check_history(&self, newest: &Content) {
+        let Some(shown) = &self.shown else { return };
+        let earlier = self.seen.range((shown.instance_id, 0)..=(shown.instance_id, shown.rev));
+        for ((instance, rev), content) in earlier {
+            let Some(changes) = self.history.between(*instance, *rev, shown.rev) else { continue };
+            let mut content = content.clone();
+            for name in &changes.services {
+                match shown.services.get(name) {
+                    Some(item) => drop(content.services.insert(name.clone(), item.message.to_vec())),
+                    None => drop(content.services.remove(name)),
+                }
+            }
+            if changes.node {
+                content.node = (*shown.node).clone();
+            }
+            assert_eq!(content, *newest, "from {rev} to {}", shown.rev);
+        }
+    }
+
+    /// From how many earlier revisions of this identity the history leads to the newest, and of how many.
+    pub(crate) fn resumable(&self) -> (usize, usize) {
+        let shown = self.shown.as_ref().expect("something is shown");
+        let mut earlier = 0;
+        let revs =
+            self.seen.range((shown.instance_id, 0)..=(shown.instance_id, shown.rev)).map(|((_, rev), _)| rev);
+        let known = revs
+            .inspect(|_| earlier += 1)
+            .filter(|rev| self.history.between(shown.instance_id, **rev, shown.rev).is_some());
+        (known.count(), earlier)
+    }
+
+    /// Lets time pass, with ticks where they are asked for.
+    pub(crate) fn pass(&mut self, millis: u64) {
+        let end = self.now.mono + Duration::from_millis(millis);
+        for _ in 0..10_000 {
+            let Some(at) = self.core.next_tick().filter(|at| *at <= end) else { break };
+            self.advance_to(at.max(self.now.mono));
+            self.handle(Event::Tick);
+        }
+        assert!(self.core.next_tick().is_none_or(|at| at > end), "it does not come to rest");
+        self.advance_to(end);
+    }
+
+    fn advance_to(&mut self, mono: Duration) {
+        let passed = i64::try_from((mono - self.now.mono).as_millis()).expect("small");
+        self.now = Now { mono, unix_ms: self.now.unix_ms + passed };
+    }
+
+    pub(crate) fn node(&mut self, node: NodeView) {
+        assert_eq!(self.say(SourceEvent::Node(node)), Answer::Taken);
+    }
+
+    pub(crate) fn list_services(&mut self, services: &[Service]) {
+        assert_eq!(self.say(SourceEvent::Services(listing(services))), Answer::Taken);
+    }
+
+    pub(crate) fn list_slices(&mut self, slices: &[EndpointSlice]) {
+        assert_eq!(self.say(SourceEvent::EndpointSlices(listing(slices))), Answer::Taken);
+    }
+
+    pub(crate) fn list_cidrs(&mut self, cidrs: &[ServiceCidr]) {
+        assert_eq!(self.say(SourceEvent::ServiceCidrs(listing(cidrs))), Answer::Taken);
+    }
+
+    pub(crate) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
+        self.say(SourceEvent::Services(seen))
+    }
+
+    pub(crate) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
+        self.say(SourceEvent::EndpointSlices(seen))
+    }
+
+    pub(crate) fn put_service(&mut self, service: &Service) {
+        assert_eq!(self.services(vec![put(service)]), Answer::Taken);
+    }
+
+    pub(crate) fn put_slice(&mut self, slice: &EndpointSlice) {
+        assert_eq!(self.slices(vec![put(slice)]), Answer::Taken);
+    }
+
+    pub(crate) fn health(&mut self, kind: SourceKind, failing: Option<&str>) {
+        let health = match failing {
+            Some(reason) => ChoreHealth::Failing {
+                reason: reason.into(),
+                since_unix_ms: self.now.unix_ms,
+                refused: reason.contains("403"),
+            },
+            None => ChoreHealth::Well,
+        };
+        assert_eq!(self.say(SourceEvent::Health(kind, health)), Answer::Taken);
+    }
+
+    pub(crate) fn id(&self) -> Option<(u64, u64)> {
+        self.shown.as_ref().map(|shown| (shown.instance_id, shown.rev))
+    }
+
+    pub(crate) fn rev(&self) -> u64 {
+        self.shown.as_ref().map_or(0, |shown| shown.rev)
+    }
+
+    /// The Services that readers see, in order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.shown.iter().flat_map(|shown| shown.services.keys()).map(ToString::to_string).collect()
+    }
+
+    /// A Service as readers see it.
+    pub(crate) fn service(&self, name: &str) -> keelson_proto::localnetv1::ServiceEndpoints {
+        let (namespace, name) = name.split_once('/').expect("a name");
+        let shown = self.shown.as_ref().expect("something is shown");
+        let item = shown.services.get(&ServiceName::new(namespace, name)).expect("the Service is shown");
+        keelson_proto::localnetv1::NextItem::decode(item.message.clone())
+            .expect("decodes")
+            .endpoints
+            .expect("one")
+    }
+
+    /// Why what readers see is stale; empty: it is current.
+    pub(crate) fn stale(&self) -> String {
+        match &self.shown.as_ref().expect("something is shown").freshness {
+            Freshness::Current => String::new(),
+            Freshness::Stale { reason, .. } => reason.to_string(),
+        }
+    }
+
+    /// What changed after `from`.
+    pub(crate) fn changed_since(&self, from: u64) -> Option<(Vec<String>, bool)> {
+        let shown = self.shown.as_ref()?;
+        let changes = self.history.between(shown.instance_id, from, shown.rev)?;
+        Some((changes.services.iter().map(ToString::to_string).collect(), changes.node))
+    }
+
+    /// What readers see.
+    pub(crate) fn content(&self) -> Content {
+        Content::of(self.shown.as_ref().expect("something is shown"))
+    }
+
+    /// Identities that were ever shown.
+    pub(crate) fn identities(&self) -> usize {
+        self.seen.keys().map(|(instance, _)| instance).collect::<BTreeSet<_>>().len()
+    }
+}
+
+pub(crate) fn put<T: Clone>(object: &T) -> Seen<T> {
+    Seen::Put(Box::new(object.clone()))
+}
+
+pub(crate) fn listing<T: Clone>(objects: &[T]) -> Vec<Seen<T>> {
+    std::iter::once(Seen::Listing).chain(objects.iter().map(put)).chain([Seen::Listed]).collect()
+}
+
+pub(crate) fn gone<T>(name: &str) -> Seen<T> {
+    let (namespace, name) = name.split_once('/').expect("a name");
+    Seen::Gone(ServiceName::new(namespace, name))
+}

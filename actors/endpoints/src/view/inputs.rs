@@ -1,0 +1,91 @@
+//! What is kept of the inputs, and the node.
+//!
+//! Owns: which fields of Services and slices are read at all, and the node as the Endpoints API has it. In: objects as
+//! sources have them. Out: the same with everything else taken out, so that what does not matter is neither kept nor
+//! compared.
+
+use std::net::IpAddr;
+
+use keelson_proto::{
+    kubernetes::{EndpointSlice, ObjectMeta, Service},
+    localnetv1::NodeInfo,
+};
+
+use super::{
+    build,
+    merge::{HEADLESS, SERVICE_NAME},
+    parse::{self, Cidr, Family, PerFamily},
+    service::PROXY_NAME,
+};
+use crate::{NodeView, ServiceCidr};
+
+/// The annotation with the time of the change that led to a slice, as RFC 3339 has it.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+fn trim(metadata: &mut Option<ObjectMeta>, labels: &[&str]) {
+    if let Some(metadata) = metadata {
+        metadata.labels.retain(|label, _| labels.contains(&label.as_str()));
+        metadata.annotations.clear();
+        metadata.resource_version.clear();
+    }
+}
+
+pub(super) fn trim_service(mut service: Service) -> Service {
+    trim(&mut service.metadata, &[PROXY_NAME]);
+    service
+}
+
+pub(super) fn trim_slice(mut slice: EndpointSlice) -> EndpointSlice {
+    trim(&mut slice.metadata, &[SERVICE_NAME, HEADLESS]);
+    for endpoint in &mut slice.endpoints {
+        endpoint.addresses.truncate(1);
+    }
+    slice
+}
+
+pub(super) fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
+    let at: jiff::Timestamp = slice.metadata.as_ref()?.annotations.get(TRIGGER_TIME)?.parse().ok()?;
+    Some(at.as_millisecond())
+}
+
+/// What [`node_info`] was made of, but for the order of addresses of different families.
+pub(super) fn node_view(info: &NodeInfo) -> NodeView {
+    let ips = info.i_ps.iter().flat_map(|ips| ips.v4.iter().chain(&ips.v6));
+    NodeView {
+        name: info.name.clone(),
+        exists: info.exists,
+        zone: Some(info.zone.clone()).filter(|zone| !zone.is_empty()),
+        ips: ips.filter_map(|ip| ip.parse().ok()).collect(),
+        pod_cidrs: info.pod_cid_rs.clone(),
+        eligible: info.eligible,
+    }
+}
+
+pub(super) fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
+    let mut ips: PerFamily<Vec<IpAddr>> = PerFamily::default();
+    for ip in node.ips.iter().map(IpAddr::to_canonical) {
+        let of_family = &mut ips[Family::of(ip)];
+        if !of_family.contains(&ip) {
+            of_family.push(ip);
+        }
+    }
+    let specs = cidrs.into_iter().filter_map(|cidr| cidr.spec.as_ref());
+    let mut service_cidrs: Vec<Cidr> =
+        specs.flat_map(|spec| &spec.cidrs).filter_map(|text| parse::cidr(text)).collect();
+    service_cidrs.sort_unstable();
+    service_cidrs.dedup();
+    NodeInfo {
+        name: node.name.clone(),
+        exists: node.exists,
+        zone: node.zone.clone().unwrap_or_default(),
+        i_ps: Some(build::ip_set(&ips)),
+        pod_cid_rs: node
+            .pod_cidrs
+            .iter()
+            .filter_map(|text| parse::cidr(text))
+            .map(|cidr| cidr.to_string())
+            .collect(),
+        eligible: node.eligible,
+        service_cid_rs: service_cidrs.iter().map(Cidr::to_string).collect(),
+    }
+}

@@ -1,0 +1,4 @@
+//! The actors themselves, with scripted neighbours, on paused time.
+
+mod lease;
+mod status;

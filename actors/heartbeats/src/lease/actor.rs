@@ -1,0 +1,373 @@
+//! The LeaseRenewer: makes the requests that the core of the Lease decides on.
+//!
+//! Owns: the core, the one timer, the one request under way, the record on disk. In: [`NodeChanged`], questions from
+//! people. Out: requests, health, metrics, the record. A store that fails costs nothing but the record: the node's
+//! heartbeat goes on without a disk (decision 0003).
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use actix::{
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
+    fut::wrap_future,
+};
+use futures_util::{FutureExt as _, future::BoxFuture};
+use keelson_actor_system::{
+    clock::{Clock, Now},
+    cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi},
+    durable::{LoggedFailure, read_at_start},
+    inspect::{Mailbox, Recorder, Status},
+    supervise::{Supervision, chain},
+    verbs,
+};
+use keelson_storage::{StateStore, StateStoreExt as _, Table};
+use tokio::sync::watch;
+
+use super::{
+    core::{Answer, Contention, Core, Counted, Effect, Event, LeasePolicy, Request},
+    metrics::{ClockStep, LeaseMetrics, RenewalResult},
+    record::{LEASE_KEY, LeaseRecord},
+};
+
+/// How long after a failed write of the record the next try comes.
+const REWRITE_AFTER: Duration = Duration::from_secs(30);
+
+/// The wall clock, in milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`], but for tests.
+pub type WallClock = Arc<dyn Fn() -> i64 + Send + Sync>;
+
+verbs! {
+    /// To itself: a timer is due.
+    LeaseTick => () {}
+    /// The Node that owns the Lease came, went, or was made anew.
+    NodeChanged => () {
+        /// `metadata.uid`; `None`: there is no such Node.
+        uid: Option<String>,
+    }
+    /// The actor's state as JSON, for people.
+    LeaseState => String {}
+}
+
+/// What the LeaseRenewer needs.
+pub struct LeaseRenewerParts {
+    /// The API server.
+    pub api: Arc<dyn LeaseApi>,
+    /// Where the Lease's identity is kept.
+    pub store: Arc<dyn StateStore>,
+    /// Time, for plans.
+    pub clock: Clock,
+    /// Time, for the Lease.
+    pub wall: WallClock,
+    /// The settings it decides by.
+    pub policy: LeasePolicy,
+    /// What is counted.
+    pub metrics: LeaseMetrics,
+    /// How it fares, for readiness and people.
+    pub health: watch::Sender<ChoreHealth>,
+    /// Whether another process renews the Lease; read by the StatusReporter.
+    pub contention: watch::Sender<Contention>,
+    /// Raised by one with each change that people could see.
+    pub changes: watch::Sender<u64>,
+    /// The note-book.
+    pub recorder: Arc<Recorder>,
+}
+
+/// The actor.
+pub struct LeaseRenewer {
+    core: Core,
+    policy: LeasePolicy,
+    api: Arc<dyn LeaseApi>,
+    store: Arc<dyn StateStore>,
+    clock: Clock,
+    wall: WallClock,
+    metrics: LeaseMetrics,
+    health: watch::Sender<ChoreHealth>,
+    contention: watch::Sender<Contention>,
+    changes: watch::Sender<u64>,
+    supervision: Supervision,
+    timer: Option<(Duration, SpawnHandle)>,
+    /// The newest record that is not on disk, and whether a write is under way or planned.
+    unwritten: Option<LeaseRecord>,
+    logged: LoggedFailure,
+    writing: bool,
+    /// What the Node was last said to be: a restart does not forget it.
+    node: Option<Option<String>>,
+}
+
+impl fmt::Debug for LeaseRenewer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRenewer").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl LeaseRenewer {
+    /// An actor that has not started yet.
+    #[must_use]
+    pub fn new(parts: LeaseRenewerParts) -> Self {
+        Self {
+            core: Core::new(parts.policy.clone(), None),
+            policy: parts.policy,
+            api: parts.api,
+            store: parts.store,
+            clock: parts.clock,
+            wall: parts.wall,
+            metrics: parts.metrics,
+            health: parts.health,
+            contention: parts.contention,
+            changes: parts.changes,
+            supervision: Supervision::new(parts.recorder),
+            timer: None,
+            unwritten: None,
+            logged: LoggedFailure::default(),
+            writing: false,
+            node: None,
+        }
+    }
+
+    fn recorder(&self) -> &Arc<Recorder> {
+        self.supervision.recorder()
+    }
+
+    fn now(&self) -> Now {
+        Now { unix_ms: (self.wall)(), ..self.clock.now() }
+    }
+
+    /// One event through the core, and everything that follows from it.
+    fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
+        let effects = self.core.handle(event, self.now(), rand::random());
+        for effect in effects {
+            self.act(effect, ctx);
+        }
+        self.arm(ctx);
+        self.show();
+    }
+
+    fn act(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        match effect {
+            Effect::Ask { number, request } => self.ask(number, request, ctx),
+            Effect::CloseConnections => {
+                self.recorder().event("the connections to the API server are closed, to make new ones");
+                self.api.close_connections();
+            }
+            Effect::Persist(record) => {
+                self.unwritten = Some(record);
+                self.write(ctx);
+            }
+            Effect::Count(Counted::Result(result)) => {
+                self.metrics.renewals.get_or_create(&RenewalResult { result }).inc();
+            }
+            Effect::Count(Counted::Takeover) => {
+                self.metrics.takeovers.inc();
+            }
+            Effect::Count(Counted::ForeignRenewal) => {
+                self.metrics.foreign_renewals.inc();
+            }
+            Effect::Count(Counted::ClockStep { forward }) => {
+                let direction = if forward { "forward" } else { "back" };
+                self.metrics.clock_steps.get_or_create(&ClockStep { direction }).inc();
+            }
+            Effect::Note { warn: true, text } => {
+                tracing::warn!(actor = "LeaseRenewer", "{text}");
+                self.recorder().error(text);
+            }
+            Effect::Note { warn: false, text } => {
+                tracing::info!(actor = "LeaseRenewer", "{text}");
+                self.recorder().event(text);
+            }
+        }
+    }
+
+    /// Makes a request. The actor's context owns it: when the actor stops, the request is dropped.
+    fn ask(&self, number: u64, request: Request, ctx: &mut Context<Self>) {
+        let (name, limit) = (&self.policy.name, self.policy.request_timeout());
+        let server = self.api.server();
+        let answer: BoxFuture<'static, Answer> = match request {
+            Request::Read => within(limit, server, self.api.get_lease(name)).map(Answer::Read).boxed(),
+            Request::Create(lease) => {
+                within(limit, server, self.api.create_lease(lease)).map(Answer::Created).boxed()
+            }
+            Request::Renew(patch) => {
+                within(limit, server, self.api.renew_lease(patch)).map(Answer::Renewed).boxed()
+            }
+            Request::Node => {
+                within(limit, server, self.api.node_uid(&self.policy.node)).map(Answer::Node).boxed()
+            }
+        };
+        ctx.spawn(wrap_future::<_, Self>(answer).map(move |answer, actor, ctx| {
+            actor.step(Event::Answered { request: number, answer }, ctx);
+        }));
+    }
+
+    fn arm(&mut self, ctx: &mut Context<Self>) {
+        let next = self.core.next_tick();
+        if self.timer.as_ref().map(|(at, _)| *at) == next {
+            return;
+        }
+        if let Some((_, handle)) = self.timer.take() {
+            ctx.cancel_future(handle);
+        }
+        if let Some(at) = next {
+            let pause = at.saturating_sub(self.clock.now().mono);
+            let me = Mailbox::new(ctx.address(), self.recorder().clone());
+            let handle = ctx.run_later(pause, move |actor, _| {
+                actor.timer = None;
+                me.deliver(LeaseTick {});
+            });
+            self.timer = Some((at, handle));
+        }
+    }
+
+    /// Brings metrics, health and summary up to date.
+    fn show(&self) {
+        if let Some(renewed) = self.core.renewed_at() {
+            self.metrics.renewed(renewed.mono_ms);
+        }
+        self.metrics.failures.set(i64::try_from(self.core.failures()).unwrap_or(i64::MAX));
+        if let Some(transitions) = self.core.transitions() {
+            self.metrics.transitions.set(transitions.into());
+        }
+        let health = self.core.health();
+        let news = *self.health.borrow() != health;
+        if news {
+            self.health.send_replace(health);
+        }
+        let contention = self.core.contention();
+        let is_contested = matches!(contention, Contention::Contested | Contention::StandingBack);
+        self.metrics.contested.set(is_contested.into());
+        self.metrics.standing_back.set((contention == Contention::StandingBack).into());
+        self.contention.send_if_modified(|shown| std::mem::replace(shown, contention) != contention);
+        self.recorder().status(Status::Running, self.core.summary());
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Writes the record, off this thread. One write at a time; the newest record wins.
+    fn write(&mut self, ctx: &mut Context<Self>) {
+        if self.writing {
+            return;
+        }
+        let Some(record) = self.unwritten.take() else { return };
+        self.writing = true;
+        let (store, again) = (self.store.clone(), record.clone());
+        let write =
+            tokio::task::spawn_blocking(move || store.put_json(Table::Heartbeats, LEASE_KEY, &record));
+        ctx.spawn(wrap_future::<_, Self>(write).map(move |result, actor, ctx| {
+            actor.writing = false;
+            let error = match result {
+                Ok(Ok(())) => {
+                    actor.logged.clear();
+                    return actor.write(ctx);
+                }
+                Ok(Err(error)) => chain(&error),
+                Err(error) => error.to_string(),
+            };
+            if actor.logged.is_new(&error) {
+                let text = format!("the Lease's identity could not be written, renewals go on: {error}");
+                tracing::warn!(actor = "LeaseRenewer", "{text}");
+                actor.recorder().error(text);
+            }
+            actor.unwritten.get_or_insert(again);
+            actor.writing = true;
+            ctx.run_later(REWRITE_AFTER, |actor, ctx| {
+                actor.writing = false;
+                actor.write(ctx);
+            });
+        }));
+    }
+
+    /// Reads the record, off this thread and before any message is handled.
+    fn reload(&mut self, ctx: &mut Context<Self>) {
+        let load = read_at_start(self.store.clone(), |store| {
+            store.get_json::<LeaseRecord>(Table::Heartbeats, LEASE_KEY)
+        });
+        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
+            let record = match loaded {
+                Ok(Ok(record)) => record,
+                Ok(Err(error)) => actor.unread(&chain(&error)),
+                Err(error) => actor.unread(&error.to_string()),
+            };
+            actor.core = Core::new(actor.policy.clone(), record);
+            if let Some(uid) = actor.node.clone() {
+                actor.step(Event::NodeChanged(uid), ctx);
+            }
+            actor.step(Event::Tick, ctx);
+        }));
+    }
+
+    fn unread(&self, error: &str) -> Option<LeaseRecord> {
+        let text = format!("the Lease's identity cannot be read, it is taken for new: {error}");
+        tracing::error!(actor = "LeaseRenewer", "{text}");
+        self.recorder().error(text);
+        None
+    }
+}
+
+/// The request, or an error when it takes too long.
+async fn within<T>(
+    limit: Duration,
+    server: String,
+    request: BoxFuture<'static, Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    match tokio::time::timeout(limit, request).await {
+        Ok(result) => result,
+        Err(_) => {
+            let reason = format!("no answer within {limit:?}");
+            Err(ApiError { server, kind: ApiErrorKind::Timeout, reason })
+        }
+    }
+}
+
+impl Actor for LeaseRenewer {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.supervision.resume(ctx, Self::reload);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        self.recorder().status(Status::Stopped, "");
+    }
+}
+
+impl Supervised for LeaseRenewer {
+    fn restarting(&mut self, _: &mut Context<Self>) {
+        self.supervision.restarting();
+        // A write of the former self may still be under way. It can only say what the next read will find, or a
+        // little less, which costs one larger patch.
+        self.timer = None;
+        self.unwritten = None;
+        self.writing = false;
+    }
+}
+
+impl Handler<LeaseTick> for LeaseRenewer {
+    type Result = ();
+
+    fn handle(&mut self, _: LeaseTick, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<LeaseTick>();
+        self.step(Event::Tick, ctx);
+    }
+}
+
+impl Handler<NodeChanged> for LeaseRenewer {
+    type Result = ();
+
+    fn handle(&mut self, message: NodeChanged, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<NodeChanged>();
+        self.node = Some(message.uid.clone());
+        self.step(Event::NodeChanged(message.uid), ctx);
+    }
+}
+
+impl Handler<LeaseState> for LeaseRenewer {
+    type Result = String;
+
+    fn handle(&mut self, _: LeaseState, _: &mut Context<Self>) -> String {
+        let _handling = self.recorder().handling::<LeaseState>();
+        let mut view = self.core.view(&self.api.server(), self.now());
+        if let Some(fields) = view.as_object_mut() {
+            let written = !self.writing && self.unwritten.is_none();
+            fields.insert("identity_on_disk".into(), written.into());
+        }
+        view.to_string()
+    }
+}
+
+keelson_actor_system::handles_restart!(LeaseRenewer);

@@ -1,0 +1,409 @@
+//! What the server's answers mean.
+//!
+//! Owns: the way from each answer to the next request or the next wait, and the texts that say what is wrong.
+
+use std::time::Duration;
+
+use keelson_actor_system::{
+    clock::Now,
+    cluster::{ApiError, ApiErrorKind, LEASE_NAMESPACE, LeaseCreate, LeasePatch, LeaseSeen, Written},
+};
+
+use super::{
+    Answer, Core, Counted, Effect, Held, MOST_TRIES, NodeSeen, Phase, Renewed, Turn,
+    contest::{Contention, Verdict},
+    is_final, mono_ms, unix_us,
+};
+
+/// Reads that time out, in a sync, from which on the connections are closed; renewals alike.
+const HOOK_FROM: u32 = 2;
+
+impl Core {
+    pub(super) fn answered(&mut self, answer: Answer, turn: &mut Turn) {
+        match (self.phase.clone(), answer) {
+            (Phase::Reading, Answer::Read(Ok(seen))) => self.seen(seen, turn),
+            (Phase::Reading, Answer::Read(Err(error))) => self.read_failed(&error, turn),
+            (Phase::AskingNode { to_create }, Answer::Node(Ok(uid))) => self.node_seen(uid, to_create, turn),
+            (Phase::AskingNode { to_create }, Answer::Node(Err(error))) => {
+                self.node_failed(&error, to_create, turn);
+            }
+            (Phase::Creating(lease), Answer::Created(Ok(written))) => self.created(lease, written, turn),
+            (Phase::Creating(_), Answer::Created(Err(error))) => self.create_failed(&error, turn),
+            (Phase::Renewing(patch), Answer::Renewed(Ok(written))) => self.patched(patch, written, turn),
+            (Phase::Renewing(patch), Answer::Renewed(Err(error))) => self.renew_failed(&patch, &error, turn),
+            // An answer to what was not asked means nothing.
+            _ => {}
+        }
+    }
+
+    fn seen(&mut self, seen: LeaseSeen, turn: &mut Turn) {
+        if seen.written.resource_version.is_empty() {
+            // A patch without it would be an unconditional one.
+            let reason = self.sentence("read", "the answer has no resourceVersion");
+            self.failures += 1;
+            self.fail(("read", "no resourceVersion"), reason, turn);
+            return self.back_off(Duration::ZERO, turn);
+        }
+        self.missing = false;
+        self.sync.pause = Duration::ZERO;
+        self.sync.read_timeouts = 0;
+        if let Some(pause) = self.left_to_another(&seen, turn) {
+            return self.wait_for(pause, turn);
+        }
+        let known = self.record.as_ref().filter(|record| record.uid == seen.written.uid);
+        if let Some(record) = &self.record
+            && known.is_none()
+            && self.told_uid != seen.written.uid
+        {
+            self.told_uid.clone_from(&seen.written.uid);
+            let (name, before, now) = (&self.policy.name, &record.uid, &seen.written.uid);
+            let text = format!("Lease {name} was made anew by somebody: uid {now}, before {before}");
+            turn.note(true, text);
+        }
+        let managers_forgotten = known.is_some_and(|record| record.managers_forgotten);
+        let ours = seen.holder.as_ref() == Some(&self.policy.holder);
+        let renew_unix_us = seen.renew_unix_us;
+        self.lease = Some(Held {
+            uid: seen.written.uid,
+            resource_version: seen.written.resource_version,
+            owner_uid: seen.owner_uid,
+            holder: seen.holder,
+            duration_seconds: seen.duration_seconds,
+            transitions: seen.transitions.unwrap_or(0).max(0),
+            acquired_unix_us: seen.acquire_unix_us,
+            managers_forgotten,
+        });
+        let first = std::mem::take(&mut self.first);
+        let age = renew_unix_us.and_then(|renewed| self.age_of(renewed, turn.now));
+        match age {
+            Some(age) if first && ours => self.take_up(age, turn),
+            _ => self.renew(turn),
+        }
+    }
+
+    /// Whether another process has the Lease, or may have it: then how long to wait before the next read.
+    fn left_to_another(&mut self, seen: &LeaseSeen, turn: &mut Turn) -> Option<Duration> {
+        let before = self.contest.contention();
+        let (verdict, is_foreign) = self.contest.read(seen, self.record.as_ref(), turn.now);
+        if is_foreign {
+            turn.fx.push(Effect::Count(Counted::ForeignRenewal));
+        }
+        self.note_contention(before, turn);
+        let pause = match verdict {
+            Verdict::Renew => return None,
+            Verdict::Observe(pause) => pause,
+            Verdict::StandBack => {
+                self.stand_back(turn);
+                self.jittered(turn)
+            }
+        };
+        // What is known of it is not patched: it is read again.
+        self.lease = None;
+        self.first = false;
+        Some(pause)
+    }
+
+    /// Says that the agent reports nothing for the node, here and to the process that comes after this one.
+    fn stand_back(&mut self, turn: &mut Turn) {
+        let (name, node) = (&self.policy.name, &self.policy.node);
+        let reason = format!(
+            "another process renews Lease {LEASE_NAMESPACE}/{name}, such as a kubelet or an agent of the same node \
+             name; this agent stands back and reports nothing for Node {node} (node.when_contested): stop one of them"
+        );
+        self.fail(("contest", "StandingBack"), reason, turn);
+        if let Some(record) = self.record.as_mut().filter(|record| !record.stood_back) {
+            record.stood_back = true;
+            turn.fx.push(Effect::Persist(record.clone()));
+        }
+    }
+
+    /// Notes where the contest begins and ends; standing back is said as a failure.
+    fn note_contention(&self, before: Contention, turn: &mut Turn) {
+        let (name, now) = (&self.policy.name, self.contest.contention());
+        match (before, now) {
+            (Contention::Contested, Contention::Uncontested) => {
+                turn.note(false, format!("no other process renews Lease {LEASE_NAMESPACE}/{name} any more"));
+            }
+            (Contention::StandingBack, Contention::Uncontested) => turn.note(
+                true,
+                format!("the other process has stopped renewing Lease {LEASE_NAMESPACE}/{name}; this agent renews it"),
+            ),
+            (Contention::Uncontested, Contention::Contested) => turn.note(
+                true,
+                format!(
+                    "another process renews Lease {LEASE_NAMESPACE}/{name} too, such as a kubelet or an agent of the same \
+                     node name; this agent goes on: stop one of them"
+                ),
+            ),
+            _ => {}
+        }
+    }
+
+    /// How long ago the wall clock read this; `None`: in the future, or an interval ago and more.
+    fn age_of(&self, renewed_unix_us: i64, now: Now) -> Option<Duration> {
+        let age = u64::try_from(unix_us(now).checked_sub(renewed_unix_us)?).ok()?;
+        Some(Duration::from_micros(age)).filter(|age| *age < self.policy.interval())
+    }
+
+    /// An earlier process renewed the Lease: the next renewal comes when that one would have made it.
+    fn take_up(&mut self, age: Duration, turn: &mut Turn) {
+        let (now, ms) = (turn.now, i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
+        let unix_ms = now.unix_ms.saturating_sub(ms);
+        self.renewed = Some(Renewed { mono_ms: mono_ms(now).saturating_sub(ms), unix_ms });
+        self.well(turn);
+        let pause = self.jittered(turn).saturating_sub(age);
+        turn.note(false, format!("Lease {} was renewed {age:?} ago; that counts", self.policy.name));
+        self.wait_for(pause, turn);
+    }
+
+    fn read_failed(&mut self, error: &ApiError, turn: &mut Turn) {
+        if error.kind == ApiErrorKind::NotFound {
+            let before = self.contest.contention();
+            let may_make = self.contest.absent(turn.now);
+            self.note_contention(before, turn);
+            if !may_make {
+                return self.rest(turn);
+            }
+            self.missing = true;
+            self.first = false;
+            return self.ask_node(true, turn);
+        }
+        self.contest.unread(turn.now);
+        self.failed("read", error, turn);
+        if error.kind == ApiErrorKind::Timeout {
+            self.sync.read_timeouts += 1;
+            if self.sync.read_timeouts >= HOOK_FROM {
+                turn.fx.push(Effect::CloseConnections);
+            }
+        }
+        self.in_trouble("read", error, turn);
+        match self.wanted_pause(error, turn) {
+            Some(pause) => self.hold_off(pause, turn),
+            None if is_final(error.kind) => self.rest(turn),
+            None => self.back_off(Duration::ZERO, turn),
+        }
+    }
+
+    fn node_seen(&mut self, uid: String, to_create: bool, turn: &mut Turn) {
+        if uid.is_empty() {
+            let reason = self.sentence("node", "the answer has no uid");
+            self.failures += 1;
+            if !to_create {
+                return self.renew(turn);
+            }
+            self.fail(("node", "no uid"), reason, turn);
+            return self.rest(turn);
+        }
+        self.node = NodeSeen::Known(uid.clone());
+        if to_create {
+            self.create(uid, turn);
+        } else {
+            self.renew(turn);
+        }
+    }
+
+    fn node_failed(&mut self, error: &ApiError, to_create: bool, turn: &mut Turn) {
+        if error.kind == ApiErrorKind::NotFound && !matches!(self.node, NodeSeen::Gone { .. }) {
+            self.node = NodeSeen::Gone { since_unix_ms: turn.now.unix_ms };
+        }
+        if to_create {
+            // As the kubelet: no Lease without an owner, and the next look at the next interval.
+            self.failed("node", error, turn);
+            self.in_trouble("node", error, turn);
+            if let Some(pause) = self.wanted_pause(error, turn) {
+                self.not_before = turn.now.mono.saturating_add(pause);
+            }
+            return self.rest(turn);
+        }
+        match self.wanted_pause(error, turn) {
+            Some(pause) => {
+                self.failed("node", error, turn);
+                self.in_trouble("node", error, turn);
+                self.hold_off(pause, turn);
+            }
+            // The Lease goes on without an owner.
+            None => self.renew(turn),
+        }
+    }
+
+    fn created(&mut self, lease: LeaseCreate, written: Written, turn: &mut Turn) {
+        turn.count("created");
+        let (name, uid) = (&lease.name, &written.uid);
+        turn.note(false, format!("Lease {LEASE_NAMESPACE}/{name} is made, uid {uid}"));
+        self.missing = false;
+        self.contest.made(lease.now_unix_us);
+        self.lease = Some(Held {
+            uid: written.uid,
+            resource_version: written.resource_version,
+            owner_uid: lease.owner.map(|owner| owner.uid),
+            holder: Some(lease.holder),
+            duration_seconds: Some(lease.duration_seconds),
+            transitions: lease.transitions,
+            acquired_unix_us: Some(lease.now_unix_us),
+            managers_forgotten: false,
+        });
+        self.renewed(turn);
+    }
+
+    fn create_failed(&mut self, error: &ApiError, turn: &mut Turn) {
+        self.failed("create", error, turn);
+        self.in_trouble("create", error, turn);
+        match (self.wanted_pause(error, turn), error.kind) {
+            (Some(pause), _) => self.hold_off(pause, turn),
+            // The namespace is missing, and nobody mends that within seconds.
+            (None, ApiErrorKind::NotFound) => self.rest(turn),
+            (None, kind) if is_final(kind) => self.rest(turn),
+            (None, _) => {
+                // It may be there for all that: somebody else was faster, or the answer was lost.
+                self.missing = false;
+                self.back_off(Duration::ZERO, turn);
+            }
+        }
+    }
+
+    fn patched(&mut self, patch: LeasePatch, written: Written, turn: &mut Turn) {
+        turn.count("renewed");
+        let before = self.contest.contention();
+        self.contest.renewed(patch.renew_unix_us, turn.now);
+        self.note_contention(before, turn);
+        let Some(held) = &mut self.lease else { return self.renewed(turn) };
+        held.resource_version = written.resource_version;
+        if let Some(seconds) = patch.duration_seconds {
+            held.duration_seconds = Some(seconds);
+        }
+        if let Some(owner) = patch.owner {
+            turn.note(
+                false,
+                format!("Lease {} belongs to Node {} now, uid {}", patch.name, owner.name, owner.uid),
+            );
+            held.owner_uid = Some(owner.uid);
+        }
+        if let Some(acquire) = patch.acquire {
+            let is_takeover = held.holder.as_ref() != Some(&acquire.holder);
+            let before = held.holder.replace(acquire.holder);
+            held.transitions = acquire.transitions;
+            held.acquired_unix_us = Some(acquire.acquire_unix_us);
+            if is_takeover {
+                let before = before.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "nobody".into());
+                let text = format!(
+                    "Lease {} taken over from {before}, transition {}",
+                    patch.name, acquire.transitions
+                );
+                turn.fx.push(Effect::Count(Counted::Takeover));
+                turn.note(true, text);
+            }
+        }
+        held.managers_forgotten |= patch.forget_managers;
+        self.renewed(turn);
+    }
+
+    fn renewed(&mut self, turn: &mut Turn) {
+        self.renewed = Some(Renewed { mono_ms: mono_ms(turn.now), unix_ms: turn.now.unix_ms });
+        self.first = false;
+        self.well(turn);
+        if self.lease.as_ref().is_some_and(|held| held.resource_version.is_empty()) {
+            // The answer did not say it: it is read before the next renewal.
+            self.lease = None;
+        }
+        self.rest(turn);
+    }
+
+    fn renew_failed(&mut self, patch: &LeasePatch, error: &ApiError, turn: &mut Turn) {
+        self.failed("renew", error, turn);
+        if let Some(pause) = self.wanted_pause(error, turn) {
+            self.in_trouble("renew", error, turn);
+            return self.hold_off(pause, turn);
+        }
+        let tries_left = self.sync.tries < MOST_TRIES;
+        let over = self.sync.second && !tries_left;
+        match error.kind {
+            ApiErrorKind::NotFound => {
+                turn.note(true, format!("Lease {} was deleted by somebody", patch.name));
+                self.lease = None;
+                self.missing = true;
+            }
+            // What is known of the Lease is old.
+            ApiErrorKind::Conflict | ApiErrorKind::Gone => self.lease = None,
+            kind if is_final(kind) => {
+                if kind == ApiErrorKind::Invalid {
+                    // It may be the patch itself: the next one asks for less, and builds on a fresh read.
+                    self.forget_refused |= patch.forget_managers;
+                    self.lease = None;
+                }
+                self.in_trouble("renew", error, turn);
+                return self.rest(turn);
+            }
+            _ if self.sync.tries >= HOOK_FROM => turn.fx.push(Effect::CloseConnections),
+            _ => {}
+        }
+        if over {
+            self.in_trouble("renew", error, turn);
+            return self.rest(turn);
+        }
+        if tries_left {
+            return self.go_on(turn);
+        }
+        if error.kind == ApiErrorKind::Unreachable {
+            // A read would fail as well, and is one request more when the server is back. Should the Lease have been written
+            // meanwhile, the patch of an old version is refused, and then it is read.
+            self.in_trouble("renew", error, turn);
+            self.sync.tries -= 1;
+            return self.back_off(Duration::ZERO, turn);
+        }
+        // What is known of the Lease led to nothing: the second half begins with a read.
+        self.lease = None;
+        self.sync.second = true;
+        self.sync.tries = 0;
+        self.go_on(turn);
+    }
+
+    /// Counts a failed request.
+    fn failed(&mut self, doing: &'static str, error: &ApiError, turn: &mut Turn) {
+        self.failures += 1;
+        turn.count(error.kind.name());
+        self.last_error = Some((turn.now.unix_ms, self.explain(doing, error)));
+    }
+
+    fn in_trouble(&mut self, doing: &'static str, error: &ApiError, turn: &mut Turn) {
+        let reason = self.explain(doing, error);
+        self.fail((doing, error.kind.name()), reason, turn);
+    }
+
+    fn sentence(&self, doing: &'static str, wrong: &str) -> String {
+        let (name, node) = (&self.policy.name, &self.policy.node);
+        match doing {
+            "node" => {
+                format!("Node {node} cannot be read, and its Lease {name} is not made without it: {wrong}")
+            }
+            "create" => format!("Lease {LEASE_NAMESPACE}/{name} cannot be made: {wrong}"),
+            "read" => format!("Lease {LEASE_NAMESPACE}/{name} cannot be read: {wrong}"),
+            _ => format!("Lease {LEASE_NAMESPACE}/{name} cannot be renewed: {wrong}"),
+        }
+    }
+
+    /// What is wrong, where, and what to do about it.
+    fn explain(&self, doing: &'static str, error: &ApiError) -> String {
+        let (name, node) = (&self.policy.name, &self.policy.node);
+        match (doing, error.kind) {
+            ("node", ApiErrorKind::NotFound) => {
+                format!(
+                    "Node {node} is gone, or was never registered; Lease {name} is made again when it is there"
+                )
+            }
+            ("create", ApiErrorKind::NotFound) => {
+                self.sentence(doing, &format!("namespace {LEASE_NAMESPACE} seems to be missing ({error})"))
+            }
+            (_, ApiErrorKind::Conflict) => self
+                .sentence(doing, &format!("somebody else writes it at the same time, each time ({error})")),
+            (_, ApiErrorKind::Forbidden) => self.sentence(
+                doing,
+                &format!("the credentials do not allow it, compare the RBAC rules of the role ({error})"),
+            ),
+            (_, ApiErrorKind::Unauthorized) => self.sentence(
+                doing,
+                &format!("the credentials are not accepted, renew those in [kube] ({error})"),
+            ),
+            _ => self.sentence(doing, &error.to_string()),
+        }
+    }
+}

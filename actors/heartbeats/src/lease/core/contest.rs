@@ -1,0 +1,303 @@
+//! Whether another process renews the same Lease, and who goes on renewing it.
+//!
+//! Owns: [`Contest`], which compares the renewTime that is read with those that this process wrote. In: Leases as they are read,
+//! own writes. Out: a [`Verdict`] for each Lease that is read, and [`Contention`] for the StatusReporter.
+//!
+//! A renewTime that changed and that this process did not write is a renewal by another process; two of them within two
+//! periods are a second writer. One alone is a person's edit, or the last renewal of the agent that this one replaces.
+//!
+//! An agent that may stand back marks the Lease as its own with `spec.acquireTime`, its *claim*. A kubelet keeps the field as it
+//! is and never yields, so a second writer that makes no claim is yielded to; of two claims the earlier one goes on.
+
+use std::{collections::VecDeque, time::Duration};
+
+use keelson_actor_system::{clock::Now, cluster::LeaseSeen};
+
+use crate::lease::LeaseRecord;
+
+/// Own renewTimes that are remembered: more than the tries of two syncs.
+const SENT_MAX: usize = 32;
+/// The longest validity of another process's Lease that is waited for: that of `node.lease_duration`.
+const LONGEST_DURATION: Duration = Duration::from_secs(600);
+
+/// Whether another process reports for the node too, as far as its Lease shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Contention {
+    /// Not known yet: the Lease has not been read since the start, or was renewed lately by a process that may still run.
+    Undecided,
+    /// No other process renews the Lease.
+    #[default]
+    Uncontested,
+    /// Another process renews the Lease too, and this one goes on.
+    Contested,
+    /// Another process renews the Lease, and this one does not.
+    StandingBack,
+}
+
+impl Contention {
+    /// The value of `contention` in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Undecided => "undecided",
+            Self::Uncontested => "uncontested",
+            Self::Contested => "contested",
+            Self::StandingBack => "standing back",
+        }
+    }
+}
+
+/// What to do with a Lease that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// No other process is known to renew the Lease.
+    Renew,
+    /// Read it again after this time: another process may renew it.
+    Observe(Duration),
+    /// Leave it to the other process, and look again after an interval.
+    StandBack,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// The Lease has not been read.
+    Unread,
+    /// It is read again at this time of the monotonic clock.
+    Observing {
+        until: Duration,
+    },
+    Free,
+    Contested {
+        since: Duration,
+    },
+    /// The other process was last heard at `heard`; after `silence` without a renewal this one takes the Lease.
+    StandingBack {
+        heard: Duration,
+        silence: Duration,
+    },
+}
+
+/// What is known of other writers.
+#[derive(Debug)]
+pub(super) struct Contest {
+    may_stand_back: bool,
+    interval: Duration,
+    duration: Duration,
+    mode: Mode,
+    /// renewTimes of this process's writes, those whose answer was lost included, in Unix microseconds.
+    sent: VecDeque<i64>,
+    /// renewTime as it was last read or confirmed, in Unix microseconds.
+    known: Option<i64>,
+    /// The last renewal by another process, on the monotonic clock.
+    foreign: Option<Duration>,
+    /// Unix milliseconds of the begin of the contest.
+    since_unix_ms: Option<i64>,
+    /// The acquireTime that this process writes, in Unix microseconds.
+    claim: Option<i64>,
+    /// The last read failed.
+    unreadable: bool,
+}
+
+impl Contest {
+    pub(super) fn new(may_stand_back: bool, interval: Duration, duration: Duration) -> Self {
+        Self {
+            may_stand_back,
+            interval,
+            duration,
+            mode: Mode::Unread,
+            sent: VecDeque::new(),
+            known: None,
+            foreign: None,
+            since_unix_ms: None,
+            claim: None,
+            unreadable: false,
+        }
+    }
+
+    /// Read by the StatusReporter.
+    pub(super) fn contention(&self) -> Contention {
+        match self.mode {
+            // A status does not wait for a Lease that cannot be read.
+            Mode::Unread if !self.may_stand_back || self.unreadable => Contention::Uncontested,
+            Mode::Unread | Mode::Observing { .. } => Contention::Undecided,
+            Mode::Free => Contention::Uncontested,
+            Mode::Contested { .. } => Contention::Contested,
+            Mode::StandingBack { .. } => Contention::StandingBack,
+        }
+    }
+
+    pub(super) fn since_unix_ms(&self) -> Option<i64> {
+        self.since_unix_ms
+    }
+
+    /// The acquireTime that the next renewal of a Lease with this one has to write, if it has to.
+    pub(super) fn claim(&mut self, now_unix_us: i64, acquired: Option<i64>) -> Option<i64> {
+        if !self.may_stand_back {
+            return None;
+        }
+        let claim = *self.claim.get_or_insert(now_unix_us);
+        (acquired != Some(claim)).then_some(claim)
+    }
+
+    /// A write with this renewTime is being sent.
+    pub(super) fn sends(&mut self, renew_unix_us: i64) {
+        if self.sent.len() >= SENT_MAX {
+            self.sent.pop_front();
+        }
+        self.sent.push_back(renew_unix_us);
+    }
+
+    /// The Lease was made by this process, with this acquireTime and renewTime.
+    pub(super) fn made(&mut self, unix_us: i64) {
+        self.claim = Some(unix_us);
+        self.known = Some(unix_us);
+    }
+
+    /// A renewal of this process succeeded.
+    pub(super) fn renewed(&mut self, renew_unix_us: i64, now: Now) {
+        self.known = Some(renew_unix_us);
+        let is_quiet = self.foreign.is_none_or(|at| now.mono.saturating_sub(at) >= self.duration);
+        if let Mode::Contested { .. } = self.mode
+            && is_quiet
+        {
+            self.free();
+        }
+    }
+
+    fn free(&mut self) {
+        self.mode = Mode::Free;
+        self.foreign = None;
+        self.since_unix_ms = None;
+    }
+
+    /// The Lease could not be read: silence of the other process cannot be told from an API server that fails.
+    pub(super) fn unread(&mut self, now: Now) {
+        self.unreadable = true;
+        if let Mode::StandingBack { heard, .. } = &mut self.mode {
+            *heard = now.mono;
+        }
+    }
+
+    /// There is no Lease. Whether this process may make one.
+    pub(super) fn absent(&mut self, now: Now) -> bool {
+        self.unreadable = false;
+        match self.mode {
+            Mode::StandingBack { heard, silence } if now.mono.saturating_sub(heard) < silence => false,
+            Mode::Unread | Mode::Observing { .. } | Mode::StandingBack { .. } => {
+                self.take();
+                true
+            }
+            Mode::Free | Mode::Contested { .. } => true,
+        }
+    }
+
+    /// The Lease is this process's from now on.
+    fn take(&mut self) {
+        self.claim = None;
+        self.free();
+    }
+
+    /// The Lease was read. `record`: what an earlier process of this state folder left of it.
+    pub(super) fn read(
+        &mut self,
+        seen: &LeaseSeen,
+        record: Option<&LeaseRecord>,
+        now: Now,
+    ) -> (Verdict, bool) {
+        self.unreadable = false;
+        let is_own = seen.renew_unix_us.is_none_or(|at| self.sent.contains(&at));
+        let is_foreign = !is_own && self.known.is_some() && seen.renew_unix_us != self.known;
+        self.known = seen.renew_unix_us.or(self.known);
+        let verdict = match self.mode {
+            Mode::Unread => self.first_read(seen, record, now),
+            Mode::Observing { .. } if is_foreign => self.stand_back(seen, now),
+            Mode::Observing { until } if now.mono < until => Verdict::Observe(until.saturating_sub(now.mono)),
+            Mode::Observing { .. } => {
+                self.take();
+                Verdict::Renew
+            }
+            Mode::StandingBack { silence, .. } if is_foreign => {
+                self.mode = Mode::StandingBack { heard: now.mono, silence };
+                Verdict::StandBack
+            }
+            Mode::StandingBack { heard, silence } if now.mono.saturating_sub(heard) < silence => {
+                Verdict::StandBack
+            }
+            Mode::StandingBack { .. } => {
+                self.take();
+                Verdict::Renew
+            }
+            Mode::Free | Mode::Contested { .. } if is_foreign => self.second_writer(seen, now),
+            Mode::Free | Mode::Contested { .. } => Verdict::Renew,
+        };
+        (verdict, is_foreign)
+    }
+
+    /// The renewal period of this Lease: a quarter of its duration, and no shorter than this process's own.
+    fn period(&self, seen: &LeaseSeen) -> Duration {
+        (Self::lasts(seen) / 4).max(self.interval)
+    }
+
+    fn lasts(seen: &LeaseSeen) -> Duration {
+        let seconds = u64::try_from(seen.duration_seconds.unwrap_or_default()).unwrap_or_default();
+        Duration::from_secs(seconds).min(LONGEST_DURATION)
+    }
+
+    /// A Lease that was renewed within one and a half periods may have a process that renews it, unless that was a
+    /// predecessor of this one.
+    fn first_read(&mut self, seen: &LeaseSeen, record: Option<&LeaseRecord>, now: Now) -> Verdict {
+        let is_predecessors = record.is_some_and(|record| {
+            !record.stood_back
+                && record.uid == seen.written.uid
+                && seen.holder.as_ref() == Some(&record.holder)
+                && (record.acquired_unix_us.is_none() || record.acquired_unix_us == seen.acquire_unix_us)
+        });
+        let limit = self.period(seen).mul_f64(1.5);
+        let age = seen.renew_unix_us.map(|at| super::unix_us(now).saturating_sub(at));
+        // A time in the future is as good as now.
+        let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or_default()));
+        match age {
+            Some(age) if self.may_stand_back && !is_predecessors && age < limit => {
+                let pause = limit.saturating_sub(age);
+                self.mode = Mode::Observing { until: now.mono.saturating_add(pause) };
+                Verdict::Observe(pause)
+            }
+            _ => {
+                self.free();
+                Verdict::Renew
+            }
+        }
+    }
+
+    /// Another process renewed a Lease that this one renews.
+    fn second_writer(&mut self, seen: &LeaseSeen, now: Now) -> Verdict {
+        let within = self.period(seen).mul_f64(2.5);
+        let again = self.foreign.replace(now.mono).is_some_and(|at| now.mono.saturating_sub(at) <= within);
+        if self.mode == Mode::Free && again {
+            self.mode = Mode::Contested { since: now.mono };
+            self.since_unix_ms = Some(now.unix_ms);
+        }
+        match self.mode {
+            Mode::Contested { since } if self.yields(seen, now.mono.saturating_sub(since)) => {
+                self.stand_back(seen, now)
+            }
+            _ => Verdict::Renew,
+        }
+    }
+
+    /// Whether this process is the one that stands back. One whose claim is later has the duration of a Lease to do so.
+    fn yields(&self, seen: &LeaseSeen, contested_for: Duration) -> bool {
+        let is_later = match (seen.acquire_unix_us, self.claim) {
+            (Some(theirs), Some(ours)) => theirs > ours,
+            _ => false,
+        };
+        self.may_stand_back && (!is_later || contested_for >= self.duration)
+    }
+
+    fn stand_back(&mut self, seen: &LeaseSeen, now: Now) -> Verdict {
+        self.since_unix_ms.get_or_insert(now.unix_ms);
+        let silence = self.duration.max(Self::lasts(seen));
+        self.mode = Mode::StandingBack { heard: now.mono, silence };
+        Verdict::StandBack
+    }
+}

@@ -1,0 +1,482 @@
+//! When to ask the API server what, without I/O and without a clock.
+//!
+//! Owns: [`Core`], what is known of the Lease and its Node. In: [`Event`]s with the time and a random number. Out:
+//! [`Effect`]s in the order to perform them, and [`Core::next_tick`], the time to come back at.
+//!
+//! ```text
+//!            ┌──────────────── interval, jitter ◄────────────────┐
+//!            ▼                                                   │
+//!  waiting ─┬─(Lease known)──► renew ──ok────────────────────────┤
+//!           │                   │ ▲ └─fails 5 times──► read, or  │
+//!           │                   │ │  where there is no server    │
+//!           │                   │ │  renew after a back-off      │
+//!           │          conflict │ │                              │
+//!           │                   ▼ │                              │
+//!           ├─(not known)────► read ──404──► Node? ──► create ───┤
+//!           │                   │ ▲            └─gone: alarm ────┘
+//!           │                   ▼ │
+//!           │               backing off 0.2 s .. 7 s
+//!           └─(known not to be there)──► Node?
+//! ```
+//!
+//! A *sync* is what happens between two waits. It renews at most five times with what it knew, and at most five
+//! times more after a read. While the server cannot be reached, renewal is retried with a back-off. Waits count monotonic
+//! time only; the wall clock goes into the Lease and nowhere else, but for one question after a start: how long ago the
+//! Lease was renewed.
+
+mod answers;
+mod contest;
+mod types;
+mod view;
+
+#[cfg(test)]
+mod case_tests;
+#[cfg(test)]
+mod contest_tests;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod table_tests;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::time::Duration;
+
+pub use contest::Contention;
+pub use types::LeasePolicy;
+pub(crate) use types::{Answer, Counted, Effect, Event, Renewed, Request};
+
+use keelson_actor_system::{
+    clock::Now,
+    cluster::{Acquire, ApiError, ApiErrorKind, LeaseCreate, LeasePatch, Owner},
+};
+
+use self::contest::Contest;
+use super::record::LeaseRecord;
+
+/// Renewals in a row without a read in between that was not asked for by a conflict (kubelet: `maxUpdateRetries`).
+const MOST_TRIES: u32 = 5;
+/// Half of the first pause of the back-off, and its longest one (kubelet: 100 ms, doubled first, `maxBackoff`).
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(7));
+/// The pause after a 429 that names none.
+const TOO_MANY_PAUSE: Duration = Duration::from_secs(1);
+/// The most that is added to the interval, as a part of it (kubelet: `wait.JitterUntil` with 0.04).
+const JITTER: f64 = 0.04;
+/// The most that is added to a server's `Retry-After`, as a part of the interval: agents that were refused together do not
+/// come back together.
+const SPREAD: f64 = 0.25;
+/// A difference between the two clocks that is a step of the wall clock and not its slewing, milliseconds.
+const STEP_MS: i64 = 1000;
+
+/// The Lease as the next patch will find it, unless somebody else writes it.
+#[derive(Debug, Clone, Default)]
+struct Held {
+    uid: String,
+    resource_version: String,
+    owner_uid: Option<String>,
+    holder: Option<String>,
+    duration_seconds: Option<i32>,
+    transitions: i32,
+    acquired_unix_us: Option<i64>,
+    managers_forgotten: bool,
+}
+
+/// The Node, as the watch or the last read of it has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum NodeSeen {
+    Unknown,
+    Known(String),
+    Gone { since_unix_ms: i64 },
+}
+
+#[derive(Debug, Clone)]
+enum Phase {
+    /// Between two syncs.
+    Waiting {
+        until: Duration,
+    },
+    /// Within one.
+    BackingOff {
+        until: Duration,
+    },
+    Reading,
+    AskingNode {
+        to_create: bool,
+    },
+    Creating(LeaseCreate),
+    Renewing(LeasePatch),
+}
+
+/// One sync.
+#[derive(Debug, Default)]
+struct Sync {
+    /// Renewals tried in this half.
+    tries: u32,
+    /// The half after the read.
+    second: bool,
+    node_asked: bool,
+    pause: Duration,
+    read_timeouts: u32,
+}
+
+/// What is wrong, since the last success.
+#[derive(Debug, Clone)]
+struct Trouble {
+    /// Which request fails, and how: another reason is news.
+    kind: (&'static str, &'static str),
+    reason: String,
+    since_unix_ms: i64,
+}
+
+/// One turn of [`Core::handle`].
+struct Turn {
+    now: Now,
+    chance: f64,
+    fx: Vec<Effect>,
+}
+
+impl Turn {
+    fn note(&mut self, warn: bool, text: String) {
+        self.fx.push(Effect::Note { warn, text });
+    }
+
+    fn count(&mut self, result: &'static str) {
+        self.fx.push(Effect::Count(Counted::Result(result)));
+    }
+}
+
+/// The state.
+#[derive(Debug)]
+pub(crate) struct Core {
+    policy: LeasePolicy,
+    node: NodeSeen,
+    lease: Option<Held>,
+    /// The Lease is known not to be there: reading it again would say nothing new.
+    missing: bool,
+    record: Option<LeaseRecord>,
+    /// The server does not take the patch that drops the managers.
+    forget_refused: bool,
+    phase: Phase,
+    number: u64,
+    sync: Sync,
+    contest: Contest,
+    /// The Lease has not been read since the start.
+    first: bool,
+    /// The uid of the Lease that was last said to be another one than before.
+    told_uid: String,
+    /// What the server asked for: no request before this.
+    not_before: Duration,
+    /// The last sync that news of the Node began before its time.
+    early: Option<Duration>,
+    renewed: Option<Renewed>,
+    settled: bool,
+    failures: u64,
+    trouble: Option<Trouble>,
+    last_error: Option<(i64, String)>,
+    /// Wall clock less monotonic clock, milliseconds.
+    offset: Option<i64>,
+}
+
+impl Core {
+    /// A core that asks as soon as it is told of a tick. `record` is what an earlier process left.
+    #[must_use]
+    pub(crate) fn new(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
+        Self {
+            record: record.filter(|record| record.name == policy.name),
+            contest: Contest::new(policy.may_stand_back, policy.interval(), policy.duration()),
+            policy,
+            node: NodeSeen::Unknown,
+            lease: None,
+            missing: false,
+            forget_refused: false,
+            phase: Phase::Waiting { until: Duration::ZERO },
+            number: 0,
+            sync: Sync::default(),
+            first: true,
+            told_uid: String::new(),
+            not_before: Duration::ZERO,
+            early: None,
+            renewed: None,
+            settled: false,
+            failures: 0,
+            trouble: None,
+            last_error: None,
+            offset: None,
+        }
+    }
+
+    /// The one way in: what happens, when, and a random number from [0, 1). Returns what to do about it.
+    pub(crate) fn handle(&mut self, event: Event, now: Now, chance: f64) -> Vec<Effect> {
+        let mut turn = Turn { now, chance, fx: Vec::new() };
+        self.watch_clock(&mut turn);
+        match event {
+            Event::Tick => match self.phase {
+                Phase::Waiting { until } if until <= now.mono => self.begin(&mut turn),
+                Phase::BackingOff { until } if until <= now.mono => self.go_on(&mut turn),
+                _ => {}
+            },
+            Event::Answered { request, answer } if request == self.number => self.answered(answer, &mut turn),
+            Event::Answered { .. } => {}
+            Event::NodeChanged(uid) => self.node_changed(uid, &mut turn),
+        }
+        turn.fx
+    }
+
+    /// When [`Event::Tick`] is due next, on the monotonic clock; `None` while a request is under way.
+    #[must_use]
+    pub(crate) fn next_tick(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Waiting { until } | Phase::BackingOff { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Notes that the two clocks do not agree any more. Nothing is planned by the wall clock, so that nothing else
+    /// has to be done.
+    fn watch_clock(&mut self, turn: &mut Turn) {
+        let offset = turn.now.unix_ms.saturating_sub(mono_ms(turn.now));
+        let step = self.offset.map_or(0, |before| offset.saturating_sub(before));
+        if step.saturating_abs() >= STEP_MS {
+            let forward = step > 0;
+            turn.fx.push(Effect::Count(Counted::ClockStep { forward }));
+            let by = Duration::from_millis(step.unsigned_abs());
+            let direction = if forward { "forward" } else { "back" };
+            turn.note(
+                true,
+                format!("the wall clock stepped {direction} by {by:?}; renewals go on as planned"),
+            );
+        }
+        // Slewing must not add up to a step.
+        self.offset = Some(offset);
+    }
+
+    fn begin(&mut self, turn: &mut Turn) {
+        self.sync = Sync { second: self.lease.is_none(), ..Sync::default() };
+        self.go_on(turn);
+    }
+
+    fn go_on(&mut self, turn: &mut Turn) {
+        if self.lease.is_some() {
+            self.renew(turn);
+        } else if self.missing {
+            self.ask_node(true, turn);
+        } else {
+            self.read(turn);
+        }
+    }
+
+    fn ask(&mut self, phase: Phase, request: Request, turn: &mut Turn) {
+        self.phase = phase;
+        self.number += 1;
+        turn.fx.push(Effect::Ask { number: self.number, request });
+    }
+
+    fn read(&mut self, turn: &mut Turn) {
+        self.ask(Phase::Reading, Request::Read, turn);
+    }
+
+    fn ask_node(&mut self, to_create: bool, turn: &mut Turn) {
+        self.sync.node_asked = true;
+        self.ask(Phase::AskingNode { to_create }, Request::Node, turn);
+    }
+
+    fn create(&mut self, uid: String, turn: &mut Turn) {
+        let lease = LeaseCreate {
+            name: self.policy.name.clone(),
+            owner: Some(Owner { name: self.policy.node.clone(), uid }),
+            holder: self.policy.holder.clone(),
+            duration_seconds: self.policy.duration_seconds(),
+            now_unix_us: unix_us(turn.now),
+            transitions: 0,
+        };
+        self.contest.sends(lease.now_unix_us);
+        self.ask(Phase::Creating(lease.clone()), Request::Create(lease), turn);
+    }
+
+    fn renew(&mut self, turn: &mut Turn) {
+        let Some(held) = &self.lease else { return self.read(turn) };
+        let known = matches!(self.node, NodeSeen::Known(_));
+        if held.owner_uid.is_none() && !known && !self.sync.node_asked {
+            return self.ask_node(false, turn);
+        }
+        let owner = match &self.node {
+            NodeSeen::Known(uid) if held.owner_uid.as_ref() != Some(uid) => {
+                Some(Owner { name: self.policy.node.clone(), uid: uid.clone() })
+            }
+            _ => None,
+        };
+        let ours = held.holder.as_ref() == Some(&self.policy.holder);
+        let claim = self.contest.claim(unix_us(turn.now), held.acquired_unix_us);
+        // Whoever held it before, nobody included: leader election (client-go) counts in the same way.
+        let acquire = (!ours || claim.is_some()).then(|| Acquire {
+            holder: self.policy.holder.clone(),
+            acquire_unix_us: claim.unwrap_or_else(|| unix_us(turn.now)),
+            transitions: if ours { held.transitions } else { held.transitions.saturating_add(1) },
+        });
+        let duration = self.policy.duration_seconds();
+        let patch = LeasePatch {
+            name: self.policy.name.clone(),
+            resource_version: held.resource_version.clone(),
+            renew_unix_us: unix_us(turn.now),
+            duration_seconds: (held.duration_seconds != Some(duration)).then_some(duration),
+            owner,
+            acquire,
+            forget_managers: self.policy.lean && !held.managers_forgotten && !self.forget_refused,
+        };
+        self.sync.tries += 1;
+        self.contest.sends(patch.renew_unix_us);
+        self.ask(Phase::Renewing(patch.clone()), Request::Renew(patch), turn);
+    }
+
+    /// The sync is over: the next one comes an interval, and up to 4 % of it, from now.
+    fn rest(&mut self, turn: &Turn) {
+        self.wait_for(self.jittered(turn), turn);
+    }
+
+    fn wait_for(&mut self, pause: Duration, turn: &Turn) {
+        self.phase = Phase::Waiting { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
+    }
+
+    fn jittered(&self, turn: &Turn) -> Duration {
+        self.policy.interval() + self.part_of_interval(JITTER, turn)
+    }
+
+    /// A random part of the interval, up to `most`.
+    fn part_of_interval(&self, most: f64, turn: &Turn) -> Duration {
+        let chance = if (0.0..=1.0).contains(&turn.chance) { turn.chance } else { 0.0 };
+        self.policy.interval().mul_f64(most * chance)
+    }
+
+    /// The sync goes on after a pause.
+    fn back_off(&mut self, at_least: Duration, turn: &Turn) {
+        let (first, longest) = BACKOFF;
+        self.sync.pause = self.sync.pause.max(first).saturating_mul(2).min(longest);
+        let pause = self.sync.pause.max(at_least);
+        self.phase = Phase::BackingOff { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
+    }
+
+    /// How long the server is to be left alone, if it asked for that: an interval at most, so that the Lease has tries left
+    /// before it expires, and a random part of one more.
+    fn wanted_pause(&self, error: &ApiError, turn: &Turn) -> Option<Duration> {
+        let asked = error.kind.retry_after().filter(|pause| !pause.is_zero());
+        let asked = match error.kind {
+            ApiErrorKind::TooManyRequests { .. } => Some(asked.unwrap_or(TOO_MANY_PAUSE)),
+            _ => asked,
+        }?;
+        Some(asked.min(self.policy.interval()) + self.part_of_interval(SPREAD, turn))
+    }
+
+    /// The server wants to be left alone: one more try when its time has passed.
+    fn hold_off(&mut self, pause: Duration, turn: &Turn) {
+        self.sync.second = true;
+        self.sync.tries = MOST_TRIES - 1;
+        self.not_before = turn.now.mono.saturating_add(pause);
+        self.back_off(pause, turn);
+    }
+
+    /// What is known from now on is as it should be.
+    fn well(&mut self, turn: &mut Turn) {
+        self.settled = true;
+        if let Some(trouble) = self.trouble.take() {
+            let millis = turn.now.unix_ms.saturating_sub(trouble.since_unix_ms).max(0).unsigned_abs();
+            let (name, failures) = (&self.policy.name, self.failures);
+            let after = Duration::from_millis(millis);
+            turn.note(
+                false,
+                format!("Lease {name} is renewed again after {after:?}, failed requests: {failures}"),
+            );
+        }
+        self.failures = 0;
+        self.remember(turn);
+    }
+
+    /// Writes the Lease's identity down if it changed.
+    fn remember(&mut self, turn: &mut Turn) {
+        let Some(held) = &self.lease else { return };
+        let record = LeaseRecord {
+            name: self.policy.name.clone(),
+            uid: held.uid.clone(),
+            transitions: held.transitions,
+            holder: held.holder.clone().unwrap_or_default(),
+            managers_forgotten: held.managers_forgotten,
+            acquired_unix_us: held.acquired_unix_us.filter(|_| self.policy.may_stand_back),
+            stood_back: false,
+        };
+        if self.record.as_ref() != Some(&record) {
+            self.record = Some(record.clone());
+            turn.fx.push(Effect::Persist(record));
+        }
+    }
+
+    /// The agent is in trouble: the tries are used up, or a pause begins.
+    fn fail(&mut self, kind: (&'static str, &'static str), reason: String, turn: &mut Turn) {
+        let since = self.trouble.as_ref().map_or(turn.now.unix_ms, |trouble| trouble.since_unix_ms);
+        if self.trouble.as_ref().is_none_or(|trouble| trouble.kind != kind) {
+            turn.note(true, reason.clone());
+        }
+        self.last_error = Some((turn.now.unix_ms, reason.clone()));
+        self.trouble = Some(Trouble { kind, reason, since_unix_ms: since });
+    }
+
+    fn node_changed(&mut self, uid: Option<String>, turn: &mut Turn) {
+        let node = &self.policy.node;
+        match uid.filter(|uid| !uid.is_empty()) {
+            None => {
+                if !matches!(self.node, NodeSeen::Gone { .. }) {
+                    // Before a Node is registered there is no Lease to lose either.
+                    if self.lease.is_some() {
+                        turn.note(true, format!("Node {node} is gone; its Lease will be deleted with it"));
+                    }
+                    self.node = NodeSeen::Gone { since_unix_ms: turn.now.unix_ms };
+                }
+            }
+            Some(uid) => {
+                if matches!(&self.node, NodeSeen::Known(known) if *known == uid) {
+                    return;
+                }
+                if self.node != NodeSeen::Unknown {
+                    turn.note(false, format!("Node {node} is there, with uid {uid}"));
+                }
+                self.node = NodeSeen::Known(uid);
+                self.hurry(turn);
+            }
+        }
+    }
+
+    /// The Lease is missing for want of its Node, or belongs to an earlier one and will be deleted with that: the
+    /// next sync does not wait. At most once in an interval, and not before the server's time has passed.
+    fn hurry(&mut self, turn: &mut Turn) {
+        let NodeSeen::Known(uid) = &self.node else { return };
+        let other_owner = |held: &Held| held.owner_uid.as_ref().is_some_and(|owner| owner != uid);
+        let needed = self.missing || self.lease.as_ref().is_some_and(other_owner);
+        let now = turn.now.mono;
+        let allowed = self.early.is_none_or(|early| early + self.policy.interval() <= now);
+        if let Phase::Waiting { .. } = self.phase
+            && needed
+            && allowed
+            && self.not_before <= now
+        {
+            self.early = Some(now);
+            self.begin(turn);
+        }
+    }
+}
+
+/// What another try, or another read, cannot mend.
+fn is_final(kind: ApiErrorKind) -> bool {
+    matches!(
+        kind,
+        ApiErrorKind::Unauthorized
+            | ApiErrorKind::Forbidden
+            | ApiErrorKind::Invalid
+            | ApiErrorKind::Credentials
+    )
+}
+
+fn mono_ms(now: Now) -> i64 {
+    i64::try_from(now.mono.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn unix_us(now: Now) -> i64 {
+    now.unix_ms.saturating_mul(1000)
+}

@@ -1,0 +1,195 @@
+//! Random histories: whatever the server answers, these hold.
+//!
+//! After every event: one request at most is under way, and a timer or a request is ([`Bench`]); no patch without a
+//! version. In any interval: no more requests than the kubelet would make. In the end, when the server is well:
+//! a renewal within the longest pause and an interval.
+
+use std::time::Duration;
+
+use keelson_actor_system::cluster::{ApiErrorKind, ChoreHealth};
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{
+    Contention, Event, LeasePolicy, Request,
+    testing::{Bench, Server, millis, policy, seconds},
+};
+
+/// What the kubelet may ask in one interval: ten updates, a read after each, one between the two halves; reads that
+/// back off, 0.2 s to 7 s (six of them fit); and the reads of the Node.
+const MOST_IN_AN_INTERVAL: usize = 10 + 10 + 1 + 6 + 2;
+/// The longest pause that the steps below ask for.
+const LONGEST_ASKED: u64 = 20;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Pass(u64),
+    Down(Option<(ApiErrorKind, u64)>),
+    Next(Vec<Option<ApiErrorKind>>),
+    Rival(bool),
+    Touch,
+    LeaseGone,
+    /// Another process renews the Lease once.
+    Renewed,
+    Foreign,
+    Node(Option<u8>),
+    Told(Option<u8>),
+    Clock(i64),
+    Restart,
+}
+
+fn kind() -> impl Strategy<Value = ApiErrorKind> {
+    let pause = option::of((0..LONGEST_ASKED).prop_map(seconds));
+    prop_oneof![
+        8 => select(vec![
+            ApiErrorKind::Conflict,
+            ApiErrorKind::AlreadyExists,
+            ApiErrorKind::NotFound,
+            ApiErrorKind::Gone,
+            ApiErrorKind::Unauthorized,
+            ApiErrorKind::Forbidden,
+            ApiErrorKind::Invalid,
+            ApiErrorKind::Timeout,
+            ApiErrorKind::Unreachable,
+            ApiErrorKind::Credentials,
+        ]),
+        1 => pause.clone().prop_map(|retry_after| ApiErrorKind::TooManyRequests { retry_after }),
+        1 => pause.prop_map(|retry_after| ApiErrorKind::Server { retry_after }),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0_u64..30_000).prop_map(Step::Pass),
+        2 => option::of((kind(), select(vec![0_u64, 0, 50, 10_000]))).prop_map(Step::Down),
+        3 => vec(option::of(kind()), 1..12).prop_map(Step::Next),
+        1 => any::<bool>().prop_map(Step::Rival),
+        1 => Just(Step::Touch),
+        1 => Just(Step::LeaseGone),
+        1 => Just(Step::Renewed),
+        1 => Just(Step::Foreign),
+        1 => option::of(0_u8..3).prop_map(Step::Node),
+        1 => option::of(0_u8..3).prop_map(Step::Told),
+        1 => (-7_200_000_i64..7_200_000).prop_map(Step::Clock),
+        1 => Just(Step::Restart),
+    ]
+}
+
+fn uid(number: u8) -> String {
+    format!("node-{number}")
+}
+
+struct Run {
+    bench: Bench,
+    server: Server,
+    /// When each request was made, of this process.
+    times: Vec<Duration>,
+    patches: Vec<Duration>,
+    /// News of the Node let the core ask early once in an interval.
+    told: bool,
+    policy: LeasePolicy,
+}
+
+impl Run {
+    fn perform(&mut self, step: Step) {
+        let server = &mut self.server;
+        match step {
+            Step::Pass(time) => self.bench.pass(millis(time), server),
+            Step::Down(down) => server.down = down.map(|(kind, takes)| (kind, millis(takes))),
+            Step::Next(next) => server.next = next.into(),
+            Step::Rival(rival) => server.rival = rival,
+            Step::Touch => server.touch(),
+            Step::LeaseGone => server.lease = None,
+            Step::Renewed => server.renew_as_kubelet(self.bench.now.unix_ms),
+            Step::Foreign => {
+                server.touch();
+                if let Some(lease) = &mut server.lease {
+                    lease.holder = Some("other".into());
+                }
+            }
+            Step::Node(node) => server.node = node.map(uid),
+            Step::Told(node) => {
+                self.told = true;
+                self.bench.event(Event::NodeChanged(node.map(uid)));
+            }
+            Step::Clock(step) => self.bench.step(step),
+            Step::Restart => {
+                let now = self.bench.now;
+                self.bench = Bench::with(self.policy.clone(), self.bench.record.clone());
+                self.bench.now = now;
+                (self.times, self.patches, self.told) = (Vec::new(), Vec::new(), false);
+            }
+        }
+        for (at, request) in self.bench.requests.drain(..) {
+            self.times.push(at);
+            if matches!(request, Request::Renew(_)) {
+                self.patches.push(at);
+            }
+        }
+    }
+
+    fn check_rate(&self) {
+        let interval = policy().interval();
+        // A sync that news began early comes on top of the planned one, once in an interval.
+        let factor = if self.told { 2 } else { 1 };
+        for (times, most) in [(&self.times, MOST_IN_AN_INTERVAL), (&self.patches, 10)] {
+            for window in times.windows(most * factor + 1) {
+                let took = window[most * factor].saturating_sub(window[0]);
+                assert!(took >= interval, "{} requests in {took:?}", most * factor + 1);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_the_server_answers(
+        chance in 0.0_f64..1.0,
+        may_stand_back: bool,
+        steps in vec(step(), 0..60),
+    ) {
+        let policy = LeasePolicy { may_stand_back, ..policy() };
+        let bench = Bench { chance, ..Bench::with(policy.clone(), None) };
+        let server = Server::with_node();
+        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), told: false, policy };
+        for step in steps {
+            run.perform(step);
+            run.check_rate();
+        }
+        // The requests that hang end; what the server asked for passes.
+        run.server.next.clear();
+        run.server.rival = false;
+        run.server.node = Some(uid(9));
+        if run.bench.asked.is_some() {
+            run.perform(Step::Pass(10_000));
+        }
+        run.server.down = None;
+        run.perform(Step::Pass(LONGEST_ASKED * 1000));
+        if may_stand_back {
+            // Nobody else has renewed the Lease for as long as it lasts.
+            run.perform(Step::Pass(40_000 + 10_400));
+        }
+        prop_assert_eq!(run.bench.core.contention() == Contention::StandingBack, false);
+        let (writes, renewed) = (run.server.writes, run.bench.core.renewed_at());
+        run.perform(Step::Pass(7_000 + 10_400));
+        run.check_rate();
+        prop_assert!(run.server.writes > writes, "renewed at {renewed:?}, {:?}", run.bench.core);
+        prop_assert_eq!(run.bench.core.health(), ChoreHealth::Well);
+        let lease = run.server.lease.expect("there");
+        prop_assert_eq!(lease.holder.as_deref(), Some("web-1"));
+        let record = run.bench.record.expect("written");
+        prop_assert_eq!((record.uid, Some(record.transitions)), (lease.written.uid, lease.transitions));
+    }
+
+    #[test]
+    fn the_next_run_comes_between_the_interval_and_four_percent_more(chance in 0.0_f64..1.0) {
+        let (mut bench, mut server) = (Bench { chance, ..Bench::new(None) }, Server::with_node());
+        bench.pass(seconds(100), &mut server);
+        let times: Vec<Duration> = bench.requests[2..].iter().map(|(at, _)| *at).collect();
+        for two in times.windows(2) {
+            let pause = two[1] - two[0];
+            prop_assert!(pause >= seconds(10) && pause < millis(10_401), "{:?}", pause);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Helpers of the core's tests.
+//!
+//! Owns: [`Bench`], a core with clocks that only the test moves, which checks that one request at most is under way;
+//! [`Server`], an API server with one Lease and one Node that fails on demand.
+
+use std::{collections::VecDeque, time::Duration};
+
+use keelson_actor_system::{
+    clock::Now,
+    cluster::{ApiError, ApiErrorKind, LeaseSeen, Written},
+};
+
+use super::{Answer, Core, Counted, Effect, Event, LeasePolicy, Request};
+use crate::lease::LeaseRecord;
+
+pub(crate) const SERVER: &str = "https://api.example";
+/// Wall clock at the start of every test.
+pub(crate) const START_MS: i64 = 1_700_000_000_000;
+
+pub(crate) const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+pub(crate) const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(crate) fn policy() -> LeasePolicy {
+    LeasePolicy {
+        name: "web-1".into(),
+        holder: "web-1".into(),
+        node: "web-1".into(),
+        duration: seconds(40),
+        lean: true,
+        may_stand_back: false,
+    }
+}
+
+pub(crate) fn error(kind: ApiErrorKind) -> ApiError {
+    ApiError { server: SERVER.into(), kind, reason: kind.name().into() }
+}
+
+/// What the log of a test says of a request.
+pub(crate) fn name_of(request: &Request) -> &'static str {
+    match request {
+        Request::Read => "GET",
+        Request::Create(_) => "POST",
+        Request::Renew(_) => "PATCH",
+        Request::Node => "GET node",
+    }
+}
+
+/// An API server.
+#[derive(Debug, Default)]
+pub(crate) struct Server {
+    pub(crate) lease: Option<LeaseSeen>,
+    pub(crate) node: Option<String>,
+    /// What everything is answered with, and how long that takes.
+    pub(crate) down: Option<(ApiErrorKind, Duration)>,
+    /// What the next requests are answered with; `None`: as it should be.
+    pub(crate) next: VecDeque<Option<ApiErrorKind>>,
+    /// Every renewal finds that somebody else was faster.
+    pub(crate) rival: bool,
+    /// So many renewals are carried out, and their answers are lost.
+    pub(crate) swallows: u32,
+    pub(crate) version: u64,
+    /// Writes that succeeded.
+    pub(crate) writes: u32,
+}
+
+impl Server {
+    pub(crate) fn with_node() -> Self {
+        Self { node: Some("node-uid".into()), ..Self::default() }
+    }
+
+    /// One whose Lease was renewed that long ago.
+    pub(crate) fn with_lease(holder: &str, renewed_ago: Duration) -> Self {
+        let age = i64::try_from(renewed_ago.as_micros()).expect("small");
+        let lease = LeaseSeen {
+            written: Written { uid: "lease-uid".into(), resource_version: "100".into() },
+            owner_uid: Some("node-uid".into()),
+            holder: Some(holder.into()),
+            duration_seconds: Some(40),
+            renew_unix_us: Some(START_MS * 1000 - age),
+            acquire_unix_us: None,
+            transitions: Some(3),
+        };
+        Self { lease: Some(lease), version: 100, ..Self::with_node() }
+    }
+
+    /// Somebody else writes the Lease.
+    pub(crate) fn touch(&mut self) {
+        self.version += 1;
+        if let Some(lease) = &mut self.lease {
+            lease.written.resource_version = self.version.to_string();
+        }
+    }
+
+    /// A kubelet renews the Lease.
+    pub(crate) fn renew_as_kubelet(&mut self, unix_ms: i64) {
+        self.touch();
+        if let Some(lease) = &mut self.lease {
+            lease.renew_unix_us = Some(unix_ms * 1000 + 123);
+        }
+    }
+
+    fn wrong(&mut self) -> Option<ApiErrorKind> {
+        self.next.pop_front().flatten().or(self.down.map(|(kind, _)| kind))
+    }
+
+    pub(crate) fn serve(&mut self, request: &Request) -> Answer {
+        let wrong = self.wrong().map(error);
+        match request {
+            Request::Read => Answer::Read(match wrong {
+                Some(error) => Err(error),
+                None => self.lease.clone().ok_or(error(ApiErrorKind::NotFound)),
+            }),
+            Request::Node => Answer::Node(match wrong {
+                Some(error) => Err(error),
+                None => self.node.clone().ok_or(error(ApiErrorKind::NotFound)),
+            }),
+            Request::Create(create) => Answer::Created(match wrong {
+                Some(error) => Err(error),
+                None if self.lease.is_some() => Err(error(ApiErrorKind::AlreadyExists)),
+                None => {
+                    self.version += 1;
+                    self.writes += 1;
+                    let written = Written {
+                        uid: format!("uid-{}", self.version),
+                        resource_version: self.version.to_string(),
+                    };
+                    self.lease = Some(LeaseSeen {
+                        written: written.clone(),
+                        owner_uid: create.owner.as_ref().map(|owner| owner.uid.clone()),
+                        holder: Some(create.holder.clone()),
+                        duration_seconds: Some(create.duration_seconds),
+                        renew_unix_us: Some(create.now_unix_us),
+                        acquire_unix_us: Some(create.now_unix_us),
+                        transitions: Some(create.transitions),
+                    });
+                    Ok(written)
+                }
+            }),
+            Request::Renew(patch) if self.swallows > 0 => {
+                self.swallows -= 1;
+                // A conflict is no answer either.
+                let _ = self.patch(patch);
+                Answer::Renewed(Err(error(ApiErrorKind::Timeout)))
+            }
+            Request::Renew(patch) => Answer::Renewed(match wrong {
+                Some(error) => Err(error),
+                None => self.patch(patch),
+            }),
+        }
+    }
+
+    fn patch(&mut self, patch: &keelson_actor_system::cluster::LeasePatch) -> Result<Written, ApiError> {
+        if self.rival {
+            self.touch();
+        }
+        let Some(lease) = &mut self.lease else { return Err(error(ApiErrorKind::NotFound)) };
+        assert!(!patch.resource_version.is_empty(), "an unconditional patch");
+        if lease.written.resource_version != patch.resource_version {
+            return Err(error(ApiErrorKind::Conflict));
+        }
+        self.version += 1;
+        self.writes += 1;
+        lease.written.resource_version = self.version.to_string();
+        lease.renew_unix_us = Some(patch.renew_unix_us);
+        lease.duration_seconds = patch.duration_seconds.or(lease.duration_seconds);
+        if let Some(owner) = &patch.owner {
+            lease.owner_uid = Some(owner.uid.clone());
+        }
+        if let Some(acquire) = &patch.acquire {
+            lease.holder = Some(acquire.holder.clone());
+            lease.acquire_unix_us = Some(acquire.acquire_unix_us);
+            lease.transitions = Some(acquire.transitions);
+        }
+        Ok(lease.written.clone())
+    }
+}
+
+/// A core, its clocks, and everything it said.
+pub(crate) struct Bench {
+    pub(crate) core: Core,
+    pub(crate) now: Now,
+    pub(crate) chance: f64,
+    pub(crate) asked: Option<(u64, Request)>,
+    /// Every request with its time.
+    pub(crate) requests: Vec<(Duration, Request)>,
+    pub(crate) closes: u32,
+    pub(crate) record: Option<LeaseRecord>,
+    pub(crate) persisted: u32,
+    pub(crate) notes: Vec<(bool, String)>,
+    pub(crate) counted: Vec<Counted>,
+}
+
+impl Bench {
+    pub(crate) fn new(record: Option<LeaseRecord>) -> Self {
+        Self::with(policy(), record)
+    }
+
+    pub(crate) fn with(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
+        Self {
+            core: Core::new(policy, record.clone()),
+            now: Now { mono: Duration::ZERO, unix_ms: START_MS },
+            chance: 0.5,
+            asked: None,
+            requests: Vec::new(),
+            closes: 0,
+            record,
+            persisted: 0,
+            notes: Vec::new(),
+            counted: Vec::new(),
+        }
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        for effect in self.core.handle(event, self.now, self.chance) {
+            match effect {
+                Effect::Ask { number, request } => {
+                    assert!(self.asked.is_none(), "two requests at once: {:?} and {request:?}", self.asked);
+                    self.requests.push((self.now.mono, request.clone()));
+                    self.asked = Some((number, request));
+                }
+                Effect::CloseConnections => self.closes += 1,
+                Effect::Persist(record) => {
+                    assert_ne!(self.record.as_ref(), Some(&record), "written without need");
+                    self.record = Some(record);
+                    self.persisted += 1;
+                }
+                Effect::Count(counted) => self.counted.push(counted),
+                Effect::Note { warn, text } => self.notes.push((warn, text)),
+            }
+        }
+        assert_eq!(self.core.next_tick().is_none(), self.asked.is_some(), "waits for a timer or an answer");
+        // What people see must never fail.
+        let _ = self.core.view(SERVER, self.now);
+    }
+
+    pub(crate) fn answer(&mut self, answer: Answer) {
+        let (request, _) = self.asked.take().expect("a request under way");
+        self.event(Event::Answered { request, answer });
+    }
+
+    pub(crate) fn at(&mut self, mono: Duration) {
+        self.now = Now { unix_ms: self.now.unix_ms_at(mono), mono };
+    }
+
+    /// Lets time pass with this server, timers and answers included.
+    pub(crate) fn pass(&mut self, time: Duration, server: &mut Server) {
+        let end = self.now.mono + time;
+        let mut turns = 0;
+        loop {
+            turns += 1;
+            assert!(turns < 100_000, "asks for ever");
+            if let Some((_, request)) = self.asked.clone() {
+                let takes = server.down.map_or(Duration::ZERO, |(_, takes)| takes);
+                if self.now.mono + takes > end {
+                    break;
+                }
+                self.at(self.now.mono + takes);
+                let answer = server.serve(&request);
+                self.answer(answer);
+                continue;
+            }
+            match self.core.next_tick() {
+                Some(at) if at <= end => {
+                    self.at(at.max(self.now.mono));
+                    self.event(Event::Tick);
+                }
+                _ => break,
+            }
+        }
+        self.at(end.max(self.now.mono));
+    }
+
+    /// The wall clock steps; the monotonic one does not.
+    pub(crate) fn step(&mut self, millis: i64) {
+        self.now.unix_ms += millis;
+    }
+
+    /// The requests since the last call, by name.
+    pub(crate) fn log(&mut self) -> Vec<&'static str> {
+        self.requests.drain(..).map(|(_, request)| name_of(&request)).collect()
+    }
+
+    /// The same, with the milliseconds at which they were made.
+    pub(crate) fn timed_log(&mut self) -> Vec<(u128, &'static str)> {
+        self.requests.drain(..).map(|(at, request)| (at.as_millis(), name_of(&request))).collect()
+    }
+
+    pub(crate) fn patches(&self) -> Vec<keelson_actor_system::cluster::LeasePatch> {
+        let patch = |(_, request): &(Duration, Request)| {
+            if let Request::Renew(patch) = request { Some(patch.clone()) } else { None }
+        };
+        self.requests.iter().filter_map(patch).collect()
+    }
+
+    pub(crate) fn noted(&self, words: &str) -> usize {
+        self.notes.iter().filter(|(_, text)| text.contains(words)).count()
+    }
+
+    pub(crate) fn count(&self, result: &str) -> usize {
+        self.counted
+            .iter()
+            .filter(|counted| matches!(counted, Counted::Result(name) if *name == result))
+            .count()
+    }
+}

@@ -1,0 +1,125 @@
+//! How the Lease looks from outside.
+//!
+//! Owns: health, summary, figures and the JSON for people, as made from the core.
+
+use std::time::Duration;
+
+use keelson_actor_system::{
+    clock::Now,
+    cluster::{ChoreHealth, LEASE_NAMESPACE},
+};
+
+use super::{Contention, Core, NodeSeen, Phase, Renewed, mono_ms};
+
+impl Core {
+    /// How the renewals fare.
+    #[must_use]
+    pub(crate) fn health(&self) -> ChoreHealth {
+        match &self.trouble {
+            Some(trouble) => {
+                let (reason, since_unix_ms) = (trouble.reason.clone(), trouble.since_unix_ms);
+                ChoreHealth::Failing { reason, since_unix_ms, refused: false }
+            }
+            None if self.settled => ChoreHealth::Well,
+            None => ChoreHealth::Starting,
+        }
+    }
+
+    /// What it does, in a few words.
+    #[must_use]
+    pub(crate) fn summary(&self) -> String {
+        let interval = self.policy.interval();
+        match self.health() {
+            ChoreHealth::Starting => format!("looks for Lease {}", self.policy.name),
+            ChoreHealth::Well if self.contention() == Contention::Contested => {
+                format!("renews Lease {} every {interval:?}, as another process does", self.policy.name)
+            }
+            ChoreHealth::Well => format!("renews Lease {} every {interval:?}", self.policy.name),
+            ChoreHealth::Failing { reason, .. } => format!("failing: {reason}"),
+        }
+    }
+
+    /// The last successful renewal, by an earlier process included.
+    #[must_use]
+    pub(crate) fn renewed_at(&self) -> Option<Renewed> {
+        self.renewed
+    }
+
+    /// Failed requests since then.
+    #[must_use]
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// `spec.leaseTransitions` as last confirmed.
+    #[must_use]
+    pub(crate) fn transitions(&self) -> Option<i32> {
+        self.record.as_ref().map(|record| record.transitions)
+    }
+
+    /// Whether another process renews the Lease.
+    #[must_use]
+    pub(crate) fn contention(&self) -> Contention {
+        self.contest.contention()
+    }
+
+    fn phase_name(&self) -> &'static str {
+        match self.phase {
+            Phase::Waiting { .. } => "waiting",
+            Phase::BackingOff { .. } => "backing off",
+            Phase::Reading => "reading",
+            Phase::AskingNode { .. } => "asking for the node",
+            Phase::Creating(_) => "creating",
+            Phase::Renewing(_) => "renewing",
+        }
+    }
+
+    /// The state, for people.
+    #[must_use]
+    pub(crate) fn view(&self, server: &str, now: Now) -> serde_json::Value {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let (node, node_uid, gone_since) = match &self.node {
+            NodeSeen::Unknown => ("not asked for", None, None),
+            NodeSeen::Known(uid) => ("there", Some(uid), None),
+            NodeSeen::Gone { since_unix_ms } => ("gone", None, Some(*since_unix_ms)),
+        };
+        let (health, reason, since) = match self.health() {
+            ChoreHealth::Starting => ("starting", None, None),
+            ChoreHealth::Well => ("well", None, None),
+            ChoreHealth::Failing { reason, since_unix_ms, .. } => {
+                ("failing", Some(reason), Some(since_unix_ms))
+            }
+        };
+        // While the Lease is looked for, what was last confirmed.
+        let (held, record) = (self.lease.as_ref(), self.record.as_ref());
+        let holder = held.and_then(|held| held.holder.as_deref());
+        serde_json::json!({
+            "server": server,
+            "namespace": LEASE_NAMESPACE,
+            "name": self.policy.name,
+            "duration_seconds": self.policy.duration_seconds(),
+            "phase": self.phase_name(),
+            "health": health,
+            "reason": reason,
+            "failing_since_unix_ms": since,
+            "consecutive_failures": self.failures,
+            "last_error": self.last_error.as_ref().map(|(_, text)| text),
+            "last_error_unix_ms": self.last_error.as_ref().map(|(at, _)| at),
+            "holder": holder.or(record.map(|record| record.holder.as_str())),
+            "uid": held.map(|held| &held.uid).or(record.map(|record| &record.uid)),
+            "resource_version": held.map(|held| held.resource_version.as_str()),
+            "transitions": held.map(|held| held.transitions).or(record.map(|record| record.transitions)),
+            "managers_forgotten": record.map(|record| record.managers_forgotten),
+            "contention": self.contention().name(),
+            "contested_since_unix_ms": self.contest.since_unix_ms(),
+            "node": self.policy.node,
+            "node_state": node,
+            "node_uid": node_uid,
+            "node_gone_since_unix_ms": gone_since,
+            "last_renewal_unix_ms": self.renewed.map(|at| at.unix_ms),
+            "last_renewal_age_ms": self.renewed.map(|at| mono_ms(now).saturating_sub(at.mono_ms).max(0)),
+            "next_request_unix_ms": self.next_tick().map(|at| now.unix_ms_at(at)),
+            "next_request_in_ms": self.next_tick().map(|at| ms(at.saturating_sub(now.mono))),
+        })
+    }
+}

@@ -1,0 +1,523 @@
+//! The StatusReporter: performs what the core decides.
+//!
+//! Owns: the core, the one timer, the requests and readings under way; [`saving`] has the writes to the store. In: verbs. Out:
+//! requests to the API server, one at a time; records. When the store fails it goes on and says so; what is lost
+//! then is one report's worth of economy after a restart.
+
+mod saving;
+
+use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
+
+use actix::{
+    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, ResponseActFuture, SpawnHandle,
+    Supervised, fut::wrap_future,
+};
+use futures_util::future::{BoxFuture, join3};
+use k8s_openapi::api::core::v1::Node;
+use keelson_actor_system::{
+    clock::{Clock, Now},
+    cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi},
+    durable::LoggedFailure,
+    inspect::{Recorder, Status},
+    reports::EndpointsView,
+    supervise::Supervision,
+};
+use keelson_storage::{StateStore, StoreState};
+use tokio::{
+    sync::{oneshot, watch},
+    time::{sleep, timeout},
+};
+
+use super::{
+    compute::conditions::{DISK_PRESSURE, takes_pods},
+    core::{Collected, Core, Counted, Effect, Event},
+    external::{ConditionRefused, ConditionView},
+    messages::{
+        ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions,
+        ReportNow, SetCondition, StatusState, StatusTick,
+    },
+    metrics::StatusMetrics,
+    policy::{Role, StatusPolicy},
+    sources::{PullsSource, RuntimeSource},
+    state::Unsaved,
+};
+use crate::{
+    host::{Host, HostAsk, HostReadings},
+    lease::Contention,
+};
+
+/// The wall clock, in milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`] outside tests.
+pub type WallClock = fn() -> i64;
+
+/// The longest that a pass waits for the runtime's answer.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest that it waits for the pulls' answer.
+const PULLS_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest that it waits for the host's, which is never late.
+const HOST_TIMEOUT: Duration = Duration::from_secs(10);
+/// A request that the API's implementation does not end by itself.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
+/// How often a runtime that does not take pods yet is asked after the start, and for how long (kubelet).
+const FIRST_READY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(120));
+
+/// What the StatusReporter needs.
+pub struct StatusReporterParts {
+    /// The API server.
+    pub api: Arc<dyn NodeApi>,
+    /// The machine.
+    pub host: Arc<dyn Host>,
+    /// Who says how the container runtime is, and at once when it comes or goes.
+    pub runtime: Arc<dyn RuntimeSource>,
+    /// Who says how image pulls fare.
+    pub pulls: Arc<dyn PullsSource>,
+    /// How service endpoints fare.
+    pub endpoints: watch::Receiver<EndpointsView>,
+    /// Whether another process renews the node's Lease.
+    pub contention: watch::Receiver<Contention>,
+    /// Where the last report is kept.
+    pub store: Arc<dyn StateStore>,
+    /// Time, for plans.
+    pub clock: Clock,
+    /// Time, for the Node.
+    pub wall: WallClock,
+    /// The settings it decides by.
+    pub policy: StatusPolicy,
+    /// What is counted.
+    pub metrics: StatusMetrics,
+    /// How it fares, for readiness and people.
+    pub health: watch::Sender<ChoreHealth>,
+    /// Raised by one with each change that people could see.
+    pub changes: watch::Sender<u64>,
+    /// The note-book.
+    pub recorder: Arc<Recorder>,
+}
+
+/// The actor.
+pub struct StatusReporter {
+    core: Core,
+    policy: StatusPolicy,
+    api: Arc<dyn NodeApi>,
+    host: Arc<dyn Host>,
+    runtime: Arc<dyn RuntimeSource>,
+    pulls: Arc<dyn PullsSource>,
+    endpoints: watch::Receiver<EndpointsView>,
+    contention: watch::Receiver<Contention>,
+    store: Arc<dyn StateStore>,
+    clock: Clock,
+    wall: WallClock,
+    metrics: StatusMetrics,
+    health: watch::Sender<ChoreHealth>,
+    changes: watch::Sender<u64>,
+    supervision: Supervision,
+    timer: Option<(Duration, SpawnHandle)>,
+    unsaved: Unsaved,
+    logged: LoggedFailure,
+    /// Those who wait until it is on disk.
+    waiting: Vec<oneshot::Sender<()>>,
+    saving: bool,
+    /// When writing is tried again.
+    save_again: Option<SpawnHandle>,
+    /// The store could not be read at the start.
+    unread: bool,
+    summary: String,
+    /// What was told last of the condition DiskPressure.
+    disk_pressure: Option<bool>,
+    /// What the watch said last: a restart does not forget it.
+    node: Option<Option<Arc<Node>>>,
+}
+
+impl fmt::Debug for StatusReporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatusReporter").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl StatusReporter {
+    /// An actor that has not started yet.
+    #[must_use]
+    pub fn new(parts: StatusReporterParts) -> Self {
+        Self {
+            core: Core::new(parts.policy.clone()),
+            policy: parts.policy,
+            api: parts.api,
+            host: parts.host,
+            runtime: parts.runtime,
+            pulls: parts.pulls,
+            endpoints: parts.endpoints,
+            contention: parts.contention,
+            store: parts.store,
+            clock: parts.clock,
+            wall: parts.wall,
+            metrics: parts.metrics,
+            health: parts.health,
+            changes: parts.changes,
+            supervision: Supervision::new(parts.recorder),
+            timer: None,
+            unsaved: Unsaved::default(),
+            logged: LoggedFailure::default(),
+            waiting: Vec::new(),
+            saving: false,
+            save_again: None,
+            unread: false,
+            summary: String::new(),
+            disk_pressure: None,
+            node: None,
+        }
+    }
+
+    fn recorder(&self) -> &Arc<Recorder> {
+        self.supervision.recorder()
+    }
+
+    fn now(&self) -> Now {
+        Now { unix_ms: (self.wall)(), ..self.clock.now() }
+    }
+
+    /// One event through the core, and everything that follows from it.
+    fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
+        let effects = self.core.handle(event, self.now(), rand::random());
+        let visible = !effects.is_empty();
+        for effect in effects {
+            self.act(effect, ctx);
+        }
+        self.arm(ctx);
+        self.metrics.age(self.core.report_age(self.now()));
+        self.metrics.contested.set(i64::try_from(self.core.contested_conditions()).unwrap_or(i64::MAX));
+        let summary = self.core.summary();
+        if self.summary != summary {
+            self.recorder().status(Status::Running, summary.clone());
+            self.summary = summary;
+        }
+        if visible {
+            self.changes.send_modify(|count| *count += 1);
+        }
+    }
+
+    fn act(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        let (api, name) = (self.api.clone(), self.policy.node_name.clone());
+        match effect {
+            Effect::Collect { image_fs } => {
+                let collect = self.collect(image_fs);
+                Self::then(collect, |collected| Event::Collected(Box::new(collected)), ctx);
+            }
+            Effect::Get => Self::then(in_time(&api, api.get_node(&name)), Event::Got, ctx),
+            Effect::Create(node) => Self::then(in_time(&api, api.create_node(node)), Event::Created, ctx),
+            Effect::PatchNode(patch) => {
+                Self::then(in_time(&api, api.patch_node(&name, patch)), Event::Repaired, ctx);
+            }
+            Effect::PatchStatus(patch) => {
+                Self::then(in_time(&api, api.patch_status(&name, patch)), Event::Patched, ctx);
+            }
+            Effect::CloseConnections => api.close_connections(),
+            Effect::Save(write) => self.save(write, ctx),
+            Effect::Health(health) => drop(self.health.send_replace(health)),
+            Effect::Computed(conditions) => {
+                self.metrics.computations.inc();
+                self.metrics.show(&conditions);
+                self.tell_disk_pressure(&conditions);
+            }
+            Effect::Count(Counted::Sent) => self.metrics.report("sent"),
+            Effect::Count(Counted::Failed) => self.metrics.report("failed"),
+            Effect::Count(Counted::Registered) => self.metrics.report("registered"),
+            Effect::Count(Counted::ClockStep) => drop(self.metrics.clock_steps.inc()),
+            Effect::Count(Counted::ForeignWrite) => drop(self.metrics.foreign_writes.inc()),
+            Effect::Note { warn: true, text } => {
+                tracing::warn!(actor = "StatusReporter", "{text}");
+                self.recorder().error(text);
+            }
+            Effect::Note { warn: false, text } => {
+                tracing::info!(actor = "StatusReporter", "{text}");
+                self.recorder().event(text);
+            }
+        }
+    }
+
+    /// A companion does not work DiskPressure out: its kubelet does, and whoever watches the Node tells of it.
+    fn tell_disk_pressure(&mut self, conditions: &[(&'static str, String)]) {
+        let Some((_, status)) = conditions.iter().find(|(kind, _)| *kind == DISK_PRESSURE) else { return };
+        let is_true = status == "True";
+        if self.disk_pressure != Some(is_true) {
+            self.disk_pressure = Some(is_true);
+            self.pulls.disk_pressure(is_true);
+        }
+    }
+
+    /// Waits for something, and goes on with the event that is made of it.
+    fn then<T: 'static>(
+        wait: impl Future<Output = T> + 'static,
+        event: impl FnOnce(T) -> Event + 'static,
+        ctx: &mut Context<Self>,
+    ) {
+        ctx.spawn(wrap_future::<_, Self>(wait).map(|result, actor, ctx| actor.step(event(result), ctx)));
+    }
+
+    /// Reads what the role needs.
+    fn collect(&self, image_fs: Option<PathBuf>) -> impl Future<Output = Collected> + use<> {
+        let node = self.policy.role == Role::Node;
+        let (facts, since_boot) = (self.host.facts(), self.host.since_boot());
+        let ask = HostAsk { node_fs: self.policy.root_dir.clone(), image_fs };
+        let readings = node.then(|| self.host.read(ask));
+        let runtime = node.then(|| self.runtime.report());
+        let flow = self.pulls.flow();
+        let source = self.runtime.clone();
+        let endpoints = self.endpoints.borrow().clone();
+        let store = self.store.subscribe().borrow().clone();
+        let readings = async move {
+            let Some(readings) = readings else { return HostReadings::default() };
+            timeout(HOST_TIMEOUT, readings).await.unwrap_or_else(|_| HostReadings {
+                errors: vec![format!("the host was not read within {HOST_TIMEOUT:?}")],
+                ..HostReadings::default()
+            })
+        };
+        let runtime = async move {
+            let Some(report) = runtime else { return Err(String::new()) };
+            let late = || Err(format!("no answer within {RUNTIME_TIMEOUT:?}"));
+            timeout(RUNTIME_TIMEOUT, report).await.unwrap_or_else(|_| late())
+        };
+        let flow = async move {
+            let late = || Err(format!("no answer within {PULLS_TIMEOUT:?}"));
+            timeout(PULLS_TIMEOUT, flow).await.unwrap_or_else(|_| late())
+        };
+        async move {
+            let (readings, runtime, flow) = join3(readings, runtime, flow).await;
+            let runtime_down = source.down_reason();
+            Collected { facts, readings, since_boot, runtime, runtime_down, flow, endpoints, store }
+        }
+    }
+
+    fn arm(&mut self, ctx: &mut Context<Self>) {
+        let next = self.core.due();
+        if self.timer.as_ref().map(|(at, _)| *at) == next {
+            return;
+        }
+        if let Some((_, handle)) = self.timer.take() {
+            ctx.cancel_future(handle);
+        }
+        if let Some(at) = next {
+            let pause = at.saturating_sub(self.clock.now().mono);
+            self.timer = Some((at, ctx.notify_later(StatusTick {}, pause)));
+        }
+    }
+
+    /// Tells the core when the runtime comes or goes.
+    fn watch_runtime(&mut self, ctx: &mut Context<Self>) {
+        ctx.spawn(wrap_future::<_, Self>(self.runtime.changed()).map(|changed, actor, ctx| {
+            // Else the RuntimeClient is gone, and with it the process.
+            if changed {
+                // Watched again first: what changes during the step is not missed.
+                actor.watch_runtime(ctx);
+                actor.step(Event::Changed, ctx);
+            }
+        }));
+    }
+
+    /// Tells the core when another process is found to renew the Lease, and when it has stopped.
+    fn watch_contention(&mut self, before: Contention, ctx: &mut Context<Self>) {
+        let mut contention = self.contention.clone();
+        let changed = async move {
+            let changed = contention.wait_for(|now| *now != before).await;
+            changed.ok().map(|now| *now)
+        };
+        ctx.spawn(wrap_future::<_, Self>(changed).map(move |changed, actor, ctx| match changed {
+            Some(now) => {
+                actor.watch_contention(now, ctx);
+                actor.step(Event::Contention(now), ctx);
+            }
+            // There is no LeaseRenewer any more, and a status does not wait for one.
+            None if before == Contention::Undecided => {
+                actor.step(Event::Contention(Contention::Uncontested), ctx);
+            }
+            None => {}
+        }));
+    }
+
+    /// Tells the core when the state stops being durable, and when it is again.
+    fn watch_store(&mut self, ctx: &mut Context<Self>) {
+        let mut state = self.store.subscribe();
+        let shown = |state: &StoreState| (state.is_durable(), state.is_open());
+        let before = shown(&state.borrow_and_update());
+        let changed = async move { state.wait_for(|state| shown(state) != before).await.is_ok() };
+        ctx.spawn(wrap_future::<_, Self>(changed).map(|changed, actor, ctx| {
+            // A store that is never closed has no states to tell of.
+            if changed {
+                actor.watch_store(ctx);
+                if actor.unread && actor.store.subscribe().borrow().is_open() {
+                    actor.save_next(ctx);
+                }
+                actor.step(Event::Changed, ctx);
+            }
+        }));
+    }
+
+    /// A fresh node is reported as soon as its runtime takes pods.
+    fn watch_first_ready(&mut self, ctx: &mut Context<Self>) {
+        if self.policy.role != Role::Node {
+            return;
+        }
+        let runtime = self.runtime.clone();
+        let ready = async move {
+            loop {
+                let report = timeout(RUNTIME_TIMEOUT, runtime.report()).await;
+                if matches!(report, Ok(Ok(report)) if takes_pods(&report)) {
+                    return;
+                }
+                sleep(FIRST_READY.0).await;
+            }
+        };
+        let ready = async move { timeout(FIRST_READY.1, ready).await.is_ok() };
+        ctx.spawn(wrap_future::<_, Self>(ready).map(|ready, actor, ctx| {
+            if ready {
+                actor.step(Event::RuntimeReady, ctx);
+            }
+        }));
+    }
+}
+
+/// No request is waited for for ever, whatever the implementation does.
+fn in_time<T>(
+    api: &Arc<dyn NodeApi>,
+    request: BoxFuture<'static, Result<T, ApiError>>,
+) -> impl Future<Output = Result<T, ApiError>> + use<T> {
+    let server = api.server();
+    async move {
+        timeout(REQUEST_TIMEOUT, request).await.unwrap_or_else(|_| {
+            let reason = format!("no answer within {REQUEST_TIMEOUT:?}");
+            Err(ApiError { server, kind: ApiErrorKind::Timeout, reason })
+        })
+    }
+}
+
+impl Actor for StatusReporter {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.supervision.resume(ctx, Self::reload);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        self.recorder().status(Status::Stopped, "");
+    }
+}
+
+impl Supervised for StatusReporter {
+    fn restarting(&mut self, _: &mut Context<Self>) {
+        self.supervision.restarting();
+        self.core = Core::new(self.policy.clone());
+        self.timer = None;
+        (self.saving, self.save_again) = (false, None);
+        self.summary.clear();
+    }
+}
+
+impl Handler<StatusTick> for StatusReporter {
+    type Result = ();
+
+    fn handle(&mut self, _: StatusTick, ctx: &mut Context<Self>) {
+        self.timer = None;
+        self.step(Event::Due, ctx);
+    }
+}
+
+impl Handler<NodeChanged> for StatusReporter {
+    type Result = ();
+
+    fn handle(&mut self, message: NodeChanged, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<NodeChanged>();
+        self.node = Some(message.node.clone());
+        self.step(Event::Node(message.node), ctx);
+    }
+}
+
+impl Handler<ConditionChanged> for StatusReporter {
+    type Result = ();
+
+    fn handle(&mut self, _: ConditionChanged, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<ConditionChanged>();
+        self.step(Event::Changed, ctx);
+    }
+}
+
+impl Handler<ReportNow> for StatusReporter {
+    type Result = ();
+
+    fn handle(&mut self, _: ReportNow, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<ReportNow>();
+        self.step(Event::ReportNow, ctx);
+    }
+}
+
+impl Handler<SetCondition> for StatusReporter {
+    type Result = ResponseActFuture<Self, Result<bool, ConditionRefused>>;
+
+    fn handle(&mut self, message: SetCondition, ctx: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling::<SetCondition>();
+        let now = self.now();
+        let saved = match self.core.set_condition(message.condition, now) {
+            Ok(write) => Ok(write.map(|write| self.save_condition(write, ctx))),
+            Err(refused) => Err(refused),
+        };
+        Box::pin(wrap_future(answer(saved)))
+    }
+}
+
+impl Handler<ClearCondition> for StatusReporter {
+    type Result = ResponseActFuture<Self, Result<(), ConditionRefused>>;
+
+    fn handle(&mut self, message: ClearCondition, ctx: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling::<ClearCondition>();
+        let now = self.now();
+        let saved = match self.core.clear_condition(&message.kind, now) {
+            Ok(write) => Ok(Some(self.save_condition(write, ctx))),
+            Err(refused) => Err(refused),
+        };
+        Box::pin(wrap_future(async move { answer(saved).await.map(drop) }))
+    }
+}
+
+/// Whether there was something to save, when it is saved.
+async fn answer(
+    saved: Result<Option<oneshot::Receiver<()>>, ConditionRefused>,
+) -> Result<bool, ConditionRefused> {
+    let Some(saved) = saved? else { return Ok(false) };
+    // Without an answer the actor restarts, and writes first.
+    let _ = saved.await;
+    Ok(true)
+}
+
+impl Handler<ListConditions> for StatusReporter {
+    type Result = Vec<ConditionView>;
+
+    fn handle(&mut self, _: ListConditions, _: &mut Context<Self>) -> Vec<ConditionView> {
+        let _handling = self.recorder().handling::<ListConditions>();
+        self.core.list_conditions(self.now())
+    }
+}
+
+impl Handler<RemovableConditions> for StatusReporter {
+    type Result = Vec<String>;
+
+    fn handle(&mut self, _: RemovableConditions, _: &mut Context<Self>) -> Vec<String> {
+        let _handling = self.recorder().handling::<RemovableConditions>();
+        self.core.removable_conditions()
+    }
+}
+
+impl Handler<StatusState> for StatusReporter {
+    type Result = String;
+
+    fn handle(&mut self, _: StatusState, _: &mut Context<Self>) -> String {
+        let _handling = self.recorder().handling::<StatusState>();
+        self.core.view(self.now()).to_string()
+    }
+}
+
+impl Handler<CountNow> for StatusReporter {
+    type Result = ();
+
+    fn handle(&mut self, _: CountNow, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CountNow>();
+        self.metrics.age(self.core.report_age(self.now()));
+    }
+}
+
+keelson_actor_system::handles_restart!(StatusReporter);

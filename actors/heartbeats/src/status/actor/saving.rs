@@ -1,0 +1,155 @@
+//! What the StatusReporter has on disk.
+//!
+//! Owns: the order of writes, the retry of those that fail, and the reading of what an earlier process left. In: what the
+//! core wants written, the state of the store. Out: the records; [`Event::Started`], and [`Event::Adopted`] where the
+//! store could be read only after that.
+
+use std::time::Duration;
+
+use actix::{ActorFutureExt as _, AsyncContext as _, Context, fut::wrap_future};
+use keelson_actor_system::{durable::read_at_start, supervise::chain};
+use tokio::sync::oneshot;
+
+use super::StatusReporter;
+use crate::status::{
+    core::Event,
+    external::ExternalWrite,
+    state::{Restored, Stamp, Unsaved, Write, load},
+};
+
+/// How long after a failed write it is tried again.
+const SAVE_AGAIN: Duration = Duration::from_secs(30);
+
+impl StatusReporter {
+    pub(super) fn save(&mut self, write: Write, ctx: &mut Context<Self>) {
+        self.unsaved.add(write);
+        self.save_next(ctx);
+    }
+
+    /// Writes what is to be written, one batch at a time. Where the store could not be read at the start it is read
+    /// after that, so that what is read is not older than what this process knows.
+    pub(super) fn save_next(&mut self, ctx: &mut Context<Self>) {
+        if self.saving || (self.unsaved.is_empty() && !self.unread) {
+            return;
+        }
+        self.saving = true;
+        let (unsaved, waiting) = (std::mem::take(&mut self.unsaved), std::mem::take(&mut self.waiting));
+        let (store, reads) = (self.store.clone(), self.unread);
+        let written = tokio::task::spawn_blocking(move || {
+            let result = unsaved.save(&store);
+            let found = reads.then(|| load(&store));
+            (result, found, unsaved)
+        });
+        ctx.spawn(wrap_future::<_, Self>(written).map(|written, actor, ctx| {
+            actor.saving = false;
+            for waiting in waiting {
+                // Who asked may have stopped waiting.
+                let _ = waiting.send(());
+            }
+            match written {
+                Ok((Ok(()), found, _)) => {
+                    actor.logged.clear();
+                    match found {
+                        Some(Ok(found)) => actor.adopt(found, ctx),
+                        // The store tells when it can be read; this is for one that does not.
+                        Some(Err(_)) if actor.unsaved.is_empty() => return actor.save_later(ctx),
+                        Some(Err(_)) | None => {}
+                    }
+                    actor.save_next(ctx);
+                }
+                Ok((Err(error), _, unsaved)) => actor.not_saved(&chain(&error), unsaved, ctx),
+                Err(error) => actor.not_saved(&error.to_string(), Unsaved::default(), ctx),
+            }
+        }));
+    }
+
+    fn not_saved(&mut self, error: &str, unsaved: Unsaved, ctx: &mut Context<Self>) {
+        if self.logged.is_new(error) {
+            let text = format!("what was reported could not be written and is kept in memory: {error}");
+            tracing::error!(actor = "StatusReporter", "{text}");
+            self.recorder().error(text);
+        }
+        self.unsaved.put_back(unsaved);
+        if self.waiting.is_empty() {
+            self.save_later(ctx);
+        } else {
+            self.save_next(ctx);
+        }
+    }
+
+    fn save_later(&mut self, ctx: &mut Context<Self>) {
+        if let Some(planned) = self.save_again.take() {
+            ctx.cancel_future(planned);
+        }
+        let again = ctx.run_later(SAVE_AGAIN, |actor, ctx| {
+            actor.save_again = None;
+            actor.save_next(ctx);
+        });
+        self.save_again = Some(again);
+    }
+
+    /// Hands the conditions of an earlier process to the core, but for those that this one has a newer word of.
+    fn adopt(&mut self, found: Restored, ctx: &mut Context<Self>) {
+        self.unread = false;
+        let mut conditions = found.conditions;
+        conditions.retain(|(kind, _)| !self.unsaved.has_condition(kind));
+        self.step(Event::Adopted { conditions, unreadable: found.unreadable }, ctx);
+    }
+
+    /// Reads what is on disk, off this thread and before any message is handled.
+    pub(super) fn reload(&mut self, ctx: &mut Context<Self>) {
+        let unsaved = self.unsaved.clone();
+        let load = read_at_start(self.store.clone(), move |store| {
+            // What a former self could not write.
+            let saved = unsaved.save(store).is_ok();
+            Ok((load(store)?, saved))
+        });
+        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
+            actor.unread = !matches!(loaded, Ok(Ok(_)));
+            let restored = match loaded {
+                Ok(Ok((restored, saved))) => {
+                    if saved {
+                        actor.unsaved = Unsaved::default();
+                    }
+                    restored
+                }
+                Ok(Err(error)) => actor.without_records(&chain(&error)),
+                Err(error) => actor.without_records(&error.to_string()),
+            };
+            let stamp = Stamp::new(&actor.host.facts().boot_id, actor.host.since_boot(), actor.now());
+            let contention = *actor.contention.borrow();
+            actor.step(Event::Contention(contention), ctx);
+            actor.step(Event::Started { restored, stamp }, ctx);
+            if let Some(node) = actor.node.clone() {
+                actor.step(Event::Node(node), ctx);
+            }
+            actor.watch_runtime(ctx);
+            actor.watch_store(ctx);
+            actor.watch_contention(contention, ctx);
+            actor.watch_first_ready(ctx);
+            if actor.unread {
+                actor.save_later(ctx);
+            }
+        }));
+    }
+
+    /// Without its last report the agent compares with what the API server has.
+    fn without_records(&self, error: &str) -> Restored {
+        let text = format!("the last report cannot be read; starting without it: {error}");
+        tracing::error!(actor = "StatusReporter", "{text}");
+        self.recorder().error(text);
+        Restored::default()
+    }
+
+    pub(super) fn save_condition(
+        &mut self,
+        write: ExternalWrite,
+        ctx: &mut Context<Self>,
+    ) -> oneshot::Receiver<()> {
+        let (done, saved) = oneshot::channel();
+        self.waiting.push(done);
+        self.save(Write::Conditions(vec![write]), ctx);
+        self.changes.send_modify(|count| *count += 1);
+        saved
+    }
+}

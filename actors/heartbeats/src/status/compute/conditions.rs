@@ -1,0 +1,333 @@
+//! Conditions.
+//!
+//! Owns: which conditions are the agent's in each role, and when each holds, with the kubelet's reasons where it has
+//! one; [`problem`] has those that the kubelet does not have. In: readings, the runtime's and the pulls' views,
+//! conditions of others. Out: the Node's conditions; a transition time changes only with the status, and no text holds
+//! a count or an age, so that a node on which nothing changes has the same texts all day.
+
+pub(in crate::status) mod problem;
+
+use std::collections::BTreeSet;
+
+use super::{Inputs, Memory, Moment, Pressure, RuntimeView, capacity, millis, moment};
+use crate::{
+    host::HostReadings,
+    status::{
+        external::{ConditionStatus, Externals},
+        policy::{Role, StatusPolicy},
+        settings::Signal,
+    },
+};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{NodeCondition, NodeStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use keelson_actor_system::{
+    clock::Now,
+    reports::{NETWORK_READY, RUNTIME_READY, RuntimeReport},
+};
+use problem::{ENDPOINTS, PULLS, STATE};
+pub(in crate::status) use problem::{withhold_stale_endpoints, would_be_unavailable};
+
+/// Whether the node takes pods.
+pub(in crate::status) const READY: &str = "Ready";
+/// Whether the image or node file system is short of space.
+pub const DISK_PRESSURE: &str = "DiskPressure";
+/// Whether another process reports for the node as this agent does.
+pub(in crate::status) const CONTESTED: &str = "KeelsonNodeContested";
+
+/// The conditions of the agent itself, those of [`Pressure`] first and in its order.
+const OWN: [&str; 8] =
+    ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, STATE, CONTESTED, READY];
+
+/// The conditions of the agent itself in a role.
+pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Node => &OWN,
+        Role::Companion => &[PULLS, ENDPOINTS, STATE, CONTESTED],
+    }
+}
+
+/// Types that earlier versions of the agent reported. They are taken off the Node wherever they are found.
+pub(in crate::status) const RETIRED: [&str; 2] = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
+
+/// Whole seconds, as the API keeps them.
+pub(in crate::status) fn time(unix_ms: i64) -> Time {
+    Time(Timestamp::from_second(unix_ms.div_euclid(1000)).unwrap_or_default())
+}
+
+struct Says {
+    kind: &'static str,
+    status: ConditionStatus,
+    reason: String,
+    message: String,
+}
+
+impl Says {
+    fn new(kind: &'static str, status: ConditionStatus, reason: &str, message: impl Into<String>) -> Self {
+        Self { kind, status, reason: reason.into(), message: message.into() }
+    }
+}
+
+/// When the text of a condition changes.
+#[derive(PartialEq)]
+enum Text {
+    /// With the status.
+    OnFlip,
+    /// Whenever it is another.
+    Always,
+}
+
+fn put(list: &mut Vec<NodeCondition>, says: (&str, ConditionStatus, String, String), text: &Text, now: Now) {
+    let (kind, status, reason, message) = says;
+    let now = time(now.unix_ms);
+    let Some(known) = list.iter_mut().find(|condition| condition.type_ == kind) else {
+        list.push(NodeCondition {
+            type_: kind.to_owned(),
+            status: status.name().to_owned(),
+            reason: Some(reason),
+            message: Some(message),
+            last_heartbeat_time: Some(now.clone()),
+            last_transition_time: Some(now),
+        });
+        return;
+    };
+    let flips = known.status != status.name();
+    if flips || known.last_transition_time.is_none() {
+        known.last_transition_time = Some(now.clone());
+    }
+    let changes = match text {
+        Text::OnFlip => flips,
+        Text::Always => true,
+    };
+    if changes {
+        known.reason = Some(reason);
+        known.message = Some(message);
+    }
+    known.status = status.name().to_owned();
+    known.last_heartbeat_time = Some(now);
+}
+
+/// Sets the conditions of the role. The others stay as they are.
+pub(super) fn set(
+    status: &mut NodeStatus,
+    inputs: &Inputs,
+    externals: &Externals,
+    policy: &StatusPolicy,
+    memory: &mut Memory,
+    fresh_texts: bool,
+    now: Now,
+) {
+    let mut list = status.conditions.take().unwrap_or_default();
+    let is_true = |list: &[NodeCondition], kind: &str| {
+        list.iter().any(|condition| condition.type_ == kind && condition.status == "True")
+    };
+    let says = |list: &mut Vec<NodeCondition>, says: Says, text: Text| {
+        put(list, (says.kind, says.status, says.reason, says.message), &text, now);
+    };
+    if policy.role == Role::Node {
+        for pressure in [Pressure::Memory, Pressure::Disk, Pressure::Pid] {
+            let before = is_true(&list, OWN[pressure as usize]);
+            let held = holds(pressure, before, &inputs.readings, policy, memory, moment(now));
+            says(&mut list, pressure_says(pressure, held), Text::OnFlip);
+        }
+    }
+    problem::set(&mut list, inputs, policy, memory, now);
+    list.retain(|condition| !RETIRED.contains(&condition.type_.as_str()));
+    for view in externals.views(moment(now), now.unix_ms) {
+        put(&mut list, (&view.kind, view.status, view.reason, view.message), &Text::Always, now);
+    }
+    for kind in externals.cleared() {
+        list.retain(|condition| condition.type_ != kind);
+    }
+    if policy.role == Role::Node {
+        let was_ready = is_true(&list, READY);
+        let problems = problems(&inputs.runtime, was_ready, capacity::missing(status));
+        says(&mut list, ready(problems, memory, fresh_texts), Text::Always);
+    }
+    status.conditions = Some(list);
+}
+
+/// How another process was found to report for the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::status) enum Contest {
+    /// It was not.
+    None,
+    /// It renews the Lease.
+    Lease,
+    /// It writes conditions of this agent's.
+    Conditions,
+    /// It renews the Lease, and this agent stands back.
+    StandingBack,
+}
+
+/// Sets [`CONTESTED`], which is not on a Node that was never contested. The text changes with the status alone, so that two
+/// agents that both say so agree.
+pub(in crate::status) fn set_contested(status: &mut NodeStatus, contest: Contest, now: Now) {
+    let list = status.conditions.get_or_insert_default();
+    let (value, reason, message) = match contest {
+        Contest::None if list.iter().all(|condition| condition.type_ != CONTESTED) => return,
+        Contest::None => (
+            ConditionStatus::False,
+            "NotContested",
+            "no other process reports for the node as the agent does",
+        ),
+        Contest::Lease => (
+            ConditionStatus::True,
+            "LeaseRenewedByAnother",
+            "another process renews the agent's Lease, such as another agent of the same node name",
+        ),
+        Contest::Conditions => (
+            ConditionStatus::True,
+            "ConditionsWrittenByAnother",
+            "another process writes conditions that the agent writes; see keelson node",
+        ),
+        Contest::StandingBack => (
+            ConditionStatus::True,
+            "StandingBack",
+            "another process renews the node's Lease, such as a kubelet; the agent stands back and reports nothing else",
+        ),
+    };
+    put(list, (CONTESTED, value, reason.into(), message.into()), &Text::OnFlip, now);
+    let last = list.len().saturating_sub(1);
+    if list[last].type_ == CONTESTED && last > 0 && list[last - 1].type_ == READY {
+        list.swap(last - 1, last);
+    }
+}
+
+/// Whether the pressure is there, or was a short while ago.
+fn holds(
+    pressure: Pressure,
+    before: bool,
+    readings: &HostReadings,
+    policy: &StatusPolicy,
+    memory: &mut Memory,
+    now: Moment,
+) -> bool {
+    let signals: &[Signal] = match pressure {
+        Pressure::Memory => &[Signal::MemoryAvailable],
+        Pressure::Disk => &[
+            Signal::NodeFsAvailable,
+            Signal::NodeFsInodesFree,
+            Signal::ImageFsAvailable,
+            Signal::ImageFsInodesFree,
+        ],
+        Pressure::Pid => &[Signal::PidAvailable],
+    };
+    let met = |signal: &Signal| {
+        let (Some(least), Some((left, all))) = (policy.eviction_hard.get(*signal), left(*signal, readings))
+        else {
+            return false;
+        };
+        left < least.of(all)
+    };
+    if signals.iter().any(met) {
+        memory.seen.insert(pressure, now);
+        return true;
+    }
+    if before {
+        // Seen by an earlier life that left no word of when.
+        memory.seen.entry(pressure).or_insert(now);
+    }
+    memory.seen.get(&pressure).is_some_and(|at| now.saturating_sub(*at) < millis(policy.pressure_transition))
+}
+
+/// What is left of what a signal looks at, and how much there is in all.
+fn left(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
+    let (node_fs, image_fs) = (readings.node_fs, readings.image_fs);
+    match signal {
+        Signal::MemoryAvailable => Some((readings.memory_available_bytes?, readings.memory_capacity_bytes?)),
+        Signal::NodeFsAvailable => node_fs.map(|fs| (fs.available_bytes, fs.capacity_bytes)),
+        Signal::ImageFsAvailable => image_fs.map(|fs| (fs.available_bytes, fs.capacity_bytes)),
+        // A file system that does not count inodes has no lack of them.
+        Signal::NodeFsInodesFree => node_fs.filter(|fs| fs.inodes > 0).map(|fs| (fs.inodes_free, fs.inodes)),
+        Signal::ImageFsInodesFree => {
+            image_fs.filter(|fs| fs.inodes > 0).map(|fs| (fs.inodes_free, fs.inodes))
+        }
+        Signal::PidAvailable => readings.pids.map(|(most, are)| (most.saturating_sub(are), most)),
+    }
+}
+
+fn pressure_says(pressure: Pressure, held: bool) -> Says {
+    let kind = OWN[pressure as usize];
+    let (reason, message) = match (pressure, held) {
+        (Pressure::Memory, false) => {
+            ("KubeletHasSufficientMemory", "more memory is left than the eviction threshold")
+        }
+        (Pressure::Memory, true) => {
+            ("KubeletHasInsufficientMemory", "less memory is left than the eviction threshold")
+        }
+        (Pressure::Disk, false) => {
+            ("KubeletHasNoDiskPressure", "more disk space and inodes are left than the eviction thresholds")
+        }
+        (Pressure::Disk, true) => {
+            ("KubeletHasDiskPressure", "less disk space or fewer inodes are left than an eviction threshold")
+        }
+        (Pressure::Pid, false) => {
+            ("KubeletHasSufficientPID", "more process ids are left than the eviction threshold")
+        }
+        (Pressure::Pid, true) => {
+            ("KubeletHasInsufficientPID", "fewer process ids are left than the eviction threshold")
+        }
+    };
+    Says::new(kind, if held { ConditionStatus::True } else { ConditionStatus::False }, reason, message)
+}
+
+/// Whether a report says that the runtime takes pods: the kubelet needs both conditions to be there and to hold.
+pub(in crate::status) fn takes_pods(report: &RuntimeReport) -> bool {
+    let holds = |kind: &str| report.conditions.iter().any(|condition| condition.kind == kind && condition.ok);
+    holds(RUNTIME_READY) && holds(NETWORK_READY)
+}
+
+/// Why the Node is not ready: kinds of reasons, which decide whether the text is a new one, and sentences.
+fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    let mut add = |kind: &str, text: String| all.push((kind.to_owned(), text));
+    match runtime {
+        RuntimeView::Unheard if was_ready => {}
+        RuntimeView::Unheard => add("Unheard", "the container runtime has not answered yet".into()),
+        RuntimeView::Down(reason) => add("Down", format!("the container runtime does not serve: {reason}")),
+        RuntimeView::Silent(reason) => {
+            add("Silent", format!("the container runtime does not say whether it is ready: {reason}"));
+        }
+        RuntimeView::Said(report) => {
+            for (kind, what) in [(RUNTIME_READY, "the container runtime"), (NETWORK_READY, "the pod network")]
+            {
+                match report.conditions.iter().find(|condition| condition.kind == kind) {
+                    Some(condition) if condition.ok => {}
+                    Some(condition) => {
+                        let why: Vec<_> = [condition.reason.as_str(), condition.message.as_str()]
+                            .into_iter()
+                            .filter(|text| !text.is_empty())
+                            .collect();
+                        let why = if why.is_empty() { "no reason given".into() } else { why.join(": ") };
+                        add(kind, format!("{what} is not ready: {why}"));
+                    }
+                    None => add(kind, format!("{what} is not ready: the runtime does not report {kind}")),
+                }
+            }
+        }
+    }
+    if !missing.is_empty() {
+        add("Capacity", format!("the capacity of {} could not be read", missing.join(", ")));
+    }
+    all
+}
+
+fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool) -> Says {
+    if problems.is_empty() {
+        memory.not_ready = None;
+        let message = "the container runtime, the pod network and the capacity are as pods need them";
+        return Says::new(READY, ConditionStatus::True, "KubeletReady", message);
+    }
+    let kinds: BTreeSet<String> = problems.iter().map(|(kind, _)| kind.clone()).collect();
+    let texts: Vec<_> = problems.into_iter().map(|(_, text)| text).collect();
+    let message = match &memory.not_ready {
+        // A runtime that is down fails in ever new words; the first ones stand until the next report.
+        Some((known, text)) if *known == kinds && !fresh_texts => text.clone(),
+        _ => texts.join("; "),
+    };
+    memory.not_ready = Some((kinds, message.clone()));
+    Says::new(READY, ConditionStatus::False, "KubeletNotReady", message)
+}

@@ -1,0 +1,104 @@
+//! What follows from another process that reports for the same node.
+//!
+//! Owns: when the agent stands back, and what it says of it. In: [`Contention`] of the Lease, what [`super::writers`] notices. Out:
+//! the state of the condition, notes, a pass where something changed.
+
+use k8s_openapi::api::core::v1::Node;
+use keelson_actor_system::clock::Now;
+
+use super::{Core, Counted, Effect, writers::WriterNews};
+use crate::{
+    lease::Contention,
+    status::{
+        compute::{
+            Moment,
+            conditions::{self, Contest},
+            millis, moment,
+        },
+        policy::Role,
+    },
+};
+
+impl Core {
+    /// Another process was found to renew the Lease, or to have stopped.
+    pub(super) fn contended(&mut self, contention: Contention, now: Now, effects: &mut Vec<Effect>) {
+        let before = std::mem::replace(&mut self.contention, contention);
+        if before == contention {
+            return;
+        }
+        if before == Contention::StandingBack {
+            self.repair = self.policy.role == Role::Node;
+        }
+        if before != Contention::Undecided {
+            self.prompt(true, now, effects);
+        } else if std::mem::take(&mut self.withheld) {
+            self.prompt(false, now, effects);
+        }
+    }
+
+    /// Whether another process is the node's heartbeat.
+    pub(super) fn stands_back(&self) -> bool {
+        self.contention == Contention::StandingBack
+    }
+
+    /// Of how many types another process writes the condition too.
+    #[must_use]
+    pub(crate) fn contested_conditions(&self) -> usize {
+        self.writers.contested()
+    }
+
+    /// Two report periods, in milliseconds.
+    fn quiet(&self) -> i64 {
+        millis(self.policy.report_frequency).saturating_mul(2)
+    }
+
+    /// Who else reports for the node; `None`: what the Node says of it stays.
+    pub(super) fn contest(&self, now: Moment) -> Option<Contest> {
+        Some(match self.contention {
+            Contention::Undecided => return None,
+            Contention::StandingBack => Contest::StandingBack,
+            Contention::Contested => Contest::Lease,
+            Contention::Uncontested if self.writers.contested() > 0 => Contest::Conditions,
+            // The other one says so, as long as it is there.
+            Contention::Uncontested
+                if self.writers.is_true_by_another(conditions::CONTESTED, self.quiet(), now) =>
+            {
+                return None;
+            }
+            Contention::Uncontested => Contest::None,
+        })
+    }
+
+    /// Compares the conditions with those that were written before.
+    pub(super) fn notice_writers(&mut self, base: &Node, now: Now, effects: &mut Vec<Effect>) {
+        let kinds: Vec<String> = if self.stands_back() {
+            vec![conditions::CONTESTED.to_owned()]
+        } else {
+            let own = conditions::own(self.policy.role).iter().map(|kind| (*kind).to_owned());
+            own.chain(self.externals.kinds().map(str::to_owned)).collect()
+        };
+        let list = base.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        let quiet = self.quiet();
+        for news in self.writers.observe(&kinds, list, quiet, moment(now)) {
+            let name = &self.policy.node_name;
+            let (warn, text) = match news {
+                WriterNews::Foreign(_) => {
+                    effects.push(Effect::Count(Counted::ForeignWrite));
+                    continue;
+                }
+                WriterNews::Contested(kind) => (
+                    true,
+                    format!(
+                        "another process writes condition {kind} of Node {name} too; the agent writes it once in {:?} at \
+                         most until the other one stops",
+                        self.policy.report_frequency
+                    ),
+                ),
+                WriterNews::Over(kind) => {
+                    (false, format!("no other process writes condition {kind} of Node {name} any more"))
+                }
+            };
+            effects.push(Effect::Note { warn, text });
+        }
+    }
+}

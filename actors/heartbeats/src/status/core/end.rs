@@ -1,0 +1,166 @@
+//! The end of a pass, and how the reports fare.
+//!
+//! Owns: when the next pass is, and what is said of those that fail. In: how a pass ended, what the watch says. Out:
+//! the plan, [`ChoreHealth`], notes.
+
+use std::{mem, sync::Arc};
+
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
+use keelson_actor_system::{clock::Now, cluster::ChoreHealth};
+
+use super::{Core, Counted, Effect, Failing, JITTER, REGISTER_BACKOFF};
+use crate::status::{
+    compute::{Moment, conditions, moment},
+    policy::{Register, Role},
+};
+
+/// So long after the server is heard again its watches have caught up, in milliseconds: their turn comes 10 to 42 s after its
+/// first answer.
+const CATCH_UP: i64 = 45_000;
+
+/// How a pass ends.
+pub(super) enum End {
+    /// There was nothing to say.
+    Quiet,
+    /// The report was sent.
+    Sent,
+    /// It was not.
+    Failed { reason: String, hopeless: bool },
+    /// There is no Node.
+    Missing,
+    /// Nothing was asked or sent, because it is not known yet whether another process reports for the node.
+    Withheld,
+}
+
+impl Core {
+    pub(super) fn finish(&mut self, end: End, now: Now, random: f64, effects: &mut Vec<Effect>) {
+        let Some(pass) = self.pass.take() else { return };
+        let at = moment(now);
+        if pass.requests > 0 {
+            self.spend(at);
+        }
+        let next = self.next(&end, at, random).max(self.not_before.unwrap_or(at));
+        let soon = self.again && !self.must_wait(now) && self.credit_at(at) >= self.frequency();
+        self.due = Some(if soon { at } else { next });
+        self.again = false;
+        let problem = match &end {
+            // That says nothing of the reports.
+            End::Withheld => return,
+            End::Quiet | End::Sent => pass.not_repaired,
+            End::Failed { reason, .. } => {
+                effects.push(Effect::Count(Counted::Failed));
+                Some(reason.clone())
+            }
+            End::Missing => {
+                self.missing.get_or_insert(now.unix_ms);
+                Some(self.missing_text())
+            }
+        };
+        match problem {
+            Some(reason) => self.fares_ill(reason, now, effects),
+            None => self.fares_well(matches!(end, End::Sent), effects),
+        }
+    }
+
+    /// When the next pass is.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
+    fn next(&mut self, end: &End, at: Moment, random: f64) -> Moment {
+        let frequency = self.frequency();
+        match end {
+            End::Failed { hopeless, .. }
+                if self.policy.role == Role::Node && self.knowledge.uid.is_none() =>
+            {
+                let (first, longest) = REGISTER_BACKOFF;
+                let pause = first.saturating_mul(1 << self.registrations.min(10)).min(longest);
+                self.registrations = self.registrations.saturating_add(1);
+                at + if *hopeless { longest } else { pause }
+            }
+            _ => at + frequency + (frequency as f64 * JITTER * random) as i64,
+        }
+    }
+
+    fn missing_text(&self) -> String {
+        let name = &self.policy.node_name;
+        match (self.policy.role, self.policy.register) {
+            (Role::Companion, _) => format!("there is no Node {name}; its kubelet has to register it"),
+            (Role::Node, Register::Never) => {
+                format!(
+                    "there is no Node {name}, and node.register_node is \"never\": make it, or change that"
+                )
+            }
+            (Role::Node, _) => format!(
+                "the Node {name} was deleted; it is not made again, because node.register_node is not \"always\": \
+                 restart the agent, or make it"
+            ),
+        }
+    }
+
+    fn fares_ill(&mut self, reason: String, now: Now, effects: &mut Vec<Effect>) {
+        let known = self.failing.take();
+        if known.as_ref().is_none_or(|known| known.reason != reason) {
+            effects.push(Effect::Note { warn: true, text: format!("the status is not reported: {reason}") });
+        }
+        let since_unix_ms = known.as_ref().map_or(now.unix_ms, |known| known.since_unix_ms);
+        let passes = known.map_or(0, |known| known.passes) + 1;
+        self.failing = Some(Failing { reason: reason.clone(), since_unix_ms, passes, proof: false });
+        self.tell(ChoreHealth::Failing { reason, since_unix_ms, refused: false }, effects);
+    }
+
+    fn fares_well(&mut self, sent: bool, effects: &mut Vec<Effect>) {
+        if let Some(failing) = &self.failing {
+            if !sent && !failing.proof {
+                // Nothing to say says nothing of the server.
+                return;
+            }
+            let text = format!("the status is reported again, after {} passes that failed", failing.passes);
+            effects.push(Effect::Note { warn: false, text });
+            self.failing = None;
+        }
+        self.tell(ChoreHealth::Well, effects);
+    }
+
+    fn tell(&mut self, health: ChoreHealth, effects: &mut Vec<Effect>) {
+        if self.health != health {
+            self.health = health.clone();
+            effects.push(Effect::Health(health));
+        }
+    }
+
+    /// The watch says how the Node is.
+    pub(super) fn watched(&mut self, node: Option<Arc<Node>>, now: Now, effects: &mut Vec<Effect>) {
+        let is_there = node.is_some();
+        self.knowledge.watched(node);
+        if is_there {
+            self.heard(now);
+            if self.missing.is_some() {
+                self.prompt(true, now, effects);
+            }
+        } else if self.ever && self.missing.is_none() {
+            let text = format!("the Node {} is gone", self.policy.node_name);
+            effects.push(Effect::Note { warn: true, text });
+        }
+    }
+
+    /// The server has answered.
+    pub(super) fn heard(&mut self, now: Now) {
+        if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.proof) {
+            failing.proof = true;
+            self.heard_again = Some(moment(now));
+        }
+    }
+
+    /// Whether a problem that comes of the server's absence is not reported: while it is away, and so long after it that the
+    /// watches have had time to catch up. Otherwise an outage would cost two writes for each node of the cluster.
+    pub(super) fn was_just_away(&self, now: Now) -> bool {
+        self.failing.as_ref().is_some_and(|failing| !failing.proof)
+            || self.heard_again.is_some_and(|at| moment(now).saturating_sub(at) < CATCH_UP)
+    }
+
+    /// Whether the server is to be asked for the Node before it is told for the first time that it does not answer the watches:
+    /// it may have been away, and be back only now.
+    pub(super) fn asks_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
+        let asks = conditions::would_be_unavailable(old, new);
+        let asked = mem::replace(&mut self.asked, asks);
+        asks && !asked && !self.was_just_away(now)
+    }
+}

@@ -1,0 +1,467 @@
+//! When the status is worked out and reported, decided without I/O.
+//!
+//! Owns: the plan of passes, what is known of the Node, the last report, and how the reports fare. In: [`Event`]s
+//! with the time and a random number in [0, 1). Out: [`Effect`]s, of which at most one is a request to the API
+//! server that is under way.
+//!
+//! One pass reads host and runtime, works the status out, and compares it with the Node. Nothing more happens
+//! unless it differs, or in role node the last report is old: then it is sent, in at most five tries without a pause, as the
+//! kubelet does. Plans use the monotonic clock only.
+
+mod contest;
+mod end;
+mod knowledge;
+mod pass;
+#[cfg(test)]
+mod tests;
+mod view;
+mod writers;
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use keelson_actor_system::{
+    clock::Now,
+    cluster::{ApiError, ChoreHealth, Written},
+    reports::{EndpointsView, FlowView, RuntimeReport},
+};
+use keelson_storage::StoreState;
+use serde_json::Value;
+
+use super::{
+    added_conditions,
+    compute::{Inputs, Memory, Moment, millis, moment},
+    external::{ConditionRefused, ConditionView, ExternalCondition, ExternalWrite, Externals},
+    policy::{Role, StatusPolicy},
+    state::{Reported, Restored, Stamp, Write},
+};
+use crate::{
+    host::{HostFacts, HostReadings},
+    lease::Contention,
+};
+use knowledge::Knowledge;
+use pass::Pass;
+use writers::Writers;
+
+/// Tries of one pass (kubelet).
+const TRIES: u32 = 5;
+/// Passes are this much further apart, at most (kubelet's jitter).
+const JITTER: f64 = 0.04;
+/// Between tries to register: from the first, doubling, to the longest (kubelet).
+const REGISTER_BACKOFF: (i64, i64) = (100, 7_000);
+/// The longest that a server's `Retry-After` is obeyed.
+const LONGEST_RETRY_AFTER: i64 = 60_000;
+/// The most that is added to it, as a part of the update frequency.
+const RETRY_SPREAD: f64 = 0.25;
+/// The clocks have stepped when they disagree by more than this from one pass to the next.
+const STEP: i64 = 2_000;
+/// How long the first status of role node waits for the runtime, so that a fresh node is not reported as not ready
+/// only because nobody has asked.
+const FIRST_WAIT: i64 = 3_000;
+/// So long an answer of the runtime or of the pulls stands for those that do not come (kubelet, for the runtime).
+const GRACE: i64 = 30_000;
+
+/// What happens to the core.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The actor has read what is on disk.
+    Started {
+        /// What was there.
+        restored: Restored,
+        /// Now, in terms that outlive the process.
+        stamp: Stamp,
+    },
+    /// The records of an earlier process could be read only now.
+    Adopted {
+        /// Conditions that others set.
+        conditions: Vec<ExternalWrite>,
+        /// Records that cannot be read, a sentence each.
+        unreadable: Vec<String>,
+    },
+    /// The time of [`Core::due`] has come.
+    Due,
+    /// The runtime takes pods for the first time in this life.
+    RuntimeReady,
+    /// Something changed that the status may say.
+    Changed,
+    /// Somebody wants a report, whether or not there is something new.
+    ReportNow,
+    /// Whether another process renews the Lease.
+    Contention(Contention),
+    /// The Node as it was watched; `None`: there is none.
+    Node(Option<Arc<Node>>),
+    /// To [`Effect::Collect`].
+    Collected(Box<Collected>),
+    /// To [`Effect::Get`].
+    Got(Result<Box<Node>, ApiError>),
+    /// To [`Effect::Create`].
+    Created(Result<Box<Node>, ApiError>),
+    /// To [`Effect::PatchNode`].
+    Repaired(Result<Written, ApiError>),
+    /// To [`Effect::PatchStatus`].
+    Patched(Result<Written, ApiError>),
+}
+
+/// What was read for a pass.
+#[derive(Debug, Clone)]
+pub(crate) struct Collected {
+    /// What does not change.
+    pub facts: HostFacts,
+    /// What does.
+    pub readings: HostReadings,
+    /// Time since boot.
+    pub since_boot: Duration,
+    /// What the runtime said, or why it did not.
+    pub runtime: Result<RuntimeReport, String>,
+    /// Why the runtime is known to be down.
+    pub runtime_down: Option<String>,
+    /// How pulls fare, or why that is not known.
+    pub flow: Result<FlowView, String>,
+    /// How service endpoints fare.
+    pub endpoints: EndpointsView,
+    /// Whether the agent's state is durable.
+    pub store: StoreState,
+}
+
+/// What the actor has to do.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Effect {
+    /// Read host, runtime and pulls.
+    Collect {
+        /// A directory of the runtime's images.
+        image_fs: Option<PathBuf>,
+    },
+    /// GET the Node.
+    Get,
+    /// POST the Node.
+    Create(Box<Node>),
+    /// PATCH its metadata and spec.
+    PatchNode(Value),
+    /// PATCH its status.
+    PatchStatus(Value),
+    /// Close the connections to the API server.
+    CloseConnections,
+    /// Write to the store.
+    Save(Write),
+    /// Say how the reports fare.
+    Health(ChoreHealth),
+    /// A status was worked out: the agent's conditions and what each is.
+    Computed(Vec<(&'static str, String)>),
+    /// Count something.
+    Count(Counted),
+    /// Write down.
+    Note {
+        /// It is an error.
+        warn: bool,
+        /// What.
+        text: String,
+    },
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// A report was sent.
+    Sent,
+    /// One could not be.
+    Failed,
+    /// The Node was made.
+    Registered,
+    /// The wall clock stepped.
+    ClockStep,
+    /// Another process changed a condition of this agent's.
+    ForeignWrite,
+}
+
+/// Reports fail.
+#[derive(Debug, Clone, PartialEq)]
+struct Failing {
+    reason: String,
+    since_unix_ms: i64,
+    passes: u32,
+    /// The server has been heard since.
+    proof: bool,
+}
+
+/// The state.
+#[derive(Debug)]
+pub(crate) struct Core {
+    policy: StatusPolicy,
+    knowledge: Knowledge,
+    /// What the store said, until it is known of which Node.
+    restored: Option<Box<Reported>>,
+    start: Option<(Stamp, Now)>,
+    externals: Externals,
+    memory: Memory,
+    last_report: Option<Moment>,
+    delay: i64,
+    pass: Option<Box<Pass>>,
+    /// Something changed during the pass.
+    again: bool,
+    /// The next report is made whether or not there is something new.
+    force: bool,
+    /// Labels are to be looked at.
+    repair: bool,
+    /// The Node has been there in this life.
+    ever: bool,
+    /// There is no Node, since this Unix millisecond.
+    missing: Option<i64>,
+    due: Option<Moment>,
+    not_before: Option<Moment>,
+    registrations: u32,
+    /// Requests that were not made in time past, as time: lets a change be told at once, but not often.
+    credit: (i64, Moment),
+    /// Both clocks at the last pass.
+    clocks: Option<Now>,
+    /// After a step back: when the status is reported once more.
+    repeat_at: Option<Moment>,
+    steps: u64,
+    runtime: Option<(RuntimeReport, Moment)>,
+    flow: Option<(FlowView, Moment)>,
+    image_fs: Option<PathBuf>,
+    failing: Option<Failing>,
+    /// When the server was heard after reports had failed, or was asked because of stale endpoints.
+    heard_again: Option<Moment>,
+    /// It was asked because of the endpoints' present staleness.
+    asked: bool,
+    health: ChoreHealth,
+    contention: Contention,
+    /// A pass ended without a request, because it is not known whether another process reports for the node.
+    withheld: bool,
+    writers: Writers,
+    conditions: Vec<(&'static str, String)>,
+    /// They and those of other processes, as last worked out.
+    shown: Vec<NodeCondition>,
+    /// What could not be read, as it was last noted.
+    unread: BTreeSet<String>,
+}
+
+impl Core {
+    /// A core that knows nothing yet.
+    #[must_use]
+    pub(crate) fn new(policy: StatusPolicy) -> Self {
+        let repair = policy.role == Role::Node;
+        Self {
+            policy,
+            knowledge: Knowledge::default(),
+            restored: None,
+            start: None,
+            externals: Externals::default(),
+            memory: Memory::default(),
+            last_report: None,
+            delay: 0,
+            pass: None,
+            again: false,
+            force: false,
+            repair,
+            ever: false,
+            missing: None,
+            due: None,
+            not_before: None,
+            registrations: 0,
+            credit: (0, 0),
+            clocks: None,
+            repeat_at: None,
+            steps: 0,
+            runtime: None,
+            flow: None,
+            image_fs: None,
+            failing: None,
+            heard_again: None,
+            asked: false,
+            health: ChoreHealth::Starting,
+            contention: Contention::default(),
+            withheld: false,
+            writers: Writers::default(),
+            conditions: Vec::new(),
+            shown: Vec::new(),
+            unread: BTreeSet::new(),
+        }
+    }
+
+    /// When [`Event::Due`] is to come, by the monotonic clock.
+    #[must_use]
+    pub(crate) fn due(&self) -> Option<Duration> {
+        let due = self.due.filter(|_| self.pass.is_none())?;
+        Some(Duration::from_millis(u64::try_from(due).unwrap_or_default()))
+    }
+
+    /// How long ago the last report was.
+    #[must_use]
+    pub(crate) fn report_age(&self, now: Now) -> Option<Duration> {
+        let age = moment(now).saturating_sub(self.last_report?);
+        u64::try_from(age).ok().map(Duration::from_millis)
+    }
+
+    /// The one way in, but for the conditions of others. `random` is in [0, 1).
+    pub(crate) fn handle(&mut self, event: Event, now: Now, random: f64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Started { restored, stamp } => self.started(restored, stamp, now, &mut effects),
+            Event::Adopted { conditions, unreadable } => {
+                self.adopted(conditions, unreadable, now, &mut effects)
+            }
+            Event::Due => {
+                if self.pass.is_none() && self.due.is_some_and(|due| due <= moment(now)) {
+                    self.begin(now, &mut effects);
+                }
+            }
+            Event::RuntimeReady => self.prompt(false, now, &mut effects),
+            Event::Changed => self.prompt(true, now, &mut effects),
+            Event::ReportNow => {
+                self.force = true;
+                self.prompt(true, now, &mut effects);
+            }
+            Event::Contention(contention) => self.contended(contention, now, &mut effects),
+            Event::Node(node) => self.watched(node, now, &mut effects),
+            Event::Collected(collected) => self.collected(*collected, now, random, &mut effects),
+            Event::Got(result) => self.got(result, now, random, &mut effects),
+            Event::Created(result) => self.created(result, now, random, &mut effects),
+            Event::Repaired(result) => self.repaired(result, now, random, &mut effects),
+            Event::Patched(result) => self.patched(result, now, random, &mut effects),
+        }
+        effects
+    }
+
+    fn started(&mut self, restored: Restored, stamp: Stamp, now: Now, effects: &mut Vec<Effect>) {
+        for text in restored.unreadable {
+            effects.push(Effect::Note { warn: true, text });
+        }
+        self.restored = restored.reported;
+        self.externals = Externals::restore(restored.conditions, moment(now));
+        self.drop_externals(now, effects);
+        self.start = Some((stamp, now));
+        self.credit = (2 * self.frequency(), moment(now));
+        let wait = if self.policy.role == Role::Node { FIRST_WAIT } else { 0 };
+        self.due = Some(moment(now) + wait);
+    }
+
+    /// Takes the conditions of others off the Node, where the settings do not allow any.
+    fn drop_externals(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if !self.policy.external_conditions {
+            let writes = self.externals.clear_all(moment(now));
+            if !writes.is_empty() {
+                effects.push(Effect::Save(Write::Conditions(writes)));
+            }
+        }
+    }
+
+    fn adopted(
+        &mut self,
+        conditions: Vec<ExternalWrite>,
+        unreadable: Vec<String>,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) {
+        effects.extend(unreadable.into_iter().map(|text| Effect::Note { warn: true, text }));
+        let (adopted, dropped) = self.externals.adopt(conditions, moment(now));
+        if !dropped.is_empty() {
+            let text =
+                format!("{} conditions of an earlier process are dropped: too many are set", dropped.len());
+            effects.extend([Effect::Note { warn: true, text }, Effect::Save(Write::Conditions(dropped))]);
+        }
+        self.drop_externals(now, effects);
+        if adopted > 0 {
+            let text = format!("{adopted} conditions of an earlier process are adopted, read late");
+            effects.push(Effect::Note { warn: false, text });
+            self.prompt(true, now, effects);
+        }
+    }
+
+    fn frequency(&self) -> i64 {
+        millis(self.policy.update_frequency)
+    }
+
+    /// A change is told at once, unless the kubelet's rate of requests does not allow it; then the next pass tells
+    /// it, at most one update frequency later.
+    fn prompt(&mut self, by_rate: bool, now: Now, effects: &mut Vec<Effect>) {
+        if self.start.is_none() {
+            return;
+        }
+        if self.pass.is_some() {
+            self.again = true;
+        } else if !self.must_wait(now) && (!by_rate || self.credit_at(moment(now)) >= self.frequency()) {
+            self.begin(now, effects);
+        }
+    }
+
+    fn must_wait(&self, now: Now) -> bool {
+        self.not_before.is_some_and(|at| moment(now) < at)
+    }
+
+    fn credit_at(&self, now: Moment) -> i64 {
+        self.credit.0.saturating_add(now.saturating_sub(self.credit.1)).min(2 * self.frequency())
+    }
+
+    fn spend(&mut self, now: Moment) {
+        self.credit = (self.credit_at(now).saturating_sub(self.frequency()).max(0), now);
+    }
+
+    /// Takes a report of another process. The next pass tells it to the API server. Returns what has to be written
+    /// to the store.
+    ///
+    /// # Errors
+    /// Why it is not taken.
+    pub(crate) fn set_condition(
+        &mut self,
+        condition: ExternalCondition,
+        now: Now,
+    ) -> Result<Option<ExternalWrite>, ConditionRefused> {
+        self.externals.set(condition, moment(now))
+    }
+
+    /// Takes a condition of another process back.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn clear_condition(
+        &mut self,
+        kind: &str,
+        now: Now,
+    ) -> Result<ExternalWrite, ConditionRefused> {
+        self.externals.clear(kind, moment(now))
+    }
+
+    /// The conditions of other processes.
+    #[must_use]
+    pub(crate) fn list_conditions(&self, now: Now) -> Vec<ConditionView> {
+        self.externals.views(moment(now), now.unix_ms)
+    }
+
+    /// The types of all conditions that the agent may have added to the Node.
+    #[must_use]
+    pub(crate) fn removable_conditions(&self) -> Vec<String> {
+        added_conditions()
+            .map(ToOwned::to_owned)
+            .chain(self.externals.kinds().map(ToOwned::to_owned))
+            .collect()
+    }
+
+    /// The inputs of a status: what did not come is what came before, for a while.
+    fn inputs(&mut self, collected: Collected, now: Now) -> Inputs {
+        let runtime = self.runtime_view(collected.runtime, collected.runtime_down, now);
+        let at = moment(now);
+        let flow = match collected.flow {
+            Ok(mut flow) => {
+                // What has not moved since the start has not had more time than that.
+                let started = self.start.as_ref().map(|(_, start)| now.mono.saturating_sub(start.mono));
+                flow.since_moved = flow.since_moved.or(started);
+                self.flow = Some((flow.clone(), at));
+                Ok(flow)
+            }
+            Err(reason) => match &self.flow {
+                Some((flow, heard)) if at - heard < GRACE => Ok(flow.clone()),
+                _ => Err(reason),
+            },
+        };
+        Inputs {
+            facts: collected.facts,
+            readings: collected.readings,
+            since_boot: collected.since_boot,
+            runtime,
+            flow,
+            endpoints: collected.endpoints,
+            store: collected.store,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The status of the Node, and the conditions of it that are the agent's.
+//!
+//! Owns: what the Node's status is (`compute`), whether that is news (`compare`), the body of a write (`patch`),
+//! when it is written ([`core`]), and [`StatusReporter`], the actor that reads, asks and writes.
+//! In: `NodeChanged` from a watch; `ConditionChanged`, the runtime's health; `SetCondition` and `ClearCondition` from
+//! other processes; readings of [`crate::host::Host`], of the runtime and of the pulls.
+//! Out: requests to [`keelson_actor_system::cluster::NodeApi`], the last report on disk, [`keelson_actor_system::cluster::ChoreHealth`].
+//!
+//! ```text
+//!  every 10 s, or at a change ──► read ──► work out ──► compare ──(the same, reported lately)──► nothing
+//!                                                          │
+//!                                                          └──(news, or 5 min old)──► PATCH ──► on disk
+//! ```
+//!
+//! A companion sends news only, however old its last report is.
+
+mod actor;
+mod compare;
+mod compute;
+mod core;
+mod external;
+mod messages;
+mod metrics;
+mod patch;
+mod policy;
+mod quantity;
+mod register;
+mod settings;
+mod sources;
+mod state;
+
+/// The conditions that the agent adds to a Node in either role, with those of earlier versions: what is left of it when
+/// it is uninstalled.
+pub fn added_conditions() -> impl Iterator<Item = &'static str> {
+    compute::conditions::own(Role::Companion).iter().chain(&compute::conditions::RETIRED).copied()
+}
+
+#[cfg(test)]
+pub(crate) use patch::tests::apply as apply_patch;
+
+pub use actor::{StatusReporter, StatusReporterParts, WallClock};
+pub use compute::conditions::DISK_PRESSURE;
+pub use compute::{Inputs, Memory, Pressure, RuntimeView, Spell};
+pub use external::{
+    ConditionRefused, ConditionStatus, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite,
+    MOST_CONDITIONS,
+};
+pub use messages::{
+    ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions, ReportNow,
+    SetCondition, StatusState,
+};
+pub use metrics::{ConditionLabel, ReportResult, StatusMetrics};
+pub use patch::removal_patch;
+pub use policy::{EndpointsOrigin, Register, Role, StatusPolicy};
+pub use quantity::{Amount, AmountError, Suffixes};
+pub use settings::{Labels, Least, NodeIps, ResourceList, SettingError, Signal, Taint, Thresholds};
+pub use sources::{PullsSource, RuntimeSource};
+pub use state::{Reported, Restored, Stamp, Write, recorded_conditions};

@@ -1,0 +1,290 @@
+//! Neighbours that do as they are told and remember what happened.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use keelson_actor_system::{
+    file_system::{FileSystem, FileSystemReader},
+    reports::{RUNTIME_READY, RuntimeCondition, RuntimeImage},
+    test_support::FakeStore,
+};
+use keelson_proto::Code;
+use keelson_storage::{StateStore as _, Table};
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    request::PullCall,
+    runtime::{
+        Capabilities, FailureKind, Ingest, ProbeFailure, Progress, PullReading, PullReply, Readings, Runtime,
+        RuntimeError, RuntimeInfo, RuntimePull,
+    },
+};
+
+pub(super) const SOCKET: &str = "unix:///run/fake.sock";
+
+/// What the runtime does with a pull.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Does {
+    Succeed(Duration),
+    Fail(Duration, Code, &'static str),
+    Lose(Duration, &'static str),
+    Hang,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Script {
+    pub(super) down: Option<String>,
+    pub(super) capabilities: Capabilities,
+    pub(super) present: HashSet<String>,
+    /// By image, one for each attempt; then, or for others, a success after a second.
+    pub(super) pulls: HashMap<String, VecDeque<Does>>,
+    pub(super) instant: bool,
+    pub(super) progress: HashMap<String, Progress>,
+    pub(super) drop_takes: Duration,
+    /// Names of methods that fail, of those that node status asks.
+    pub(super) broken: HashSet<&'static str>,
+    /// How long these take.
+    pub(super) report_takes: Duration,
+    pub(super) images: Vec<RuntimeImage>,
+    /// What each lease holds; others hold 1000 bytes.
+    pub(super) lease_bytes: HashMap<String, u64>,
+    /// The image file system; `None` hangs.
+    pub(super) image_fs: Option<FileSystem>,
+    /// Everything that was asked, in order.
+    pub(super) log: Vec<String>,
+    pub(super) probes: Vec<Instant>,
+    pub(super) readings: Vec<Instant>,
+    pub(super) running: usize,
+    pub(super) most_running: usize,
+}
+
+type Watcher = Box<dyn Fn(&RuntimePull) + Send>;
+
+pub(super) struct FakeRuntime {
+    script: Mutex<Script>,
+    /// Looks at every pull as it begins.
+    pub(super) watcher: Mutex<Option<Watcher>>,
+    /// The connection closes.
+    pub(super) closed: Arc<Notify>,
+    me: std::sync::Weak<FakeRuntime>,
+}
+
+impl FakeRuntime {
+    pub(super) fn new() -> Arc<Self> {
+        let capabilities =
+            Capabilities { leases: true, content: true, ignores_namespace: true, ..Capabilities::default() };
+        let script = Mutex::new(Script { capabilities, ..Script::default() });
+        Arc::new_cyclic(|me| Self {
+            script,
+            watcher: Mutex::default(),
+            closed: Arc::default(),
+            me: me.clone(),
+        })
+    }
+
+    pub(super) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().expect("unharmed")
+    }
+
+    pub(super) fn does(&self, image: &str, what: impl IntoIterator<Item = Does>) {
+        self.script().pulls.entry(image.into()).or_default().extend(what);
+    }
+
+    pub(super) fn log(&self) -> Vec<String> {
+        self.script().log.clone()
+    }
+
+    pub(super) fn logged(&self, what: &str) -> usize {
+        self.script().log.iter().filter(|line| *line == what).count()
+    }
+
+    fn note(&self, line: String) {
+        self.script().log.push(line);
+    }
+
+    fn error(&self, reason: &str) -> RuntimeError {
+        RuntimeError { endpoint: SOCKET.into(), reason: reason.into() }
+    }
+
+    /// Answers a call of node status.
+    fn report<T: Send + 'static>(
+        &self,
+        method: &'static str,
+        of: impl FnOnce(&Script) -> T,
+    ) -> BoxFuture<'static, Result<T, RuntimeError>> {
+        self.note(method.to_owned());
+        let script = self.script();
+        let answer = if script.broken.contains(method) { Err(self.error(method)) } else { Ok(of(&script)) };
+        let takes = script.report_takes;
+        async move {
+            tokio::time::sleep(takes).await;
+            answer
+        }
+        .boxed()
+    }
+}
+
+/// Notes that a pull was dropped before its end.
+struct Call {
+    of: Arc<FakeRuntime>,
+    image: String,
+    ended: bool,
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let mut script = self.of.script();
+        script.running -= 1;
+        if !self.ended {
+            script.log.push(format!("cancelled {}", self.image));
+        }
+    }
+}
+
+impl FileSystemReader for FakeRuntime {
+    fn file_system(&self, path: PathBuf) -> BoxFuture<'static, Result<FileSystem, String>> {
+        self.note(format!("read {}", path.display()));
+        let image_fs = self.script().image_fs;
+        async move {
+            match image_fs {
+                Some(image_fs) => Ok(image_fs),
+                None => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Runtime for FakeRuntime {
+    fn endpoint(&self) -> &str {
+        SOCKET
+    }
+
+    fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, ProbeFailure>> {
+        let mut script = self.script();
+        script.probes.push(Instant::now());
+        let info =
+            RuntimeInfo { name: "fake".into(), version: "v1".into(), capabilities: script.capabilities };
+        let result = script.down.clone().map_or(Ok(info), |reason| {
+            Err(ProbeFailure { error: self.error(&reason), kind: FailureKind::Gone })
+        });
+        async move { result }.boxed()
+    }
+
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)> {
+        if let Some(watcher) = &*self.watcher.lock().expect("unharmed") {
+            watcher(&pull);
+        }
+        let image = pull.call.image.to_string();
+        let does = {
+            let mut script = self.script();
+            script.log.push(format!("pull {image}"));
+            script.running += 1;
+            script.most_running = script.most_running.max(script.running);
+            let instant = script.instant;
+            let next = script.pulls.get_mut(&image).and_then(VecDeque::pop_front);
+            next.unwrap_or(Does::Succeed(if instant { Duration::ZERO } else { Duration::from_secs(1) }))
+        };
+        let mut call = Call { of: self.me.upgrade().expect("alive"), image, ended: false };
+        async move {
+            let answer = match does {
+                Does::Hang => std::future::pending().await,
+                Does::Succeed(after) => {
+                    (after, PullReply { result: Ok(vec![1].into()), metadata: Vec::new() }, false)
+                }
+                Does::Fail(after, code, text) => (after, PullReply::status(code, text), false),
+                Does::Lose(after, text) => (after, PullReply::status(Code::Unavailable, text), true),
+            };
+            if !answer.0.is_zero() {
+                tokio::time::sleep(answer.0).await;
+            }
+            call.ended = true;
+            call.of.script().present.insert(call.image.clone());
+            (answer.1, answer.2)
+        }
+        .boxed()
+    }
+
+    fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>> {
+        let present = self.script().present.contains(&*call.image);
+        async move { Ok(present.then_some(1000)) }.boxed()
+    }
+
+    fn status(&self) -> BoxFuture<'static, Result<Vec<RuntimeCondition>, RuntimeError>> {
+        let ready = RuntimeCondition { kind: RUNTIME_READY.into(), ok: true, ..Default::default() };
+        self.report("status", |_| vec![ready])
+    }
+
+    fn images(&self) -> BoxFuture<'static, Result<Vec<RuntimeImage>, RuntimeError>> {
+        self.report("list images", |script| script.images.clone())
+    }
+
+    fn image_fs(&self) -> BoxFuture<'static, Result<Option<PathBuf>, RuntimeError>> {
+        self.report("image fs", |_| Some("/var/lib/fake".into()))
+    }
+
+    fn connection_closed(&self) -> BoxFuture<'static, ()> {
+        let closed = self.closed.clone();
+        async move { closed.notified().await }.boxed()
+    }
+
+    /// Each pull with progress downloads one blob, named after its lease.
+    fn progress(&self, leases: Vec<String>) -> BoxFuture<'static, Result<Readings, RuntimeError>> {
+        let mut script = self.script();
+        script.readings.push(Instant::now());
+        let mut readings = Readings::default();
+        for lease in leases {
+            let progress = script.progress.get(&lease).or_else(|| script.progress.get("*")).copied();
+            let Some(progress) = progress else { continue };
+            let reference = format!("layer-{lease}");
+            let ingest = Ingest { offset: progress.bytes_done, started_unix_ms: i64::MAX };
+            readings.ingests.insert(reference.clone(), ingest);
+            let reading = PullReading { progress, has_manifest: true, refs: vec![reference] };
+            readings.pulls.insert(lease, reading);
+        }
+        async move { Ok(readings) }.boxed()
+    }
+
+    fn drop_lease(&self, lease: String, _: bool) -> BoxFuture<'static, Result<(), RuntimeError>> {
+        let (me, takes) = (self.me.upgrade().expect("alive"), self.script().drop_takes);
+        async move {
+            tokio::time::sleep(takes).await;
+            me.note(format!(
+                "dropped {}",
+                if lease.starts_with("keelson-owner-") { "a lease of ours" } else { &lease }
+            ));
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn lease_bytes(&self, lease: String) -> BoxFuture<'static, Result<u64, RuntimeError>> {
+        let bytes = self.script().lease_bytes.get(&lease).copied().unwrap_or(1000);
+        async move { Ok(bytes) }.boxed()
+    }
+
+    fn renew_leases(&self, leases: Vec<String>) -> BoxFuture<'static, Result<(), RuntimeError>> {
+        self.note(format!("renew {}", leases.len()));
+        async move { Ok(()) }.boxed()
+    }
+
+    fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>> {
+        self.note(format!("reap all but {}", keep.len()));
+        async move { Ok(vec!["orphan".to_owned()]) }.boxed()
+    }
+}
+
+/// The images in the journal, and whether each is running.
+pub(super) fn records(store: &FakeStore) -> Vec<(String, bool)> {
+    let records = store.contents().scan(Table::Pulls).expect("the memory reads");
+    let decode = |(_, value): (Vec<u8>, Vec<u8>)| {
+        let record: serde_json::Value = serde_json::from_slice(&value).expect("JSON");
+        (record["image"].as_str().expect("a name").to_owned(), record["state"] == "running")
+    };
+    records.into_iter().map(decode).collect()
+}

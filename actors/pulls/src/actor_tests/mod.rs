@@ -1,0 +1,174 @@
+//! The actors themselves, with scripted neighbours, on paused time.
+//!
+//! Owns: [`World`], both actors on a [`FakeRuntime`] and a [`FakeStore`].
+
+mod coordinator;
+mod fakes;
+mod pods;
+mod runtime_client;
+mod runtime_report;
+mod storage;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use keelson_actor_system::{
+    clock::Clock,
+    inspect::{Mailbox, Recorder},
+    supervise::{self, PANIC, Restart},
+    test_support::{FakeStore, handled, pass, run, settle, until},
+};
+use keelson_proto::{cri, debug as pb};
+use prost::Message as _;
+use tokio::sync::{oneshot, watch};
+
+use crate::{
+    coordinator::{
+        Answer, AnswerTo, CallerId, Claim, Drain, HandOver, HandedState, Inspected, ListPulls, Policy,
+        PullCoordinator, PullCoordinatorParts, Refusal, RequestPull,
+    },
+    metrics::Metrics,
+    request::{CredentialsSalt, PullCall},
+    runtime::{Health, RuntimeClient, RuntimeClientParts},
+};
+use fakes::{FakeRuntime, records};
+
+struct World {
+    runtime: Arc<FakeRuntime>,
+    store: Arc<FakeStore>,
+    pulls: Mailbox<PullCoordinator>,
+    client: Mailbox<RuntimeClient>,
+    metrics: Metrics,
+    health: watch::Receiver<Health>,
+    changes: watch::Receiver<u64>,
+    salt: CredentialsSalt,
+    next: std::cell::Cell<u64>,
+}
+
+/// A test that failed while the store was blocked must not wait for it for ever.
+impl Drop for World {
+    fn drop(&mut self) {
+        self.store.block(false);
+    }
+}
+
+type Answered = oneshot::Receiver<Answer>;
+
+impl World {
+    fn start(policy: Policy) -> Self {
+        Self::with(policy, FakeRuntime::new(), FakeStore::new(), 20_000)
+    }
+
+    fn with(policy: Policy, runtime: Arc<FakeRuntime>, store: Arc<FakeStore>, capacity: usize) -> Self {
+        Self::with_handed(policy, runtime, store, capacity, None)
+    }
+
+    /// Starts with what a predecessor handed over, if anything.
+    fn with_handed(
+        policy: Policy,
+        runtime: Arc<FakeRuntime>,
+        store: Arc<FakeStore>,
+        capacity: usize,
+        handed: Option<HandedState>,
+    ) -> Self {
+        let metrics = Metrics::default();
+        let clock = Clock::start();
+        let (health, healths) = watch::channel(Health::Unknown);
+        let (changes, changed) = watch::channel(0);
+        let recorder = Recorder::new("RuntimeClient", capacity);
+        let parts = RuntimeClientParts {
+            runtime: runtime.clone(),
+            file_systems: runtime.clone(),
+            clock,
+            metrics: metrics.clone(),
+            progress_interval: watch::channel(Duration::from_millis(500)).1,
+            health,
+            recorder: recorder.clone(),
+        };
+        let client = supervise::start(None, recorder, |_| RuntimeClient::new(parts));
+        let recorder = Recorder::new("PullCoordinator", capacity);
+        let parts = PullCoordinatorParts {
+            policy,
+            owner: "owner".into(),
+            store: store.clone(),
+            clock,
+            runtime: client.clone(),
+            metrics: metrics.clone(),
+            notices: None,
+            changes,
+            recorder: recorder.clone(),
+        };
+        let pulls = supervise::start(None, recorder, |_| PullCoordinator::new(parts).with_handed(handed));
+        Self {
+            runtime,
+            store,
+            pulls,
+            client,
+            metrics,
+            health: healths,
+            changes: changed,
+            salt: CredentialsSalt::random(),
+            next: std::cell::Cell::new(1),
+        }
+    }
+
+    fn call(&self, image: &str, password: &str) -> Arc<PullCall> {
+        let auth = (!password.is_empty())
+            .then(|| cri::AuthConfig { password: password.into(), ..Default::default() });
+        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
+        let request = cri::PullImageRequest { image: Some(spec), auth, sandbox_config: None };
+        Arc::new(PullCall::decode(request.encode_to_vec().into(), &self.salt).expect("a valid request"))
+    }
+
+    fn request(&self, image: &str) -> (CallerId, Answered, RequestPull) {
+        let caller = CallerId(self.next.get());
+        self.next.set(caller.0 + 1);
+        let (answer, answered): (AnswerTo, _) = oneshot::channel();
+        let request = RequestPull {
+            caller,
+            call: self.call(image, ""),
+            patience: None,
+            claim: Claim::default(),
+            answer,
+        };
+        (caller, answered, request)
+    }
+
+    fn ask(&self, image: &str) -> Answered {
+        let (_, answered, request) = self.request(image);
+        self.pulls.offer(request).expect("room in the mailbox");
+        answered
+    }
+
+    async fn list(&self) -> pb::PullList {
+        self.pulls.ask(ListPulls { max_queued: 100 }).await.expect("the coordinator lives")
+    }
+
+    async fn inspected(&self) -> serde_json::Value {
+        let text = self.pulls.ask(Inspected {}).await.expect("the coordinator lives");
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    async fn drain(&self) {
+        let (done, drained) = oneshot::channel();
+        self.pulls.deliver(Drain { done });
+        drained.await.expect("told once");
+    }
+
+    fn restart_pulls(&self) {
+        self.pulls.deliver(Restart { reason: "a test wants it".into() });
+    }
+}
+
+async fn succeeded(answered: Answered) -> bool {
+    matches!(answered.await, Ok(Answer::Runtime(reply)) if reply.result.is_ok())
+}
+
+async fn refused(answered: Answered) -> Refusal {
+    match answered.await {
+        Ok(Answer::Refused(refusal)) => refusal,
+        other => panic!("{other:?} is no refusal"),
+    }
+}

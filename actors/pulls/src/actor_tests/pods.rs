@@ -1,0 +1,100 @@
+//! Pods that are deleted while their pulls wait, and the coordinator's word on whether pulls get on.
+
+use super::*;
+use crate::{
+    coordinator::{PodForgotten, PodGone, PullsFlow},
+    runtime::Probe,
+};
+use fakes::Does;
+use keelson_actor_system::reports::RuntimeFlow;
+use keelson_proto::Code;
+
+fn limit(limit: u32) -> Policy {
+    Policy { limit, ..Policy::default() }
+}
+
+impl World {
+    /// A caller of a pod in namespace `default`, whose uid is its name.
+    fn ask_for_pod(&self, image: &str, pod: &str) -> Answered {
+        let metadata = cri::PodSandboxMetadata {
+            name: pod.into(),
+            uid: pod.into(),
+            namespace: "default".into(),
+            attempt: 0,
+        };
+        let sandbox = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
+        let request = cri::PullImageRequest { image: Some(spec), auth: None, sandbox_config: Some(sandbox) };
+        let call = PullCall::decode(request.encode_to_vec().into(), &self.salt).expect("a valid request");
+        let (caller, answered, request) = self.request(image);
+        let request = RequestPull { caller, call: Arc::new(call), ..request };
+        self.pulls.offer(request).expect("room");
+        answered
+    }
+
+    fn pod_gone(&self, pod: &str) {
+        let gone = PodGone { uid: pod.into(), pod: format!("default/{pod}") };
+        self.pulls.offer(gone).expect("room");
+    }
+}
+
+#[test]
+fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
+    run(async {
+        let world = World::start(limit(1));
+        world.runtime.does("r/a", [Does::Succeed(Duration::from_secs(600))]);
+        let running = world.ask_for_pod("r/a", "a");
+        let (web, db) = (world.ask_for_pod("r/b", "web"), world.ask_for_pod("r/b", "db"));
+        let alone = world.ask_for_pod("r/c", "web");
+        pass(100).await;
+        let begin = tokio::time::Instant::now();
+        world.pod_gone("web");
+        for answered in [web, alone] {
+            let refusal = refused(answered).await;
+            assert_eq!(refusal.code(), Code::Aborted);
+            assert!(refusal.to_string().contains("default/web"), "{refusal}");
+        }
+        assert_eq!(begin.elapsed(), Duration::ZERO, "no time passed");
+        assert_eq!(world.inspected().await["pods_gone"], 1);
+        let list = world.list().await;
+        assert_eq!((list.running, list.queued, list.callers), (1, 1, 2));
+        assert_eq!(refused(world.ask_for_pod("r/d", "web")).await.code(), Code::Aborted);
+        // Known even after a restart of the coordinator; forgotten ten minutes after the object is deleted.
+        world.restart_pulls();
+        assert_eq!(refused(running).await, Refusal::Restarting);
+        assert_eq!(refused(db).await, Refusal::Restarting);
+        pass(200).await;
+        world.runtime.does("r/e", [Does::Hang]);
+        let _first = world.ask_for_pod("r/e", "a");
+        assert_eq!(refused(world.ask_for_pod("r/d", "web")).await.code(), Code::Aborted);
+        world.pulls.offer(PodForgotten { uid: "web".into() }).expect("room");
+        pass(601_000).await;
+        let mut late = world.ask_for_pod("r/f", "web");
+        pass(100).await;
+        assert!(late.try_recv().is_err(), "it waits like any other");
+        assert_eq!(handled(world.pulls.recorder(), "PodGone"), 1);
+    });
+}
+
+#[test]
+fn the_flow_is_told_with_the_state_of_runtime_and_store() {
+    run(async {
+        let world = World::start(limit(1));
+        world.runtime.does("r/a", [Does::Hang]);
+        let _callers = [world.ask("r/a"), world.ask("r/b")];
+        pass(5_000).await;
+        let flow = world.pulls.ask(PullsFlow {}).await.expect("alive");
+        assert_eq!((flow.running, flow.queued, &flow.runtime, flow.durable), (1, 1, &RuntimeFlow::Up, true));
+        assert!(flow.oldest_wait.is_some_and(|wait| wait >= Duration::from_secs(4)), "{flow:?}");
+        assert_eq!(flow.since_moved, None);
+        world.store.fail(true);
+        world.runtime.script().down = Some("connection refused".into());
+        world.client.offer(Probe {}).expect("room");
+        let _more = world.ask("r/c");
+        pass(3_000).await;
+        let flow = world.pulls.ask(PullsFlow {}).await.expect("alive");
+        assert!(!flow.durable);
+        let RuntimeFlow::Away { away_for, reason } = flow.runtime else { panic!("{flow:?}") };
+        assert!(away_for >= Duration::from_secs(2) && reason.contains("connection refused"), "{reason}");
+    });
+}

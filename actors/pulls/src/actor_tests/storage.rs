@@ -1,0 +1,242 @@
+//! Persist first, then act; and what happens when persisting fails.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use keelson_storage::StoreState;
+
+use super::*;
+use fakes::Does;
+
+#[test]
+fn the_record_is_on_disk_before_the_runtime_is_asked() {
+    run(async {
+        let world = World::start(Policy { limit: 2, ..Policy::default() });
+        let (store, missing) = (world.store.clone(), Arc::new(Mutex::new(Vec::new())));
+        let notes = missing.clone();
+        *world.runtime.watcher.lock().expect("unharmed") = Some(Box::new(move |pull| {
+            let name = pull.call.image.to_string();
+            if !records(&store).contains(&(name.clone(), true)) {
+                notes.lock().expect("unharmed").push(name);
+            }
+        }));
+        let answers: Vec<Answered> = (0..20).map(|n| world.ask(&format!("r/{n}"))).collect();
+        for answered in answers {
+            assert!(succeeded(answered).await);
+        }
+        pass(1_010).await;
+        assert_eq!((records(&world.store), world.runtime.script().most_running), (vec![], 2));
+        assert!(missing.lock().expect("unharmed").is_empty(), "started without a record: {missing:?}");
+    });
+}
+
+#[test]
+fn nothing_starts_while_the_disk_is_slow() {
+    run(async {
+        let world = World::start(Policy::default());
+        pass(10).await;
+        world.store.block(true);
+        let answered = world.ask("r/a");
+        until("the write is under way", || world.store.writes.load(Ordering::SeqCst) > 0).await;
+        settle().await;
+        assert_eq!((world.runtime.logged("pull r/a"), world.list().await.running), (0, 1));
+        world.store.block(false);
+        assert!(succeeded(answered).await);
+    });
+}
+
+#[test]
+fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers() {
+    run(async {
+        let world = World::start(Policy { limit: 1, ..Policy::default() });
+        pass(10).await;
+        world.store.fail(true);
+        world.runtime.does("r/long", [Does::Succeed(Duration::from_secs(60))]);
+        let first = world.ask("r/a");
+        let long = world.ask("r/long");
+        let queued: Vec<Answered> = (0..50).map(|n| world.ask(&format!("r/{n}"))).collect();
+        assert!(succeeded(first).await, "pods start even on a full disk");
+        pass(3000).await;
+        assert_eq!(world.store.writes.load(Ordering::SeqCst), 1, "not tried again with every event");
+        assert_eq!((world.metrics.store_durable.get(), world.metrics.store_errors.get()), (0, 1));
+        let overview = world.pulls.recorder().overview();
+        assert!(overview.last_error.contains("in memory only"), "{}", overview.last_error);
+        assert_eq!(world.inspected().await["journal_behind"], true);
+        pass(10_000).await;
+        let tries = world.store.writes.load(Ordering::SeqCst) + world.metrics.store_errors.get();
+        assert!(tries <= 8, "one try every five seconds, not {tries}");
+        world.store.fail(false);
+        pass(6_000).await;
+        assert_eq!((world.metrics.store_durable.get(), records(&world.store).len()), (1, 51));
+        assert_eq!(world.inspected().await["journal_behind"], false);
+        assert!(succeeded(long).await);
+        for answered in queued {
+            assert!(succeeded(answered).await);
+        }
+        pass(1_010).await;
+        assert!(records(&world.store).is_empty(), "and deletions are written again");
+    });
+}
+
+#[test]
+fn a_last_try_is_made_before_the_end() {
+    run(async {
+        let world = World::start(Policy { limit: 1, ..Policy::default() });
+        pass(10).await;
+        world.store.fail(true);
+        let running = world.ask("r/a");
+        let queued = world.ask("r/b");
+        pass(500).await;
+        world.store.fail(false);
+        world.drain().await;
+        assert!(succeeded(running).await);
+        assert_eq!(refused(queued).await, Refusal::Stopping);
+        assert_eq!(records(&world.store), [("r/b".to_owned(), false)]);
+    });
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_store_that_keeps_failing() {
+    run(async {
+        let world = World::start(Policy::default());
+        pass(10).await;
+        world.store.fail(true);
+        assert!(succeeded(world.ask("r/a")).await);
+        world.drain().await;
+        assert_eq!(world.metrics.store_durable.get(), 0);
+    });
+}
+
+#[test]
+fn i4_pulls_are_decided_from_memory_while_the_journal_cannot_be_read() {
+    run(async {
+        let store = FakeStore::new();
+        store.fail(true);
+        let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        assert!(succeeded(world.ask("r/a")).await);
+        assert_eq!(world.inspected().await["journal_unread"], true);
+        assert_eq!(world.metrics.store_durable.get(), 0);
+        pass(600_000).await;
+        assert!(succeeded(world.ask("r/b")).await);
+        let errors = world.pulls.recorder().overview().last_error;
+        assert!(errors.contains("decided from memory"), "{errors}");
+        assert_eq!(world.pulls.recorder().overview().restarts, 0);
+    });
+}
+
+#[test]
+fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_records() {
+    run(async {
+        let one = || Policy { limit: 1, ..Policy::default() };
+        let store = FakeStore::new();
+        let first = World::with(one(), FakeRuntime::new(), store.clone(), 100);
+        first.runtime.does("r/old-running", [Does::Hang]);
+        let _callers = [first.ask("r/old-running"), first.ask("r/old-queued")];
+        pass(100).await;
+        store.fail(true);
+        let second = World::with(one(), FakeRuntime::new(), store.clone(), 100);
+        second.runtime.does("r/new", [Does::Hang]);
+        let _new = second.ask("r/new");
+        pass(100).await;
+        let (state, handed) = oneshot::channel();
+        second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
+        let handed = handed.await.expect("handed over").state;
+        let third = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
+        pass(100).await;
+        assert_eq!(third.inspected().await["journal_unread"], true);
+        store.fail(false);
+        pass(6_000).await;
+        assert_eq!(third.inspected().await["journal_unread"], false);
+        let mut records: Vec<String> = records(&store).into_iter().map(|(image, _)| image).collect();
+        records.sort();
+        assert_eq!(records, ["r/new", "r/old-queued", "r/old-running"]);
+        assert_eq!(third.runtime.logged("pull r/new"), 0, "it goes on in the second");
+    });
+}
+
+/// I8: the store of a successor is still being opened when it begins: that is no failure, and the journal is written as soon
+/// as it is open.
+#[test]
+fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
+    run(async {
+        let one = || Policy { limit: 1, ..Policy::default() };
+        let first = World::with(one(), FakeRuntime::new(), FakeStore::new(), 100);
+        first.runtime.does("r/running", [Does::Hang]);
+        let _callers = [first.ask("r/running"), first.ask("r/queued")];
+        pass(100).await;
+        let (state, handed) = oneshot::channel();
+        first.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
+        let handed = handed.await.expect("handed over").state;
+        let store = FakeStore::new();
+        store.fail(true);
+        store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
+        let second = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
+        pass(1_000).await;
+        assert_eq!(second.metrics.store_durable.get(), 0, "it is not durable, and says so");
+        let overview = second.pulls.recorder().overview();
+        assert_eq!((&*overview.last_error, second.metrics.store_errors.get()), ("", 0));
+        store.fail(false);
+        store.state.send_replace(StoreState::Open);
+        settle().await;
+        pass(100).await;
+        assert_eq!((second.metrics.store_durable.get(), records(&store).len()), (1, 2));
+        // One that never opens is an error in the end.
+        let (state, handed) = oneshot::channel();
+        second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
+        let handed = handed.await.expect("handed over").state;
+        let store = FakeStore::new();
+        store.fail(true);
+        store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
+        let third = World::with_handed(one(), FakeRuntime::new(), store, 100, Some(handed));
+        pass(6_000).await;
+        let error = third.pulls.recorder().overview().last_error;
+        assert!(error.contains("in memory only"), "{error}");
+    });
+}
+
+#[test]
+fn i4_a_journal_that_can_be_read_late_joins_what_runs_and_is_whole_again() {
+    run(async {
+        let store = FakeStore::new();
+        let first =
+            World::with(Policy { limit: 1, ..Policy::default() }, FakeRuntime::new(), store.clone(), 100);
+        first.runtime.does("r/running", [Does::Hang]);
+        let _callers = [first.ask("r/running"), first.ask("r/queued")];
+        pass(100).await;
+        assert_eq!(records(&store).len(), 2);
+
+        store.fail(true);
+        let runtime = FakeRuntime::new();
+        runtime.does("r/new", [Does::Hang]);
+        let world = World::with(Policy { limit: 1, ..Policy::default() }, runtime, store.clone(), 100);
+        let (_new, again) = (world.ask("r/new"), world.ask("r/running"));
+        pass(100).await;
+        assert_eq!((world.list().await.running, world.list().await.queued), (1, 1));
+        store.fail(false);
+        pass(6_000).await;
+        assert_eq!(world.metrics.store_durable.get(), 1);
+        assert_eq!(world.inspected().await["journal_unread"], false);
+        let queued: Vec<String> = world
+            .list()
+            .await
+            .pulls
+            .into_iter()
+            .filter(|pull| pull.position > 0)
+            .map(|pull| pull.image)
+            .collect();
+        assert_eq!(queued, ["r/running", "r/queued"], "nothing is lost, nothing is there twice");
+        assert_eq!(records(&store).len(), 3);
+        drop(again);
+    });
+}
+
+#[test]
+fn i4_the_end_does_not_wait_for_a_journal_that_was_never_read() {
+    run(async {
+        let store = FakeStore::new();
+        store.fail(true);
+        let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        assert!(succeeded(world.ask("r/a")).await);
+        world.drain().await;
+        assert_eq!(world.inspected().await["journal_unread"], true);
+    });
+}

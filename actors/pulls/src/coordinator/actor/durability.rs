@@ -1,0 +1,206 @@
+//! The PullCoordinator and its journal: read at start, or late; written, or written whole again after a failure.
+//!
+//! Owns: what the coordinator does when the store is not open, fails or comes back. In: results of reads and writes,
+//! the store's state. Out: pulls from the journal, a journal that is whole again. While the store is away pulls are
+//! decided from memory.
+
+use std::{sync::Arc, time::Duration};
+
+use actix::{ActorFutureExt as _, AsyncContext as _, Context, fut::wrap_future};
+use keelson_actor_system::{
+    durable::wait_for_store,
+    inspect::{Mailbox, Status},
+    supervise::chain,
+};
+use keelson_storage::{StoreError, StoreState};
+
+use super::{PullCoordinator, summary};
+use crate::{
+    coordinator::{
+        core::{Effect, Event},
+        journal::Restored,
+        record::Write,
+    },
+    runtime::{CancelAll, Subscribe},
+};
+
+/// How long after a failed write the whole journal is written again.
+const REWRITE_AFTER: Duration = Duration::from_secs(5);
+
+impl PullCoordinator {
+    /// Reads the journal, off this thread and before any message is handled: but no longer than the store takes to
+    /// open in ordinary times.
+    pub(super) fn reload(&mut self, ctx: &mut Context<Self>) {
+        if let Some(state) = self.taken_over.take() {
+            return self.take_over(state, ctx);
+        }
+        let journal = self.journal.clone();
+        let ended = self.pipeline.take_ended();
+        let load = async move {
+            wait_for_store(&**journal.store()).await;
+            let read = move || {
+                // Not written: pulls that ended are taken up again, which costs a question each.
+                let _ = journal.write(&ended);
+                journal.load()
+            };
+            tokio::task::spawn_blocking(read).await
+        };
+        ctx.wait(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
+            match loaded {
+                Ok(Ok(restored)) => actor.restored(restored, ctx),
+                Ok(Err(error)) => actor.begin_unread(&chain(&error), ctx),
+                Err(error) => actor.begin_unread(&error.to_string(), ctx),
+            }
+            actor.watch_store(!actor.unread, ctx);
+        }));
+    }
+
+    fn restored(&mut self, restored: Restored, ctx: &mut Context<Self>) {
+        self.unread = false;
+        let Restored { pulls, leases, limit, .. } = self.note_restored(restored);
+        let now = self.clock.now();
+        let effects = self.core.restore(pulls, leases, limit, now);
+        self.begin(effects, ctx);
+        if self.behind {
+            self.rewrite_later(ctx);
+        }
+    }
+
+    /// Starts from memory: pods must start without a disk. The journal is read when the store opens.
+    fn begin_unread(&mut self, reason: &str, ctx: &mut Context<Self>) {
+        self.unread = true;
+        self.not_durable("the journal cannot be read yet; pulls are decided from memory", reason);
+        self.core.begin_unread(self.clock.now());
+        self.begin(Vec::new(), ctx);
+        self.rewrite_later(ctx);
+    }
+
+    fn begin(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
+        let me = Mailbox::new(ctx.address(), self.recorder().clone());
+        // Attempts of a former self mean nothing any more.
+        self.runtime.deliver(CancelAll {});
+        self.runtime.deliver(Subscribe { to: Arc::new(me) });
+        self.perform(effects, ctx);
+        if self.draining.is_some() {
+            self.step(Event::Drain, ctx);
+        }
+        self.recorder().status(Status::Running, summary(self.core.counts()));
+    }
+
+    fn note_restored(&self, mut restored: Restored) -> Restored {
+        for text in restored.unreadable.drain(..) {
+            tracing::error!(actor = "PullCoordinator", "{text}");
+            self.recorder().error(text);
+        }
+        self.metrics.resumed.inc_by(restored.pulls.len() as u64);
+        restored
+    }
+
+    /// Catches up as soon as the store is open (again), without waiting for the next attempt. `was_open`: it was when it
+    /// was used last.
+    pub(super) fn watch_store(&self, was_open: bool, ctx: &mut Context<Self>) {
+        let mut state = self.journal.store().subscribe();
+        let opened = async move {
+            if was_open {
+                state.wait_for(|state| !state.is_open()).await.ok()?;
+            }
+            state.wait_for(StoreState::is_open).await.ok().map(drop)
+        };
+        ctx.spawn(wrap_future::<_, Self>(opened).map(|opened, actor, ctx| {
+            // A store that is never closed has no states to tell of.
+            if opened.is_some() {
+                actor.watch_store(true, ctx);
+                actor.catch_up(ctx);
+            }
+        }));
+    }
+
+    pub(super) fn written(&mut self, result: Result<(), StoreError>, ctx: &mut Context<Self>) {
+        match result {
+            Ok(()) if self.behind => {
+                self.behind = false;
+                self.logged.clear();
+                self.metrics.store_durable.set(1);
+                tracing::info!("the journal is durable again");
+                self.recorder().event("the journal is durable again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                self.metrics.store_errors.inc();
+                self.not_durable(
+                    "the journal could not be written, pulls go on in memory only",
+                    &chain(&error),
+                );
+                self.rewrite_later(ctx);
+            }
+        }
+        for effect in self.pipeline.written() {
+            self.act(effect);
+        }
+        self.write(ctx);
+        self.finish_flush();
+        self.finish_drain(ctx);
+    }
+
+    fn not_durable(&mut self, what: &str, reason: &str) {
+        if self.logged.is_new(reason) {
+            tracing::error!(actor = "PullCoordinator", reason, "{what}");
+            self.recorder().error(format!("{what}: {reason}"));
+        }
+        self.metrics.store_durable.set(0);
+        self.behind = true;
+    }
+
+    pub(super) fn rewrite_later(&mut self, ctx: &mut Context<Self>) {
+        if !std::mem::replace(&mut self.catch_up_planned, true) {
+            ctx.run_later(REWRITE_AFTER, |actor, ctx| {
+                actor.catch_up_planned = false;
+                actor.catch_up(ctx);
+            });
+        }
+    }
+
+    /// Reads what was not read, and makes the journal whole.
+    pub(super) fn catch_up(&mut self, ctx: &mut Context<Self>) {
+        if self.core.is_handed_over() {
+            // The journal is the successor's.
+        } else if self.unread {
+            self.read_late(ctx);
+        } else if self.behind {
+            self.rewrite = true;
+            // Any write that does not wait will do: it becomes a rewrite of everything.
+            self.perform(vec![Effect::Persist(Write::DeleteLease(String::new()))], ctx);
+        }
+    }
+
+    fn read_late(&mut self, ctx: &mut Context<Self>) {
+        if std::mem::replace(&mut self.reading, true) {
+            return;
+        }
+        let journal = self.journal.clone();
+        let load = tokio::task::spawn_blocking(move || journal.load());
+        ctx.spawn(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
+            actor.reading = false;
+            match loaded {
+                // The successor has been told that the journal is unread, and reads it.
+                Ok(_) if actor.core.is_handed_over() => actor.finish_drain(ctx),
+                Ok(Ok(restored)) => actor.reconcile(restored, ctx),
+                Ok(Err(_)) if actor.draining.is_some() => actor.finish_drain(ctx),
+                Ok(Err(_)) => actor.rewrite_later(ctx),
+                Err(error) => actor.fail(&error.to_string(), ctx),
+            }
+        }));
+    }
+
+    fn reconcile(&mut self, restored: Restored, ctx: &mut Context<Self>) {
+        self.unread = false;
+        let Restored { pulls, leases, limit, .. } = self.note_restored(restored);
+        let text = format!("the journal has been read late: {} pulls", pulls.len());
+        tracing::info!(actor = "PullCoordinator", "{text}");
+        self.recorder().event(text);
+        let now = self.clock.now();
+        let effects = self.core.reconcile(pulls, leases, limit, now);
+        self.perform(effects, ctx);
+        self.catch_up(ctx);
+    }
+}

@@ -1,0 +1,64 @@
+//! What is said of pulls that ended, and of pods whose pulls wait.
+//!
+//! Owns: the log line and the counters of a pull that ended. In: finished pulls and notices of the core. Out: metrics,
+//! one log line a pull, and Events for whoever writes them, without waiting.
+
+use super::PullCoordinator;
+use crate::{
+    coordinator::core::{Answer, End, FinishedPull, PodNotice, Refusal, Tally},
+    metrics::{EventResult, Metrics, PullResult, Reason},
+};
+
+/// Counts a pull that ended, and logs it.
+pub(super) fn tell_end(metrics: &Metrics, pull: &FinishedPull) {
+    let (result, reason) = (pull.why.result, pull.why.reason);
+    metrics.pulls.get_or_create(&PullResult { result, reason }).inc();
+    if let Some(time) = pull.pull_time {
+        metrics.running_time.observe(time.as_secs_f64());
+    }
+    let pod = pull.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+    let error = match &pull.end {
+        End::Failed(words) | End::Refused(words) => Some(&**words),
+        End::Succeeded | End::Cancelled => None,
+    };
+    tracing::info!(
+        image = &*pull.image,
+        pod,
+        result,
+        reason,
+        error,
+        attempts = pull.attempts,
+        queue_wait = ?pull.queue_wait,
+        pull_time = ?pull.pull_time.unwrap_or_default(),
+        "image pull ended"
+    );
+}
+
+impl Metrics {
+    /// Counts a caller that is refused. One that is sent to a successor is not.
+    pub(super) fn answered(&self, answer: &Answer) {
+        if let Answer::Refused(refusal) = answer
+            && *refusal != Refusal::Moved
+        {
+            self.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
+        }
+    }
+
+    pub(super) fn tally(&self, tally: Tally) {
+        let (family, reason) = match tally {
+            Tally::Joined(reason) => (&self.deduplicated, reason),
+            Tally::Retried(reason) => (&self.retried, reason),
+        };
+        family.get_or_create(&Reason { reason }).inc();
+    }
+}
+
+impl PullCoordinator {
+    /// Hands an Event over to whoever writes them. One that finds no room is lost: the next update says the same.
+    pub(super) fn notify(&self, notice: PodNotice) {
+        let Some(notices) = &self.notices else { return };
+        if notices.try_send(notice).is_err() {
+            self.metrics.pod_events.get_or_create(&EventResult { result: "dropped" }).inc();
+        }
+    }
+}

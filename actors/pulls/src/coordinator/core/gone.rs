@@ -1,0 +1,214 @@
+//! Pods that are gone, and what that means for those that wait.
+//!
+//! Owns: [`GonePods`], the uids of pods that are deleted or terminating, and the refusal of their waiting callers. In:
+//! news of pods. Out: refusals; pulls that nobody waits for any more leave the queue. Running pulls go on: the bytes
+//! are on their way, and the kubelet waits for the answer anyway.
+//!
+//! The kubelet does not cancel the pull of a deleted pod, and the pod stays `Terminating` until the call returns, so
+//! that a place in the queue would hold it for as long as the queue is. Static pods never match: the sandbox config
+//! has the uid of their manifest, and their mirror pods at the API server have another.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::Duration,
+};
+
+use keelson_actor_system::clock::Now;
+
+use super::{CallerId, Core, Effect, End, Note, Pull, Refusal, Stage};
+use crate::request::PullId;
+
+/// How many pods are remembered at most; then the one that went first is forgotten.
+const MOST: usize = 10_000;
+/// How long a pod is remembered after its object was deleted: the kubelet may still be trying.
+const REMEMBER: Duration = Duration::from_secs(600);
+
+#[derive(Debug)]
+struct Gone {
+    /// `namespace/name`.
+    pod: String,
+    age: u64,
+}
+
+/// Pods that are deleted or terminating, by uid.
+#[derive(Debug, Default)]
+pub(in crate::coordinator) struct GonePods {
+    pods: HashMap<String, Gone>,
+    by_age: BTreeMap<u64, String>,
+    next_age: u64,
+    /// All pods of the node were told of at least once.
+    synced: bool,
+    /// Those whose objects are deleted, and until when they are remembered. An entry may outlive its pod.
+    leaving: VecDeque<(Duration, u64)>,
+}
+
+impl GonePods {
+    fn insert(&mut self, uid: String, pod: String, now: Duration) {
+        self.expire(now);
+        if self.pods.contains_key(&uid) {
+            return;
+        }
+        let age = self.next_age;
+        self.next_age += 1;
+        self.by_age.insert(age, uid.clone());
+        self.pods.insert(uid, Gone { pod, age });
+        if self.pods.len() > MOST
+            && let Some((_, first)) = self.by_age.pop_first()
+        {
+            self.pods.remove(&first);
+        }
+    }
+
+    /// The pod's object is deleted: nothing more will be heard of it.
+    fn forget(&mut self, uid: &str, now: Duration) {
+        self.expire(now);
+        if let Some(gone) = self.pods.get(uid) {
+            self.leaving.push_back((now + REMEMBER, gone.age));
+            // Told again and again of the same pods, the list must not grow.
+            if self.leaving.len() > MOST {
+                self.leaving.pop_front();
+            }
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Duration) {
+        while let Some((until, age)) = self.leaving.front().copied()
+            && until <= now
+        {
+            self.leaving.pop_front();
+            if let Some(uid) = self.by_age.remove(&age) {
+                self.pods.remove(&uid);
+            }
+        }
+    }
+
+    /// Whether all pods of the node were told of.
+    pub(super) fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    pub(super) fn set_synced(&mut self) {
+        self.synced = true;
+    }
+
+    /// `namespace/name` of a pod that is gone.
+    pub(super) fn pod(&self, uid: &str) -> Option<&str> {
+        self.pods.get(uid).map(|gone| gone.pod.as_str())
+    }
+}
+
+impl Core {
+    pub(super) fn pod_gone(&mut self, uid: String, pod: String, now: Now, fx: &mut Vec<Effect>) {
+        if uid.is_empty() {
+            return;
+        }
+        self.gone.insert(uid.clone(), pod, now.mono);
+        let waits = |caller: &super::Caller| {
+            caller.pod.as_ref().is_some_and(|pod| pod.uid == uid)
+                && self.pulls.get(&caller.pull).is_some_and(Pull::has_not_begun)
+        };
+        let mut waiting: Vec<CallerId> =
+            self.callers.iter().filter(|(_, caller)| waits(caller)).map(|(id, _)| *id).collect();
+        waiting.sort_unstable();
+        for caller in waiting {
+            if let Some(refusal) = self.refusal_for_gone(caller) {
+                fx.push(Effect::Note(Note { warn: false, text: refusal.to_string() }));
+                self.refuse_and_leave(caller, refusal, now, fx);
+            }
+        }
+        self.drop_places_of(&uid, now, fx);
+    }
+
+    pub(super) fn pod_forgotten(&mut self, uid: &str, now: Now) {
+        self.gone.forget(uid, now.mono);
+    }
+
+    /// Places from the journal, held or queued, that nobody waits for and the pod asked for. Whoever else had
+    /// joined that pull before the restart asks again.
+    fn drop_places_of(&mut self, uid: &str, now: Now, fx: &mut Vec<Effect>) {
+        let places = self.held.iter().copied().chain(self.queue.places());
+        let is_its_own = |id: &PullId| {
+            self.pulls.get(id).is_some_and(|pull| {
+                pull.callers.is_empty() && pull.call.pod.as_ref().is_some_and(|pod| pod.uid == uid)
+            })
+        };
+        let dropped: Vec<PullId> = places.map(|(_, id)| id).filter(is_its_own).collect();
+        for id in dropped {
+            if let Some(pull) = self.pulls.get(&id) {
+                let text = format!("the place of {} is given up, its pod was deleted", pull.call.name.full());
+                fx.push(Effect::Note(Note { warn: false, text }));
+            }
+            self.because(id, "PodDeleted");
+            self.end(id, End::Cancelled, now, fx);
+        }
+    }
+
+    /// Why a caller must not wait: its pod is gone.
+    pub(super) fn refusal_for_gone(&self, id: CallerId) -> Option<Refusal> {
+        let caller = self.callers.get(&id)?;
+        let pod = self.gone.pod(&caller.pod.as_ref()?.uid)?;
+        let image = &self.pulls.get(&caller.pull)?.call.image;
+        Some(Refusal::PodGone { pod: pod.to_owned(), image: image.to_string() })
+    }
+
+    /// How many pods are remembered as gone.
+    #[must_use]
+    pub(crate) fn pods_gone(&self) -> usize {
+        self.gone.pods.len()
+    }
+
+    /// What is known of pods, for the next life of the coordinator.
+    pub(in crate::coordinator) fn take_gone(&mut self) -> GonePods {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Takes over what an earlier core knew of pods. To be called before [`Core::restore`].
+    pub(in crate::coordinator) fn set_gone(&mut self, gone: GonePods) {
+        self.gone = gone;
+    }
+}
+
+impl Pull {
+    /// The runtime does not work on it, and did not lose it either.
+    pub(super) fn has_not_begun(&self) -> bool {
+        matches!(self.stage, Stage::Queued { .. } | Stage::Pausing { .. } | Stage::Held { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_pod_is_remembered_until_ten_minutes_after_its_deletion() {
+        let mut gone = GonePods::default();
+        gone.insert("u".into(), "ns/web".into(), at(0));
+        gone.expire(at(100_000));
+        assert_eq!(gone.pod("u"), Some("ns/web"), "it may be terminating for a long time");
+        gone.forget("u", at(100_000));
+        gone.forget("other", at(100_000));
+        gone.expire(at(100_599));
+        assert_eq!(gone.pod("u"), Some("ns/web"));
+        gone.expire(at(100_600));
+        assert_eq!((gone.pod("u"), gone.by_age.len(), gone.leaving.len()), (None, 0, 0));
+    }
+
+    #[test]
+    fn many_pods_do_not_grow_it_without_bound() {
+        let mut gone = GonePods::default();
+        for n in 0..3 * MOST {
+            gone.insert(n.to_string(), "ns/p".into(), at(0));
+            gone.insert(n.to_string(), "ns/p".into(), at(0));
+            gone.forget(&n.to_string(), at(0));
+            gone.forget(&n.to_string(), at(0));
+        }
+        assert_eq!((gone.pods.len(), gone.by_age.len(), gone.leaving.len()), (MOST, MOST, MOST));
+        assert_eq!((gone.pod("0"), gone.pod(&(3 * MOST - 1).to_string())), (None, Some("ns/p")));
+        gone.expire(at(600));
+        assert!(gone.leaving.is_empty());
+    }
+}

@@ -1,0 +1,256 @@
+//! Case 6: pods that are deleted while their pulls wait; and whether pulls get on.
+
+use std::time::Duration;
+
+use keelson_actor_system::reports::{FlowView, RuntimeFlow};
+use keelson_proto::Code;
+
+use super::{
+    CallerId, End, Event, Policy, Refusal,
+    testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
+};
+use crate::runtime::Phase;
+
+fn limit(limit: u32) -> Policy {
+    Policy { limit, ..Policy::default() }
+}
+
+fn gone(bench: &mut Bench, pod: &str) {
+    bench.event(Event::PodGone { uid: pod.into(), pod: format!("default/{pod}") });
+}
+
+#[track_caller]
+fn is_refused(bench: &Bench, caller: CallerId, pod: &str, image: &str) {
+    let expect = Refusal::PodGone { pod: format!("default/{pod}"), image: image.into() };
+    assert_eq!(bench.refusal(caller), expect);
+}
+
+#[test]
+fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
+    let mut bench = Bench::up(limit(1));
+    let running = bench.ask(image("r/a").pod("a"));
+    let queued = bench.ask(image("r/b").pod("web"));
+    let next = bench.ask(image("r/c").pod("c"));
+    gone(&mut bench, "web");
+    is_refused(&bench, queued, "web", "r/b");
+    let refusal = bench.refusal(queued);
+    assert_eq!(refusal.code(), Code::Aborted);
+    assert_eq!(refusal.to_string(), "pod default/web was deleted while its image pull waited: r/b");
+    // The slot is untouched, the queue moves up, nothing is cancelled, the record is gone.
+    assert_eq!((bench.running(), bench.queued(), bench.cancels.len()), (1, 1, 0));
+    assert_eq!(bench.journal.pulls.len(), 2);
+    assert_eq!(bench.finished(), [End::Cancelled]);
+    bench.finish(bench.pull(running), ok());
+    assert!(bench.succeeded(running));
+    assert_eq!((bench.running(), bench.queued()), (1, 0));
+    bench.finish(bench.pull(next), ok());
+    assert!(bench.succeeded(next));
+    // Told again, it means nothing more.
+    gone(&mut bench, "web");
+}
+
+#[test]
+fn case_06_others_who_share_the_pull_stay() {
+    let mut bench = Bench::up(limit(1));
+    let running = bench.ask(image("r/a"));
+    let deleted = [bench.ask(image("r/b").pod("web")), bench.ask(image("r/b").pod("web"))];
+    let (other, podless) = (bench.ask(image("r/b").pod("db")), bench.ask(image("r/b")));
+    gone(&mut bench, "web");
+    for caller in deleted {
+        is_refused(&bench, caller, "web", "r/b");
+    }
+    assert!(bench.waits(other) && bench.waits(podless));
+    assert_eq!(bench.queued(), 1);
+    bench.finish(bench.pull(running), ok());
+    bench.finish(bench.pull(other), ok());
+    assert!(bench.succeeded(other) && bench.succeeded(podless));
+}
+
+#[test]
+fn case_06_a_running_or_lost_pull_is_untouched() {
+    let mut bench = Bench::up(limit(1));
+    let caller = bench.ask(image("r/a").pod("web"));
+    let pull = bench.pull(caller);
+    gone(&mut bench, "web");
+    assert!(bench.waits(caller));
+    bench.finish(pull, lost("EOF"));
+    gone(&mut bench, "web");
+    assert!(bench.waits(caller), "it holds its slot and goes on with the runtime");
+    bench.event(Event::RuntimeUp(CONTAINERD));
+    // Who joins what runs need not wait in a queue.
+    let joined = bench.ask(image("r/a").pod("web"));
+    bench.finish(pull, ok());
+    assert!(bench.succeeded(caller) && bench.succeeded(joined) && bench.cancels.is_empty());
+}
+
+#[test]
+fn case_06_a_request_for_a_pod_that_is_gone_fails_if_it_would_wait() {
+    let mut bench = Bench::up(limit(1));
+    gone(&mut bench, "web");
+    bench.ask(image("r/a"));
+    let late = bench.ask(image("r/b").pod("web"));
+    is_refused(&bench, late, "web", "r/b");
+    assert_eq!((bench.queued(), bench.checks.len(), bench.journal.pulls.len()), (0, 0, 1));
+    // Nor does it take part in a pull of others that waits.
+    let other = bench.ask(image("r/c").pod("db"));
+    let late = bench.ask(image("r/c").pod("web"));
+    is_refused(&bench, late, "web", "r/c");
+    assert!(bench.waits(other));
+}
+
+#[test]
+fn case_06_it_is_remembered_while_the_kubelet_may_ask_and_not_for_ever() {
+    let mut bench = Bench::up(Policy { stall_timeout: None, ..limit(1) });
+    let _running = bench.ask(image("r/a"));
+    gone(&mut bench, "web");
+    bench.pass(seconds(3_600));
+    let late = bench.ask(image("r/b").pod("web"));
+    is_refused(&bench, late, "web", "r/b");
+    bench.event(Event::PodForgotten("web".into()));
+    bench.pass(seconds(599));
+    let late = bench.ask(image("r/b").pod("web"));
+    is_refused(&bench, late, "web", "r/b");
+    bench.pass(seconds(1));
+    let late = bench.ask(image("r/b").pod("web"));
+    assert!(bench.waits(late));
+}
+
+#[test]
+fn case_06_no_uid_matches_no_pod() {
+    let mut bench = Bench::up(limit(1));
+    let _running = bench.ask(image("r/a"));
+    let podless = bench.ask(image("r/b"));
+    gone(&mut bench, "");
+    bench.event(Event::PodForgotten(String::new()));
+    assert!(bench.waits(podless));
+}
+
+#[test]
+fn case_06_places_from_the_journal_are_given_up() {
+    let mut bench = Bench::up(limit(1));
+    let _running = bench.ask(image("r/a").pod("a"));
+    bench.ask(image("r/b").pod("web").auth("secret"));
+    bench.ask(image("r/c").pod("web"));
+    bench.ask(image("r/d").pod("db").auth("secret"));
+    let mut bench = bench.kill(limit(1));
+    assert_eq!((bench.core.counts().held, bench.queued()), (2, 2));
+    gone(&mut bench, "web");
+    assert_eq!((bench.core.counts().held, bench.queued(), bench.journal.pulls.len()), (1, 1, 2));
+    let images: Vec<&str> = bench.journal.pulls.values().map(|record| &*record.image).collect();
+    assert_eq!(images, ["r/a", "r/d"]);
+}
+
+#[test]
+fn case_06_a_held_place_of_another_pod_is_not_taken_up_for_one_that_is_gone() {
+    let mut bench = Bench::up(limit(1));
+    let _running = bench.ask(image("r/a").pod("a"));
+    bench.ask(image("r/b").pod("db").auth("secret"));
+    let mut bench = bench.kill(limit(1));
+    gone(&mut bench, "web");
+    let late = bench.ask(image("r/b").pod("web").auth("other"));
+    is_refused(&bench, late, "web", "r/b");
+    assert_eq!(bench.core.counts().held, 1);
+}
+
+#[test]
+fn case_06_a_restarted_coordinator_still_knows() {
+    let mut bench = Bench::up(limit(1));
+    let _running = bench.ask(image("r/a").pod("web"));
+    gone(&mut bench, "web");
+    let pods = bench.core.take_gone();
+    let records = bench.journal.pulls.values().cloned().collect();
+    bench.core = super::Core::new(limit(1), "owner");
+    bench.core.set_gone(pods);
+    let effects = bench.core.restore(records, Vec::new(), None, bench.now);
+    assert!(bench.core.pulls.is_empty(), "{effects:?}");
+    let late = bench.ask(image("r/b").pod("web"));
+    is_refused(&bench, late, "web", "r/b");
+}
+
+#[test]
+fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
+    // Its image was present, then proved to be a download: no slot is free.
+    let mut bench = Bench::up(limit(1));
+    let _running = bench.ask(image("r/a"));
+    let caller = bench.ask(image("r/b").pod("web"));
+    let pull = bench.pull(caller);
+    bench.present(pull, Some(true));
+    gone(&mut bench, "web");
+    assert!(bench.waits(caller), "it runs");
+    bench.progress(pull, reading(Phase::Downloading, 10));
+    is_refused(&bench, caller, "web", "r/b");
+    assert_eq!((bench.cancels.as_slice(), bench.queued()), (&[(pull, 1)][..], 0));
+}
+
+#[test]
+fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
+    let policy = Policy { enforce_by_runtime: true, ..limit(1) };
+    for before in [false, true] {
+        let mut bench = Bench::new(policy.clone());
+        bench.event(Event::RuntimeUp(OBEDIENT));
+        let caller = bench.ask(image("r/a").pod("web"));
+        let pull = bench.pull(caller);
+        if before {
+            gone(&mut bench, "web");
+            assert!(bench.waits(caller));
+        }
+        bench.finish(pull, fails(Code::ResourceExhausted, "TooManyPullingInParallel: 3"));
+        if !before {
+            assert!(bench.waits(caller));
+            gone(&mut bench, "web");
+        }
+        is_refused(&bench, caller, "web", "r/a");
+        assert!(bench.core.is_idle() && bench.core.pulls.is_empty());
+    }
+}
+
+#[test]
+fn case_06_waiting_for_an_absent_runtime_is_waiting() {
+    let mut bench = Bench::new(limit(0));
+    bench.event(Event::RuntimeDown("away".into()));
+    let caller = bench.ask(image("r/a").pod("web"));
+    gone(&mut bench, "web");
+    is_refused(&bench, caller, "web", "r/a");
+}
+
+#[test]
+fn the_flow_says_what_waits_and_what_moves() {
+    let mut bench = Bench::new(limit(1));
+    let flow = |bench: &Bench| bench.core.flow(true, bench.now);
+    let expect = FlowView {
+        queued: 0,
+        running: 0,
+        oldest_wait: None,
+        since_moved: None,
+        runtime: RuntimeFlow::Unknown,
+        durable: true,
+    };
+    assert_eq!(flow(&bench), expect);
+    bench.event(Event::RuntimeUp(CONTAINERD));
+    let running = bench.ask(image("r/a"));
+    bench.pass(seconds(5));
+    bench.ask(image("r/b"));
+    bench.ask(image("r/c"));
+    bench.pass(seconds(7));
+    let expect =
+        FlowView { queued: 2, running: 1, oldest_wait: Some(seconds(7)), runtime: RuntimeFlow::Up, ..expect };
+    assert_eq!(flow(&bench), expect);
+    let pull = bench.pull(running);
+    bench.progress(pull, reading(Phase::Downloading, 10));
+    bench.pass(seconds(3));
+    bench.progress(pull, reading(Phase::Downloading, 10));
+    assert_eq!(flow(&bench).since_moved, Some(seconds(3)), "the same reading is no progress");
+    bench.finish(pull, fails(Code::NotFound, "no"));
+    assert_eq!(
+        (flow(&bench).since_moved, flow(&bench).oldest_wait),
+        (Some(Duration::ZERO), Some(seconds(10)))
+    );
+    bench.event(Event::RuntimeDown("no socket".into()));
+    bench.pass(seconds(2));
+    bench.event(Event::RuntimeDown("still none".into()));
+    bench.pass(seconds(2));
+    assert_eq!(flow(&bench).runtime, RuntimeFlow::Away { away_for: seconds(4), reason: "still none".into() });
+    bench.event(Event::RuntimeUp(CONTAINERD));
+    assert_eq!(flow(&bench).runtime, RuntimeFlow::Up);
+    assert!(!bench.core.flow(false, bench.now).durable);
+}

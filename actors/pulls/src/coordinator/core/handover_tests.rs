@@ -1,0 +1,193 @@
+//! Restarts that callers do not notice (I8): two cores, one after the other, and what each does.
+
+use super::{
+    CallerId, Event, Policy, Refusal, Stage,
+    testing::{Ask, Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
+};
+use crate::{
+    coordinator::handover::{HandedEnd, HandedOutcome, HandedState},
+    request::PullId,
+    runtime::Phase,
+};
+use keelson_proto::Code;
+
+fn limit(limit: u32) -> Policy {
+    Policy { limit, ..Policy::default() }
+}
+
+/// Hands over to a second core with the same settings, whose runtime serves. Sends the state through JSON.
+fn replaced(old: &mut Bench) -> (Bench, HandedState) {
+    let (state, effects) = old.core.hand_over(old.now);
+    old.take(effects);
+    let text = serde_json::to_string(&state).expect("written");
+    let mut new = Bench::new(old.core.policy.clone());
+    new.now = old.now;
+    new.salt = old.salt.clone();
+    let effects = new.core.take_over(serde_json::from_str(&text).expect("read"), new.now);
+    new.take(effects);
+    new.event(Event::RuntimeUp(CONTAINERD));
+    (new, state)
+}
+
+/// Tells the successor what the old core said in its last event.
+fn tell(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
+    let ends = old.told();
+    for end in &ends {
+        new.event(Event::PredecessorEnded { pull: PullId(end.pull), how: end.how.clone() });
+    }
+    ends
+}
+
+fn asks(bench: &mut Bench, names: &[&str]) -> Vec<CallerId> {
+    names.iter().map(|name| bench.ask(image(name))).collect()
+}
+
+#[test]
+fn queued_callers_move_and_running_ones_stay() {
+    let mut old = Bench::up(limit(2));
+    let callers = asks(&mut old, &["r/a", "r/b", "r/c", "r/d"]);
+    let (new, state) = replaced(&mut old);
+    assert_eq!((state.pulls.len(), state.running()), (4, 2));
+    for (index, caller) in callers.iter().enumerate() {
+        match index < 2 {
+            true => assert!(old.waits(*caller), "it gets the runtime's answer where it asked"),
+            false => assert_eq!(old.refusal(*caller), Refusal::Moved),
+        }
+    }
+    assert_eq!((new.running(), new.queued()), (2, 2), "what goes on in the old one holds its slots");
+    assert!(new.starts.is_empty(), "the runtime is asked for nothing twice");
+    let late = old.ask(image("r/e"));
+    assert_eq!(old.refusal(late), Refusal::Moved);
+}
+
+#[test]
+fn an_end_in_the_old_agent_frees_the_slot_in_the_new_one_and_answers_those_who_joined_there() {
+    let mut old = Bench::up(limit(1));
+    let first = old.ask(image("r/a"));
+    let pull = old.pull(first);
+    let moved = asks(&mut old, &["r/b", "r/c"]);
+    let (mut new, _) = replaced(&mut old);
+    let joined = new.ask(image("r/a"));
+    let again = asks(&mut new, &["r/c", "r/b"]);
+    assert!(new.starts.is_empty(), "{moved:?} wait for the slot");
+    old.finish(pull, ok());
+    assert!(old.succeeded(first));
+    let ends = tell(&old, &mut new);
+    assert!(matches!(&ends[..], [HandedEnd { how: HandedOutcome::Answered(_), .. }]));
+    assert!(new.succeeded(joined));
+    assert_eq!(new.started(), [new.pull(again[1])], "the order is that of before, not that of coming back");
+    assert!(old.core.is_idle() && old.dropped.is_empty(), "the lease is the new agent's");
+    assert_eq!(new.dropped.len(), 1);
+}
+
+#[test]
+fn callers_with_credentials_join_only_their_own_running_pull() {
+    let mut old = Bench::up(limit(2));
+    let first = old.ask(image("r/a").auth("secret"));
+    let pull = old.pull(first);
+    let (mut new, state) = replaced(&mut old);
+    assert!(!serde_json::to_string(&state).expect("written").contains("\"secret\""));
+    let same = new.ask(image("r/a").auth("secret"));
+    let other = new.ask(image("r/a").auth("other"));
+    assert_eq!(new.pull(same), pull);
+    assert_ne!(new.pull(other), pull);
+    old.finish(pull, ok());
+    tell(&old, &mut new);
+    assert!(new.succeeded(same) && new.waits(other));
+}
+
+#[test]
+fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
+    type Act = fn(&mut Bench, CallerId, PullId);
+    let lose: Act = |old, _, pull| old.finish(pull, lost("the runtime is gone"));
+    let share: Act = |old, _, pull| old.finish(pull, fails(Code::Cancelled, "context canceled"));
+    let fail: Act = |old, _, pull| old.finish(pull, fails(Code::NotFound, "no such image"));
+    let leave: Act = |old, caller, _| {
+        old.leave(caller);
+        old.pass(seconds(10));
+    };
+    // What happens, whether a caller joined in the new agent, and what is left there: running, starts.
+    for (name, act, joined, running, starts) in [
+        ("the runtime is lost", lose, false, 1, 1),
+        ("the runtime is lost, joined", lose, true, 1, 1),
+        ("it shares the end of a cancelled one", share, false, 1, 1),
+        ("it fails", fail, false, 0, 0),
+        ("everybody left", leave, false, 0, 0),
+        ("everybody left but who joined", leave, true, 1, 1),
+    ] {
+        let mut old = Bench::up(limit(1));
+        let caller = old.ask(image("r/a"));
+        let pull = old.pull(caller);
+        let (mut new, _) = replaced(&mut old);
+        let joined = joined.then(|| new.ask(image("r/a")));
+        act(&mut old, caller, pull);
+        assert_eq!(tell(&old, &mut new).len(), 1, "{name}");
+        assert_eq!((new.running(), new.starts.len()), (running, starts), "{name}");
+        assert!(joined.is_none_or(|joined| new.waits(joined)), "{name}");
+    }
+}
+
+#[test]
+fn a_caller_whose_pull_lost_its_runtime_in_the_old_agent_moves() {
+    let mut old = Bench::up(limit(1));
+    let caller = old.ask(image("r/a"));
+    let (_, _) = replaced(&mut old);
+    old.finish(PullId(1), lost("gone"));
+    assert_eq!(old.refusal(caller), Refusal::Moved);
+    assert!(old.core.is_idle());
+}
+
+#[test]
+fn an_old_agent_that_dies_leaves_its_pulls_to_the_new_one_which_holds_the_limit() {
+    let mut old = Bench::up(limit(2));
+    let _callers = asks(&mut old, &["r/a", "r/b", "r/c"]);
+    old.ask(image("r/d").auth("secret"));
+    let (mut new, _) = replaced(&mut old);
+    new.event(Event::PredecessorGone);
+    assert_eq!(new.started(), [PullId(1), PullId(2)], "they come first");
+    assert_eq!((new.running(), new.queued()), (2, 1));
+    assert_eq!(new.core.counts().held, 1);
+}
+
+#[test]
+fn a_running_pull_whose_credentials_are_gone_is_held_for_a_caller() {
+    let ask = || -> Ask { image("r/a").auth("secret") };
+    let mut old = Bench::up(limit(1));
+    old.ask(ask());
+    let (mut new, _) = replaced(&mut old);
+    new.event(Event::PredecessorGone);
+    assert!(new.starts.is_empty() && new.running() == 0);
+    let caller = new.ask(ask());
+    assert_eq!((new.pull(caller), new.started()), (PullId(1), vec![PullId(1)]));
+}
+
+#[test]
+fn a_successor_that_is_replaced_passes_ends_on() {
+    let mut first = Bench::up(limit(1));
+    let caller = first.ask(image("r/a"));
+    let (mut second, _) = replaced(&mut first);
+    let joined = second.ask(image("r/a"));
+    let (mut third, state) = replaced(&mut second);
+    assert_eq!(state.running(), 1);
+    assert!(second.waits(joined), "it gets its answer in the second");
+    assert!(matches!(third.core.pulls[&PullId(1)].stage, Stage::Predecessor));
+    first.finish(PullId(1), ok());
+    tell(&first, &mut second);
+    tell(&second, &mut third);
+    assert!(first.succeeded(caller) && second.succeeded(joined));
+    assert!(third.core.is_idle() && third.starts.is_empty());
+}
+
+#[test]
+fn a_present_pull_that_becomes_a_download_is_the_successors_to_count() {
+    let mut old = Bench::up(limit(1));
+    old.absent = false;
+    let caller = old.ask(image("r/a"));
+    old.present(old.pull(caller), Some(true));
+    let (mut new, _) = replaced(&mut old);
+    assert_eq!(new.running(), 0, "beside the limit");
+    old.progress(PullId(1), reading(Phase::Downloading, 1));
+    assert_eq!((old.refusal(caller), old.cancels.len()), (Refusal::Moved, 1));
+    tell(&old, &mut new);
+    assert_eq!(new.running(), 1, "counted");
+}

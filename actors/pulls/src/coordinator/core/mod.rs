@@ -1,0 +1,530 @@
+//! Every decision about pulls, without I/O and without a clock.
+//!
+//! Owns: [`Core`], the state of all pulls. In: [`Event`]s with the time they happen at. Out:
+//! [`Effect`]s in the order to perform them, and [`Core::next_tick`], the time to come back at.
+//!
+//! A pull is *queued* until a slot is free, then *running* until the runtime answers. Running pulls
+//! hold a slot of a *lane*: counted (the limit) or present (beside it, for images that are there).
+//! A running pull whose runtime died waits with its slot; one that nobody wants any more keeps its
+//! slot for the grace period. A pull from the journal whose credentials are gone is *held*: it has a
+//! place, and cannot start before a caller brings some.
+
+mod failure;
+mod finish;
+mod gone;
+mod handover;
+mod notice;
+mod presence;
+mod reasons;
+mod reconcile;
+mod reentry;
+mod requests;
+mod restore;
+mod retained;
+mod schedule;
+mod types;
+mod view;
+mod wanted;
+
+mod queue;
+
+#[cfg(test)]
+mod gone_tests;
+#[cfg(test)]
+mod handover_tests;
+#[cfg(test)]
+mod life_tests;
+#[cfg(test)]
+mod limit_tests;
+#[cfg(test)]
+mod namespace_tests;
+#[cfg(test)]
+mod presence_tests;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod reasons_tests;
+#[cfg(test)]
+mod reconcile_tests;
+#[cfg(test)]
+mod retained_tests;
+#[cfg(test)]
+mod stall_tests;
+#[cfg(test)]
+mod table_tests;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod wanted_tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+pub(crate) use failure::FailureClass;
+pub(in crate::coordinator) use gone::GonePods;
+use keelson_actor_system::clock::Now;
+pub use notice::PodNotice;
+use queue::{Place, Queue};
+pub(crate) use reasons::{EndReason, Tally};
+use reentry::Reentry;
+use retained::{Kept, Space};
+pub(crate) use retained::{Release, ReleaseReason};
+pub use types::{Answer, CallerId, Policy, Refusal};
+pub(crate) use types::{Effect, End, Event, FinishedPull, Note};
+pub(crate) use view::Counts;
+
+use super::record::Write;
+use crate::{
+    request::{Pod, PullCall, PullId, PullKey},
+    runtime::{Capabilities, Progress, PullReply},
+};
+
+/// How many finished pulls the debug view remembers.
+const HISTORY: usize = 20;
+/// A pull of a present image that takes longer than this is a download after all.
+const PRESENT_LANE_MAX: Duration = Duration::from_secs(10);
+/// How long a pull pauses that the runtime refused for its own limit (`enforce = "runtime"`): the
+/// runtime itself has waited 30 s by then.
+const RUNTIME_FULL_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    Counted,
+    Present,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Unasked,
+    Asked,
+    /// Asked, and not answered in time.
+    Late,
+    Present,
+    Absent,
+}
+
+#[derive(Debug, Clone)]
+enum Stage {
+    Queued {
+        presence: Presence,
+    },
+    Running,
+    /// It goes on in the agent before this one, which handed it over.
+    Predecessor,
+    /// Lost with its runtime; keeps its slot, and the reply in case the runtime stays away.
+    Lost {
+        reply: Arc<PullReply>,
+        until: Duration,
+    },
+    /// Refused by the runtime's own limit; keeps its (uncounted) slot.
+    Pausing {
+        until: Duration,
+    },
+    Held {
+        until: Duration,
+    },
+}
+
+#[derive(Debug)]
+struct Pull {
+    id: PullId,
+    order: u64,
+    call: Arc<PullCall>,
+    callers: BTreeSet<CallerId>,
+    stage: Stage,
+    /// The slot it holds.
+    lane: Option<Lane>,
+    attempts: u32,
+    /// How often it was lost with its runtime, or failed with another, cancelled pull, since it last got an answer of its own.
+    losses: u32,
+    requested: Now,
+    started: Option<Now>,
+    /// How many of its callers brought which pull option.
+    options: BTreeMap<Option<u32>, usize>,
+    lease: Option<String>,
+    /// Until when the content of other pulls in its lease is retained: a pull that is denied does not release it.
+    inherited: Option<Duration>,
+    with_credentials: bool,
+    resumed: bool,
+    /// From the journal, and nobody has asked for it since: it comes after all that callers wait for.
+    unclaimed: bool,
+    /// When a caller was last known to want it, Unix milliseconds.
+    wanted_unix_ms: i64,
+    /// What its last callers were told, if the agent told it.
+    refused: Option<Refusal>,
+    /// Why it ends, where that is known before.
+    reason: Option<&'static str>,
+    spent: reasons::Spent,
+    /// Nobody wants it any more: it is cancelled then.
+    cancel_at: Option<Duration>,
+    /// Until when the answer about its presence is awaited.
+    presence_until: Option<Duration>,
+    /// When it is given up (`pulls.max_pull_time`).
+    give_up_at: Option<Duration>,
+    /// Until when it may run beside the limit.
+    lane_until: Option<Duration>,
+    progress: Option<Progress>,
+    /// When the runtime was last asked for it.
+    asked: Duration,
+    /// When the progress last changed.
+    progressed: Duration,
+    /// Since when it downloads without a new byte, as far as is known; as long as it does not, the time of the
+    /// last reading.
+    idle_since: Duration,
+    rate: view::Rate,
+}
+
+impl Pull {
+    fn place(&self) -> Place {
+        let order = if self.unclaimed { self.order.saturating_add(wanted::UNCLAIMED) } else { self.order };
+        (order, self.id)
+    }
+
+    fn is_queued(&self) -> bool {
+        matches!(self.stage, Stage::Queued { .. })
+    }
+
+    /// The loosest pull option among its callers; `None`: one of them has none, or there is none.
+    fn cap(&self) -> Option<u32> {
+        if self.options.contains_key(&None) {
+            None
+        } else {
+            self.options.keys().next_back().copied().flatten()
+        }
+    }
+
+    /// Its own timers, not those of its callers.
+    fn timers(&self) -> impl Iterator<Item = (Duration, Timer)> + use<> {
+        let of_stage = match self.stage {
+            Stage::Lost { until, .. } => Some((until, Timer::Lost(self.id))),
+            Stage::Pausing { until } => Some((until, Timer::Pause(self.id))),
+            Stage::Held { until } => Some((until, Timer::Held(self.id))),
+            Stage::Queued { .. } | Stage::Running | Stage::Predecessor => None,
+        };
+        [
+            of_stage,
+            self.cancel_at.map(|at| (at, Timer::Grace(self.id))),
+            self.presence_until.map(|at| (at, Timer::Presence(self.id))),
+            self.give_up_at.map(|at| (at, Timer::PullTime(self.id))),
+            self.lane_until.map(|at| (at, Timer::PresentLane(self.id))),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+#[derive(Debug)]
+struct Caller {
+    pull: PullId,
+    since: Duration,
+    pod: Option<Pod>,
+    option: Option<u32>,
+    deadline: Option<Duration>,
+    /// In reject mode, or with `max_queue_time`: until when it waits in the queue.
+    give_up: Option<(Duration, GiveUp)>,
+    /// The runtime was away when it came: until when it is held.
+    hold: Option<Duration>,
+    /// The Event on its pod.
+    noticed: notice::Noticed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GiveUp {
+    Rejected,
+    QueueTime,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Deadline(CallerId),
+    GiveUp(CallerId),
+    Hold(CallerId),
+    Notice(CallerId),
+    Grace(PullId),
+    Held(PullId),
+    Lost(PullId),
+    Pause(PullId),
+    Presence(PullId),
+    PullTime(PullId),
+    PresentLane(PullId),
+    LeaseExpiry(String),
+    /// Free space of the image file system is to be read.
+    Space,
+    RenewLeases,
+    /// Records of wanted pulls are to be written again.
+    Wanted,
+}
+
+/// What the core knows of the runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Health {
+    /// Not asked yet.
+    Unknown,
+    Up(Capabilities),
+    Down(String),
+}
+
+/// The state of all pulls.
+#[derive(Debug)]
+pub(crate) struct Core {
+    policy: Policy,
+    /// Set by hand, over the policy's.
+    limit_override: Option<u32>,
+    health: Health,
+    draining: bool,
+    /// Set once everything is handed over to a successor: the pulls that go on here.
+    handed: Option<BTreeSet<PullId>>,
+    /// Whether pulls of different namespaces are different pulls: until a runtime is known that ignores namespaces.
+    /// What was known of a runtime holds while it is away.
+    namespaces_matter: bool,
+    pulls: HashMap<PullId, Pull>,
+    callers: HashMap<CallerId, Caller>,
+    /// Pulls that a new caller with this key, as [`Core::key_of`] makes it, joins.
+    by_key: HashMap<PullKey, PullId>,
+    /// All pulls of an image.
+    by_image: HashMap<Arc<str>, Vec<PullId>>,
+    queue: Queue,
+    /// Queued pulls whose image is there, waiting for a slot beside the limit.
+    present: BTreeSet<Place>,
+    /// Pulls that hold a slot, of either lane.
+    slots: BTreeSet<Place>,
+    /// Places kept for callers who bring credentials.
+    held: BTreeSet<Place>,
+    counted: u32,
+    present_running: u32,
+    by_registry: HashMap<Arc<str>, u32>,
+    timers: BTreeSet<(Duration, Timer)>,
+    /// When [`Timer::Wanted`] is due.
+    wanted_at: Option<Duration>,
+    /// Places of callers that may come back.
+    reentry: Reentry,
+    /// How many Events may be written.
+    notices: notice::Budget,
+    /// Pods whose callers do not wait.
+    gone: GonePods,
+    /// When the runtime went away, on the monotonic clock.
+    away_since: Option<Duration>,
+    /// When a pull last got on or ended, on the monotonic clock.
+    moved: Option<Duration>,
+    /// Leases of pulls that ended without success, retained for a retry.
+    kept: BTreeMap<String, Kept>,
+    space: Space,
+    /// The newest first: the last [`HISTORY`], and all that ended in the event handled last.
+    finished: VecDeque<FinishedPull>,
+    /// How many pulls ended.
+    ended: u64,
+    next_id: u64,
+    /// Prefix of lease names; one for each state folder.
+    owner: String,
+    /// The journal has not been read yet.
+    unread: Option<reconcile::Unread>,
+}
+
+impl Core {
+    /// An empty core. `owner` is the state folder's random id; lease names begin with it.
+    #[must_use]
+    pub(crate) fn new(policy: Policy, owner: &str) -> Self {
+        Self {
+            policy,
+            limit_override: None,
+            health: Health::Unknown,
+            draining: false,
+            handed: None,
+            namespaces_matter: true,
+            pulls: HashMap::new(),
+            callers: HashMap::new(),
+            by_key: HashMap::new(),
+            by_image: HashMap::new(),
+            queue: Queue::default(),
+            present: BTreeSet::new(),
+            slots: BTreeSet::new(),
+            held: BTreeSet::new(),
+            counted: 0,
+            present_running: 0,
+            by_registry: HashMap::new(),
+            timers: BTreeSet::new(),
+            wanted_at: None,
+            reentry: Reentry::default(),
+            notices: notice::Budget::default(),
+            gone: GonePods::default(),
+            away_since: None,
+            moved: None,
+            kept: BTreeMap::new(),
+            space: Space::default(),
+            finished: VecDeque::new(),
+            ended: 0,
+            next_id: 1,
+            owner: owner.to_owned(),
+            unread: None,
+        }
+    }
+
+    /// The one way in: what happens, and when. Returns what to do about it.
+    pub(crate) fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
+        let mut fx = Vec::new();
+        self.finished.truncate(HISTORY);
+        self.gone.expire(now.mono);
+        match event {
+            Event::Request { caller, call, patience } => self.request(caller, call, patience, now, &mut fx),
+            Event::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
+            Event::Presence { pull, present } => self.presence(pull, present, now, &mut fx),
+            Event::Finished { pull, attempt, outcome } => {
+                self.attempt_ended(pull, attempt, outcome, now, &mut fx)
+            }
+            Event::Progress { pull, progress } => self.progressed(pull, progress, now, &mut fx),
+            Event::RuntimeUp(capabilities) => self.runtime_up(capabilities, now, &mut fx),
+            Event::RuntimeDown(reason) => self.runtime_down(reason, now, &mut fx),
+            Event::PodGone { uid, pod } => self.pod_gone(uid, pod, now, &mut fx),
+            Event::PodsSynced(live) => self.pods_synced(&live, now, &mut fx),
+            Event::PodForgotten(uid) => self.pod_forgotten(&uid, now),
+            Event::Configure(policy) => self.configure(*policy, now, &mut fx),
+            Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
+            Event::PredecessorEnded { pull, how } => self.predecessor_ended(pull, how, now, &mut fx),
+            Event::PredecessorGone => self.predecessor_gone(now, &mut fx),
+            Event::LeaseMeasured { lease, bytes } => self.lease_measured(&lease, bytes, &mut fx),
+            Event::ImageFs(image_fs) => self.image_fs_read(image_fs, &mut fx),
+            Event::DiskPressure(is_true) => self.disk_pressure(is_true, &mut fx),
+            Event::Tick => self.tick(now, &mut fx),
+            Event::Drain => self.drain(&mut fx),
+        }
+        self.schedule(now, &mut fx);
+        self.watch_kept(now);
+        fx
+    }
+
+    /// When [`Event::Tick`] is due next, on the monotonic clock.
+    #[must_use]
+    pub(crate) fn next_tick(&self) -> Option<Duration> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Whether anything runs that a stopping agent should wait for.
+    #[must_use]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    fn tick(&mut self, now: Now, fx: &mut Vec<Effect>) {
+        while let Some((at, _)) = self.timers.first()
+            && *at <= now.mono
+        {
+            let Some((_, timer)) = self.timers.pop_first() else { return };
+            match timer {
+                Timer::Deadline(caller) => self.deadline_passed(caller, now, fx),
+                Timer::GiveUp(caller) => self.give_up(caller, now, fx),
+                Timer::Hold(caller) => self.hold_over(caller, now, fx),
+                Timer::Notice(caller) => self.notice_due(caller, now, fx),
+                Timer::Grace(pull) => self.grace_over(pull, now, fx),
+                Timer::Held(pull) => self.held_over(pull, now, fx),
+                Timer::Lost(pull) => self.lost_over(pull, now, fx),
+                Timer::Pause(pull) => self.pause_over(pull, now, fx),
+                Timer::Presence(pull) => self.presence_late(pull, now, fx),
+                Timer::PullTime(pull) => self.pull_time_over(pull, now, fx),
+                Timer::PresentLane(pull) => self.present_lane_over(pull, now, fx),
+                Timer::LeaseExpiry(lease) => self.release(&lease, ReleaseReason::Expired, fx),
+                Timer::Space => self.space_due(fx),
+                Timer::RenewLeases => self.renewal_due(fx),
+                Timer::Wanted => self.write_wanted(now, fx),
+            }
+        }
+    }
+
+    fn configure(&mut self, policy: Policy, now: Now, fx: &mut Vec<Effect>) {
+        if let Some(unread) = self.unread.as_mut().filter(|_| policy.limit != self.policy.limit) {
+            unread.limit_changed = true;
+        }
+        if policy.limit != self.policy.limit && self.limit_override.take().is_some() {
+            // The newest word counts, whoever spoke it.
+            fx.push(Effect::Persist(Write::Limit(None)));
+        }
+        let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);
+        let watch = policy.max_pull_time != self.policy.max_pull_time;
+        self.policy = policy;
+        self.keep_space(fx);
+        self.keep_budget(fx);
+        if watch {
+            let slots: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).collect();
+            for id in slots {
+                self.watch_pull_time(id, now);
+            }
+        }
+        if reclass {
+            let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
+            for id in queued {
+                self.enqueue(id);
+            }
+        }
+    }
+
+    fn set_limit(&mut self, limit: Option<u32>, fx: &mut Vec<Effect>) {
+        self.limit_override = limit;
+        if let Some(unread) = &mut self.unread {
+            unread.limit_changed = true;
+        }
+        fx.push(Effect::Persist(Write::Limit(limit)));
+        let text = match limit {
+            Some(limit) => format!("limit set to {limit} by hand"),
+            None => format!("limit back to the settings: {}", self.policy.limit),
+        };
+        fx.push(Effect::Note(Note { warn: false, text }));
+    }
+
+    fn drain(&mut self, fx: &mut Vec<Effect>) {
+        self.draining = true;
+        let waiting: Vec<CallerId> = self
+            .callers
+            .iter()
+            .filter(|(_, caller)| self.pulls.get(&caller.pull).is_none_or(|pull| pull.lane.is_none()))
+            .map(|(id, _)| *id)
+            .collect();
+        for caller in waiting {
+            self.refuse(caller, Refusal::Stopping, fx);
+        }
+        let waiting = self.queue.len() + self.held.len();
+        let text = format!("stopping: {} pulls go on, {waiting} keep their place", self.slots.len());
+        fx.push(Effect::Note(Note { warn: false, text }));
+    }
+
+    fn limit(&self) -> u32 {
+        self.limit_override.unwrap_or(self.policy.limit)
+    }
+
+    /// Whether the runtime itself keeps the limit.
+    fn runtime_enforces(&self) -> bool {
+        self.policy.enforce_by_runtime
+            && matches!(self.health, Health::Up(Capabilities { pull_option: true, .. }))
+    }
+
+    /// The limit that the agent's own list keeps; 0: none.
+    fn own_limit(&self) -> u32 {
+        if self.runtime_enforces() { 0 } else { self.limit() }
+    }
+
+    fn arm(&mut self, at: Duration, timer: Timer) {
+        self.timers.insert((at, timer));
+    }
+
+    fn disarm(&mut self, at: Duration, timer: Timer) {
+        self.timers.remove(&(at, timer));
+    }
+
+    /// Stops every timer of a pull, but not those of its callers.
+    fn disarm_pull(&mut self, id: PullId) {
+        let Some(pull) = self.pulls.get_mut(&id) else { return };
+        for timer in pull.timers() {
+            self.timers.remove(&timer);
+        }
+        (pull.cancel_at, pull.give_up_at, pull.lane_until) = (None, None, None);
+        pull.presence_until = None;
+    }
+
+    /// Whether any live pull needs this lease.
+    fn lease_in_use(&self, image: &Arc<str>, lease: &str) -> bool {
+        self.by_image.get(image).is_some_and(|ids| {
+            ids.iter().any(|id| self.pulls.get(id).is_some_and(|p| p.lease.as_deref() == Some(lease)))
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! Events on the pods whose pulls wait for a slot.
+//!
+//! Owns: which waiting caller is worth an Event, when, and how many there may be. In: callers that wait longer than
+//! `pulls.queued_event_after`. Out: [`PodNotice`]s, to be written by whoever has an API server; nothing waits for that.
+//!
+//! A caller that goes on waiting has its Event updated (count, time and message), as client-go updates the Event of
+//! something that happens again: each time that [`REPEAT`] times the first wait has passed. Over all pods a budget applies; a notice without budget is tried again
+//! later, so that of very many waiting pods each has its Event in the end, and the API server never has a flood.
+
+use std::time::Duration;
+
+use keelson_actor_system::clock::Now;
+
+use super::{CallerId, Core, Effect, Health, Pull, Stage, Timer};
+use crate::request::Pod;
+
+/// The reason of the Events.
+pub(crate) const PULL_QUEUED: &str = "ImagePullQueued";
+/// An Event is updated after this many times `pulls.queued_event_after`: with the default every 5 min.
+const REPEAT: u32 = 10;
+/// So many notices may be written at once.
+const BURST: u32 = 20;
+/// And one more after each such time.
+const REFILL: Duration = Duration::from_secs(2);
+/// How long a notice waits that found the budget spent.
+const POSTPONED: Duration = Duration::from_secs(10);
+
+/// An Event to write, for the first time or again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodNotice {
+    /// The pod that waits.
+    pub pod: Pod,
+    /// `metadata.name` of the Event: the same each time.
+    pub name: String,
+    /// `reason` of the Event, in CamelCase.
+    pub reason: &'static str,
+    /// `message` of the Event.
+    pub message: String,
+    /// Counts from 1. Above 1 the Event is to be updated.
+    pub count: u32,
+    /// When the caller began to be worth an Event, Unix milliseconds.
+    pub first_unix_ms: i64,
+    /// When this notice was made, Unix milliseconds.
+    pub last_unix_ms: i64,
+}
+
+/// What a caller's Event is made of.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Noticed {
+    /// When it is due next.
+    pub(super) at: Option<Duration>,
+    count: u32,
+    first_unix_ms: i64,
+}
+
+/// How many notices may be written.
+#[derive(Debug)]
+pub(super) struct Budget {
+    left: u32,
+    /// Since when it has been filling.
+    filled: Duration,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { left: BURST, filled: Duration::ZERO }
+    }
+}
+
+impl Budget {
+    fn take(&mut self, now: Duration) -> bool {
+        while self.left < BURST && self.filled + REFILL <= now {
+            self.left += 1;
+            self.filled += REFILL;
+        }
+        if self.left == BURST {
+            self.filled = now;
+        }
+        let granted = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        granted
+    }
+}
+
+impl Core {
+    /// Plans the first Event of a caller that has a pod.
+    pub(super) fn plan_notice(&mut self, id: CallerId) {
+        let Some(after) = self.policy.queued_event_after else { return };
+        let Some(caller) = self.callers.get(&id).filter(|caller| caller.pod.is_some()) else { return };
+        self.notice_at(id, caller.since + after);
+    }
+
+    fn notice_at(&mut self, id: CallerId, at: Duration) {
+        if let Some(caller) = self.callers.get_mut(&id) {
+            caller.noticed.at = Some(at);
+            self.arm(at, Timer::Notice(id));
+        }
+    }
+
+    /// A caller has waited long enough for an Event, if it waits for a slot.
+    pub(super) fn notice_due(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
+        let Some(caller) = self.callers.get_mut(&id) else { return };
+        caller.noticed.at = None;
+        let Some(after) = self.policy.queued_event_after else { return };
+        let waits = |pull: &&Pull| pull.is_queued() || matches!(pull.stage, Stage::Pausing { .. });
+        let (pull, up) = (caller.pull, matches!(self.health, Health::Up(_)));
+        // Without the runtime no slot is what it waits for.
+        let Some(message) =
+            self.pulls.get(&pull).filter(waits).filter(|_| up).map(|pull| self.describe_wait(pull))
+        else {
+            return self.notice_at(id, now.mono + after.max(POSTPONED));
+        };
+        if !self.notices.take(now.mono) {
+            return self.notice_at(id, now.mono + POSTPONED);
+        }
+        let Some(caller) = self.callers.get_mut(&id) else { return };
+        let Some(pod) = caller.pod.clone() else { return };
+        let noticed = &mut caller.noticed;
+        noticed.count = noticed.count.saturating_add(1);
+        if noticed.count == 1 {
+            noticed.first_unix_ms = now.unix_ms;
+        }
+        let notice = PodNotice {
+            name: event_name(&pod.name, noticed.first_unix_ms, id),
+            pod,
+            reason: PULL_QUEUED,
+            message,
+            count: noticed.count,
+            first_unix_ms: noticed.first_unix_ms,
+            last_unix_ms: now.unix_ms,
+        };
+        fx.push(Effect::Notice(notice));
+        self.notice_at(id, now.mono + after.saturating_mul(REPEAT));
+    }
+
+    fn describe_wait(&self, pull: &Pull) -> String {
+        let (running, limit) = self.reached(pull);
+        let ahead = self.queue.before(pull.place());
+        format!(
+            "waiting for an image pull slot: {running} of {limit} in use, {ahead} ahead (image {})",
+            pull.call.image
+        )
+    }
+}
+
+/// Like the names that client-go makes: the pod's name and a number that no other Event of it has.
+fn event_name(pod: &str, first_unix_ms: i64, caller: CallerId) -> String {
+    let number = format!("{first_unix_ms:x}{:x}", caller.0);
+    // Names of objects have at most 253 characters, and no end in a dot or a dash.
+    let room = 252_usize.saturating_sub(number.len());
+    let pod: String = pod.chars().take(room).collect();
+    format!("{}.{number}", pod.trim_end_matches(['.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_enough_and_unlike() {
+        let name = |pod: &str, caller| event_name(pod, 0x18f_0000_0000, CallerId(caller));
+        assert_eq!(name("web-0", 10), "web-0.18f00000000a");
+        assert_ne!(name("web-0", 10), name("web-0", 11));
+        let long = "a.".repeat(126) + "b";
+        assert!(name(&long, 1).len() <= 253 && !name(&long, 1).contains(".."));
+    }
+
+    #[test]
+    fn the_budget_fills_up_again_and_no_further() {
+        let mut budget = Budget::default();
+        let at = Duration::from_secs;
+        let granted = |budget: &mut Budget, now| (0..100).filter(|_| budget.take(now)).count();
+        assert_eq!(granted(&mut budget, at(1000)), 20);
+        assert_eq!(granted(&mut budget, at(1001)), 0);
+        assert_eq!(granted(&mut budget, at(1004)), 2);
+        assert_eq!(granted(&mut budget, at(9000)), 20);
+    }
+}

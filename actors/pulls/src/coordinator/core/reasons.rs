@@ -1,0 +1,172 @@
+//! Why a pull ended, and where its time went.
+//!
+//! Owns: the result and the reason of each pull that ended, and how long it waited in the queue and held a slot. In: the
+//! end of a pull and what its callers were told. Out: the fields of [`FinishedPull`](super::FinishedPull) that logs,
+//! metrics and people see. Reasons are a closed set of words: they are label values.
+//!
+//! A pull whose last callers were refused, or ran out of time, did not end because nobody wanted it.
+
+use std::time::Duration;
+
+use super::{Core, Effect, End, FailureClass, Lane, Pull, Refusal};
+use crate::request::PullId;
+
+/// What metrics count beside the pulls that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tally {
+    /// A request joined a pull: in which state that was.
+    Joined(&'static str),
+    /// A pull was taken back and is tried again: why.
+    Retried(&'static str),
+}
+
+/// How a pull ended, in words of a closed set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EndReason {
+    /// `succeeded`, `failed`, `refused`, `timed_out` or `cancelled`.
+    pub result: &'static str,
+    /// For example `Pulled`, `NotFound`, `TooManyPullingInParallel`, `CallerLeft`.
+    pub reason: &'static str,
+}
+
+/// Where the time of a pull went. A pull may wait and run more than once.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spent {
+    queued: Duration,
+    running: Duration,
+    /// Since when it does what it does now, on the monotonic clock.
+    since: Duration,
+}
+
+impl Spent {
+    pub(super) fn from(now: Duration) -> Self {
+        Self { since: now, ..Self::default() }
+    }
+
+    /// It leaves the queue.
+    pub(super) fn start(&mut self, now: Duration) {
+        self.queued += now.saturating_sub(self.since);
+        self.since = now;
+    }
+
+    /// It gives its slot back.
+    pub(super) fn stop(&mut self, now: Duration) {
+        self.running += now.saturating_sub(self.since);
+        self.since = now;
+    }
+
+    /// Time in the queue, and time with a slot (`None`: it never had one).
+    pub(super) fn total(
+        mut self,
+        has_slot: bool,
+        started: bool,
+        now: Duration,
+    ) -> (Duration, Option<Duration>) {
+        if has_slot {
+            self.stop(now)
+        } else {
+            self.start(now)
+        }
+        (self.queued, started.then_some(self.running))
+    }
+}
+
+impl Core {
+    /// Why a pull ends, if neither the runtime's answer nor its callers say it.
+    pub(super) fn because(&mut self, id: PullId, reason: &'static str) {
+        if let Some(pull) = self.pulls.get_mut(&id) {
+            pull.reason = Some(reason);
+        }
+    }
+
+    /// The reason of an end, and the end as people see it: that of a pull whose callers were refused is not "cancelled".
+    pub(super) fn reason_of(&self, id: PullId, end: End) -> (End, EndReason) {
+        let Some(pull) = self.pulls.get(&id) else {
+            return (end, EndReason { result: "cancelled", reason: "Unknown" });
+        };
+        let named =
+            |result, reason: &'static str| EndReason { result, reason: pull.reason.unwrap_or(reason) };
+        match (end, &pull.refused) {
+            (End::Succeeded, _) if pull.lane == Some(Lane::Present) => {
+                (End::Succeeded, EndReason { result: "succeeded", reason: "AlreadyPresent" })
+            }
+            (End::Succeeded, _) => (End::Succeeded, EndReason { result: "succeeded", reason: "Pulled" }),
+            (End::Failed(text), Some(refusal)) if pull.reason.is_none() => {
+                (End::Failed(text), EndReason { result: "failed", reason: refusal.reason() })
+            }
+            (End::Failed(text), _) => (End::Failed(text), named("failed", "Unknown")),
+            (End::Refused(text), _) => (End::Refused(text), named("refused", "Unknown")),
+            (End::Cancelled, Some(refusal)) => match refusal.result() {
+                "cancelled" => (End::Cancelled, EndReason { result: "cancelled", reason: refusal.reason() }),
+                result => (End::Refused(refusal.to_string()), EndReason { result, reason: refusal.reason() }),
+            },
+            (End::Cancelled, None) => (End::Cancelled, named("cancelled", "CallerLeft")),
+        }
+    }
+
+    /// Counts a request that joins a pull.
+    pub(super) fn joined(&self, id: PullId, fx: &mut Vec<Effect>) {
+        if let Some(pull) = self.pulls.get(&id) {
+            fx.push(Effect::Count(Tally::Joined(pull.joined_as())));
+        }
+    }
+}
+
+impl Pull {
+    fn joined_as(&self) -> &'static str {
+        if self.is_queued() {
+            "Queued"
+        } else if self.lane.is_some() {
+            "Running"
+        } else {
+            "Held"
+        }
+    }
+}
+
+impl Refusal {
+    /// For labels and logs.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::TooMany { .. } => "TooManyPullingInParallel",
+            Self::TooManyCallers(_) => "TooManyCallers",
+            Self::Busy(_) => "Busy",
+            Self::QueueTime(..) => "QueueTimeExceeded",
+            Self::Deadline(..) => "DeadlineExceeded",
+            Self::RuntimeAway { .. } => "RuntimeUnavailable",
+            Self::Stalled { .. } => "Stalled",
+            Self::PullTime { .. } => "PullTimeExceeded",
+            Self::PodGone { .. } => "PodDeleted",
+            Self::Stopping => "Stopping",
+            Self::Moved => "Moved",
+            Self::Restarting => "Restarting",
+            Self::Invalid(_) => "Invalid",
+        }
+    }
+
+    /// What it makes of a pull whose last caller gets it.
+    fn result(&self) -> &'static str {
+        match self {
+            Self::Deadline(..) => "timed_out",
+            Self::PodGone { .. } => "cancelled",
+            _ => "refused",
+        }
+    }
+}
+
+/// The reason of a failure that the runtime told.
+pub(super) fn of_failure(class: FailureClass) -> &'static str {
+    match class {
+        FailureClass::NoSpace => "NoSpace",
+        FailureClass::BadContent => "BadContent",
+        FailureClass::Unpack => "UnpackFailed",
+        FailureClass::Denied => "Denied",
+        FailureClass::NotFound => "NotFound",
+        FailureClass::Invalid => "Invalid",
+        FailureClass::Registry => "RegistryUnavailable",
+        FailureClass::Network => "NetworkError",
+        FailureClass::Runtime => "RuntimeUnavailable",
+        FailureClass::Unknown => "Unknown",
+    }
+}

@@ -1,0 +1,161 @@
+//! Places in the queue that are kept for callers who come back.
+//!
+//! Owns: which place is kept for which pod and image, until when, and for which credentials. In: callers that left the
+//! queue or a running pull (a kubelet that restarts), and callers whose pull failed (a kubelet that tries its credentials
+//! in turn). Out: the order of the place when the same pod asks for the same image in time. Bounded: the oldest place
+//! goes when there are too many.
+//!
+//! A caller that left may come back with any credentials. After a failure the place is only for credentials that have
+//! not failed from it: an image that does not exist, or that nobody may read, gains nothing by being asked for again.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::request::CredentialsId;
+
+/// How many places are kept at most.
+const MOST: usize = 4096;
+/// How many credentials of one place are remembered at most; a kubelet has a few for an image.
+const MOST_TRIED: usize = 32;
+
+type Key = (String, Arc<str>);
+
+#[derive(Debug)]
+struct Kept {
+    order: u64,
+    until: Duration,
+    /// Credentials that came for this place already. `None`: without any.
+    tried: Vec<Option<CredentialsId>>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Reentry {
+    places: HashMap<Key, Kept>,
+    /// In the order they were kept. An entry whose place was kept anew means nothing.
+    ages: VecDeque<(Duration, Key)>,
+}
+
+impl Reentry {
+    /// Keeps the place of a caller that left.
+    pub(super) fn left(
+        &mut self,
+        pod_uid: String,
+        image: Arc<str>,
+        order: u64,
+        until: Duration,
+        now: Duration,
+    ) {
+        self.keep((pod_uid, image), Kept { order, until, tried: Vec::new() }, now);
+    }
+
+    /// Keeps the place of a caller whose pull failed, for other credentials.
+    pub(super) fn failed(
+        &mut self,
+        pod_uid: String,
+        image: Arc<str>,
+        order: u64,
+        credentials: Option<CredentialsId>,
+        until: Duration,
+        now: Duration,
+    ) {
+        let key = (pod_uid, image);
+        let mut tried = self.places.remove(&key).map(|kept| kept.tried).unwrap_or_default();
+        if !tried.contains(&credentials) {
+            tried.push(credentials);
+        }
+        if tried.len() <= MOST_TRIED {
+            self.keep(key, Kept { order, until, tried }, now);
+        }
+    }
+
+    /// The image has arrived for this pod: its place is of no more use.
+    pub(super) fn succeeded(&mut self, pod_uid: &str, image: &Arc<str>) {
+        self.places.remove(&(pod_uid.to_owned(), image.clone()));
+    }
+
+    fn keep(&mut self, key: Key, kept: Kept, now: Duration) {
+        self.ages.push_back((kept.until, key.clone()));
+        self.places.insert(key, kept);
+        while self.ages.len() > MOST || self.ages.front().is_some_and(|(until, _)| *until <= now) {
+            let Some((until, key)) = self.ages.pop_front() else { return };
+            if self.places.get(&key).is_some_and(|kept| kept.until == until) {
+                self.places.remove(&key);
+            }
+        }
+    }
+
+    /// The place that is kept for this pod and image, once for each of its credentials.
+    pub(super) fn take(
+        &mut self,
+        pod_uid: &str,
+        image: &Arc<str>,
+        credentials: Option<CredentialsId>,
+        now: Duration,
+    ) -> Option<u64> {
+        let kept = self.places.get_mut(&(pod_uid.to_owned(), image.clone()))?;
+        if kept.until <= now || kept.tried.contains(&credentials) {
+            return None;
+        }
+        kept.tried.push(credentials);
+        Some(kept.order)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_place_is_taken_once_and_in_time() {
+        let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
+        reentry.left("u".into(), image.clone(), 7, at(30), at(0));
+        assert_eq!(reentry.take("other", &image, None, at(1)), None);
+        assert_eq!(reentry.take("u", &image, None, at(29)), Some(7));
+        assert_eq!(reentry.take("u", &image, None, at(29)), None);
+        reentry.left("u".into(), image.clone(), 7, at(60), at(30));
+        assert_eq!(reentry.take("u", &image, None, at(60)), None, "too late");
+        reentry.left("u".into(), image.clone(), 7, at(90), at(61));
+        reentry.succeeded("u", &image);
+        assert_eq!(reentry.take("u", &image, None, at(62)), None, "the image is there");
+    }
+
+    #[test]
+    fn i20_what_failed_from_a_place_does_not_return_to_it() {
+        let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
+        reentry.failed("u".into(), image.clone(), 7, None, at(30), at(0));
+        assert_eq!(reentry.take("u", &image, None, at(1)), None);
+        let many = MOST_TRIED as u64 + 3;
+        for _ in 0..many {
+            reentry.failed("v".into(), image.clone(), 8, None, at(30), at(0));
+        }
+        assert_eq!(reentry.places.len(), 2, "the same credentials are one try");
+    }
+
+    #[test]
+    fn a_place_kept_anew_outlives_its_first_age() {
+        let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
+        reentry.left("u".into(), image.clone(), 7, at(30), at(0));
+        reentry.left("u".into(), image.clone(), 8, at(50), at(20));
+        reentry.left("v".into(), image.clone(), 9, at(70), at(40));
+        assert_eq!(reentry.take("u", &image, None, at(41)), Some(8));
+    }
+
+    #[test]
+    fn many_failures_do_not_grow_it_without_bound() {
+        let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
+        for n in 0..3 * MOST as u64 {
+            reentry.left(n.to_string(), image.clone(), n, at(30), at(0));
+        }
+        assert_eq!((reentry.places.len(), reentry.ages.len()), (MOST, MOST));
+        assert_eq!(reentry.take("0", &image, None, at(0)), None);
+        let last = 3 * MOST as u64 - 1;
+        assert_eq!(reentry.take(&last.to_string(), &image, None, at(0)), Some(last));
+    }
+}

@@ -1,0 +1,388 @@
+//! Retained content: the bytes of unfinished pulls that stay in the runtime for the next try.
+//!
+//! Owns: which leases are retained, for how long and at what cost, and when they are released. In: ends of pulls, sizes
+//! of leases, readings of the image file system, the node condition DiskPressure, settings. Out: leases to drop, each
+//! with a [`ReleaseReason`]; questions for sizes and free space; renewals.
+//!
+//! Retained bytes belong to no image, so that the kubelet's image garbage collection cannot free them. That is why they
+//! have a budget, and why all of them are released before the kubelet has to act: when less than
+//! `pulls.retain_min_free_percent` of the image file system is free (stock kubelets collect images at 85% used and evict
+//! below 15% free), while DiskPressure is True, and when any pull fails for lack of space.
+
+use std::{sync::Arc, time::Duration};
+
+use keelson_actor_system::{clock::Now, file_system::FileSystem};
+
+use super::{Core, Effect, End, FailureClass, Health, Stage, Timer};
+use crate::coordinator::record::{KeptLease, Write};
+
+/// Maximum number of retained leases; then the one that expires first is released.
+const MOST_RETAINED: usize = 1024;
+/// How often free space is read while anything is retained: several times between two passes of the kubelet's eviction
+/// manager, which are 10 s apart.
+const SPACE_INTERVAL: Duration = Duration::from_secs(2);
+/// How often it is read while it is low and nothing is retained.
+const LOW_SPACE_INTERVAL: Duration = Duration::from_secs(10);
+/// How often leases in use and retained ones are checked for renewal. Leases of the runtime live for hours.
+pub(super) const RENEW_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Why the bytes of an unfinished pull were given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum ReleaseReason {
+    /// The pull failed in a way that a retry cannot use the bytes.
+    Failure(FailureClass),
+    /// `pulls.progress_retention` is over.
+    Expired,
+    /// More than `pulls.retained_bytes_max` is retained.
+    Budget,
+    /// More than [`MOST_RETAINED`] leases are retained.
+    Count,
+    /// Less than `pulls.retain_min_free_percent` of the image file system is free.
+    LowSpace,
+    /// The node condition DiskPressure is True.
+    DiskPressure,
+    /// The settings say that nothing is retained.
+    Disabled,
+    /// The lease holds no bytes.
+    Empty,
+}
+
+impl ReleaseReason {
+    /// Whether the space is needed by others now.
+    pub(super) fn is_for_space(self) -> bool {
+        matches!(self, Self::LowSpace | Self::DiskPressure | Self::Failure(FailureClass::NoSpace))
+    }
+
+    /// For labels and logs.
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Failure(class) => class.name(),
+            Self::Expired => "expired",
+            Self::Budget => "budget",
+            Self::Count => "count",
+            Self::LowSpace => "low_space",
+            Self::DiskPressure => "disk_pressure",
+            Self::Disabled => "disabled",
+            Self::Empty => "empty",
+        }
+    }
+}
+
+/// Bytes that were given up, for logs and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Release {
+    /// The normalized reference whose pull did not finish.
+    pub image: Arc<str>,
+    /// `None`: not measured.
+    pub bytes: Option<u64>,
+    /// The rule that they fell under.
+    pub reason: ReleaseReason,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// When it expires, on the monotonic clock. The first to expire was retained first.
+    pub(super) until: Duration,
+    pub(super) image: Arc<str>,
+    /// `None`: not measured yet.
+    bytes: Option<u64>,
+}
+
+/// What is known of the space for images, and when the next questions are due.
+#[derive(Debug, Default)]
+pub(super) struct Space {
+    image_fs: Option<FileSystem>,
+    disk_pressure: bool,
+    pub(super) check_at: Option<Duration>,
+    pub(super) renew_at: Option<Duration>,
+}
+
+impl Core {
+    /// Why nothing can be retained now; `None`: it can.
+    fn no_retention(&self) -> Option<ReleaseReason> {
+        let least = u64::from(self.policy.retain_min_free_percent);
+        let is_low = |free: u64, all: u64| u128::from(free) * 100 < u128::from(all) * u128::from(least);
+        if !self.policy.keep_progress || self.policy.retained_bytes_max == 0 {
+            Some(ReleaseReason::Disabled)
+        } else if self.space.disk_pressure {
+            Some(ReleaseReason::DiskPressure)
+        } else if self.space.image_fs.is_some_and(|fs| {
+            is_low(fs.available_bytes, fs.capacity_bytes) || is_low(fs.inodes_free, fs.inodes)
+        }) {
+            Some(ReleaseReason::LowSpace)
+        } else {
+            None
+        }
+    }
+
+    /// Whether the bytes of a pull that ends now without a failure of the runtime are retained.
+    pub(super) fn retains(&self) -> bool {
+        self.no_retention().is_none()
+    }
+
+    /// Decides what becomes of the lease of a pull that ended. `failure`: the runtime failed it.
+    pub(super) fn settle_lease(
+        &mut self,
+        pull: &super::Pull,
+        end: &End,
+        failure: Option<FailureClass>,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) {
+        let image = pull.call.key.image.clone();
+        let Some(lease) = pull.lease.clone() else { return };
+        let until = self.retained_until(pull, end, failure, now);
+        if self.lease_in_use(&image, &lease) {
+            self.bequeath(&image, &lease, until);
+            return;
+        }
+        let bytes = pull.progress.map(|progress| progress.bytes_done);
+        let reason = if until.is_some() { self.no_retention() } else { failure.map(ReleaseReason::Failure) };
+        match until {
+            Some(until) if reason.is_none() => {
+                self.retain(lease, image, bytes, until, now, fx);
+            }
+            _ => {
+                let collect = reason.is_some_and(ReleaseReason::is_for_space);
+                fx.push(Effect::DropLease { lease, collect });
+                // Settings that retain nothing release at every end: nothing worth telling.
+                if let Some(reason) = reason.filter(|reason| *reason != ReleaseReason::Disabled) {
+                    fx.push(Effect::Released(Release { image, bytes, reason }));
+                }
+            }
+        }
+        if failure == Some(FailureClass::NoSpace) {
+            self.release_all(ReleaseReason::Failure(FailureClass::NoSpace), fx);
+        }
+    }
+
+    /// Until when a retry may use what is in the lease of a pull that ended; `None`: it cannot.
+    fn retained_until(
+        &self,
+        pull: &super::Pull,
+        end: &End,
+        failure: Option<FailureClass>,
+        now: Now,
+    ) -> Option<Duration> {
+        match failure {
+            _ if *end == End::Succeeded => None,
+            // Says nothing about the content that pulls with other credentials have fetched.
+            Some(FailureClass::Denied) => pull.inherited.filter(|until| *until > now.mono),
+            Some(class) if !class.is_resumable() => None,
+            _ => Some(now.mono + self.policy.progress_retention),
+        }
+    }
+
+    /// Hands what a retry can use to the pulls that are using the same lease.
+    fn bequeath(&mut self, image: &Arc<str>, lease: &str, until: Option<Duration>) {
+        for id in self.by_image.get(image).into_iter().flatten() {
+            if let Some(heir) = self.pulls.get_mut(id).filter(|pull| pull.lease.as_deref() == Some(lease)) {
+                heir.inherited = heir.inherited.max(until);
+            }
+        }
+    }
+
+    fn retain(
+        &mut self,
+        lease: String,
+        image: Arc<str>,
+        bytes: Option<u64>,
+        until: Duration,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) {
+        // A reading of 0 may be older than the first bytes.
+        let bytes = bytes.filter(|bytes| *bytes > 0);
+        fx.push(Effect::Persist(Write::PutLease(KeptLease {
+            lease: lease.clone(),
+            image: image.to_string(),
+            expires_unix_ms: now.unix_ms_at(until),
+        })));
+        self.keep_lease(lease.clone(), image, until);
+        if let Some(kept) = self.kept.get_mut(&lease) {
+            kept.bytes = bytes;
+        }
+        fx.push(Effect::MeasureLease(lease));
+        if self.policy.retain_min_free_percent > 0 {
+            fx.push(Effect::CheckImageFs);
+        }
+        if self.kept.len() > MOST_RETAINED
+            && let Some(first) = self.first_to_expire()
+        {
+            self.release(&first, ReleaseReason::Count, fx);
+        }
+        self.keep_budget(fx);
+    }
+
+    pub(super) fn keep_lease(&mut self, lease: String, image: Arc<str>, until: Duration) {
+        if let Some(before) = self.kept.insert(lease.clone(), Kept { until, image, bytes: None }) {
+            self.disarm(before.until, Timer::LeaseExpiry(lease.clone()));
+        }
+        self.arm(until, Timer::LeaseExpiry(lease));
+    }
+
+    /// A pull uses the lease again. Out: until when its content was to be retained.
+    pub(super) fn take_kept(&mut self, lease: &str, fx: &mut Vec<Effect>) -> Option<Duration> {
+        let kept = self.kept.remove(lease)?;
+        self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
+        fx.push(Effect::Persist(Write::DeleteLease(lease.to_owned())));
+        Some(kept.until)
+    }
+
+    fn first_to_expire(&self) -> Option<String> {
+        self.kept.iter().min_by_key(|(_, kept)| kept.until).map(|(lease, _)| lease.clone())
+    }
+
+    pub(super) fn release(&mut self, lease: &str, reason: ReleaseReason, fx: &mut Vec<Effect>) {
+        let Some(kept) = self.kept.remove(lease) else { return };
+        self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
+        fx.push(Effect::DropLease { lease: lease.to_owned(), collect: reason.is_for_space() });
+        fx.push(Effect::Persist(Write::DeleteLease(lease.to_owned())));
+        fx.push(Effect::Released(Release { image: kept.image, bytes: kept.bytes, reason }));
+    }
+
+    fn release_all(&mut self, reason: ReleaseReason, fx: &mut Vec<Effect>) {
+        let all: Vec<String> = self.kept.keys().cloned().collect();
+        for lease in all {
+            self.release(&lease, reason, fx);
+        }
+    }
+
+    /// Releases everything if nothing can be retained now.
+    pub(super) fn keep_space(&mut self, fx: &mut Vec<Effect>) {
+        if let Some(reason) = self.no_retention() {
+            self.release_all(reason, fx);
+        }
+    }
+
+    /// Releases what the budget has no room for: first what alone exceeds it, then the oldest.
+    pub(super) fn keep_budget(&mut self, fx: &mut Vec<Effect>) {
+        let most = self.policy.retained_bytes_max;
+        let too_large = |kept: &&Kept| kept.bytes.is_some_and(|bytes| bytes > most);
+        let large: Vec<String> =
+            self.kept.iter().filter(|(_, kept)| too_large(kept)).map(|(lease, _)| lease.clone()).collect();
+        for lease in large {
+            self.release(&lease, ReleaseReason::Budget, fx);
+        }
+        while self.retained_bytes() > most
+            && let Some(first) = self.first_to_expire()
+        {
+            self.release(&first, ReleaseReason::Budget, fx);
+        }
+    }
+
+    pub(super) fn lease_measured(&mut self, lease: &str, bytes: Option<u64>, fx: &mut Vec<Effect>) {
+        let (Some(kept), Some(bytes)) = (self.kept.get_mut(lease), bytes) else { return };
+        kept.bytes = Some(bytes);
+        if bytes == 0 {
+            self.release(lease, ReleaseReason::Empty, fx);
+        } else {
+            self.keep_budget(fx);
+        }
+    }
+
+    pub(super) fn image_fs_read(&mut self, image_fs: Option<FileSystem>, fx: &mut Vec<Effect>) {
+        self.space.image_fs = image_fs;
+        self.keep_space(fx);
+    }
+
+    pub(super) fn disk_pressure(&mut self, is_true: bool, fx: &mut Vec<Effect>) {
+        self.space.disk_pressure = is_true;
+        self.keep_space(fx);
+    }
+
+    /// For the next life of the coordinator: nobody tells again of a condition that stays.
+    pub(in crate::coordinator) fn has_disk_pressure(&self) -> bool {
+        self.space.disk_pressure
+    }
+
+    /// Takes over what an earlier core knew. To be called before [`Core::restore`].
+    pub(in crate::coordinator) fn set_disk_pressure(&mut self, is_true: bool) {
+        self.space.disk_pressure = is_true;
+    }
+
+    /// The runtime is back: what it could not be asked is asked now.
+    pub(super) fn ask_about_kept(&self, fx: &mut Vec<Effect>) {
+        self.measure_unknown(fx);
+        if !self.kept.is_empty() && self.policy.retain_min_free_percent > 0 {
+            fx.push(Effect::CheckImageFs);
+        }
+    }
+
+    fn measure_unknown(&self, fx: &mut Vec<Effect>) {
+        let unknown = self.kept.iter().filter(|(_, kept)| kept.bytes.is_none());
+        fx.extend(unknown.map(|(lease, _)| Effect::MeasureLease(lease.clone())));
+    }
+
+    pub(super) fn space_due(&mut self, fx: &mut Vec<Effect>) {
+        self.space.check_at = None;
+        if matches!(self.health, Health::Up(_)) {
+            self.measure_unknown(fx);
+            if self.policy.retain_min_free_percent > 0 {
+                fx.push(Effect::CheckImageFs);
+            }
+        }
+    }
+
+    pub(super) fn renewal_due(&mut self, fx: &mut Vec<Effect>) {
+        self.space.renew_at = None;
+        let leases = self.leases_in_need();
+        if matches!(self.health, Health::Up(_)) && !leases.is_empty() {
+            fx.push(Effect::RenewLeases(leases));
+        }
+    }
+
+    fn leases_in_need(&self) -> Vec<String> {
+        let running = self.slots.iter().filter_map(|(_, id)| {
+            let pull = self.pulls.get(id)?;
+            matches!(pull.stage, Stage::Running | Stage::Lost { .. }).then(|| pull.lease.clone())?
+        });
+        let mut leases: Vec<String> = self.kept.keys().cloned().chain(running).collect();
+        leases.sort_unstable();
+        leases.dedup();
+        leases
+    }
+
+    /// Sets the timers of free space and renewals, or stops them where nothing needs them. Free space is also read
+    /// while it is low, so that it is known when a pull ends.
+    pub(super) fn watch_kept(&mut self, now: Now) {
+        let is_low = self.no_retention() == Some(ReleaseReason::LowSpace);
+        let space = !self.kept.is_empty() || is_low;
+        let leases = !self.kept.is_empty() || self.slots.iter().any(|(_, id)| self.has_lease(*id));
+        let set = |timers: &mut std::collections::BTreeSet<(Duration, Timer)>,
+                   at: &mut Option<Duration>,
+                   wanted: bool,
+                   pause: Duration,
+                   timer: Timer| match (*at, wanted) {
+            (None, true) => {
+                *at = Some(now.mono + pause);
+                timers.insert((now.mono + pause, timer));
+            }
+            (Some(planned), false) => {
+                *at = None;
+                timers.remove(&(planned, timer));
+            }
+            _ => {}
+        };
+        let pause = if self.kept.is_empty() { LOW_SPACE_INTERVAL } else { SPACE_INTERVAL };
+        set(&mut self.timers, &mut self.space.check_at, space, pause, Timer::Space);
+        set(&mut self.timers, &mut self.space.renew_at, leases, RENEW_INTERVAL, Timer::RenewLeases);
+    }
+
+    fn has_lease(&self, id: super::PullId) -> bool {
+        self.pulls.get(&id).is_some_and(|pull| pull.lease.is_some())
+    }
+
+    /// How many leases are retained for a retry.
+    #[must_use]
+    pub(crate) fn kept_leases(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// How many bytes they hold, as far as they are measured.
+    #[must_use]
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        self.kept.values().filter_map(|kept| kept.bytes).fold(0, u64::saturating_add)
+    }
+}

@@ -1,0 +1,204 @@
+//! What an agent hands over to the agent that replaces it.
+//!
+//! Owns: the types of the hand-over of image pulls, as they travel between two processes of one node. In: the core of
+//! the agent that ends. Out: JSON on the hand-over socket, and on no disk: it holds the salt of credential ids, and
+//! the replies of runtimes. Fields are only ever added, with defaults (decision 0019).
+
+use bytes::Bytes;
+use keelson_proto::Code;
+use serde::{Deserialize, Serialize};
+
+use super::record::{KeptLease, PullRecord};
+use crate::{
+    request::{CredentialsId, CredentialsSalt, PullId},
+    runtime::{PullReply, WireStatus},
+};
+
+/// Every image pull of an agent that ends, running and queued.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct HandedState {
+    /// The id of the state folder: names of leases contain it.
+    pub owner: String,
+    /// In no particular order; [`PullRecord::order`] says the order.
+    pub pulls: Vec<HandedPull>,
+    /// Leases of pulls that ended without success.
+    pub leases: Vec<KeptLease>,
+    /// The limit that was set by hand.
+    pub limit: Option<u32>,
+    /// By which the ids of credentials are made, so that equal credentials have equal ids in both processes.
+    #[serde(default)]
+    pub salt: Option<CredentialsSalt>,
+    /// Set if the ending agent has not read the journal: it may hold records that `pulls` and `leases` lack.
+    #[serde(default)]
+    pub unread: Option<UnreadJournal>,
+    /// The runtime is known to ignore namespaces, so that pulls may have callers of several.
+    #[serde(default)]
+    pub ignores_namespace: bool,
+}
+
+/// What a successor has to know to reconcile with a journal that its predecessor has not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnreadJournal {
+    /// The limit was changed, so the journal's is outdated.
+    #[serde(default)]
+    pub limit_changed: bool,
+}
+
+/// A pull that changes hands.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HandedPull {
+    /// As in the journal.
+    pub record: PullRecord,
+    /// Set while the ending agent itself (or one before it) waits for the runtime.
+    #[serde(default)]
+    pub running: Option<RunningPull>,
+}
+
+/// What a successor has to know of a pull that goes on in its predecessor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RunningPull {
+    /// Of the pull's credentials.
+    pub credentials: Option<CredentialsId>,
+    /// It runs beside the limit.
+    #[serde(default)]
+    pub present: bool,
+}
+
+/// A pull that was handed over while it ran does not run in the ending agent any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedEnd {
+    /// [`PullRecord::id`].
+    pub pull: u64,
+    /// How it ended.
+    pub how: HandedOutcome,
+}
+
+/// See [`HandedEnd`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandedOutcome {
+    /// The runtime answered.
+    Answered(HandedReply),
+    /// It has to be pulled by the successor; its callers are on their way there.
+    Returned,
+    /// Nobody in the ending agent wants it any more.
+    Cancelled,
+}
+
+/// A [`PullReply`] that can be written down.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandedReply {
+    message: Option<Vec<u8>>,
+    code: i32,
+    text: String,
+    details: Vec<u8>,
+    metadata: Vec<(String, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for HandedReply {
+    /// Neither text nor metadata: a runtime may quote what it was given.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandedReply").field("code", &self.code).finish_non_exhaustive()
+    }
+}
+
+impl From<&PullReply> for HandedReply {
+    fn from(reply: &PullReply) -> Self {
+        let metadata = reply.metadata.iter().map(|(name, value)| (name.clone(), value.to_vec())).collect();
+        let (message, code, text, details) = match &reply.result {
+            Ok(message) => (Some(message.to_vec()), Code::Ok, String::new(), Vec::new()),
+            Err(status) => (None, status.code, status.message.clone(), status.details.to_vec()),
+        };
+        Self { message, code: code as i32, text, details, metadata }
+    }
+}
+
+impl From<HandedReply> for PullReply {
+    fn from(reply: HandedReply) -> Self {
+        let result = match reply.message {
+            Some(message) => Ok(Bytes::from(message)),
+            None => Err(WireStatus {
+                code: Code::from_i32(reply.code),
+                message: reply.text,
+                details: reply.details.into(),
+            }),
+        };
+        let metadata = reply.metadata.into_iter().map(|(name, value)| (name, Bytes::from(value))).collect();
+        Self { result, metadata }
+    }
+}
+
+impl HandedState {
+    /// The state after one of its running pulls ended, for a successor that comes later.
+    pub fn apply(&mut self, end: &HandedEnd) {
+        match end.how {
+            HandedOutcome::Answered(_) | HandedOutcome::Cancelled => {
+                self.pulls.retain(|pull| pull.record.id != end.pull);
+            }
+            HandedOutcome::Returned => {
+                for pull in self.pulls.iter_mut().filter(|pull| pull.record.id == end.pull) {
+                    pull.running = None;
+                }
+            }
+        }
+    }
+
+    /// Pulls that go on in the ending agent.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.pulls.iter().filter(|pull| pull.running.is_some()).count()
+    }
+
+    pub(super) fn running_pulls(&self) -> Vec<(PullId, RunningPull)> {
+        let running = |pull: &HandedPull| Some((PullId(pull.record.id), pull.running.clone()?));
+        self.pulls.iter().filter_map(running).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordinator::RecordState;
+
+    fn record(id: u64) -> PullRecord {
+        PullRecord {
+            id,
+            order: Some(id),
+            image: "r.io/a".into(),
+            runtime_handler: String::new(),
+            requested_unix_ms: 1,
+            wanted_unix_ms: None,
+            attempts: 1,
+            with_credentials: false,
+            state: RecordState::Running,
+            pod: None,
+            lease: None,
+        }
+    }
+
+    #[test]
+    fn replies_travel_unchanged() {
+        let fine = PullReply {
+            result: Ok(Bytes::from_static(b"\x0a\x01x")),
+            metadata: vec![("x-trace".into(), Bytes::from_static(b"\x80y"))],
+        };
+        let failed = PullReply::status(Code::NotFound, "no such image");
+        for reply in [fine, failed] {
+            let text = serde_json::to_string(&HandedReply::from(&reply)).expect("written");
+            let back: HandedReply = serde_json::from_str(&text).expect("read");
+            assert_eq!(PullReply::from(back), reply);
+        }
+    }
+
+    #[test]
+    fn a_later_successor_gets_the_state_after_the_ends() {
+        let running = Some(RunningPull { credentials: None, present: false });
+        let pulls =
+            (1..=3).map(|id| HandedPull { record: record(id), running: running.clone() }).collect::<Vec<_>>();
+        let mut state = HandedState { pulls, ..HandedState::default() };
+        state.apply(&HandedEnd { pull: 1, how: HandedOutcome::Cancelled });
+        state.apply(&HandedEnd { pull: 2, how: HandedOutcome::Returned });
+        assert_eq!((state.pulls.len(), state.running()), (2, 1));
+        assert_eq!(state.running_pulls()[0].0, PullId(3));
+    }
+}

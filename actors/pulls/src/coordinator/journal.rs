@@ -1,0 +1,290 @@
+//! Persist first, then act, many at a time.
+//!
+//! Owns: [`Pipeline`], the order of journal writes and of the effects that wait for them (pure), and
+//! [`JournalIo`], which performs the writes and reads the journal back.
+//! In: the core's effects. Out: effects that may be performed now, and batches to write. While one
+//! batch is being written the next one gathers, so that a burst of pulls costs few disk flushes.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use keelson_storage::{Batch, StateStore, StateStoreExt as _, StoreError, Table};
+
+use super::{
+    core::Effect,
+    record::{KeptLease, PullRecord, Write},
+};
+
+/// Key of the limit that was set by hand, in table `settings`.
+const LIMIT_KEY: &[u8] = b"pulls.max_parallel_image_pulls";
+
+/// The order of writes and effects.
+#[derive(Debug, Default)]
+pub(super) struct Pipeline {
+    /// Effects that wait for the write that is under way.
+    writing: Option<Vec<Effect>>,
+    /// What is to be written next, and what waits for that.
+    next: Vec<Write>,
+    after: Vec<Effect>,
+    /// Records of pulls that ended. Nothing waits for these, and one that comes back after a crash
+    /// costs one question, so they go with the next write or with [`Pipeline::flush_ended`]: a flush
+    /// of the disk for each pull that ends would slow down those that still run.
+    ended: Vec<Write>,
+}
+
+impl Pipeline {
+    /// Takes an effect: gives it back if it may be performed now.
+    pub(super) fn admit(&mut self, effect: Effect) -> Option<Effect> {
+        match effect {
+            Effect::Persist(write @ Write::DeletePull(_)) => {
+                self.ended.push(write);
+                None
+            }
+            Effect::Persist(write) => {
+                self.next.push(write);
+                None
+            }
+            // Answers, questions and notes promise nothing that has to be on disk.
+            Effect::Reply { .. }
+            | Effect::TellSuccessor(_)
+            | Effect::CheckPresent { .. }
+            | Effect::Released(_)
+            | Effect::Notice(_)
+            | Effect::Count(_)
+            | Effect::Note(_) => Some(effect),
+            effect if !self.next.is_empty() => {
+                self.after.push(effect);
+                None
+            }
+            effect => match &mut self.writing {
+                Some(waiting) => {
+                    waiting.push(effect);
+                    None
+                }
+                None => Some(effect),
+            },
+        }
+    }
+
+    /// What to write now, if anything, and if nothing is being written.
+    pub(super) fn next_write(&mut self) -> Option<Vec<Write>> {
+        if self.writing.is_some() || self.next.is_empty() {
+            return None;
+        }
+        self.writing = Some(std::mem::take(&mut self.after));
+        let mut writes = std::mem::take(&mut self.ended);
+        writes.append(&mut self.next);
+        Some(writes)
+    }
+
+    /// What a restarted coordinator takes over: nothing but the records of pulls that ended.
+    pub(super) fn next_life(&mut self) -> Self {
+        Self { ended: self.take_ended(), ..Self::default() }
+    }
+
+    /// The records of ended pulls, for who writes them now.
+    pub(super) fn take_ended(&mut self) -> Vec<Write> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether records of ended pulls wait for a write to go with.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Makes the records of ended pulls a write of their own.
+    pub(super) fn flush_ended(&mut self) {
+        self.ended.append(&mut self.next);
+        self.next = std::mem::take(&mut self.ended);
+    }
+
+    /// The write ended: the effects that waited for it.
+    pub(super) fn written(&mut self) -> Vec<Effect> {
+        self.writing.take().unwrap_or_default()
+    }
+
+    /// Nothing is being written or waits to be.
+    pub(super) fn is_idle(&self) -> bool {
+        self.writing.is_none() && self.next.is_empty() && self.ended.is_empty()
+    }
+}
+
+/// What the journal held.
+#[derive(Debug, Default)]
+pub(super) struct Restored {
+    pub(super) pulls: Vec<PullRecord>,
+    pub(super) leases: Vec<KeptLease>,
+    pub(super) limit: Option<u32>,
+    /// One sentence each.
+    pub(super) unreadable: Vec<String>,
+}
+
+/// The journal on disk. Calls block.
+#[derive(Clone)]
+pub(super) struct JournalIo {
+    store: Arc<dyn StateStore>,
+    /// One call at a time.
+    turn: Arc<Mutex<()>>,
+    /// Which of the coordinator's lives this belongs to, and which one it lives now.
+    life: u64,
+    lives: Arc<AtomicU64>,
+}
+
+impl JournalIo {
+    pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
+        Self { store, turn: Arc::default(), life: 0, lives: Arc::default() }
+    }
+
+    /// The journal of a coordinator that starts again: from now on writes of its former self, which
+    /// may still be on their way to the disk, are not performed any more. What it reads, it knows.
+    pub(super) fn next_life(&self) -> Self {
+        let life = self.lives.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { life, ..self.clone() }
+    }
+
+    pub(super) fn store(&self) -> &Arc<dyn StateStore> {
+        &self.store
+    }
+
+    fn is_former(&self) -> bool {
+        self.lives.load(Ordering::SeqCst) != self.life
+    }
+
+    pub(super) fn load(&self) -> Result<Restored, StoreError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let (pulls, bad_pulls) = self.store.scan_json::<PullRecord>(Table::Pulls)?;
+        let (leases, bad_leases) = self.store.scan_json::<KeptLease>(Table::Leases)?;
+        let mut unreadable: Vec<String> =
+            bad_pulls.iter().chain(&bad_leases).map(ToString::to_string).collect();
+        let limit = match self.store.get_json::<u32>(Table::Settings, LIMIT_KEY) {
+            Ok(limit) => limit,
+            Err(StoreError::Decode(bad)) => {
+                unreadable.push(bad.to_string());
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Restored {
+            pulls: pulls.into_iter().map(|(_, record)| record).collect(),
+            leases: leases.into_iter().map(|(_, record)| record).collect(),
+            limit,
+            unreadable,
+        })
+    }
+
+    pub(super) fn write(&self, writes: &[Write]) -> Result<(), StoreError> {
+        let mut batch = Batch::new();
+        for write in writes {
+            add(&mut batch, write)?;
+        }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if batch.is_empty() || self.is_former() {
+            return Ok(());
+        }
+        self.store.apply(&batch)
+    }
+
+    /// Makes the journal say exactly this, after writes were lost (a full disk).
+    pub(super) fn rewrite(&self, truth: &[Write]) -> Result<(), StoreError> {
+        let mut batch = Batch::new();
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_former() {
+            return Ok(());
+        }
+        for table in [Table::Pulls, Table::Leases] {
+            for (key, _) in self.store.scan(table)? {
+                batch.delete(table, key);
+            }
+        }
+        for write in truth {
+            add(&mut batch, write)?;
+        }
+        self.store.apply(&batch)
+    }
+}
+
+fn add(batch: &mut Batch, write: &Write) -> Result<(), StoreError> {
+    match write {
+        Write::PutPull(record) => batch.put_json(Table::Pulls, record.id.to_be_bytes(), record)?,
+        Write::DeletePull(id) => batch.delete(Table::Pulls, id.to_be_bytes()),
+        Write::PutLease(lease) => batch.put_json(Table::Leases, lease.lease.as_bytes(), lease)?,
+        Write::DeleteLease(lease) => batch.delete(Table::Leases, lease.as_bytes()),
+        Write::Limit(Some(limit)) => batch.put_json(Table::Settings, LIMIT_KEY, limit)?,
+        Write::Limit(None) => batch.delete(Table::Settings, LIMIT_KEY),
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{coordinator::core::Note, request::PullId};
+
+    fn cancel(id: u64) -> Effect {
+        Effect::Cancel { pull: PullId(id), attempt: 1 }
+    }
+
+    fn ids(effects: &[Effect]) -> Vec<u64> {
+        effects
+            .iter()
+            .map(|effect| if let Effect::Cancel { pull, .. } = effect { pull.0 } else { 0 })
+            .collect()
+    }
+
+    #[test]
+    fn a_former_life_writes_nothing() {
+        let former = JournalIo::new(Arc::new(keelson_storage::MemoryStore::new()));
+        former.write(&[Write::Limit(Some(1))]).expect("written");
+        let journal = former.next_life();
+        assert_eq!(journal.load().expect("read").limit, Some(1));
+        former.write(&[Write::Limit(Some(2))]).expect("left out");
+        former.rewrite(&[Write::Limit(Some(2))]).expect("left out");
+        assert_eq!(journal.load().expect("read").limit, Some(1));
+        journal.write(&[Write::Limit(Some(3))]).expect("written");
+        assert_eq!(journal.load().expect("read").limit, Some(3));
+    }
+
+    #[test]
+    fn nothing_to_write_means_now() {
+        let mut pipeline = Pipeline::default();
+        assert!(pipeline.admit(cancel(1)).is_some());
+        assert!(pipeline.next_write().is_none());
+    }
+
+    #[test]
+    fn ended_pulls_hold_nobody_up_and_go_with_the_next_write() {
+        let mut pipeline = Pipeline::default();
+        assert!(pipeline.admit(Effect::Persist(Write::DeletePull(1))).is_none());
+        assert!(pipeline.next_write().is_none());
+        assert!(pipeline.admit(cancel(1)).is_some(), "nothing waits for it");
+        assert!(!pipeline.is_idle() && pipeline.has_ended());
+        assert!(pipeline.admit(Effect::Persist(Write::Limit(None))).is_none());
+        assert_eq!(pipeline.next_write().expect("both"), [Write::DeletePull(1), Write::Limit(None)]);
+        pipeline.written();
+        assert!(pipeline.is_idle() && !pipeline.has_ended());
+        assert!(pipeline.admit(Effect::Persist(Write::DeletePull(2))).is_none());
+        pipeline.flush_ended();
+        assert_eq!(pipeline.next_write().expect("on its own"), [Write::DeletePull(2)]);
+    }
+
+    #[test]
+    fn effects_wait_for_the_write_before_them_and_keep_their_order() {
+        let mut pipeline = Pipeline::default();
+        assert!(pipeline.admit(Effect::Persist(Write::Limit(Some(1)))).is_none());
+        assert!(pipeline.admit(cancel(1)).is_none());
+        assert_eq!(pipeline.next_write().expect("one write").len(), 1);
+        // While the first is being written: one without a write of its own, one with, and a note.
+        assert!(pipeline.admit(cancel(2)).is_none());
+        assert!(pipeline.admit(Effect::Persist(Write::Limit(Some(3)))).is_none());
+        assert!(pipeline.admit(cancel(3)).is_none());
+        assert!(pipeline.admit(Effect::Note(Note { warn: false, text: String::new() })).is_some());
+        assert!(pipeline.next_write().is_none(), "one at a time");
+        assert_eq!(ids(&pipeline.written()), [1, 2]);
+        assert!(!pipeline.is_idle());
+        assert_eq!(pipeline.next_write().expect("the second").len(), 1);
+        assert_eq!(ids(&pipeline.written()), [3]);
+        assert!(pipeline.is_idle());
+    }
+}

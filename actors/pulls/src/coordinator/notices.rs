@@ -1,0 +1,123 @@
+//! Writes Events on pods.
+//!
+//! Owns: the order of the writes and what is counted of them. In: [`PodNotice`]s, by a channel of bounded length. Out:
+//! calls of a [`PodEventApi`], one at a time. Nothing waits for them: an Event that cannot be written is counted as
+//! failed and not tried again; the next update of it says the same.
+
+use keelson_actor_system::cluster::{ApiError, ApiErrorKind, PodEvent, PodEventApi};
+use tokio::sync::mpsc;
+
+use super::core::PodNotice;
+use crate::metrics::{EventResult, Metrics};
+
+/// How many notices may wait to be written.
+pub const NOTICES_WAITING: usize = 64;
+
+/// Writes each notice until the other end of the channel is gone. `node` is the host that the Events name.
+pub async fn write_notices(
+    api: impl PodEventApi,
+    node: String,
+    notices: &mut mpsc::Receiver<PodNotice>,
+    metrics: Metrics,
+) {
+    while let Some(notice) = notices.recv().await {
+        let written = write(&api, event(notice, &node)).await;
+        let result = if written.is_ok() { "sent" } else { "failed" };
+        metrics.pod_events.get_or_create(&EventResult { result }).inc();
+        if let Err(error) = written {
+            tracing::debug!(%error, "cannot write an event on a pod");
+        }
+    }
+}
+
+/// As client-go: an Event that is repeated is patched, and created again if it has expired.
+async fn write(api: &impl PodEventApi, event: PodEvent) -> Result<(), ApiError> {
+    if event.count > 1 {
+        match api.patch_pod_event(event.clone()).await {
+            Err(error) if error.kind == ApiErrorKind::NotFound => {}
+            patched => return patched,
+        }
+    }
+    api.create_pod_event(event).await
+}
+
+fn event(notice: PodNotice, node: &str) -> PodEvent {
+    PodEvent {
+        name: notice.name,
+        namespace: notice.pod.namespace,
+        pod: notice.pod.name,
+        uid: notice.pod.uid,
+        reason: notice.reason,
+        message: notice.message,
+        count: notice.count,
+        first_unix_ms: notice.first_unix_ms,
+        last_unix_ms: notice.last_unix_ms,
+        node: node.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use futures_util::future::{BoxFuture, FutureExt as _, ready};
+
+    use super::*;
+    use crate::request::Pod;
+
+    /// Answers calls in order, and remembers them.
+    #[derive(Clone, Default)]
+    struct Fake {
+        calls: Arc<Mutex<Vec<(&'static str, u32)>>>,
+        errors: Arc<Mutex<Vec<Option<ApiErrorKind>>>>,
+    }
+
+    impl Fake {
+        fn called(&self, what: &'static str, event: &PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+            self.calls.lock().unwrap().push((what, event.count));
+            let error = self.errors.lock().unwrap().pop().flatten();
+            let error = error.map(|kind| ApiError { server: "s".into(), kind, reason: "r".into() });
+            ready(error.map_or(Ok(()), Err)).boxed()
+        }
+    }
+
+    impl PodEventApi for Fake {
+        fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+            self.called("create", &event)
+        }
+
+        fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+            self.called("patch", &event)
+        }
+    }
+
+    fn notice(count: u32) -> PodNotice {
+        PodNotice {
+            pod: Pod { namespace: "ns".into(), name: "web".into(), uid: "u".into() },
+            name: "web.1".into(),
+            reason: "ImagePullQueued",
+            message: "waits".into(),
+            count,
+            first_unix_ms: 0,
+            last_unix_ms: 1,
+        }
+    }
+
+    #[tokio::test]
+    async fn events_are_created_patched_created_again_and_never_retried() {
+        let (fake, metrics) = (Fake::default(), Metrics::default());
+        // The answers, the last one first.
+        *fake.errors.lock().unwrap() =
+            vec![Some(ApiErrorKind::Forbidden), None, Some(ApiErrorKind::NotFound), None, None];
+        let (to, mut notices) = mpsc::channel(NOTICES_WAITING);
+        for count in [1, 2, 3, 4] {
+            to.send(notice(count)).await.unwrap();
+        }
+        drop(to);
+        write_notices(fake.clone(), "n1".into(), &mut notices, metrics.clone()).await;
+        let calls = fake.calls.lock().unwrap().clone();
+        assert_eq!(calls, [("create", 1), ("patch", 2), ("patch", 3), ("create", 3), ("patch", 4)]);
+        let count = |result| metrics.pod_events.get_or_create(&EventResult { result }).get();
+        assert_eq!((count("sent"), count("failed")), (3, 1));
+    }
+}

@@ -1,0 +1,184 @@
+//! The calls of running pulls.
+//!
+//! Owns: one task for each attempt. In: `Pull`, `CancelPull`, `CancelAll`. Out: exactly one `PullFinished` for each attempt
+//! that was not cancelled; a `PullProgress` when the pull of a present image turns out to be a download.
+
+use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
+
+use actix::{AsyncContext as _, Context, Handler};
+use keelson_actor_system::inspect::Mailbox;
+use tokio::time::Instant;
+
+use super::{Running, RuntimeClient};
+use crate::{
+    request::PullId,
+    runtime::{
+        core::{Event, Health},
+        messages::{CallEnded, CancelAll, CancelPull, Pull, PullFinished, PullProgress},
+        subscriber::Subscriber,
+        types::{Outcome, Phase, PullReply, Runtime},
+    },
+};
+
+/// How often the progress of a pull beside the limit is read until it downloads.
+const PRESENT_READING: Duration = Duration::from_millis(50);
+/// The size of a pulled image, for the kubelet's metric, is asked for so long after the pull: a burst
+/// of pulls must not compete with questions about those that are done.
+const SIZE_AFTER: Duration = Duration::from_secs(2);
+
+impl RuntimeClient {
+    /// How to notice that a pull downloads; none before a runtime without readings.
+    fn download(&self, pull: PullId, lease: Option<String>) -> Option<DownloadWatch> {
+        let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
+        let (runtime, subscriber) = (self.runtime.clone(), self.subscriber.clone());
+        let watch = |lease| Some(DownloadWatch { runtime, subscriber: subscriber?, pull, lease });
+        lease.filter(|_| content).and_then(watch)
+    }
+
+    fn forget(&mut self, pull: PullId, attempt: u32) {
+        if let Some(running) = self.running.remove(&(pull, attempt)) {
+            running.wanted.set(false);
+            running.task.abort();
+        }
+    }
+}
+
+/// Notices that the pull of a present image is a download: its tag has moved.
+struct DownloadWatch {
+    runtime: Arc<dyn Runtime>,
+    subscriber: Arc<dyn Subscriber>,
+    pull: PullId,
+    lease: String,
+}
+
+impl DownloadWatch {
+    /// Reads the progress every [`PRESENT_READING`] until something is being downloaded, and tells that. Never ends: it
+    /// is dropped with the pull. An image that is present is pulled within a few of these readings.
+    async fn notice(self) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep(PRESENT_READING).await;
+            let Ok(read) = self.runtime.progress(vec![self.lease.clone()]).await else { continue };
+            let Some(progress) = read.pulls.get(&self.lease).map(|reading| reading.progress) else {
+                continue;
+            };
+            if progress.phase == Phase::Downloading {
+                self.subscriber.pull_progress(PullProgress { pull: self.pull, progress });
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Sees to it that an attempt ends exactly once, even if its task is dropped.
+struct EndOnce {
+    subscriber: Option<Arc<dyn Subscriber>>,
+    wanted: Rc<Cell<bool>>,
+    pull: PullId,
+    attempt: u32,
+}
+
+impl EndOnce {
+    fn end(mut self, outcome: Outcome) {
+        self.tell(outcome);
+    }
+
+    fn tell(&mut self, outcome: Outcome) {
+        if let Some(subscriber) = self.subscriber.take()
+            && self.wanted.get()
+        {
+            subscriber.pull_finished(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
+        }
+    }
+}
+
+impl Drop for EndOnce {
+    fn drop(&mut self) {
+        let reply = PullReply::status(
+            keelson_proto::Code::Unavailable,
+            "the runtime client restarted during the pull",
+        );
+        self.tell(Outcome::Lost(Arc::new(reply)));
+    }
+}
+
+impl Handler<Pull> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: Pull, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<Pull>();
+        let Pull { pull, attempt, request, waited, present } = message;
+        let lease = request.lease.clone();
+        let call = request.call.clone();
+        let runtime = self.runtime.clone();
+        let metrics = self.metrics.clone();
+        let me = Mailbox::new(ctx.address(), self.recorder().clone());
+        let wanted = Rc::new(Cell::new(true));
+        let end = EndOnce { subscriber: self.subscriber.clone(), wanted: wanted.clone(), pull, attempt };
+        // A lease that is being deleted must be gone before it is made anew.
+        let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
+        let since = Instant::now();
+        let turns = self.presence.clone();
+        let download = self.download(pull, lease.clone()).filter(|_| present);
+        let task = actix::spawn(async move {
+            if let Some(dropping) = dropping {
+                dropping.await;
+            }
+            let (reply, lost) = match download {
+                Some(download) => tokio::select! {
+                    ended = runtime.pull(request) => ended,
+                    never = download.notice() => match never {},
+                },
+                None => runtime.pull(request).await,
+            };
+            let failed = reply.result.is_err();
+            metrics.operation("pull_image", since.elapsed(), failed);
+            let reply = Arc::new(reply);
+            end.end(if lost { Outcome::Lost(reply) } else { Outcome::Answered(reply) });
+            me.deliver(CallEnded { pull, attempt, lost });
+            if !failed {
+                let took = waited + since.elapsed();
+                tokio::time::sleep(SIZE_AFTER).await;
+                let _turn = turns.acquire_owned().await;
+                let size = runtime.image_size(call).await.ok().flatten();
+                metrics.pulled(took, size);
+            }
+        });
+        self.running.insert((pull, attempt), Running { task: task.abort_handle(), wanted, lease, since });
+    }
+}
+
+impl Handler<CallEnded> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: CallEnded, ctx: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CallEnded>();
+        self.running.remove(&(message.pull, message.attempt));
+        self.images.outdate();
+        if message.lost {
+            self.metrics.lost.inc();
+            let effects = self.core.handle(Event::CallLost, self.clock.now());
+            self.perform(effects, ctx);
+        }
+    }
+}
+
+impl Handler<CancelPull> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, message: CancelPull, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CancelPull>();
+        self.forget(message.pull, message.attempt);
+    }
+}
+
+impl Handler<CancelAll> for RuntimeClient {
+    type Result = ();
+
+    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
+        let _handling = self.recorder().handling::<CancelAll>();
+        let all: Vec<(PullId, u32)> = self.running.keys().copied().collect();
+        for (pull, attempt) in all {
+            self.forget(pull, attempt);
+        }
+    }
+}

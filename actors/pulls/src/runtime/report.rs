@@ -1,0 +1,151 @@
+//! What node status needs of the runtime.
+//!
+//! Owns: the list of images, kept for as long as it is fresh. In: `ReportRuntime` from the StatusReporter,
+//! the ends of pulls. Out: a [`RuntimeReport`], or the reason why there is none.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use actix::{ActorFutureExt as _, Context, Handler, ResponseActFuture, fut::wrap_future};
+use futures_util::future::{Either, join, ready};
+use keelson_actor_system::{
+    reports::{RuntimeImage, RuntimeReport},
+    verbs,
+};
+use tokio::time::Instant;
+
+use super::{
+    actor::RuntimeClient,
+    core::Health,
+    types::{Runtime, RuntimeError},
+    version::written,
+};
+use crate::metrics::Metrics;
+
+/// A list of images serves so long (kubelet: 30 s); the end of a pull makes it old before that.
+const FRESH: Duration = Duration::from_secs(30);
+
+verbs! {
+    /// Ask what node status reports of the runtime. One that is down answers with its error at once, one
+    /// that was not asked yet with the result of its first probe.
+    ReportRuntime => Result<RuntimeReport, RuntimeError> {}
+}
+
+/// The images as last read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ImageCache {
+    images: Arc<Vec<RuntimeImage>>,
+    image_fs: Option<PathBuf>,
+    /// When they were asked for, and how many pulls had ended then.
+    read: Option<(Instant, u64)>,
+    /// Pulls that have ended.
+    ended: u64,
+}
+
+impl ImageCache {
+    /// Something changed: what is asked for from now on is newer than what is known.
+    pub(super) fn outdate(&mut self) {
+        self.ended += 1;
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.read.is_some_and(|(at, ended)| ended == self.ended && at.elapsed() < FRESH)
+    }
+
+    fn take(&mut self, reading: Reading) {
+        if let Ok(images) = reading.images {
+            self.images = Arc::new(images);
+            self.read = Some((reading.at, reading.ended));
+        }
+        if let Ok(image_fs) = reading.image_fs {
+            self.image_fs = image_fs;
+        }
+    }
+}
+
+/// What was read, and how fresh that is.
+struct Reading {
+    images: Result<Vec<RuntimeImage>, RuntimeError>,
+    image_fs: Result<Option<PathBuf>, RuntimeError>,
+    at: Instant,
+    ended: u64,
+}
+
+impl Reading {
+    async fn take(runtime: Arc<dyn Runtime>, metrics: Metrics, ended: u64) -> Self {
+        let at = Instant::now();
+        let images = counted(&metrics, "list_images", runtime.images());
+        let image_fs = counted(&metrics, "image_fs_info", runtime.image_fs());
+        let (images, image_fs) = join(images, image_fs).await;
+        Self { images, image_fs, at, ended }
+    }
+
+    fn errors(&self) -> impl Iterator<Item = &RuntimeError> {
+        self.images.as_ref().err().into_iter().chain(self.image_fs.as_ref().err())
+    }
+}
+
+/// Counts a call under the name by which the kubelet counts it.
+async fn counted<T>(
+    metrics: &Metrics,
+    operation: &'static str,
+    call: impl Future<Output = Result<T, RuntimeError>>,
+) -> Result<T, RuntimeError> {
+    let since = Instant::now();
+    let result = call.await;
+    metrics.operation(operation, since.elapsed(), result.is_err());
+    result
+}
+
+/// The error again that [`Health::Down`] holds as a sentence.
+fn down(endpoint: &str, reason: &str) -> RuntimeError {
+    let own = reason.strip_prefix(endpoint).and_then(|rest| rest.strip_prefix(": "));
+    RuntimeError { endpoint: endpoint.to_owned(), reason: own.unwrap_or(reason).to_owned() }
+}
+
+impl Handler<ReportRuntime> for RuntimeClient {
+    type Result = ResponseActFuture<Self, Result<RuntimeReport, RuntimeError>>;
+
+    fn handle(&mut self, _: ReportRuntime, _: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling::<ReportRuntime>();
+        let (runtime, metrics, mut health) =
+            (self.runtime().clone(), self.metrics().clone(), self.health_changes());
+        let reading = if self.images.is_fresh() {
+            None
+        } else {
+            Some(Reading::take(runtime.clone(), metrics.clone(), self.images.ended))
+        };
+        let ask = async move {
+            let known = health.wait_for(|health| *health != Health::Unknown).await.map(|known| known.clone());
+            let info = match known {
+                Ok(Health::Up { info, .. }) => info,
+                Ok(Health::Down { reason, .. }) => return Err(down(runtime.endpoint(), &reason)),
+                Ok(Health::Unknown) | Err(_) => {
+                    return Err(down(runtime.endpoint(), "has not been asked yet whether it serves"));
+                }
+            };
+            let reading = match reading {
+                Some(reading) => Either::Left(async { Some(reading.await) }),
+                None => Either::Right(ready(None)),
+            };
+            let (conditions, reading) = join(counted(&metrics, "status", runtime.status()), reading).await;
+            Ok((info, conditions?, reading))
+        };
+        Box::pin(wrap_future::<_, Self>(ask).map(|asked, actor, _| {
+            let (info, conditions, reading) = asked?;
+            if let Some(reading) = reading {
+                // What was known before stands: a node is no worse for a list that is a little old.
+                for error in reading.errors() {
+                    tracing::warn!(%error, "node status reports the images as they were");
+                    actor.recorder().error(error.to_string());
+                }
+                actor.images.take(reading);
+            }
+            Ok(RuntimeReport {
+                version: format!("{}://{}", info.name, written(&info.version)),
+                conditions,
+                images: actor.images.images.clone(),
+                image_fs: actor.images.image_fs.clone(),
+            })
+        }))
+    }
+}

@@ -1,0 +1,468 @@
+//! Looking into an actor: what every actor can say of itself.
+//!
+//! Owns: [`Recorder`], the shared note-book of one actor (mailbox depth, messages by type with
+//! latency, restarts, errors, events), and [`Mailbox`], the only way to send to an actor: it counts
+//! what goes in and turns a full mailbox into a clear answer.
+//! In: what senders and handlers tell it. Out: [`keelson_proto::debug::Actor`].
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use actix::{
+    Actor, Addr, Context, Handler, Message,
+    dev::{SendError, ToEnvelope},
+};
+use hdrhistogram::Histogram;
+use keelson_proto::debug as pb;
+
+use crate::clock::unix_ms;
+
+/// How many events an actor remembers.
+const EVENTS: usize = 50;
+/// Longer handling is recorded as this, so that the histogram stays small: ten minutes.
+const MAX_MICROS: u64 = 600_000_000;
+/// Between two looks whether a full mailbox has room.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Declares messages: fields, result, and the name that people see. The crate that calls it depends on actix.
+#[macro_export]
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
+            impl actix::Message for $name { type Result = $result; }
+            impl $crate::inspect::Verb for $name { const NAME: &'static str = stringify!($name); }
+        )+
+    };
+}
+
+/// A message with the name that people see.
+pub trait Verb: Message {
+    /// As in the design: `RequestPull`, `PullFinished`...
+    const NAME: &'static str;
+}
+
+#[derive(Debug)]
+struct Traffic {
+    handled: u64,
+    busy: u64,
+    micros: Histogram<u64>,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        // Two digits of precision; the range grows with what is recorded. The library refuses no
+        // precision from 0 to 5.
+        #[allow(clippy::expect_used)]
+        let micros = Histogram::new(2).expect("two digits are within 0..=5");
+        Self { handled: 0, busy: 0, micros }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    status: Status,
+    summary: String,
+    started_unix_ms: i64,
+    failure: Option<Failure>,
+    last_error: Option<(i64, String)>,
+    traffic: BTreeMap<&'static str, Traffic>,
+    events: VecDeque<(i64, String)>,
+}
+
+/// Why a job does not run, since when, and when it is tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// A sentence without a full stop.
+    pub reason: String,
+    /// When it began to fail.
+    pub since_unix_ms: i64,
+    /// The next try.
+    pub next_try_unix_ms: i64,
+}
+
+impl Failure {
+    /// The reason, how long the job fails, and how long until the next try.
+    #[must_use]
+    pub fn text(&self, now_unix_ms: i64) -> String {
+        let Self { reason, since_unix_ms, next_try_unix_ms } = self;
+        let seconds = |millis: i64| millis.max(0) / 1000;
+        let since = seconds(now_unix_ms - since_unix_ms);
+        match seconds(next_try_unix_ms - now_unix_ms) {
+            0 => format!("{reason}; failing for {since} s, next try in less than 1 s"),
+            next => format!("{reason}; failing for {since} s, next try in {next} s"),
+        }
+    }
+}
+
+/// What an actor is doing, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Status {
+    /// Started, not yet ready.
+    #[default]
+    Starting,
+    /// At work.
+    Running,
+    /// It stopped and waits for its back-off.
+    Restarting,
+    /// It keeps failing; it is retried with back-off for as long as the process lives.
+    Failing,
+    /// It ended.
+    Stopped,
+    /// It was not started: what it needs is not configured.
+    Off,
+}
+
+impl Status {
+    /// As the debug API names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Restarting => "restarting",
+            Self::Failing => "failing",
+            Self::Stopped => "stopped",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// The note-book of one actor, shared with those who look at it; it can be read while the actor is
+/// stuck.
+pub struct Recorder {
+    name: &'static str,
+    capacity: usize,
+    depth: AtomicI64,
+    restarts: AtomicU64,
+    notes: Mutex<Notes>,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// A note-book for the actor `name`, whose mailbox holds `capacity` messages.
+    #[must_use]
+    pub fn new(name: &'static str, capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            capacity,
+            depth: AtomicI64::new(0),
+            restarts: AtomicU64::new(0),
+            notes: Mutex::new(Notes::default()),
+        })
+    }
+
+    /// The actor's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The mailbox bound.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        // A panic leaves no note half written that matters.
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what the actor does now.
+    pub fn status(&self, status: Status, summary: impl Into<String>) {
+        let mut notes = self.notes();
+        notes.status = status;
+        notes.summary = summary.into();
+        notes.failure = None;
+        if status == Status::Running && notes.started_unix_ms == 0 {
+            notes.started_unix_ms = unix_ms();
+        }
+    }
+
+    /// Writes down that it does not run, why, and in how long it is tried again. `status` is
+    /// [`Status::Restarting`] or [`Status::Failing`].
+    pub fn failed(&self, status: Status, reason: impl Into<String>, next_try: Duration) {
+        let (mut notes, now) = (self.notes(), unix_ms());
+        let since_unix_ms = notes.failure.as_ref().map_or(now, |failure| failure.since_unix_ms);
+        let next_try_unix_ms = now.saturating_add(i64::try_from(next_try.as_millis()).unwrap_or(i64::MAX));
+        notes.status = status;
+        notes.failure = Some(Failure { reason: reason.into(), since_unix_ms, next_try_unix_ms });
+    }
+
+    /// Why it does not run; `None` while it runs, starts, or is off.
+    #[must_use]
+    pub fn failure(&self) -> Option<Failure> {
+        let notes = self.notes();
+        match notes.status {
+            Status::Restarting | Status::Failing => notes.failure.clone(),
+            Status::Stopped => {
+                let reason = notes.summary.clone();
+                Some(Failure { reason, since_unix_ms: 0, next_try_unix_ms: i64::MAX })
+            }
+            Status::Starting | Status::Running | Status::Off => None,
+        }
+    }
+
+    /// What it does now.
+    #[must_use]
+    pub fn current_status(&self) -> Status {
+        self.notes().status
+    }
+
+    /// Adds an event; the oldest of more than 50 goes.
+    pub fn event(&self, text: impl Into<String>) {
+        let mut notes = self.notes();
+        notes.events.push_back((unix_ms(), text.into()));
+        if notes.events.len() > EVENTS {
+            notes.events.pop_front();
+        }
+    }
+
+    /// Adds an error, which is also an event.
+    pub fn error(&self, text: impl Into<String>) {
+        let text = text.into();
+        self.notes().last_error = Some((unix_ms(), text.clone()));
+        self.event(text);
+    }
+
+    /// Counts a restart.
+    pub fn restarted(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+        let mut notes = self.notes();
+        notes.started_unix_ms = 0;
+        notes.status = Status::Restarting;
+    }
+
+    /// How often the actor was restarted.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+
+    /// Messages sent and not handled yet.
+    #[must_use]
+    pub fn depth(&self) -> u64 {
+        self.depth.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+
+    /// To be held while a message of type `M` is handled.
+    pub fn handling<M: Verb>(self: &Arc<Self>) -> Handling {
+        self.depth.fetch_sub(1, Ordering::Relaxed);
+        Handling { recorder: self.clone(), message: M::NAME, since: Instant::now() }
+    }
+
+    fn handled(&self, message: &'static str, since: Instant) {
+        let micros = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
+        let mut notes = self.notes();
+        let traffic = notes.traffic.entry(message).or_default();
+        traffic.handled += 1;
+        traffic.micros.saturating_record(micros.min(MAX_MICROS));
+    }
+
+    fn busy(&self, message: &'static str) {
+        self.notes().traffic.entry(message).or_default().busy += 1;
+    }
+
+    /// Everything but the state and the events.
+    #[must_use]
+    pub fn overview(&self) -> pb::Actor {
+        let notes = self.notes();
+        let (last_error_unix_ms, last_error) = notes.last_error.clone().unwrap_or_default();
+        pb::Actor {
+            name: self.name.into(),
+            status: notes.status.name().into(),
+            summary: match &notes.failure {
+                Some(failure) => failure.text(unix_ms()),
+                None => notes.summary.clone(),
+            },
+            mailbox_depth: self.depth(),
+            mailbox_capacity: self.capacity as u64,
+            restarts: self.restarts(),
+            started_unix_ms: notes.started_unix_ms,
+            last_error,
+            last_error_unix_ms,
+            messages: notes.traffic.iter().map(|(name, traffic)| show_traffic(name, traffic)).collect(),
+            events: Vec::new(),
+            state_json: String::new(),
+        }
+    }
+
+    /// The overview and the events.
+    #[must_use]
+    pub fn detail(&self) -> pb::Actor {
+        let overview = self.overview();
+        let event =
+            |(unix_ms, text): &(i64, String)| pb::ActorEvent { unix_ms: *unix_ms, text: text.clone() };
+        let events = self.notes().events.iter().map(event).collect();
+        pb::Actor { events, ..overview }
+    }
+}
+
+fn show_traffic(name: &str, traffic: &Traffic) -> pb::MessageStats {
+    let quantile = |q| if traffic.handled == 0 { 0 } else { traffic.micros.value_at_quantile(q) };
+    pb::MessageStats {
+        message: name.into(),
+        handled: traffic.handled,
+        rejected_busy: traffic.busy,
+        p50_us: quantile(0.5),
+        p90_us: quantile(0.9),
+        p99_us: quantile(0.99),
+        max_us: if traffic.handled == 0 { 0 } else { traffic.micros.max() },
+    }
+}
+
+/// Times the handling of one message; ends when dropped.
+#[derive(Debug)]
+pub struct Handling {
+    recorder: Arc<Recorder>,
+    message: &'static str,
+    since: Instant,
+}
+
+impl Drop for Handling {
+    fn drop(&mut self) {
+        self.recorder.handled(self.message, self.since);
+    }
+}
+
+/// Why a message was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MailboxError {
+    /// The bound is reached.
+    #[error("the mailbox of {0} is full")]
+    Full(&'static str),
+    /// The actor is gone.
+    #[error("{0} is not running")]
+    Closed(&'static str),
+}
+
+/// An actor's address together with its note-book.
+pub struct Mailbox<A: Actor> {
+    addr: Addr<A>,
+    recorder: Arc<Recorder>,
+}
+
+impl<A: Actor> Clone for Mailbox<A> {
+    fn clone(&self) -> Self {
+        Self { addr: self.addr.clone(), recorder: self.recorder.clone() }
+    }
+}
+
+impl<A: Actor> fmt::Debug for Mailbox<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mailbox").field(&self.recorder.name).finish()
+    }
+}
+
+impl<A: Actor<Context = Context<A>>> Mailbox<A> {
+    /// Joins the two.
+    #[must_use]
+    pub fn new(addr: Addr<A>, recorder: Arc<Recorder>) -> Self {
+        Self { addr, recorder }
+    }
+
+    /// The note-book.
+    #[must_use]
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// Sends if there is room.
+    ///
+    /// # Errors
+    /// The mailbox is full or closed; the message was not taken.
+    pub fn offer<M>(&self, message: M) -> Result<(), MailboxError>
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        self.admit::<M>()?;
+        match self.addr.try_send(message) {
+            Ok(()) => Ok(()),
+            // actix's own bound, which is in force until the actor has started.
+            Err(SendError::Full(message)) => {
+                self.addr.do_send(message);
+                Ok(())
+            }
+            Err(SendError::Closed(_)) => {
+                self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
+                Err(MailboxError::Closed(self.recorder.name))
+            }
+        }
+    }
+
+    /// Sends past the bound. Only for messages of which there is at most one for each message that
+    /// [`Mailbox::offer`] took (an end for a beginning), so that the bound holds up to a factor, and
+    /// that must not be lost while the actor lives.
+    pub fn deliver<M>(&self, message: M)
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        self.recorder.depth.fetch_add(1, Ordering::Relaxed);
+        self.addr.do_send(message);
+    }
+
+    /// Sends if there is room, and waits for the result.
+    ///
+    /// # Errors
+    /// The mailbox is full or closed, or the actor stopped before it answered.
+    pub async fn ask<M>(&self, message: M) -> Result<M::Result, MailboxError>
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        self.admit::<M>()?;
+        self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
+    }
+
+    /// Waits for room, sends, and waits for the result. Only for senders of whom there are few: each may hold a
+    /// message that is as large as it likes.
+    ///
+    /// # Errors
+    /// The mailbox is closed, or the actor stopped before it answered.
+    pub async fn ask_waiting<M>(&self, message: M) -> Result<M::Result, MailboxError>
+    where
+        M: Verb + Send + 'static,
+        M::Result: Send,
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+    {
+        while self.admit::<M>().is_err() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
+    }
+
+    /// Takes a place in the mailbox.
+    fn admit<M: Verb>(&self) -> Result<(), MailboxError> {
+        let before = self.recorder.depth.fetch_add(1, Ordering::Relaxed).max(0).unsigned_abs();
+        if before < self.recorder.capacity as u64 {
+            return Ok(());
+        }
+        self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
+        self.recorder.busy(M::NAME);
+        Err(MailboxError::Full(self.recorder.name))
+    }
+}

@@ -1,0 +1,325 @@
+//! Supervision: how actors start, stop and start again.
+//!
+//! Owns: [`Supervision`], each actor's account of its own restarts, [`start`], [`Restart`], and the
+//! panic hooks, [`record_panics`] and [`end_on_panic`].
+//! In: an actor that stops or panics. Out: a restart after a back-off, with state reloaded from storage, for as long
+//! as the process lives. Other actors, their threads and their calls go on.
+//!
+//! A restart keeps the value, the mailbox and every address of the actor: its `restarting` drops what it held, its
+//! `started` reloads, and between them the context waits. The message whose handler panicked is lost, those behind it
+//! are handled after the restart.
+
+use std::{
+    any::Any,
+    cell::RefCell,
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{self, Poll},
+    time::Duration,
+};
+
+use actix::{
+    Actor, ActorFutureExt as _, Addr, ArbiterHandle, AsyncContext as _, Context, Message, Supervised,
+    dev::{ContextFut, channel::channel},
+    fut::wrap_future,
+};
+use tokio::time::Instant;
+
+use crate::inspect::{Mailbox, Recorder, Status, Verb};
+
+/// The first pause before a restart.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// An actor with more restarts than this within [`WINDOW`] is `failing`.
+const FAILING_RESTARTS: usize = 8;
+/// See [`FAILING_RESTARTS`]; a quiet window also resets the pause.
+const WINDOW: Duration = Duration::from_secs(300);
+/// Capacity of a mailbox until the actor has started; [`Mailbox`] bounds it afterwards.
+const FIRST_CAPACITY: usize = 16;
+
+/// Ends the process with a reason.
+pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Panics of this process that [`record_panics`] has seen.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Place and text of the last panic on this thread that nobody has asked for yet.
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Stops an actor with this error, so that its supervisor starts it again from storage. Every actor
+/// takes it; it is what an actor does to itself when it cannot go on, made available to others.
+#[derive(Debug)]
+pub struct Restart {
+    /// Why.
+    pub reason: String,
+}
+
+impl Message for Restart {
+    type Result = ();
+}
+
+impl Verb for Restart {
+    const NAME: &'static str = "Restart";
+}
+
+/// A [`Restart`] for this reason makes the handler panic. Tests of what follows need it; release builds do not have it.
+#[cfg(any(feature = "test-support", debug_assertions))]
+pub const PANIC: &str = "panic";
+
+/// Implements `Handler<Restart>` for an actor with `recorder()`. The crate that calls it depends on actix.
+#[macro_export]
+macro_rules! handles_restart {
+    ($actor:ty) => {
+        impl actix::Handler<$crate::supervise::Restart> for $actor {
+            type Result = ();
+
+            fn handle(&mut self, message: $crate::supervise::Restart, ctx: &mut actix::Context<Self>) {
+                let _handling = self.recorder().handling::<$crate::supervise::Restart>();
+                $crate::supervise::log_restart(message, self.recorder());
+                actix::ActorContext::stop(ctx);
+            }
+        }
+    };
+}
+
+/// What every actor does with a [`Restart`] before it stops: see [`handles_restart`](crate::handles_restart).
+///
+/// # Panics
+/// The message's reason is `PANIC`, and this is no release build.
+pub fn log_restart(message: Restart, recorder: &Recorder) {
+    #[cfg(any(feature = "test-support", debug_assertions))]
+    assert!(message.reason != PANIC, "a test wants a panic");
+    tracing::error!(actor = recorder.name(), reason = message.reason, "the actor stops and restarts");
+    recorder.error(message.reason);
+}
+
+/// Logs and counts every panic; whoever runs the job that panicked decides what follows. Panics that the store catches
+/// are left alone. Call it once, before the actors start; the previous hook runs first.
+pub fn record_panics() {
+    hook(|_, text| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        let thread = std::thread::current();
+        tracing::error!(thread = thread.name(), panic = text, "panic");
+        LAST_PANIC.with(|last| *last.borrow_mut() = Some(text.to_owned()));
+    });
+}
+
+/// Number of panics since [`record_panics`].
+#[must_use]
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// Ends the process, through `fatal`, when any thread panics. Panics that the store catches are left alone. Call it once;
+/// the previous hook runs first.
+pub fn end_on_panic(fatal: Fatal) {
+    hook(move |_, text| {
+        let thread = std::thread::current();
+        fatal(&format!("panic in thread {}: {text}", thread.name().unwrap_or("without a name")));
+    });
+}
+
+fn hook(then: impl Fn(&PanicHookInfo<'_>, &str) + Send + Sync + 'static) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        before(info);
+        if keelson_storage::panic_is_guarded() {
+            return;
+        }
+        let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
+        then(info, &format!("panicked{place}: {}", payload_text(info.payload())));
+    }));
+}
+
+fn payload_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}
+
+/// What a caught panic on this thread said, with its place if [`record_panics`] is installed.
+#[must_use]
+pub fn panic_text(payload: &(dyn Any + Send)) -> String {
+    let recorded = LAST_PANIC.with(|last| last.borrow_mut().take());
+    recorded.unwrap_or_else(|| format!("panicked: {}", payload_text(payload)))
+}
+
+/// Pause before try number `tries`, from 1: it doubles from 100 ms to 30 s.
+#[must_use]
+pub fn backoff(tries: usize) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
+}
+
+/// An error with its causes, for texts that stand alone.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// One actor's restarts.
+pub struct Supervision {
+    recorder: Arc<Recorder>,
+    restarts: VecDeque<Instant>,
+}
+
+impl fmt::Debug for Supervision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Supervision").field("actor", &self.recorder.name()).finish_non_exhaustive()
+    }
+}
+
+impl Supervision {
+    /// For the actor that `recorder` belongs to.
+    #[must_use]
+    pub fn new(recorder: Arc<Recorder>) -> Self {
+        Self { recorder, restarts: VecDeque::new() }
+    }
+
+    /// The actor's note-book.
+    #[must_use]
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// To be called from `Supervised::restarting`: counts.
+    pub fn restarting(&mut self) {
+        let now = Instant::now();
+        self.recorder.restarted();
+        self.restarts.push_back(now);
+        while self.restarts.front().is_some_and(|at| *at + WINDOW < now) {
+            self.restarts.pop_front();
+        }
+        tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "actor restarts");
+    }
+
+    /// The pause before the actor may work again: none at the first start, then doubling.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        match self.restarts.len() {
+            0 => Duration::ZERO,
+            tries => backoff(tries),
+        }
+    }
+
+    /// To be called from `Actor::started`: waits out the pause, with the mailbox closed to handling,
+    /// then runs `reload`.
+    pub fn resume<A>(&self, ctx: &mut Context<A>, reload: fn(&mut A, &mut Context<A>))
+    where
+        A: Actor<Context = Context<A>> + Supervised,
+    {
+        // actix bounds each sender of its own and lets every clone of an address in once; the bound
+        // that counts is the mailbox's (`inspect::Mailbox`).
+        ctx.set_mailbox_capacity(0);
+        let pause = self.pause();
+        let recorder = self.recorder.clone();
+        if !pause.is_zero() {
+            let status = match self.restarts.len() > FAILING_RESTARTS {
+                true => Status::Failing,
+                false => Status::Restarting,
+            };
+            recorder.failed(status, recorder.overview().last_error, pause);
+        }
+        let wait = async move {
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+        };
+        ctx.wait(wrap_future::<_, A>(wait).map(move |(), actor, ctx| {
+            recorder.status(Status::Running, "");
+            reload(actor, ctx);
+        }));
+    }
+}
+
+/// Starts an actor under supervision, on this thread or on an arbiter's.
+pub fn start<A, F>(on: Option<&ArbiterHandle>, recorder: Arc<Recorder>, make: F) -> Mailbox<A>
+where
+    A: Actor<Context = Context<A>> + Supervised,
+    F: FnOnce(&mut Context<A>) -> A + Send + 'static,
+{
+    let (sender, receiver) = channel(FIRST_CAPACITY);
+    let notes = recorder.clone();
+    let run = move || {
+        let mut context = Context::with_receiver(receiver);
+        let actor = make(&mut context);
+        actix::spawn(Supervisor { actor: Some(context.into_future(actor)), recorder: notes });
+    };
+    match on {
+        // An arbiter that has ended drops the receiver, and the mailbox is closed.
+        Some(arbiter) => drop(arbiter.spawn_fn(run)),
+        None => run(),
+    }
+    Mailbox::new(Addr::new(sender), recorder)
+}
+
+/// As actix's own, which does not outlive a panic.
+struct Supervisor<A: Actor<Context = Context<A>>> {
+    /// None once it is given up.
+    actor: Option<ContextFut<A, Context<A>>>,
+    recorder: Arc<Recorder>,
+}
+
+impl<A> Supervisor<A>
+where
+    A: Actor<Context = Context<A>> + Supervised,
+{
+    /// Restarts an actor that has stopped or panicked; gives it up when nobody has its address any more, or when the
+    /// restart panics too.
+    fn restart(&mut self) {
+        let Some(actor) = &mut self.actor else { return };
+        // What the actor held may be broken, which is why `restarting` keeps next to nothing of it.
+        let restarted =
+            catch_unwind(AssertUnwindSafe(|| actor.restart())).map_err(|payload| panic_text(&*payload));
+        if restarted == Ok(true) {
+            return;
+        }
+        let given_up = self.actor.take();
+        // The context runs what is left when it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
+        if let Err(text) = restarted {
+            let text = format!("cannot be restarted, it is disabled: {text}");
+            tracing::error!(actor = self.recorder.name(), "{text}");
+            self.recorder.error(text.clone());
+            self.recorder.status(Status::Stopped, text);
+        }
+    }
+}
+
+impl<A> Future for Supervisor<A>
+where
+    A: Actor<Context = Context<A>> + Supervised,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        while let Some(actor) = &mut this.actor {
+            match catch_unwind(AssertUnwindSafe(|| Pin::new(actor).poll(cx))) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(())) => {}
+                Err(payload) => {
+                    let text = panic_text(&*payload);
+                    tracing::error!(actor = this.recorder.name(), "{text}");
+                    this.recorder.error(text);
+                }
+            }
+            this.restart();
+        }
+        Poll::Ready(())
+    }
+}
