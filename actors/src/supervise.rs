@@ -87,7 +87,7 @@ macro_rules! handles_restart {
                 #[cfg(any(test, debug_assertions))]
                 assert!(message.reason != $crate::supervise::PANIC, "a test wants a panic");
                 let actor = self.recorder().name();
-                tracing::error!(actor, reason = message.reason, "the actor stops and restarts");
+                tracing::error!(actor, reason = message.reason, "actor failed; restarting");
                 self.recorder().error(message.reason);
                 actix::ActorContext::stop(ctx);
             }
@@ -196,7 +196,7 @@ impl Supervision {
         while self.restarts.front().is_some_and(|at| *at + WINDOW < now) {
             self.restarts.pop_front();
         }
-        tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "actor restarts");
+        tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "restarting actor");
     }
 
     /// The pause before the actor may work again: none at the first start, then doubling.
@@ -284,7 +284,7 @@ where
         // The context runs what is left when it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
         if let Err(text) = restarted {
-            let text = format!("cannot be restarted, it is disabled: {text}");
+            let text = format!("cannot be restarted and is disabled: {text}");
             tracing::error!(actor = self.recorder.name(), "{text}");
             self.recorder.error(text.clone());
             self.recorder.status(Status::Stopped, text);
