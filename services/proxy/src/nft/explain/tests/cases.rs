@@ -241,10 +241,7 @@ fn case_47_affinity_chooses_among_the_same_endpoints() {
         (W, "node", "forwarded L1 R1 R2 +M"),
     ]);
     let steps = world.explain(V, "pod").ways[0].steps.join("\n");
-    assert!(
-        steps.contains("affinity-3-10800-0: a client in affinity-0 keeps its endpoint"),
-        "{steps}"
-    );
+    assert!(steps.contains("affinity-3-10800-0: a client in affinity-0 keeps its endpoint"), "{steps}");
     assert!(steps.contains("for 10800 s"), "{steps}");
 }
 
