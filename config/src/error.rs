@@ -31,7 +31,7 @@ pub enum Fault {
         known: Vec<String>,
     },
     /// A key that does not exist.
-    #[error("unknown key {key}; {}", hint(nearest, "the known keys there are", known))]
+    #[error("unknown key {key}; {}", hint(nearest, "the keys of this section are", known))]
     UnknownKey {
         /// The key as written, quoted.
         key: String,
@@ -71,13 +71,13 @@ pub enum Fault {
         text: String,
     },
     /// An environment variable with one underscore where two belong.
-    #[error("one underscore between section and key; write {right}")]
+    #[error("two underscores are required between section and key; write {right}")]
     OneUnderscore {
         /// The variable that was meant.
         right: String,
     },
     /// Two environment variables that differ only in case name the same key and disagree.
-    #[error("set twice with different values, also as environment {other}; keep one of them")]
+    #[error("set twice with different values, also as environment {other}; remove one")]
     SetTwice {
         /// The other variable.
         other: String,
@@ -99,7 +99,7 @@ pub enum Fault {
         allowed: String,
     },
     /// A duration given as a bare number.
-    #[error("{number} has no unit; write \"{number}s\" if seconds are meant (units: ms, s, m, h)")]
+    #[error("{number} has no unit; for seconds write \"{number}s\" (units: ms, s, m, h)")]
     DurationWithoutUnit {
         /// The number.
         number: String,
@@ -127,7 +127,10 @@ pub enum Fault {
         right: String,
     },
     /// An address with a user name or password. The value is not repeated.
-    #[error("an address with \"@\" is refused: no setting may hold a user name or a password; write {right}")]
+    #[error(
+        "an address must not contain \"@\", because settings must not hold user names or passwords; write \
+         {right}"
+    )]
     UserInfo {
         /// An address of the right form.
         right: &'static str,
@@ -141,7 +144,7 @@ pub enum Fault {
         others: Vec<(String, Origin)>,
     },
     /// The layers could not be put together; a defect in Keelson.
-    #[error("the layers of settings could not be merged: {reason}; please report this")]
+    #[error("cannot merge the layers of settings: {reason}; please report this bug")]
     Merge {
         /// What the merging library said.
         reason: String,

@@ -76,18 +76,26 @@ macro_rules! gates {
 }
 
 gates! {
-    PullDeduplication: Beta, "0.1", "Pulls of the same image with the same credentials and handler share one pull.";
-    PresentImageFastLane: Beta, "0.1", "A pull of an image that is there already does not wait for a slot.";
-    KeepPullProgress: Beta, "0.1", "Layers fetched so far outlive a cancelled pull and a dead agent or runtime.";
-    ResumePulls: Beta, "0.1", "After a restart the agent takes up the pulls that it had queued or running.";
-    PullOption: Beta, "0.1", "The limit as a pull option: obeyed in requests, handed to runtimes that support it.";
-    NodeHeartbeats: Beta, "0.1", "The agent's Lease, conditions and (role node) node status at the API server.";
-    PodAwarePulls: Beta, "0.1", "A queued pull whose pod was deleted fails at once; needs an API server.";
-    LeanLeases: Beta, "0.1", "The agent's Lease carries no managedFields, which would be most of what is stored of it.";
-    ExternalNodeConditions: Beta, "0.1", "Other processes report node conditions through the agent (SetCondition).";
-    ServiceEndpoints: Beta, "0.1", "The Endpoints API: what Services mean on this node.";
-    EndpointDeltas: Beta, "0.1", "The Endpoints API also as changes (keelson.endpoints.v1/Watch), beside full states.";
-    PerRegistryPullLimit: Alpha, "0.1", "Limits the pulls from one registry, so that a slow one cannot hold every slot.";
+    PullDeduplication: Beta, "0.1", "Requests for the same image with the same credentials and runtime \
+                                     handler share one pull.";
+    PresentImageFastLane: Beta, "0.1", "A pull of an image that is already present does not wait for a slot.";
+    KeepPullProgress: Beta, "0.1", "Retain the fetched layers when a pull is cancelled or the agent or \
+                                    runtime dies.";
+    ResumePulls: Beta, "0.1", "After a restart, continue the pulls that were queued or running.";
+    PullOption: Beta, "0.1", "Accept the limit as a pull option in requests and pass it to runtimes that \
+                              support it.";
+    NodeHeartbeats: Beta, "0.1", "Report the agent's Lease, conditions and, with role node, node status to \
+                                  the API server.";
+    PodAwarePulls: Beta, "0.1", "Fail a queued pull when its pod is deleted; requires an API server.";
+    LeanLeases: Beta, "0.1", "Remove managedFields from the agent's Lease, which would be most of its stored \
+                              size.";
+    ExternalNodeConditions: Beta, "0.1", "Allow other processes to report node conditions through the agent \
+                                          (SetCondition).";
+    ServiceEndpoints: Beta, "0.1", "Serve the Services and endpoints of this node (Endpoints API).";
+    EndpointDeltas: Beta, "0.1", "Serve deltas in the Endpoints API (keelson.endpoints.v1/Watch) in addition \
+                                  to full states.";
+    PerRegistryPullLimit: Alpha, "0.1", "Limit the parallel pulls per registry, so that a slow registry \
+                                         cannot use every slot.";
 }
 
 impl Gate {
@@ -110,8 +118,8 @@ pub(crate) fn specs() -> &'static [GateSpec] {
 /// A line for each gate, as the help of `--feature-gates` shows it.
 pub fn list_gates() -> String {
     let mut lines = vec![
-        format!("{ALL_ALPHA}=true|false (ALPHA - default=false): every alpha gate not set by name"),
-        format!("{ALL_BETA}=true|false (BETA - default=true): every beta gate not set by name"),
+        format!("{ALL_ALPHA}=true|false (ALPHA - default=false): all alpha gates that are not set by name"),
+        format!("{ALL_BETA}=true|false (BETA - default=true): all beta gates that are not set by name"),
     ];
     lines.extend(SPECS.iter().map(|gate| {
         let GateSpec { name, stage, since, description } = gate;

@@ -58,7 +58,7 @@ impl Spelling {
             Self::Env => env_name(section, name),
             Self::File if section == here => name.into(),
             Self::File if here.is_empty() => format!("{name} under [{section}]"),
-            Self::File => format!("{section}.{name}, which belongs under [{section}]"),
+            Self::File => format!("{section}.{name}, a key of section [{section}]"),
             Self::Flag => format!("{section}.{name}"),
         }
     }

@@ -160,7 +160,7 @@ fn build(
 fn check_host_name(name: &str) -> Result<(), Fault> {
     check_node_name(name).map_err(|fault| match fault {
         Fault::Malformed { value, reason, .. } => Fault::Malformed {
-            what: "a node name (the host's name was taken)",
+            what: "a node name (from the host name)",
             value,
             reason,
             right: format!("set {NODE_NAME} to the node's name"),

@@ -31,7 +31,7 @@ impl Setting for Vec<IpAddr> {
     }
 
     fn describe(_: &Any) -> String {
-        "list of IP addresses; as text with commas between them".into()
+        "list of IP addresses; as text, comma-separated".into()
     }
 }
 
@@ -49,7 +49,7 @@ impl Setting for Vec<IpNet> {
     }
 
     fn describe(_: &Any) -> String {
-        "list of networks (CIDR); as text with commas between them".into()
+        "list of networks (CIDR); as text, comma-separated".into()
     }
 }
 
@@ -65,7 +65,7 @@ impl Setting for Vec<InterfacePattern> {
     }
 
     fn describe(_: &Any) -> String {
-        "list of interfaces, names or beginnings of names with `*`; as text with commas between them".into()
+        "list of interfaces, names or prefixes with `*`; as text, comma-separated".into()
     }
 }
 
@@ -83,7 +83,7 @@ impl Setting for Vec<HostName> {
     }
 
     fn describe(_: &Any) -> String {
-        "list of host names; as text with commas between them".into()
+        "list of host names; as text, comma-separated".into()
     }
 }
 
@@ -100,8 +100,8 @@ impl Setting for NodePortAddresses {
             return Err(Fault::Malformed {
                 what: "a list of addresses for node ports",
                 value: quote(&texts.join(",")),
-                reason: "primary stands alone".into(),
-                right: "write [\"primary\"], or networks only".into(),
+                reason: "primary cannot be combined with networks".into(),
+                right: "write [\"primary\"] or only networks".into(),
             });
         }
         texts.into_iter().map(network).collect::<Result<_, _>>().map(Self::Networks)
@@ -115,7 +115,7 @@ impl Setting for NodePortAddresses {
     }
 
     fn describe(_: &Any) -> String {
-        "\"primary\", or list of networks (CIDR); as text with commas between them".into()
+        "\"primary\", or list of networks (CIDR); as text, comma-separated".into()
     }
 }
 
@@ -129,11 +129,11 @@ fn address(text: &str) -> Result<IpAddr, Fault> {
     let example = || "write such as \"10.0.0.7\" or \"fd00::7\"".to_owned();
     let ip: IpAddr = text.parse().map_err(|_| match text.contains('/') {
         true => malformed("it is a network", example()),
-        false => malformed("it is neither of IPv4 nor of IPv6", example()),
+        false => malformed("it is neither an IPv4 nor an IPv6 address", example()),
     })?;
     match ip.to_canonical() {
         same if same == ip => Ok(ip),
-        inner => Err(malformed("it is an IPv4 address within IPv6", format!("write \"{inner}\""))),
+        inner => Err(malformed("it is an IPv4-mapped IPv6 address", format!("write \"{inner}\""))),
     }
 }
 
@@ -149,21 +149,21 @@ fn network(text: &str) -> Result<IpNet, Fault> {
         (Err(_), Ok(ip)) => {
             let whole = IpNet::from(ip);
             return Err(malformed(
-                "the length is missing",
-                format!("write \"{whole}\" if that address is meant"),
+                "the prefix length is missing",
+                format!("for this one address write \"{whole}\""),
             ));
         }
         (Err(_), Err(_)) => {
             let example = "write such as \"10.244.0.0/16\" or \"fd00:10:244::/56\"";
-            return Err(malformed("it has no address and length (CIDR)", example.into()));
+            return Err(malformed("it is not a CIDR", example.into()));
         }
     };
     if network.addr().to_canonical() != network.addr() {
-        return Err(malformed("it is of IPv4 within IPv6", "write it as a network of IPv4".into()));
+        return Err(malformed("it is an IPv4-mapped IPv6 network", "write it as an IPv4 network".into()));
     }
     match network.trunc() {
         same if same == network => Ok(network),
-        meant => Err(malformed("it has bits set beyond its length", format!("write \"{meant}\""))),
+        meant => Err(malformed("it has host bits set", format!("write \"{meant}\""))),
     }
 }
 
@@ -183,12 +183,13 @@ fn host_name(text: &str) -> Result<HostName, Fault> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     match name.split('.').find(|label| label.is_empty() || label.len() > 63 || !label.chars().all(fits)) {
         _ if text.contains("://") => Err(malformed("it is a URL")),
-        _ if text.contains('*') => Err(malformed("there are no patterns")),
-        _ if text.contains(':') => Err(malformed("it has a port, which does not count")),
+        _ if text.contains('*') => Err(malformed("patterns are not supported")),
+        _ if text.contains(':') => Err(malformed("it contains a port; omit the port")),
         _ if name.len() > HOST_BYTES => Err(malformed("it is too long")),
-        Some(_) => {
-            Err(malformed("it has a part that is empty, too long or not of letters, digits, '-' and '_'"))
-        }
+        Some(_) => Err(malformed(
+            "it has a label that is empty, too long, or has a character other than letters, digits, '-' and \
+             '_'",
+        )),
         None => Ok(HostName(name)),
     }
 }
@@ -213,8 +214,10 @@ pub(crate) fn check_interface(text: &str) -> Result<(), Fault> {
     let odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"' | '*' | '\\');
     match text {
         _ if text.len() > INTERFACE_BYTES => Err(malformed("it is too long")),
-        "." | ".." => Err(malformed("it is a folder's name")),
-        _ if text.chars().any(odd) => Err(malformed("it has a character that no interface's name has")),
+        "." | ".." => Err(malformed("it is the name of a directory")),
+        _ if text.chars().any(odd) => {
+            Err(malformed("it has a character that is not allowed in interface names"))
+        }
         _ => Ok(()),
     }
 }
@@ -239,10 +242,10 @@ mod tests {
             ("10.244.0.7/16", "write \"10.244.0.0/16\""),
             ("10.244.0.7", "write \"10.244.0.7/32\""),
             ("fd00::1", "write \"fd00::1/128\""),
-            ("10.244.0.0/33", "address and length"),
-            ("::ffff:10.0.0.0/104", "a network of IPv4"),
-            ("pods", "address and length"),
-            ("primary", "address and length"),
+            ("10.244.0.0/33", "not a CIDR"),
+            ("::ffff:10.0.0.0/104", "an IPv4 network"),
+            ("pods", "not a CIDR"),
+            ("primary", "not a CIDR"),
         ] {
             let message = list::<Vec<IpNet>>(&[text]).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
@@ -255,7 +258,7 @@ mod tests {
         assert_eq!(addresses.show(), serde_json::json!(["10.0.0.7", "fd00::7"]));
         for (text, part) in [
             ("10.0.0.7/32", "it is a network"),
-            ("node-7", "neither of IPv4"),
+            ("node-7", "neither an IPv4"),
             ("::ffff:10.0.0.7", "write \"10.0.0.7\""),
         ] {
             let message = list::<Vec<IpAddr>>(&[text]).unwrap_err();
@@ -268,11 +271,11 @@ mod tests {
         let interfaces: Vec<InterfacePattern> = list(&["eth0", " veth* ", "", "*"]).unwrap();
         assert_eq!(interfaces.show(), serde_json::json!(["eth0", "veth*", "*"]));
         for (text, part) in [
-            ("eth0/1", "a character that no interface's name has"),
-            ("ve*th", "a character that no interface's name has"),
-            ("veth**", "a character that no interface's name has"),
+            ("eth0/1", "a character that is not allowed"),
+            ("ve*th", "a character that is not allowed"),
+            ("veth**", "a character that is not allowed"),
             ("a-name-of-16-bytes", "too long"),
-            (".", "a folder's name"),
+            (".", "the name of a directory"),
         ] {
             let message = list::<Vec<InterfacePattern>>(&[text]).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");
@@ -288,11 +291,11 @@ mod tests {
             serde_json::json!(["node-7", "node-7.example.com", "10.0.0.7", "fd00::7", "my_node"])
         );
         for (text, part) in [
-            ("node-7:9440", "it has a port"),
+            ("node-7:9440", "it contains a port"),
             ("http://node-7", "it is a URL"),
-            ("*.example.com", "no patterns"),
-            ("node..7", "a part that is empty"),
-            (".", "a part that is empty"),
+            ("*.example.com", "patterns are not"),
+            ("node..7", "a label that is empty"),
+            (".", "a label that is empty"),
             ("node 7", "letters, digits"),
             ("n\u{f6}de", "letters, digits"),
         ] {
@@ -316,8 +319,8 @@ mod tests {
         );
         assert_eq!(all.show(), serde_json::json!(["0.0.0.0/0", "::/0"]));
         for (texts, part) in [
-            (&["primary", "10.0.0.0/8"] as &[&str], "stands alone"),
-            (&["Primary"], "address and length"),
+            (&["primary", "10.0.0.0/8"] as &[&str], "cannot be combined"),
+            (&["Primary"], "not a CIDR"),
             (&["10.0.0.7"], "write \"10.0.0.7/32\""),
         ] {
             let message = list::<NodePortAddresses>(texts).unwrap_err();

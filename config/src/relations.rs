@@ -69,29 +69,31 @@ fn kube(settings: &Settings) -> Vec<Violation> {
     if ways(settings).into_iter().filter(|way| *way).count() > 1 {
         found.push(Violation {
             keys: &["kube.kubeconfig", "kube.bootstrap_kubeconfig", "kube.in_cluster", "kube.server"],
-            message: "kubeconfig, bootstrap_kubeconfig, in_cluster and server are four ways to one API server; set \
-                      one of them"
-                .into(),
+            message:
+                "kubeconfig, bootstrap_kubeconfig, in_cluster and server are mutually exclusive; set one of \
+                 them"
+                    .into(),
         });
     }
     if kube.bootstrap_kubeconfig.is_some() && settings.node.role != Role::Node {
         found.push(Violation {
             keys: &["kube.bootstrap_kubeconfig", "node.role"],
-            message: "bootstrap_kubeconfig is for role = \"node\", because the certificate is the node's own; a companion \
-                      uses the kubelet's certificate or a token that is bound to the node"
+            message: "bootstrap_kubeconfig requires role = \"node\", because the certificate has the \
+                      identity of the node; with role = \"companion\" use the kubelet's certificate or a \
+                      token bound to the node"
                 .into(),
         });
     }
     if !kube.context.is_empty() && kube.kubeconfig.is_none() {
         found.push(Violation {
             keys: &["kube.context", "kube.kubeconfig"],
-            message: "context chooses within a kubeconfig; set kubeconfig, or leave context empty".into(),
+            message: "context requires kubeconfig; set kubeconfig, or leave context empty".into(),
         });
     }
     if kube.client_certificate.is_some() != kube.client_key.is_some() {
         found.push(Violation {
             keys: &["kube.client_certificate", "kube.client_key"],
-            message: "client_certificate and client_key belong together; set both or none".into(),
+            message: "client_certificate and client_key require each other; set both or none".into(),
         });
     }
     let single = kube.certificate_authority.is_some()
@@ -99,16 +101,23 @@ fn kube(settings: &Settings) -> Vec<Violation> {
         || kube.client_certificate.is_some();
     if single && kube.server.is_empty() {
         found.push(Violation {
-            keys: &["kube.server", "kube.certificate_authority", "kube.token_file", "kube.client_certificate"],
-            message: "certificate_authority, token_file and client_certificate are for server; set server, or none \
-                      of them"
-                .into(),
+            keys: &[
+                "kube.server",
+                "kube.certificate_authority",
+                "kube.token_file",
+                "kube.client_certificate",
+            ],
+            message:
+                "certificate_authority, token_file and client_certificate require server; set server, or \
+                 none of them"
+                    .into(),
         });
     }
     if !kube.server.is_empty() && kube.token_file.is_none() && kube.client_certificate.is_none() {
         found.push(Violation {
             keys: &["kube.server", "kube.token_file", "kube.client_certificate"],
-            message: "server needs credentials; set token_file, or client_certificate and client_key".into(),
+            message: "server requires credentials; set token_file, or client_certificate and client_key"
+                .into(),
         });
     }
     found
@@ -120,15 +129,13 @@ fn node(settings: &Settings) -> Vec<Violation> {
     if node.lease_duration.subsec_nanos() != 0 {
         found.push(Violation {
             keys: &["node.lease_duration"],
-            message: "lease_duration is kept in whole seconds (leaseDurationSeconds); write \"40s\"".into(),
+            message: "lease_duration must be whole seconds (leaseDurationSeconds), such as \"40s\"".into(),
         });
     }
     if node.node_status_report_frequency < node.node_status_update_frequency {
         found.push(Violation {
             keys: &["node.node_status_report_frequency", "node.node_status_update_frequency"],
-            message: "a status cannot be reported more often than it is worked out; set \
-                      node_status_report_frequency to node_status_update_frequency or more"
-                .into(),
+            message: "node_status_report_frequency must not be less than node_status_update_frequency".into(),
         });
     }
     found
@@ -140,7 +147,7 @@ fn endpoints(settings: &Settings) -> Vec<Violation> {
     if endpoints.source == EndpointsSource::Files && endpoints.manifests.is_none() {
         found.push(Violation {
             keys: &["endpoints.source", "endpoints.manifests"],
-            message: "source = \"files\" needs a folder; set manifests, or source = \"off\"".into(),
+            message: "source = \"files\" requires a directory; set manifests, or source = \"off\"".into(),
         });
     }
     if endpoints.source == EndpointsSource::Kube && !ways(settings).contains(&true) {
@@ -152,7 +159,8 @@ fn endpoints(settings: &Settings) -> Vec<Violation> {
                 "kube.in_cluster",
                 "kube.server",
             ],
-            message: "source = \"kube\" needs an API server; set one in [kube], or source = \"off\"".into(),
+            message: "source = \"kube\" requires an API server; set one in [kube], or source = \"off\""
+                .into(),
         });
     }
     let remote = endpoints.listen.iter().find(|spec| match spec {
@@ -163,8 +171,8 @@ fn endpoints(settings: &Settings) -> Vec<Violation> {
         found.push(Violation {
             keys: &["endpoints.listen", "endpoints.allow_remote"],
             message: format!(
-                "{remote} is not a loopback address, and anybody who can reach it could read every Service; use \
-                 127.0.0.1 or [::1], or set allow_remote = true"
+                "{remote} is not a loopback address, and any client that can reach it could read all \
+                 Services; use 127.0.0.1 or [::1], or set allow_remote = true"
             ),
         });
     }
@@ -174,7 +182,7 @@ fn endpoints(settings: &Settings) -> Vec<Violation> {
     if let Some(spec) = twice {
         found.push(Violation {
             keys: &["endpoints.listen"],
-            message: format!("{spec} is there twice; name each address once"),
+            message: format!("{spec} is duplicated; list each address once"),
         });
     }
     found
@@ -198,15 +206,15 @@ fn pulls(settings: &Settings) -> Vec<Violation> {
         found.push(Violation {
             keys: &["pulls.per_registry_max_parallel_image_pulls", "feature_gates.PerRegistryPullLimit"],
             message:
-                "per_registry_max_parallel_image_pulls needs the feature gate PerRegistryPullLimit; set \
-                      the gate to true, or the limit to 0"
+                "per_registry_max_parallel_image_pulls requires the feature gate PerRegistryPullLimit; set \
+                 the gate to true, or the limit to 0"
                     .into(),
         });
     }
     if pulls.enforce == Enforce::Runtime && !gates.enabled(Gate::PullOption) {
         found.push(Violation {
             keys: &["pulls.enforce", "feature_gates.PullOption"],
-            message: "enforce = \"runtime\" needs the feature gate PullOption; set the gate to true, or \
+            message: "enforce = \"runtime\" requires the feature gate PullOption; set the gate to true, or \
                       enforce = \"agent\""
                 .into(),
         });
@@ -220,8 +228,8 @@ fn http(settings: &Settings) -> Option<Violation> {
     (!loopback && !settings.debug.http_allow_remote).then(|| Violation {
         keys: &["debug.http", "debug.http_allow_remote"],
         message: format!(
-            "{addr} is not a loopback address, and anybody who can reach it could read the agent's state; use \
-             127.0.0.1 or [::1], or set http_allow_remote = true"
+            "{addr} is not a loopback address, and any client that can reach it could read the agent's \
+             state; use 127.0.0.1 or [::1], or set http_allow_remote = true"
         ),
     })
 }
@@ -249,7 +257,7 @@ fn sockets(settings: &Settings) -> Vec<Violation> {
         .chain(taken)
         .map(|(socket, keys)| Violation {
             keys,
-            message: format!("{} are both {socket}; give each a socket of its own", keys.join(" and ")),
+            message: format!("{} are both {socket}; use a different socket for each", keys.join(" and ")),
         })
         .collect()
 }

@@ -36,7 +36,7 @@ impl Raw {
         let found = match self {
             Self::Bool(b) => format!("{b}"),
             Self::Int(i) => format!("the number {i}"),
-            Self::Text(t) => format!("the text {}", quote(t)),
+            Self::Text(t) => format!("the string {}", quote(t)),
             Self::Untyped(t) => quote(t),
             Self::List(_) => "a list".into(),
             Self::Other(what) => (*what).into(),
@@ -231,7 +231,7 @@ impl Setting for String {
     type Rule = TextRule;
 
     fn read(raw: &Raw, rule: &TextRule) -> Result<Self, Fault> {
-        let text = raw.text("a text")?.trim();
+        let text = raw.text("a string")?.trim();
         match rule {
             TextRule::NodeName if text.is_empty() => {}
             TextRule::NodeName => check_node_name(text)?,
@@ -307,10 +307,10 @@ fn check_server(text: &str) -> Result<(), Fault> {
         return Err(Fault::UserInfo { right: RIGHT });
     }
     if scheme != "https" {
-        return Err(malformed("the connection has to be https"));
+        return Err(malformed("the scheme must be https"));
     }
     if authority.is_empty() || text.contains(char::is_whitespace) || text.contains(['?', '#']) {
-        return Err(malformed("it names no server"));
+        return Err(malformed("the host is missing"));
     }
     Ok(())
 }
@@ -347,7 +347,10 @@ fn check_log_filter(text: &str) -> Result<(), Fault> {
     for word in text.split(',').map(str::trim) {
         let known = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
         if let Some(level) = nearest(word, LEVELS).filter(|_| !known) {
-            return Err(malformed(format!("{} is no level", quote(word)), &format!("did you mean {level}?")));
+            return Err(malformed(
+                format!("{} is not a log level", quote(word)),
+                &format!("did you mean {level}?"),
+            ));
         }
     }
     match EnvFilter::builder().parse(text) {
@@ -432,7 +435,7 @@ impl Setting for Vec<ListenSpec> {
     }
 
     fn describe(_: &Any) -> String {
-        "list of `unix:///path` and `tcp://address:port`; as text with commas between them".into()
+        "list of `unix:///path` and `tcp://address:port`; as text, comma-separated".into()
     }
 }
 
@@ -466,7 +469,7 @@ impl Setting for SocketMode {
     }
 
     fn describe(_: &Any) -> String {
-        "octal mode as text; not for everybody".into()
+        "octal mode as text, no access for others".into()
     }
 }
 
@@ -484,7 +487,7 @@ impl Setting for Option<SocketAddr> {
         text.parse().map(Some).map_err(|_| Fault::Malformed {
             what: "an address",
             value: quote(text),
-            reason: "an IP address and a port are needed".into(),
+            reason: "an IP address and a port are required".into(),
             right: "write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off".into(),
         })
     }

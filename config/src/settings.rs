@@ -183,8 +183,8 @@ macro_rules! settings {
     };
 }
 
-const GATES_DOC: &str = "Features that can be switched on or off, one Name = true or false a line. AllAlpha and \
-                         AllBeta set every gate of their stage; a gate set by its own name wins over them.";
+const GATES_DOC: &str = "Feature gates, one Name = true or Name = false per line. AllAlpha and AllBeta set \
+                         all gates of a stage; a gate that is set by name takes precedence.";
 
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
@@ -205,269 +205,313 @@ const fn hours(n: u64) -> Duration {
 settings! {
     /// The agent's process.
     agent: Agent {
-        /// The node's name as Kubernetes knows it. Empty: the host's name in lower case, as the kubelet has it.
+        /// Name of the Node object. Empty: the host name in lower case, as the kubelet uses it.
         node_name: String = String::new(), TextRule::NodeName, restart;
-        /// The folder of the durable state. One agent a folder.
+        /// Directory of the state store. Each agent needs a directory of its own.
         state_dir: PathBuf = "/var/lib/keelson".into(), Any, restart;
-        /// How long calls and pulls that run may go on after SIGTERM. With an agent that replaces this one, pulls go
-        /// on without this limit. 0s does not wait. Keep it under the unit's `TimeoutStopSec`.
+        /// Time that running calls and pulls have to finish after SIGTERM. If a successor takes over, pulls
+        /// continue
+        /// without this limit. 0s: do not wait. Must be less than `TimeoutStopSec` of the unit.
         drain_timeout: Duration = secs(20), within(secs(0), mins(10)), restart;
-        /// How long SIGTERM waits for an agent that replaces this one, and takes its calls and queue over, before the
-        /// agent ends as without one; only if a CRI client has ever connected. 0s does not wait.
+        /// Time that the agent waits after SIGTERM for a successor that takes over its calls and queue, before it
+        /// stops without one. The agent waits only if a CRI client has connected before. 0s: do not wait.
         handover_timeout: Duration = secs(5), within(secs(0), mins(10)), restart;
-        /// What is logged: a level, or directives by target such as `info,keelson_cri=debug`.
+        /// Log filter: a level, or directives by target such as `info,keelson_cri=debug`.
         log: String = "info".into(), TextRule::LogFilter, live;
-        /// How log lines are written: `text` for people, `json` for collectors.
+        /// Format of log lines: `text` or `json`.
         log_format: LogFormat = LogFormat::Text, Any, restart;
     }
 
     /// The CRI socket towards the kubelet and the connection to the runtime.
     cri: Cri {
-        /// The socket that the kubelet and `crictl` use as runtime and image endpoint.
+        /// CRI socket of the agent, which the kubelet and `crictl` use as runtime and image endpoint.
         listen: SocketSpec = SocketSpec::built_in("/run/keelson/cri.sock"), Any, restart;
-        /// The container runtime's CRI socket.
+        /// CRI socket of the container runtime.
         runtime_endpoint: SocketSpec = SocketSpec::built_in("/run/containerd/containerd.sock"), Any, restart;
-        /// How long a call is held while the runtime is away, before it gets UNAVAILABLE. Under the 2m that the
-        /// kubelet waits (`runtimeRequestTimeout`), so that it sees the reason and not its own deadline.
+        /// Time that a call is held while the runtime is down, before it fails with UNAVAILABLE. Less than the
+        /// kubelet's `runtimeRequestTimeout` (2m), so that the kubelet gets the reason and not its own deadline.
         hold_timeout: Duration = secs(100), within(secs(0), secs(119)), live;
-        /// How long a pull waits for the pull coordinator to acknowledge it. After that it is passed to the runtime
-        /// without a decision: outside the limit, the queue and the de-duplication. Waiting in the queue does not count.
+        /// Time that a pull waits for admission by the pull coordinator. After that it is passed through to the
+        /// runtime: without limit, queue and deduplication. Time in the queue does not count.
         decision_timeout: Duration = secs(10), within(secs(1), secs(119)), live;
-        /// Permissions of the CRI socket. Who can connect is root on the node.
+        /// Permissions of the CRI socket. Every user who can connect is effectively root on the node.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
     }
 
-    /// Image pulls: the limit, the queue, what outlives a cancel or a crash.
+    /// Image pulls: limit, queue, retained content.
     pulls: Pulls {
-        /// One pull at a time, as the kubelet's `serializeImagePulls`.
+        /// Pull one image at a time, as the kubelet's `serializeImagePulls`.
         serialize_image_pulls: bool = false, Any, live;
-        /// How many pulls may run at once, as the kubelet's `maxParallelImagePulls`; 0 for no limit.
+        /// Maximum number of parallel pulls, as the kubelet's `maxParallelImagePulls`; 0: no limit.
         max_parallel_image_pulls: u32 = 0, zero_or("no limit", 1, 10_000), live;
-        /// What happens to a pull beyond the limit: `wait` queues it, first come first served; `reject` queues it for
-        /// `reject_retries` times `reject_retry_interval` and then refuses it with RESOURCE_EXHAUSTED.
+        /// Handling of a pull over the limit: `wait` queues it, first in, first out; `reject` queues it for
+        /// `reject_retries` times `reject_retry_interval` and then fails it with RESOURCE_EXHAUSTED.
         when_full: WhenFull = WhenFull::Wait, Any, live;
-        /// Who keeps to the limit: the `agent`, or the `runtime` by the pull option if it says that it can.
+        /// Component that enforces the limit: the `agent`, or the `runtime` through the pull option if it
+        /// supports
+        /// that.
         enforce: Enforce = Enforce::Agent, Any, live;
-        /// How many pulls from one registry may run at once, so that a slow one cannot hold every slot; 0 for off.
-        /// Needs the feature gate PerRegistryPullLimit.
+        /// Maximum number of parallel pulls per registry, so that a slow registry cannot use every slot; 0: off.
+        /// Requires the feature gate PerRegistryPullLimit.
         per_registry_max_parallel_image_pulls: u32 = 0, zero_or("off", 1, 10_000), live;
-        /// How many pulls of images that are there already may run at once, outside the limit.
+        /// Maximum number of parallel pulls of images that are already present; they do not count towards the
+        /// limit.
         max_parallel_present_images: u32 = 10, within(1, 10_000), live;
-        /// The longest that a pull may wait for a slot; 0s for no bound. The kubelet sets no deadline on pulls.
-        max_queue_time: Duration = secs(0), zero_or("no bound", secs(1), hours(24)), live;
-        /// How many callers may wait or be served at once, before further ones are told that the agent is busy.
+        /// Maximum time that a pull waits for a slot; 0s: no limit. The kubelet sets no deadline on pulls.
+        max_queue_time: Duration = secs(0), zero_or("no limit", secs(1), hours(24)), live;
+        /// Maximum number of waiting and served callers; further callers are rejected.
         max_queued_callers: u32 = 20_000, within(1, 1_000_000), live;
-        /// How long a running pull goes on after its last caller left, in case one returns; then it is cancelled.
+        /// Time that a running pull continues after its last caller left, in case one returns; then it is
+        /// cancelled.
         cancel_grace: Duration = secs(10), within(secs(0), mins(10)), live;
-        /// How long after a restart the place of an interrupted pull that needs credentials is held for its caller, and
-        /// how long one without waits for the API server to confirm that its pod exists.
+        /// Time after a restart that an interrupted pull with credentials keeps its place for its caller, and
+        /// that
+        /// one without credentials waits for the API server to confirm that its pod exists.
         resume_window: Duration = mins(2), within(secs(0), hours(1)), live;
-        /// Records of interrupted pulls that no caller has wanted for this long are dropped at the next start.
+        /// Maximum age of records of interrupted pulls: those that no caller has requested for this time are
+        /// dropped
+        /// at the next start.
         record_max_age: Duration = hours(1), within(mins(1), hours(24)), live;
-        /// Keep the layers fetched so far when a pull is cancelled or the agent or runtime dies.
+        /// Retain the fetched layers when a pull is cancelled or the agent or runtime dies.
         keep_progress: bool = true, Any, live;
-        /// How long layers of an unfinished pull are kept from the runtime's garbage collection.
+        /// Time that layers of an unfinished pull are protected from the runtime's garbage collection.
         progress_retention: Duration = hours(3), within(mins(1), hours(24)), live;
         /// Maximum number of bytes retained of unfinished pulls; the oldest are released first. 0 retains nothing.
         retained_bytes_max: ByteSize = ByteSize::gibibytes(2),
             zero_or("nothing", ByteSize::mebibytes(1), ByteSize::gibibytes(1 << 20)), live;
-        /// Release everything retained when less than this share of the image file system is free, in bytes or inodes.
-        /// Above the kubelet's 15 (`imageGCHighThresholdPercent: 85`, `imagefs.available<15%`), so that its garbage
-        /// collection and eviction never act because of retained content; 0 for no such check.
+        /// Minimum free share of the image file system in percent, of bytes and of inodes; below it all retained
+        /// content is released. More than the kubelet's 15 (`imageGCHighThresholdPercent: 85`,
+        /// `imagefs.available<15%`), so that retained content does not trigger its image garbage collection or
+        /// eviction; 0: no check.
         retain_min_free_percent: u32 = 20, zero_or("no check", 1, 99), live;
-        /// A running pull whose downloads receive no byte for this long is cancelled and its slot freed; 0s for off.
+        /// Time without received bytes after which a running pull is cancelled and its slot is freed; 0s: off.
         stall_timeout: Duration = mins(10), zero_or("off", secs(1), hours(24)), live;
-        /// A running pull that has not ended after this long is cancelled, whatever it does; 0s for off.
+        /// Maximum duration of a running pull, after which it is cancelled; 0s: off.
         max_pull_time: Duration = secs(0), zero_or("off", secs(1), hours(24)), live;
-        /// With `when_full = "reject"`: for how many intervals a pull waits for a slot before it is refused.
+        /// With `when_full = "reject"`: number of intervals that a pull waits for a slot before it is rejected.
         reject_retries: u32 = 3, within(0, 100), live;
-        /// With `when_full = "reject"`: the length of one interval.
+        /// With `when_full = "reject"`: length of one interval.
         reject_retry_interval: Duration = secs(10), within(ms(1), mins(10)), live;
-        /// How often a pull is tried again when the runtime went away in the middle of it, or failed it together with an equal
-        /// pull that was cancelled a moment before (CRI-O).
+        /// Number of retries of a pull when the runtime stopped during it, or failed it because an identical pull
+        /// was
+        /// cancelled just before (CRI-O).
         runtime_retries: u32 = 2, within(0, 100), live;
-        /// How long a caller that left the queue may take to return to its old place; also one whose credentials failed
-        /// and that has others. Callers without a pod have no place to return to.
+        /// Time in which a caller that left the queue can return to its place, for example to retry with other
+        /// credentials. Only for callers with a pod.
         reentry_window: Duration = secs(30), within(secs(0), mins(10)), live;
-        /// After this wait in the queue the pod gets an Event that says so, where the agent has an API server; 0s for off.
+        /// Time in the queue after which the agent creates an Event for the pod; requires an API server; 0s: off.
         queued_event_after: Duration = secs(30), zero_or("off", secs(1), hours(24)), live;
-        /// How often the progress of running pulls is asked for.
+        /// Interval in which the progress of running pulls is read.
         progress_interval: Duration = ms(500), within(ms(50), mins(1)), live;
     }
 
-    /// The API server. Without `kubeconfig`, `bootstrap_kubeconfig`, `in_cluster` and `server` it is not used.
+    /// Address of the API server and the client credentials. Without `kubeconfig`, `bootstrap_kubeconfig`,
+    /// `in_cluster` and `server`, no API server is used.
     kube: Kube {
-        /// A kubeconfig file. It and the files that it names are read again when they change.
+        /// Kubeconfig file. It and the files that it references are reloaded when they change.
         kubeconfig: Option<PathBuf> = None, Any, restart;
-        /// The context of the kubeconfig; empty for its current one.
+        /// Context of the kubeconfig; empty: its current context.
         context: String = String::new(), TextRule::Free("text, or \"\" for the current context"), restart;
-        /// With role `node`: a kubeconfig to request the first client certificate with, as the kubelet's `--bootstrap-kubeconfig`.
+        /// With role `node`: kubeconfig to request the first client certificate with, as the kubelet's
+        /// `--bootstrap-kubeconfig`.
         bootstrap_kubeconfig: Option<PathBuf> = None, Any, restart;
-        /// With `bootstrap_kubeconfig`: the folder of the client certificate and its key, as the kubelet's `--cert-dir`.
+        /// With `bootstrap_kubeconfig`: directory of the client certificate and its key, as the kubelet's
+        /// `--cert-dir`.
         certificate_dir: PathBuf = "/var/lib/keelson/pki".into(), Any, restart;
         /// Use the service account that Kubernetes mounts into a pod.
         in_cluster: bool = false, Any, restart;
-        /// The API server's address, such as `https://10.0.0.1:6443`, for credentials given one by one.
+        /// Address of the API server, such as `https://10.0.0.1:6443`; an alternative to a kubeconfig.
         server: String = String::new(), TextRule::Server, restart;
-        /// With `server`: the certificates that the API server's is signed with (PEM).
+        /// With `server`: file with the certificate authorities of the API server (PEM).
         certificate_authority: Option<PathBuf> = None, Any, restart;
-        /// With `server`: a file that holds a bearer token.
+        /// With `server`: file with a bearer token.
         token_file: Option<PathBuf> = None, Any, restart;
-        /// With `server`: the client's certificate (PEM).
+        /// With `server`: file with the client certificate (PEM).
         client_certificate: Option<PathBuf> = None, Any, restart;
-        /// With `server`: the key of `client_certificate` (PEM).
+        /// With `server`: file with the key of `client_certificate` (PEM).
         client_key: Option<PathBuf> = None, Any, restart;
-        /// How long a request may take. A renewal's is no longer than the lease, as the kubelet's.
-        /// A list or a watch may wait for the head of its answer for 60 s at least: a busy API server keeps requests
-        /// waiting.
+        /// Timeout of a request. Renewals of the Lease use at most its duration, as the kubelet does. Lists and
+        /// watches wait at least 60 s for the response headers, because a busy API server queues requests.
         request_timeout: Duration = secs(10), within(secs(1), mins(2)), restart;
     }
 
     /// Heartbeats: the node's Lease, its status and its conditions.
     node: Node {
-        /// `companion`: the kubelet is the node's heartbeat, the agent adds conditions of its own.
-        /// `node`: the agent is the node's heartbeat; no kubelet may run on the node.
+        /// `companion`: the kubelet sends the heartbeats of the node, and the agent adds its own conditions.
+        /// `node`:
+        /// the agent sends the heartbeats of the node; no kubelet may run on the node.
         role: Role = Role::Companion, Any, restart;
-        /// With role `companion`: renew a Lease of its own, `keelson-NODE`, which tells through the API that the agent is alive. It
-        /// costs a write every quarter of `lease_duration`, and needs the rights in `companion-lease.yaml`.
+        /// With role `companion`: renew a Lease of the agent, `keelson-NODE`, which shows in the API that the
+        /// agent
+        /// is alive. It causes one write every quarter of `lease_duration` and requires the permissions in
+        /// `companion-lease.yaml`.
         companion_lease: bool = false, Any, restart;
-        /// Remove the agent's conditions, and those set through it, from the Node when the agent stops without a successor.
-        /// Each restart then costs two writes. Conditions of a kubelet stay.
+        /// Remove the agent's conditions, and those set through it, from the Node when the agent stops without a
+        /// successor. Each restart then causes two writes. Conditions of a kubelet are kept.
         remove_conditions_on_stop: bool = false, Any, restart;
-        /// How long a Lease lasts, in whole seconds, as the kubelet's `nodeLeaseDurationSeconds`; renewed every quarter of that.
+        /// Duration of the Lease in whole seconds, as the kubelet's `nodeLeaseDurationSeconds`; the Lease is
+        /// renewed
+        /// every quarter of it.
         lease_duration: Duration = secs(40), within(secs(4), mins(10)), restart;
-        /// How often the status is worked out, as the kubelet's `nodeStatusUpdateFrequency`.
+        /// Interval in which the node status is computed, as the kubelet's `nodeStatusUpdateFrequency`.
         node_status_update_frequency: Duration = secs(10), within(secs(1), mins(10)), restart;
-        /// With role `node`: how often a status that has not changed is reported, as the kubelet's
-        /// `nodeStatusReportFrequency`, which is 5 min by default. The node is Ready by its Lease.
+        /// With role `node`: interval in which an unchanged node status is reported, as the kubelet's
+        /// `nodeStatusReportFrequency`, which is 5 min by default. The Lease keeps the node Ready in between.
         node_status_report_frequency: Duration = mins(15), within(secs(1), hours(24)), restart;
-        /// When pulls wait and none that runs has got a byte for this long, the condition ImagePullsStalled is True.
+        /// Time after which the condition ImagePullsStalled is True if pulls are queued and no running pull
+        /// receives
+        /// data.
         pulls_stalled_after: Duration = mins(2), within(secs(10), hours(1)), restart;
-        /// With role `node`, what is done when the Node is missing: `once` makes it at the start only, as the
-        /// kubelet does; `always` also when it was deleted later; `never` waits for somebody else to.
+        /// With role `node`: registration of a missing Node: `once` creates it only at the start, as the kubelet
+        /// does; `always` also after it was deleted; `never` waits until it is created by other means.
         register_node: Register = Register::Once, Any, restart;
-        /// With role `node`, what is done while another process, such as a kubelet, renews the node's Lease: `stand-back` leaves
-        /// Lease and status to it until it has not renewed the Lease for `lease_duration`; `continue` goes on.
+        /// With role `node`: behavior while another process, such as a kubelet, renews the node's Lease:
+        /// `stand-back`
+        /// stops reporting Lease and status until the other process has not renewed the Lease for
+        /// `lease_duration`;
+        /// `continue` keeps reporting.
         when_contested: WhenContested = WhenContested::StandBack, Any, restart;
         /// With role `node`: labels of the Node, as the kubelet's `--node-labels`: `key=value,key=value`.
         node_labels: String = String::new(), TextRule::Free("labels, `key=value,...`"), restart;
         /// With role `node`: taints that the Node is registered with, as the kubelet's `--register-with-taints`:
         /// `key=value:Effect,...`.
         register_with_taints: String = String::new(), TextRule::Free("taints, `key=value:Effect,...`"), restart;
-        /// With role `node`: the zone, label `topology.kubernetes.io/zone`; empty for none.
+        /// With role `node`: zone of the Node, label `topology.kubernetes.io/zone`; empty: none.
         zone: String = String::new(), TextRule::Free("label value, or \"\" for none"), restart;
-        /// With role `node`: the region, label `topology.kubernetes.io/region`; empty for none.
+        /// With role `node`: region of the Node, label `topology.kubernetes.io/region`; empty: none.
         region: String = String::new(), TextRule::Free("label value, or \"\" for none"), restart;
-        /// With role `node`: the id that the cloud knows the machine by; empty for none.
+        /// With role `node`: `spec.providerID` of the Node; empty: none.
         provider_id: String = String::new(), TextRule::Free("text, or \"\" for none"), restart;
-        /// With role `node`: addresses of the Node, at most one a family, as the kubelet's `--node-ip`:
-        /// `10.0.0.7,fd00::7`; empty for those of the default route's interface.
+        /// With role `node`: addresses of the Node, at most one per IP family, as the kubelet's `--node-ip`:
+        /// `10.0.0.7,fd00::7`; empty: those of the interface of the default route.
         node_ip: String = String::new(), TextRule::Free("IP addresses, `a,b`"), restart;
-        /// With role `node`: what Kubernetes' own daemons need, taken from what pods may have, as the kubelet's
+        /// With role `node`: resources reserved for Kubernetes daemons, subtracted from allocatable, as the
+        /// kubelet's
         /// `kubeReserved`: `cpu=100m,memory=200Mi,ephemeral-storage=1Gi,pid=100`.
         kube_reserved: String = String::new(), TextRule::Free("resources, `cpu=100m,memory=200Mi,...`"), restart;
-        /// With role `node`: what the system needs, as the kubelet's `systemReserved`.
+        /// With role `node`: resources reserved for system daemons, subtracted from allocatable, as the kubelet's
+        /// `systemReserved`.
         system_reserved: String = String::new(), TextRule::Free("resources, `cpu=100m,memory=200Mi,...`"), restart;
-        /// With role `node`: when the pressure conditions become True, as the kubelet's `evictionHard`; its own
-        /// defaults are these. The agent evicts nothing.
+        /// With role `node`: thresholds of the pressure conditions, as the kubelet's `evictionHard`, with the
+        /// same
+        /// defaults. The agent evicts no pods.
         eviction_hard: String =
             "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
                 .into(),
             TextRule::Free("thresholds, `signal<quantity,signal<percent%`"), restart;
-        /// How long a pressure condition, and each of the agent's own three, stays True after the problem was last seen, as
-        /// the kubelet's `evictionPressureTransitionPeriod`.
+        /// Time that a pressure condition, and a problem condition of the agent, stays True after the problem was
+        /// last seen, as the kubelet's `evictionPressureTransitionPeriod`.
         eviction_pressure_transition_period: Duration = mins(5), within(secs(0), hours(1)), restart;
-        /// With role `node`: how many pods the node takes, as the kubelet's `maxPods`.
+        /// With role `node`: maximum number of pods on the node, as the kubelet's `maxPods`.
         max_pods: u32 = 110, within(1, 10_000), restart;
-        /// With role `node`: how many images the status lists, the largest first, as the kubelet's
-        /// `nodeStatusMaxImages`; 0 for none.
+        /// With role `node`: maximum number of images in the node status, largest first, as the kubelet's
+        /// `nodeStatusMaxImages`; 0: none.
         node_status_max_images: u32 = 50, within(0, 10_000), restart;
-        /// With role `node`: the directory whose file system is `nodefs`, as the kubelet's `--root-dir`.
+        /// With role `node`: directory on the file system `nodefs`, as the kubelet's `--root-dir`.
         root_dir: PathBuf = "/var/lib/kubelet".into(), Any, restart;
-        /// With role `node`: the version that the Node shows as its kubelet's, for what reads the skew from it;
-        /// empty for the agent's own.
-        kubelet_version: String = String::new(), TextRule::Free("version, or \"\" for the agent's"), restart;
+        /// With role `node`: kubelet version in the node status, for components that check the version skew;
+        /// empty:
+        /// the version of the agent.
+        kubelet_version: String = String::new(), TextRule::Free("version, or \"\" for that of the agent"), restart;
     }
 
-    /// Service endpoints: what Services mean on this node, for dataplanes and other processes.
+    /// Service endpoints: Services and endpoints of this node for service proxies and other clients.
     endpoints: Endpoints {
-        /// Where Services and EndpointSlices come from: `kube` (the API server of `[kube]`), `files` (the folder
-        /// `manifests`), `off`; `auto` takes the API server if there is one, else the folder if there is one.
+        /// Source of Services and EndpointSlices: `kube` (the API server of `[kube]`), `files` (the directory
+        /// `manifests`), `off`; `auto` uses the API server if one is configured, otherwise the directory if one
+        /// is
+        /// configured.
         source: EndpointsSource = EndpointsSource::Auto, Any, restart;
-        /// When Services are watched at the API server: `on-demand`, from the first client on that follows them (a call of `Next` or
-        /// `Watch`), until the agent ends; `always`, from the start on. A folder of manifests is always read.
+        /// Start of the watch of Services at the API server: `on-demand` starts it when the first client connects
+        /// (a
+        /// call of `Next` or `Watch`); `always` starts it with the agent. It then lasts until the agent stops. A
+        /// directory of manifests is always read.
         watch: EndpointsWatch = EndpointsWatch::OnDemand, Any, restart;
-        /// A folder of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.
+        /// Directory of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.
         manifests: Option<PathBuf> = None, Any, restart;
-        /// Where the Endpoints API is served. Loopback addresses only, unless `allow_remote`.
+        /// Addresses of the Endpoints API. Only loopback addresses are allowed unless `allow_remote` is set.
         listen: Vec<ListenSpec> = vec![ListenSpec::Unix(SocketSpec::built_in("/run/keelson-endpoints/endpoints.sock"))], Any, restart;
-        /// Allow `listen` addresses that other machines can reach. There is no authentication on them.
+        /// Allow `listen` addresses that other machines can reach. They have no authentication.
         allow_remote: bool = false, Any, restart;
         /// Permissions of the sockets in `listen`.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
-        /// Time between two revisions while changes keep coming; each is a sync of the disk. Ten may follow each other at once after
-        /// a pause, so a change that comes alone never waits; 0s for no limit.
+        /// Minimum time between two revisions during continuous changes; each revision is a sync of the disk.
+        /// After a
+        /// pause, ten revisions can follow without delay, so a single change never waits; 0s: no limit.
         min_interval: Duration = ms(100), within(secs(0), secs(10)), restart;
-        /// Maximum time that a write to the state disk may delay a revision. After it the revision is published from memory,
-        /// under a new instance ID, until the disk answers.
+        /// Maximum time that a write to the state disk delays a revision. After it, the revision is published
+        /// from
+        /// memory under a new instance ID until the disk answers.
         write_timeout: Duration = secs(5), within(secs(1), mins(10)), restart;
-        /// Maximum age of a state on disk that is served after the node has booted, counted from when it was current last. A node that
-        /// was off for longer serves nothing until its sources are synced: other pods may have the addresses by then.
+        /// Maximum age of a state on disk that is served after a boot of the node, counted from when it was last
+        /// synced. A node that was off for longer serves nothing until its sources are synced, because other pods
+        /// may
+        /// have the addresses by then.
         max_age_after_boot: Duration = hours(1), within(secs(0), hours(8760)), restart;
-        /// For how many revisions it is known what changed, so that a client that was away gets only that.
+        /// Number of revisions in the history; a client that reconnects within it receives only the changes.
         history: u32 = 1000, within(1, 100_000), restart;
-        /// How many clients may follow at once, for each address of `listen`; further ones are told RESOURCE_EXHAUSTED.
+        /// Maximum number of connected clients per address of `listen`; further clients get RESOURCE_EXHAUSTED.
         max_watchers: u32 = 1000, within(1, 100_000), restart;
     }
 
-    /// `keelson proxy`, which makes Services work on the node. It is a program of its own, and reads this section when it
-    /// starts; a running agent makes nothing of it. The defaults are those of kube-proxy (1.36) in its mode `nftables`.
+    /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the
+    /// agent
+    /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
-        /// What makes the Services work: `nft`, rules of nftables (kernel 5.13 or later).
+        /// Backend that programs the Services: `nft` (nftables, kernel 5.13 or later).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
-        /// Where the agent serves the Endpoints API; empty: the first unix socket of `endpoints.listen`. A port would not do: any
-        /// user of the machine can listen at it while the agent restarts, and would write the node's rules.
+        /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports
+        /// are
+        /// not allowed: while the agent restarts, any user of the machine could listen on the port and control
+        /// the
+        /// rules of the node.
         target: Option<SocketSpec> = None, Any, restart;
-        /// Addresses that stand for the node's own, at most one a family, as kube-proxy's `bindAddress`; a family
-        /// without one here, or with `0.0.0.0` or `::`, has the node's.
+        /// Primary node addresses, at most one per IP family, as kube-proxy's `bindAddress`; a family without an
+        /// address, or with `0.0.0.0` or `::`, uses the address of the Node.
         bind_address: Vec<IpAddr> = Vec::new(), Any, restart;
-        /// How traffic of this node's pods is told from other traffic, as kube-proxy's `detectLocalMode`:
-        /// `ClusterCIDR` (a source in `cluster_cidr`), `NodeCIDR` (a source in the Node's `spec.podCIDRs`),
-        /// `BridgeInterface` (it comes in by `bridge_interface`), `InterfaceNamePrefix` (it comes in by an interface
-        /// whose name begins with `interface_name_prefix`).
+        /// Detection of traffic from pods of this node, as kube-proxy's `detectLocalMode`: `ClusterCIDR` (source
+        /// in
+        /// `cluster_cidr`), `NodeCIDR` (source in the Node's `spec.podCIDRs`), `BridgeInterface` (received on
+        /// `bridge_interface`), `InterfaceNamePrefix` (received on an interface with the name prefix
+        /// `interface_name_prefix`).
         detect_local_mode: DetectLocalMode = DetectLocalMode::ClusterCidr, Any, restart;
-        /// With `ClusterCIDR`: the networks of the cluster's pods, at most one a family, as kube-proxy's
-        /// `clusterCIDR`; a family without one tells no pods from others.
+        /// With `ClusterCIDR`: networks of the cluster's pods, at most one per IP family, as kube-proxy's
+        /// `clusterCIDR`; in a family without a network, pods are not detected.
         cluster_cidr: Vec<IpNet> = Vec::new(), Any, restart;
-        /// With `BridgeInterface`: the bridge that this node's pods are attached to, such as `cbr0`.
+        /// With `BridgeInterface`: bridge that the pods of this node are attached to, such as `cbr0`.
         bridge_interface: String = String::new(), TextRule::Interface, restart;
-        /// With `InterfaceNamePrefix`: what the names of the pods' interfaces begin with, such as `veth`.
+        /// With `InterfaceNamePrefix`: prefix of the names of the pods' interfaces, such as `veth`.
         interface_name_prefix: String = String::new(), TextRule::Interface, restart;
-        /// Masquerade all traffic to cluster IPs, as kube-proxy's `masqueradeAll`; else only what does not come from
-        /// pods, where pods are told from others.
+        /// Masquerade all traffic to cluster IPs, as kube-proxy's `masqueradeAll`; otherwise only traffic that
+        /// does
+        /// not come from pods, if pods are detected.
         masquerade_all: bool = false, Any, restart;
-        /// The bit of the packet mark that says that a packet is to be masqueraded, as kube-proxy's `masqueradeBit`.
+        /// Bit of the packet mark that marks packets for masquerading, as kube-proxy's `masqueradeBit`.
         masquerade_bit: u32 = 14, within(0, 31), restart;
-        /// At which of the node's addresses node ports answer, as kube-proxy's `nodePortAddresses`: those in these
-        /// networks, or with `primary` alone the node's own. All addresses of a family: a network such as
-        /// `0.0.0.0/0`, or networks of the other family only. Empty: `primary`.
+        /// Node addresses at which node ports are served, as kube-proxy's `nodePortAddresses`: those in these
+        /// networks, or with `primary` the primary node addresses. For all addresses of an IP family, use a
+        /// network
+        /// such as `0.0.0.0/0`, or only networks of the other family. Empty: `primary`.
         nodeport_addresses: NodePortAddresses = NodePortAddresses::Primary, Any, restart;
         /// Serve `spec.externalIPs` of Services, as kube-proxy's feature gate `AllowServiceExternalIPs`. With them,
-        /// anyone with write access to Services can intercept traffic to any address (CVE-2020-8554).
+        /// any user with write access to Services can intercept traffic to any address (CVE-2020-8554).
         allow_external_ips: bool = true, Any, restart;
-        /// How long at most until rules that another program has changed are repaired, as kube-proxy's `syncPeriod`.
+        /// Maximum time until rules that another program modified are repaired, as kube-proxy's `syncPeriod`.
         sync_period: Duration = secs(30), within(secs(1), hours(24)), restart;
-        /// For how long endpoints may be stale, because the API server or the agent cannot be reached, before `/healthz` and health
-        /// check node ports answer 503. The rules stay. 0s for never, as kube-proxy.
+        /// Maximum time that endpoints can be stale, because the API server or the agent is unreachable, before
+        /// `/healthz` and health check node ports answer 503. The rules are kept. 0s: never, as kube-proxy.
         max_staleness: Duration = hours(24), zero_or("never", secs(1), hours(8760)), restart;
-        /// While changes keep coming, at most one commit to nftables in this time for each IP family, as kube-proxy's
-        /// `minSyncPeriod`; the first ten after a quiet time are made at once. Each commit makes other programs that read the ruleset begin again, so a
-        /// burst that goes on for a minute is also interrupted for 20 microseconds per element (5 s at most). 0: no limit.
+        /// Minimum time between commits to nftables per IP family during continuous changes, as kube-proxy's
+        /// `minSyncPeriod`; the first ten commits after a pause are not delayed. Each commit makes programs that
+        /// read
+        /// the ruleset start over, so changes that continue for a minute are also paused for 20 microseconds per
+        /// element (at most 5 s). 0: no limit.
         min_sync_period: Duration = ms(100), within(secs(0), mins(1)), restart;
-        /// Interfaces whose forwarded connections to Services are offloaded to a flowtable of nftables once they are
-        /// established (TCP and UDP): names, or beginnings of names with `*` after them, such as `["eth0", "veth*"]`.
-        /// Empty: no flowtable. Packets of an offloaded connection bypass the rules of all other programs, a NetworkPolicy
-        /// that changes among them: read `docs/proxy.md` before you set it.
+        /// Interfaces for which forwarded connections to Services are offloaded to an nftables flowtable once
+        /// they
+        /// are established (TCP and UDP): names, or prefixes with `*`, such as `["eth0", "veth*"]`. Empty: no
+        /// flowtable. Packets of an offloaded connection bypass the rules of all other programs, including a
+        /// NetworkPolicy that changes later: read `docs/proxy.md` before you set it.
         flowtable_interfaces: Vec<InterfacePattern> = Vec::new(), Any, restart;
         /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
         /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
@@ -477,59 +521,66 @@ settings! {
         conntrack_min: u32 = 131_072, within(0, 16_777_216), restart;
         /// Idle timeout of established TCP connections in conntrack, as kube-proxy's `conntrack.tcpEstablishedTimeout`. 0
         /// keeps the kernel's value.
-        conntrack_tcp_timeout_established: Duration = hours(24), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        conntrack_tcp_timeout_established: Duration = hours(24), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// Timeout of TCP connections in CLOSE_WAIT, as kube-proxy's `conntrack.tcpCloseWaitTimeout`. 0 keeps the
         /// kernel's value.
-        conntrack_tcp_timeout_close_wait: Duration = hours(1), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        conntrack_tcp_timeout_close_wait: Duration = hours(1), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// Accept TCP segments outside the window, as kube-proxy's `conntrack.tcpBeLiberal`. `false` keeps the kernel's
         /// value.
         conntrack_tcp_be_liberal: bool = false, Any, restart;
         /// Timeout of UDP entries without a reply, as kube-proxy's `conntrack.udpTimeout`. 0 keeps the kernel's value.
-        conntrack_udp_timeout: Duration = secs(0), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        conntrack_udp_timeout: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// Timeout of UDP entries with replies, as kube-proxy's `conntrack.udpStreamTimeout`. 0 keeps the kernel's value.
-        conntrack_udp_timeout_stream: Duration = secs(0), zero_or("the kernel's time", secs(1), hours(8760)), restart;
+        conntrack_udp_timeout_stream: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// Directory of the kernel's conntrack settings. A container sees `/proc/sys` read-only; there, mount the host's
         /// directory elsewhere and name the mount here, as `packaging/kubernetes/proxy.yaml` does.
         conntrack_sysctl_dir: PathBuf = "/proc/sys/net/netfilter".into(), Any, restart;
-        /// Where `/healthz` and `/livez` answer, as kube-proxy's `healthzBindAddress`: load balancers ask there whether
-        /// the node takes traffic. Empty for off; port 0 takes a free one.
+        /// Address of `/healthz` and `/livez`, as kube-proxy's `healthzBindAddress`; load balancers use it to
+        /// check
+        /// the node. Empty: off; port 0: any free port.
         healthz_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([0, 0, 0, 0], 10256))), Any, restart;
-        /// Where `/metrics` and `/proxyMode` answer, as kube-proxy's `metricsBindAddress`, without authentication. Empty
-        /// for off; port 0 takes a free one.
+        /// Address of `/metrics` and `/proxyMode`, as kube-proxy's `metricsBindAddress`, without authentication.
+        /// Empty: off; port 0: any free port.
         metrics_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 10249))), Any, restart;
-        /// End where `healthz_bind_address` or `metrics_bind_address` cannot be listened on, as kube-proxy's
-        /// `bindAddressHardFail`; else it is retried every 5 s, and nothing else waits for it.
+        /// Exit if the proxy cannot listen on `healthz_bind_address` or `metrics_bind_address`, as kube-proxy's
+        /// `bindAddressHardFail`; otherwise retry every 5 s.
         bind_address_hard_fail: bool = false, Any, restart;
-        /// The socket of the proxy's debug API, which `keelson proxy explain` and `keelson proxy state` use.
+        /// Socket of the proxy's debug API, which `keelson proxy explain` and `keelson proxy state` use.
         listen: SocketSpec = SocketSpec::built_in("/run/keelson-proxy/proxy.sock"), Any, restart;
         /// Permissions of that socket.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
-        /// The address of the proxy's page and its JSON; empty for off. A loopback address unless
-        /// `http_allow_remote`; port 0 takes a free one.
+        /// Address of the proxy's debug page and its JSON documents. Must be a loopback address unless
+        /// `http_allow_remote` is set. Empty: off; port 0: any free port.
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9441))), Any, restart;
-        /// Allow an `http` address that other machines can reach. There is no authentication on it.
+        /// Allow an `http` address that other machines can reach. It has no authentication.
         http_allow_remote: bool = false, Any, restart;
-        /// Host names by which clients may call the `http` address, besides IP addresses that it has and `localhost`. Others are refused
-        /// (421), so that no web site can reach it through a browser (DNS rebinding).
+        /// Host names that clients can use for the `http` address, in addition to its IP addresses and
+        /// `localhost`.
+        /// Requests with other names are rejected (421), so that web sites cannot reach it through a browser (DNS
+        /// rebinding).
         http_hosts: Vec<HostName> = Vec::new(), Any, restart;
     }
 
-    /// The debug socket (gRPC) and the debug page, metrics and probes (HTTP).
+    /// Debug socket (gRPC), and debug page, metrics and probes (HTTP).
     debug: Debug {
-        /// The socket of the debug API, which `keelson pulls`, `keelson actors` and the like use.
+        /// Socket of the debug API, which `keelson pulls`, `keelson actors` and other commands use.
         listen: SocketSpec = SocketSpec::built_in("/run/keelson/debug.sock"), Any, restart;
-        /// The address of page, metrics and probes; empty for off. A loopback address unless `http_allow_remote`;
-        /// port 0 takes a free one.
+        /// Address of the debug page, metrics and probes. Must be a loopback address unless `http_allow_remote`
+        /// is
+        /// set. Empty: off; port 0: any free port.
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9440))), Any, restart;
-        /// Allow an `http` address that other machines can reach. There is no authentication on it.
+        /// Allow an `http` address that other machines can reach. It has no authentication.
         http_allow_remote: bool = false, Any, restart;
-        /// Host names by which clients may call the `http` address, besides IP addresses that it has and `localhost`. Others are refused
-        /// (421), so that no web site can reach it through a browser (DNS rebinding).
+        /// Host names that clients can use for the `http` address, in addition to its IP addresses and
+        /// `localhost`.
+        /// Requests with other names are rejected (421), so that web sites cannot reach it through a browser (DNS
+        /// rebinding).
         http_hosts: Vec<HostName> = Vec::new(), Any, restart;
-        /// Permissions of the debug socket. Who can connect may look at everything.
+        /// Permissions of the debug socket. Every user who can connect can read everything.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
-        /// Users who may also change something through the debug socket (the limit, conditions of the node), besides
-        /// root and the user that the agent runs as: names or ids.
+        /// Users that can make changes through the debug socket (limit, node conditions), in addition to root and
+        /// the
+        /// user of the agent: names or IDs.
         control_users: String = String::new(), TextRule::Free("users, `name,id,...`"), restart;
     }
 }

@@ -15,10 +15,12 @@ pub fn example() -> String {
     let mut text = String::from(
         "# Settings of the Keelson agent.\n\
          #\n\
-         # Every setting is here, commented out at its default. Precedence, rising: default, this file, environment\n\
-         # (KEELSON_PULLS__WHEN_FULL=reject), flag (--set pulls.when_full=reject). `keelson config check` reports every\n\
-         # mistake at once; `keelson config show` says which values are in force and where each came from.\n\
-         # Settings marked \"live\" change on SIGHUP; the others wait for the next start.\n",
+         # This file lists all settings, commented out, with their defaults. Precedence, lowest first: \
+         default, this file, environment\n\
+         # (KEELSON_PULLS__WHEN_FULL=reject), flag (--set pulls.when_full=reject). `keelson config check` \
+         reports every\n\
+         # error at once; `keelson config show` prints the effective values and where each comes from.\n\
+         # Settings marked \"live\" are reloaded on SIGHUP; the others require a restart.\n",
     );
     for section in sections() {
         text.push('\n');
@@ -68,7 +70,7 @@ pub fn reference() -> String {
     let mut text = String::new();
     for section in sections().iter().filter(|section| section.name != GATES_SECTION) {
         text.push_str(&format!("### [{}]\n\n{}\n\n", section.name, section.doc));
-        text.push_str("| key | type | default | changes | what it does |\n|---|---|---|---|---|\n");
+        text.push_str("| key | type | default | takes effect | description |\n|---|---|---|---|---|\n");
         for key in schema().iter().filter(|key| key.section == section.name) {
             text.push_str(&format!(
                 "| `{}` | {} | `{}` | {} | {} |\n",
@@ -82,7 +84,7 @@ pub fn reference() -> String {
         text.push('\n');
     }
     text.push_str(&format!("### [{GATES_SECTION}]\n\n"));
-    text.push_str("| gate | stage | since | default | what it switches |\n|---|---|---|---|---|\n");
+    text.push_str("| gate | stage | since | default | description |\n|---|---|---|---|---|\n");
     for gate in Gate::ALL {
         let spec = gate.spec();
         text.push_str(&format!(
@@ -94,8 +96,12 @@ pub fn reference() -> String {
             cell(spec.description),
         ));
     }
-    text.push_str(&format!("| `{ALL_ALPHA}` | ALPHA | | `false` | Every alpha gate not set by name. |\n"));
-    text.push_str(&format!("| `{ALL_BETA}` | BETA | | `true` | Every beta gate not set by name. |\n"));
+    text.push_str(&format!(
+        "| `{ALL_ALPHA}` | ALPHA | | `false` | All alpha gates that are not set by name. |\n"
+    ));
+    text.push_str(&format!(
+        "| `{ALL_BETA}` | BETA | | `true` | All beta gates that are not set by name. |\n"
+    ));
     text
 }
 

@@ -45,7 +45,7 @@ impl SocketSpec {
             }
             return Err(match text.contains('@') {
                 true => Fault::UserInfo { right: SOCKET_EXAMPLE },
-                false => malformed("no scheme and no absolute path".into(), write(SOCKET_EXAMPLE)),
+                false => malformed("neither a scheme nor an absolute path".into(), write(SOCKET_EXAMPLE)),
             });
         };
         let authority = rest.split('/').next().unwrap_or_default();
@@ -53,12 +53,12 @@ impl SocketSpec {
             return Err(Fault::UserInfo { right: SOCKET_EXAMPLE });
         }
         if scheme != "unix" {
-            let reason = format!("the scheme is {}, and only unix sockets are served", quote(scheme));
+            let reason = format!("the scheme is {}; only unix sockets are supported", quote(scheme));
             return Err(malformed(reason, write(SOCKET_EXAMPLE)));
         }
         if !authority.is_empty() {
             return Err(malformed(
-                "two slashes make the first word a host; an absolute path needs three".into(),
+                "an absolute path requires three slashes".into(),
                 write(&quote(&format!("unix:///{rest}"))),
             ));
         }
@@ -77,11 +77,11 @@ impl SocketSpec {
 /// What is wrong with the path of a socket, if anything.
 fn socket_path_fault(path: &str) -> Option<String> {
     if path.trim_matches('/').is_empty() || path.ends_with('/') {
-        return Some("it names no file".into());
+        return Some("the file name is missing".into());
     }
     if path.len() > SOCKET_PATH_BYTES {
         let len = path.len();
-        return Some(format!("the path has {len} bytes, and a socket's may have {SOCKET_PATH_BYTES}"));
+        return Some(format!("the path has {len} bytes; the maximum for a socket is {SOCKET_PATH_BYTES}"));
     }
     path_fault(path)
 }
@@ -92,10 +92,10 @@ pub(crate) fn path_fault(path: &str) -> Option<String> {
         return Some("the path is not absolute".into());
     }
     if path.chars().any(char::is_control) {
-        return Some("the path holds a control character".into());
+        return Some("the path contains a control character".into());
     }
     if Path::new(path).components().any(|c| c == Component::ParentDir) {
-        return Some("the path holds \"..\"".into());
+        return Some("the path contains \"..\"".into());
     }
     None
 }
@@ -131,7 +131,7 @@ impl ListenSpec {
         address.trim_end_matches('/').parse().map(Self::Tcp).map_err(|_| Fault::Malformed {
             what: "an address of the Endpoints API",
             value: quote(text),
-            reason: "after tcp:// come an IP address and a port".into(),
+            reason: "tcp:// requires an IP address and a port".into(),
             right: format!("write {TCP_EXAMPLE} or tcp://[::1]:12345"),
         })
     }
@@ -170,10 +170,10 @@ impl SocketMode {
         let octal = matches!(text.len(), 3 | 4) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
         let mode = u32::from_str_radix(text, 8).ok().filter(|_| octal);
         match mode {
-            None => Err(malformed("three or four octal digits are needed")),
+            None => Err(malformed("three or four octal digits are required")),
             Some(mode) if mode > 0o777 => Err(malformed("special bits have no meaning on a socket")),
             Some(mode) if mode & 0o600 != 0o600 => Err(malformed("the owner could not connect")),
-            Some(mode) if mode & 0o007 != 0 => Err(malformed("everybody on the node could connect")),
+            Some(mode) if mode & 0o007 != 0 => Err(malformed("every user of the node could connect")),
             Some(mode) => Ok(Self(mode)),
         }
     }
@@ -335,7 +335,7 @@ choice! {
     }
 }
 
-/// At which of the node's addresses node ports answer.
+/// At which of the node's addresses node ports are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
     /// The node's own, one a family.
@@ -366,11 +366,11 @@ mod tests {
             ("/run/x.sock", r#"write "unix:///run/x.sock""#),
             ("unix://run/x.sock", r#"write "unix:///run/x.sock""#),
             ("tcp://127.0.0.1:80", r#"scheme is "tcp""#),
-            ("x.sock", "no scheme"),
-            ("", "no scheme"),
-            ("unix:///", "names no file"),
-            ("unix://", "names no file"),
-            ("unix:///run/", "names no file"),
+            ("x.sock", "neither a scheme"),
+            ("", "neither a scheme"),
+            ("unix:///", "the file name is missing"),
+            ("unix://", "the file name is missing"),
+            ("unix:///run/", "the file name is missing"),
             ("unix:///run/../etc/x", "\"..\""),
             ("unix:///run/a\u{0}b", "control character"),
         ] {
@@ -394,7 +394,7 @@ mod tests {
             ("tcp://127.0.0.1", "an IP address and a port"),
             ("tcp://", "an IP address and a port"),
             ("http://127.0.0.1:1", r#"scheme is "http""#),
-            ("127.0.0.1:12345", "no scheme"),
+            ("127.0.0.1:12345", "neither a scheme"),
         ] {
             let message = ListenSpec::parse(text).unwrap_err().to_string();
             assert!(message.contains(part), "{text:?}: {message}");
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(SocketMode::parse("0660").unwrap().bits(), 0o660);
         assert_eq!(SocketMode::parse("600").unwrap().to_string(), "0600");
         for (text, part) in [
-            ("0666", "everybody"),
+            ("0666", "every user"),
             ("0460", "owner"),
             ("2660", "special"),
             ("0680", "octal"),

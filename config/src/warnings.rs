@@ -45,8 +45,8 @@ fn no_limit(settings: &Settings) -> Option<Warning> {
               max_parallel_image_pulls, for example to 3"
             .to_owned(),
         limit => format!(
-            "no limit on parallel image pulls of the node: only pulls from one registry are limited, to {limit}; set \
-             max_parallel_image_pulls too"
+            "no limit on parallel image pulls of the node: only pulls per registry are limited, to {limit}; \
+             also set max_parallel_image_pulls"
         ),
     };
     Some(Warning { key: "pulls.max_parallel_image_pulls", message })
@@ -55,9 +55,10 @@ fn no_limit(settings: &Settings) -> Option<Warning> {
 fn no_present_lane(settings: &Settings) -> Option<Warning> {
     (!settings.feature_gates.enabled(Gate::PresentImageFastLane)).then(|| Warning {
         key: "feature_gates.PresentImageFastLane",
-        message: "pulls of images that are present wait in the queue with the others, so pods with imagePullPolicy: \
-                  Always start later; set the gate to true"
-            .to_owned(),
+        message:
+            "pulls of present images wait in the queue, so pods with imagePullPolicy: Always start later; \
+             set the gate to true"
+                .to_owned(),
     })
 }
 
@@ -82,6 +83,6 @@ mod tests {
         settings.pulls.per_registry_max_parallel_image_pulls = 2;
         assert_eq!(keys(&settings), ["pulls.max_parallel_image_pulls"]);
         let text = settings.warnings()[0].to_string();
-        assert!(text.contains("only pulls from one registry are limited, to 2"), "{text}");
+        assert!(text.contains("only pulls per registry are limited, to 2"), "{text}");
     }
 }

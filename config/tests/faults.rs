@@ -60,13 +60,13 @@ fn set_fault(text: &str, expected: &str) {
 fn wrong_types_in_the_file() {
     file_fault(
         "[pulls]\nserialize_image_pulls = \"true\"\n",
-        "keelson.toml:2:25: pulls.serialize_image_pulls: expected true or false, without quotes, \
-         found the text \"true\"",
+        "keelson.toml:2:25: pulls.serialize_image_pulls: expected true or false, without quotes, found the \
+         string \"true\"",
     );
     file_fault(
         "[pulls]\nmax_parallel_image_pulls = \"3\"\n",
-        "keelson.toml:2:28: pulls.max_parallel_image_pulls: expected a whole number, without quotes, \
-         found the text \"3\"",
+        "keelson.toml:2:28: pulls.max_parallel_image_pulls: expected a whole number, without quotes, found \
+         the string \"3\"",
     );
     file_fault(
         "[pulls]\nmax_parallel_image_pulls = 1.5\n",
@@ -96,7 +96,7 @@ fn wrong_types_in_the_file() {
     file_fault("[[pulls]]\n", "keelson.toml:1:1: expected a table [pulls], found a list of tables");
     file_fault(
         "[feature_gates]\nPullOption = \"no\"\n",
-        "keelson.toml:2:14: feature_gates.PullOption: expected true or false, found the text \"no\"",
+        "keelson.toml:2:14: feature_gates.PullOption: expected true or false, found the string \"no\"",
     );
 }
 
@@ -136,13 +136,11 @@ fn bounds() {
 fn durations() {
     file_fault(
         "[pulls]\nstall_timeout = 10\n",
-        "keelson.toml:2:17: pulls.stall_timeout: 10 has no unit; write \"10s\" if seconds are meant \
-         (units: ms, s, m, h)",
+        "keelson.toml:2:17: pulls.stall_timeout: 10 has no unit; for seconds write \"10s\" (units: ms, s, m, h)",
     );
     set_fault(
         "pulls.stall_timeout=0",
-        "flag --set pulls.stall_timeout: 0 has no unit; write \"0s\" if seconds are \
-         meant (units: ms, s, m, h)",
+        "flag --set pulls.stall_timeout: 0 has no unit; for seconds write \"0s\" (units: ms, s, m, h)",
     );
     let error = Case::new().env("KEELSON_PULLS__STALL_TIMEOUT", "ten minutes").errors();
     let lead =
@@ -160,8 +158,8 @@ fn addresses_paths_and_names() {
     );
     set_fault(
         "debug.http=localhost:9440",
-        "flag --set debug.http: \"localhost:9440\" is not an address: an IP address and a port are \
-         needed; write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off",
+        "flag --set debug.http: \"localhost:9440\" is not an address: an IP address and a port are required; \
+         write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off",
     );
     set_fault(
         "agent.state_dir=keelson",
@@ -175,28 +173,28 @@ fn addresses_paths_and_names() {
     );
     set_fault(
         "cri.socket_mode=0666",
-        "flag --set cri.socket_mode: \"0666\" is not a socket mode: everybody on the node \
-         could connect; write \"0600\" (owner) or \"0660\" (owner and group)",
+        "flag --set cri.socket_mode: \"0666\" is not a socket mode: every user of the node could connect; \
+         write \"0600\" (owner) or \"0660\" (owner and group)",
     );
     set_fault(
         "proxy.cluster_cidr=10.244.0.1/16",
-        "flag --set proxy.cluster_cidr: \"10.244.0.1/16\" is not a network: it has bits set beyond its length; write \
+        "flag --set proxy.cluster_cidr: \"10.244.0.1/16\" is not a network: it has host bits set; write \
          \"10.244.0.0/16\"",
     );
     set_fault(
         "proxy.nodeport_addresses=primary,10.0.0.0/8",
-        "flag --set proxy.nodeport_addresses: \"primary,10.0.0.0/8\" is not a list of addresses for node ports: primary \
-         stands alone; write [\"primary\"], or networks only",
+        "flag --set proxy.nodeport_addresses: \"primary,10.0.0.0/8\" is not a list of addresses for node \
+         ports: primary cannot be combined with networks; write [\"primary\"] or only networks",
     );
     set_fault(
         "proxy.bind_address=node-7",
-        "flag --set proxy.bind_address: \"node-7\" is not an IP address: it is neither of IPv4 nor of IPv6; write such \
-         as \"10.0.0.7\" or \"fd00::7\"",
+        "flag --set proxy.bind_address: \"node-7\" is not an IP address: it is neither an IPv4 nor an IPv6 \
+         address; write such as \"10.0.0.7\" or \"fd00::7\"",
     );
     set_fault(
         "proxy.bridge_interface=a/b",
-        "flag --set proxy.bridge_interface: \"a/b\" is not a name of a network interface: it has a character that no \
-         interface's name has; write at most 15 characters, such as \"cbr0\"",
+        "flag --set proxy.bridge_interface: \"a/b\" is not a name of a network interface: it has a character \
+         that is not allowed in interface names; write at most 15 characters, such as \"cbr0\"",
     );
     let error = Case::new().set("agent.log=keelson=loud").errors();
     assert!(error.starts_with("flag --set agent.log: \"keelson=loud\" is not a log filter: "));
@@ -222,8 +220,8 @@ fn a_host_name_that_is_no_node_name() {
     case.sources.hostname = "my_host".into();
     assert_eq!(
         case.errors(),
-        "default: agent.node_name: \"my_host\" is not a node name (the host's name was taken): it is not a \
-         DNS subdomain (RFC 1123); set agent.node_name to the node's name"
+        "default: agent.node_name: \"my_host\" is not a node name (from the host name): it is not a DNS \
+         subdomain (RFC 1123); set agent.node_name to the node's name"
     );
     let loaded = load(&case.set("agent.node_name=worker-7").sources).unwrap();
     assert_eq!(loaded.settings.agent.node_name, "worker-7");
@@ -255,7 +253,7 @@ fn environment_names() {
         (
             "KEELSON_PULLS_WHEN_FULL",
             "wait",
-            "one underscore between section and key; write KEELSON_PULLS__WHEN_FULL",
+            "two underscores are required between section and key; write KEELSON_PULLS__WHEN_FULL",
         ),
         ("KEELSON_PULLS__WHEN_FULL", "", "pulls.when_full: \"\" is not one of \"wait\", \"reject\""),
         (
@@ -290,7 +288,7 @@ fn two_variables_for_one_setting() {
     assert_eq!(
         case.errors(),
         "environment KEELSON_pulls__when_full: pulls.when_full: set twice with different values, also as \
-         environment KEELSON_PULLS__WHEN_FULL; keep one of them"
+         environment KEELSON_PULLS__WHEN_FULL; remove one"
     );
     let case = Case::new()
         .env("KEELSON_FEATURE_GATES", "PullOption=true")
@@ -365,20 +363,20 @@ fn syntax_errors_have_line_and_column_and_do_not_hide_other_layers() {
 #[test]
 fn addresses_of_api_servers() {
     for (set, word) in [
-        ("kube.server=http://10.0.0.1", "has to be https"),
+        ("kube.server=http://10.0.0.1", "must be https"),
         ("kube.server=10.0.0.1:6443", "the scheme is missing"),
-        ("kube.server=https://", "it names no server"),
-        ("kube.server=https://h/?x", "it names no server"),
+        ("kube.server=https://", "the host is missing"),
+        ("kube.server=https://h/?x", "the host is missing"),
         ("kube.server=https://joe:hunter2@h", "https://10.0.0.1:6443"),
     ] {
         let error = Case::new().set(set).errors();
         assert!(error.contains(word) && !error.contains("hunter2"), "{set}: {error}");
     }
     let two = Case::new().set("kube.in_cluster=true").set("kube.kubeconfig=/etc/kubeconfig").errors();
-    assert!(two.contains("four ways to one API server"), "{two}");
+    assert!(two.contains("are mutually exclusive"), "{two}");
     // E4: the certificate is the node's own.
     let companion = Case::new().set("kube.bootstrap_kubeconfig=/etc/bootstrap").errors();
-    assert!(companion.contains("bootstrap_kubeconfig is for role = \"node\""), "{companion}");
+    assert!(companion.contains("bootstrap_kubeconfig requires role = \"node\""), "{companion}");
     let half = Case::new().set("kube.client_key=/etc/key").errors();
     assert!(half.contains("set both or none"), "{half}");
 }
@@ -407,26 +405,26 @@ fn relations() {
             None,
             "cri.listen and cri.runtime_endpoint are",
         ),
-        ("kube.context=prod", None, "chooses within a kubeconfig"),
-        ("kube.token_file=/etc/token", None, "are for server"),
-        ("kube.server=https://10.0.0.1:6443", None, "server needs credentials"),
-        ("endpoints.source=files", None, "needs a folder"),
-        ("endpoints.source=kube", None, "needs an API server"),
+        ("kube.context=prod", None, "context requires kubeconfig"),
+        ("kube.token_file=/etc/token", None, "require server"),
+        ("kube.server=https://10.0.0.1:6443", None, "server requires credentials"),
+        ("endpoints.source=files", None, "requires a directory"),
+        ("endpoints.source=kube", None, "requires an API server"),
         ("endpoints.listen=tcp://10.0.0.7:12345", None, "not a loopback address"),
-        ("endpoints.listen=unix:///run/a,unix:///run/a", None, "there twice"),
+        ("endpoints.listen=unix:///run/a,unix:///run/a", None, "is duplicated"),
         (
             "endpoints.listen=unix:///run/a,unix:///run/keelson/debug.sock",
             None,
             "debug.listen and endpoints.listen are",
         ),
-        ("proxy.detect_local_mode=BridgeInterface", None, "set bridge_interface"),
-        ("proxy.detect_local_mode=InterfaceNamePrefix", None, "set interface_name_prefix"),
-        ("proxy.cluster_cidr=10.0.0.0/16,10.1.0.0/16", None, "two networks of one family"),
-        ("proxy.bind_address=10.0.0.7,10.0.0.8", None, "two addresses of one family"),
+        ("proxy.detect_local_mode=BridgeInterface", None, "requires bridge_interface"),
+        ("proxy.detect_local_mode=InterfaceNamePrefix", None, "requires interface_name_prefix"),
+        ("proxy.cluster_cidr=10.0.0.0/16,10.1.0.0/16", None, "two networks of one IP family"),
+        ("proxy.bind_address=10.0.0.7,10.0.0.8", None, "two addresses of one IP family"),
         ("proxy.http=0.0.0.0:9441", None, "not a loopback address"),
-        ("proxy.http=127.0.0.1:9440", None, "cannot both be listened at"),
-        ("proxy.healthz_bind_address=[::]:10249", None, "a port of its own"),
-        ("proxy.metrics_bind_address=127.0.0.1:10256", None, "a port of its own"),
+        ("proxy.http=127.0.0.1:9440", None, "are the same address"),
+        ("proxy.healthz_bind_address=[::]:10249", None, "a different port"),
+        ("proxy.metrics_bind_address=127.0.0.1:10256", None, "a different port"),
         ("proxy.listen=unix:///run/keelson/debug.sock", None, "proxy.listen and debug.listen are both"),
         (
             "proxy.listen=unix:///run/keelson-endpoints/endpoints.sock",
@@ -434,7 +432,7 @@ fn relations() {
             "proxy.listen and endpoints.listen are both",
         ),
         ("node.lease_duration=40500ms", None, "whole seconds"),
-        ("node.node_status_report_frequency=5s", None, "more often than it is worked out"),
+        ("node.node_status_report_frequency=5s", None, "must not be less than"),
     ] {
         let case = key.into_iter().fold(Case::new().set(set), Case::gates);
         let errors = load(&case.sources).unwrap_err();

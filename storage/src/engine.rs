@@ -227,7 +227,7 @@ impl Engine {
         check_version(version.as_deref(), schema)?;
         if schema >= SEALED_SINCE {
             let seal = seal.as_deref().and_then(Seal::from_bytes);
-            let seal = seal.ok_or_else(|| EngineError::Damaged("its seal is missing".to_owned()))?;
+            let seal = seal.ok_or_else(|| EngineError::Damaged("the seal record is missing".to_owned()))?;
             found.batch = seal.batch;
             check_seal(found, seal, self.acked.read())?;
         }
@@ -241,7 +241,7 @@ fn check_version(version: Option<&[u8]>, schema: u32) -> Result<()> {
     match text.as_deref().map(str::parse::<u32>) {
         Some(Ok(version)) if version == schema => Ok(()),
         _ => Err(EngineError::Damaged(format!(
-            "its schema version is {} inside, {schema} in its manifest",
+            "the schema version is {} in the store and {schema} in the manifest",
             text.as_deref().unwrap_or("missing")
         ))),
     }
@@ -249,15 +249,15 @@ fn check_version(version: Option<&[u8]>, schema: u32) -> Result<()> {
 
 fn check_seal(found: Seal, seal: Seal, acked: Option<u64>) -> Result<()> {
     if found.records != seal.records {
-        let reason = format!("it has {} records, {} were acknowledged", found.records, seal.records);
+        let reason = format!("it has {} records, but {} were acknowledged", found.records, seal.records);
         return Err(EngineError::Damaged(reason));
     }
     if found.sum != seal.sum {
-        return Err(EngineError::Damaged("its records are not those that were acknowledged".to_owned()));
+        return Err(EngineError::Damaged("the records differ from those that were acknowledged".to_owned()));
     }
     match acked {
         Some(acked) if acked > seal.batch => {
-            let reason = format!("it ends with batch {}, batch {acked} was acknowledged", seal.batch);
+            let reason = format!("the last batch is {}, but batch {acked} was acknowledged", seal.batch);
             Err(EngineError::Damaged(reason))
         }
         _ => Ok(()),

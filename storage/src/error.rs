@@ -36,7 +36,7 @@ pub enum StoreError {
         max: usize,
     },
     /// A value could not be turned into JSON.
-    #[error("the record {table}/{key} cannot be written as JSON")]
+    #[error("cannot encode record {table}/{key} as JSON")]
     Encode {
         /// The table it was for.
         table: Table,
@@ -97,7 +97,9 @@ pub enum StoreError {
         reason: String,
     },
     /// What is on disk no longer is what was acknowledged.
-    #[error("the state store {path} is damaged: {reason}; the next start moves it aside and begins anew")]
+    #[error(
+        "the state store {path} is damaged: {reason}; the next start moves it aside and creates an empty one"
+    )]
     Damaged {
         /// The store's folder.
         path: PathBuf,
@@ -112,8 +114,7 @@ pub enum StoreError {
 pub enum OpenError {
     /// Another agent holds the folder.
     #[error(
-        "the state folder {path} is in use by {holder}: two agents cannot share one state folder; \
-         stop the other one or give this one its own state_dir",
+        "the state directory {path} is in use by {holder}; stop that process or set another state_dir",
         holder = pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"))
     )]
     InUse {
@@ -123,7 +124,7 @@ pub enum OpenError {
         pid: Option<u32>,
     },
     /// The disk did not answer in time. The store is not damaged for that; opening it again is right.
-    #[error("the state store {path} could not be opened within {seconds} s; check the disk's health")]
+    #[error("cannot open the state store {path} within {seconds} s; check the disk's health")]
     TimedOut {
         /// The store's folder.
         path: PathBuf,
@@ -144,8 +145,8 @@ pub enum OpenError {
     },
     /// An older store could not be migrated. It is as it was.
     #[error(
-        "the state store {path} cannot be migrated from schema version {from} to {to}: {reason}; \
-         it has been left as it was"
+        "cannot migrate the state store {path} from schema version {from} to {to}: {reason}; the store is \
+         unchanged"
     )]
     Migration {
         /// The store's folder.
@@ -158,7 +159,7 @@ pub enum OpenError {
         reason: String,
     },
     /// A store that was just made cannot be used.
-    #[error("the new state store {path} cannot be used: {reason}; check the disk's health")]
+    #[error("cannot use the new state store {path}: {reason}; check the disk's health")]
     Unusable {
         /// The store's folder.
         path: PathBuf,
@@ -177,14 +178,14 @@ impl OpenError {
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "the disk is full; free some space or set state_dir to a folder on another disk"
+            "the disk is full; free space or set state_dir to a directory on another disk"
         }
-        io::ErrorKind::PermissionDenied => "the agent's user must be allowed to read and write it",
+        io::ErrorKind::PermissionDenied => "grant the user of the agent read and write permission",
         io::ErrorKind::ReadOnlyFilesystem => {
-            "the file system is read-only; set state_dir to a folder that can be written"
+            "the file system is read-only; set state_dir to a writable directory"
         }
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists | io::ErrorKind::IsADirectory => {
-            "something else is in its place; move that away or set state_dir to another folder"
+            "another file is in its place; move it or set state_dir to another directory"
         }
         _ => "check the disk's health and the setting state_dir",
     }

@@ -70,7 +70,7 @@ pub(crate) fn remove_others(store: &Path, current: &Manifest) {
         if generation != current.generation
             && let Err(error) = fs::remove_dir_all(&path)
         {
-            tracing::warn!(%error, path = %path.display(), "cannot remove a superseded generation");
+            tracing::warn!(%error, path = %path.display(), "cannot remove an old generation");
         }
     }
 }

@@ -115,7 +115,7 @@ impl<T: 'static> Worker<T> {
             let _ = reply.send(result.map_err(|payload| message(payload.as_ref())));
         });
         if self.jobs.send(job).is_err() {
-            return Err(Unfinished::Panicked("the storage thread has ended".to_owned()));
+            return Err(Unfinished::Panicked("the storage thread has exited".to_owned()));
         }
         match answer.recv_timeout(limit) {
             Ok(result) => result.map_err(Unfinished::Panicked),
@@ -124,7 +124,7 @@ impl<T: 'static> Worker<T> {
                 Err(Unfinished::TimedOut(limit))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Unfinished::Panicked("the storage thread has ended".to_owned()))
+                Err(Unfinished::Panicked("the storage thread has exited".to_owned()))
             }
         }
     }

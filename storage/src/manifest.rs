@@ -60,10 +60,10 @@ impl Manifest {
             Ok(bytes) => parse(&bytes).map_err(|reason| ManifestError::Damaged { path, reason }),
             Err(source) => match source.kind() {
                 io::ErrorKind::NotFound => {
-                    Err(ManifestError::Damaged { path, reason: "it is missing".to_owned() })
+                    Err(ManifestError::Damaged { path, reason: "the file is missing".to_owned() })
                 }
                 io::ErrorKind::IsADirectory => {
-                    Err(ManifestError::Damaged { path, reason: "it is a folder".to_owned() })
+                    Err(ManifestError::Damaged { path, reason: "it is a directory".to_owned() })
                 }
                 _ => Err(ManifestError::Io { path, source }),
             },
@@ -106,7 +106,7 @@ pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
 
 /// Lines a newer version adds between the known ones and the checksum are allowed.
 fn parse(bytes: &[u8]) -> Result<Manifest, String> {
-    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_owned())?;
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not valid UTF-8".to_owned())?;
     let (body, check) = text.rsplit_once("check ").ok_or("it has no checksum")?;
     if check.trim_end() != format!("{:016x}", checksum(&[body.as_bytes()])) {
         return Err("its checksum does not match its content".to_owned());
@@ -116,9 +116,9 @@ fn parse(bytes: &[u8]) -> Result<Manifest, String> {
         line.and_then(|value| value.parse::<u64>().ok()).ok_or(format!("it has no number for {name}"))
     };
     if body.lines().next() != Some(FIRST_LINE) {
-        return Err(format!("its first line is not {FIRST_LINE:?}"));
+        return Err(format!("the first line is not {FIRST_LINE:?}"));
     }
-    let schema = u32::try_from(value("schema")?).map_err(|_| "its schema version is out of range")?;
+    let schema = u32::try_from(value("schema")?).map_err(|_| "the schema version is out of range")?;
     Ok(Manifest { schema, generation: value("generation")? })
 }
 

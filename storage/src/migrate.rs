@@ -60,7 +60,7 @@ impl View<'_> {
             key = printable_key(key),
             reason,
             kept_as,
-            "a record of the state store cannot be migrated; it is kept in table meta"
+            "cannot migrate a record of the state store; keeping it in table meta"
         );
         self.put(Table::Meta, kept_as.as_bytes(), value);
     }
@@ -96,7 +96,7 @@ fn pulls_by_number(view: &mut View<'_>) {
 
 fn pull_to_v2(key: &[u8], value: &[u8]) -> Result<(u64, Vec<u8>), String> {
     let id = std::str::from_utf8(key).ok().and_then(|text| text.parse::<u64>().ok());
-    let id = id.ok_or("its key is not a decimal number")?;
+    let id = id.ok_or("the key is not a decimal number")?;
     let old: PullV1 = serde_json::from_slice(value).map_err(|error| error.to_string())?;
     let new = PullV2 {
         id,

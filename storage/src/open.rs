@@ -75,10 +75,10 @@ pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, O
         let path = path.to_owned();
         move |source| OpenError::io(action, path, source)
     };
-    make_private_dir(state_dir).map_err(io_error("make the state folder", state_dir))?;
+    make_private_dir(state_dir).map_err(io_error("create the state directory", state_dir))?;
     let lock = Arc::new(take_lock(state_dir)?);
     let store = store_dir(state_dir);
-    if is_absent(&store).map_err(io_error("look at", &store))? {
+    if is_absent(&store).map_err(io_error("stat", &store))? {
         let (worker, manifest, totals) = create(state_dir, 1, limit)?;
         let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
         return Ok(Opened { store, outcome: Outcome::Created });
@@ -88,7 +88,7 @@ pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, O
             return set_aside(state_dir, lock, manifest.schema, limit);
         }
         Ok(manifest) if manifest.schema < OLDEST_VERSION => {
-            let reason = format!("its schema version {} has never been in use", manifest.schema);
+            let reason = format!("schema version {} is unknown", manifest.schema);
             return recover(state_dir, lock, reason, limit);
         }
         Ok(manifest) => manifest,
@@ -96,12 +96,12 @@ pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, O
             return recover(state_dir, lock, format!("{}: {reason}", path.display()), limit);
         }
         Err(ManifestError::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => {
-            return recover(state_dir, lock, "it is not a folder".to_owned(), limit);
+            return recover(state_dir, lock, "it is not a directory".to_owned(), limit);
         }
         Err(ManifestError::Io { path, source }) => return Err(OpenError::io("read", path, source)),
     };
     let Some(attempt) = Attempt::begin(&store) else {
-        let reason = format!("{OPENING_ATTEMPTS} processes in a row ended while they opened it");
+        let reason = format!("{OPENING_ATTEMPTS} consecutive processes died while opening it");
         return recover(state_dir, lock, reason, limit);
     };
     let opened = open_store(&store, manifest, &lock, limit);
@@ -183,7 +183,7 @@ fn create(
     };
     match fs::remove_dir_all(&new) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(OpenError::io("remove the half-made store", new, source));
+            return Err(OpenError::io("remove the incomplete store", new, source));
         }
         _ => {}
     }
@@ -256,7 +256,7 @@ fn open_store(
             return Err(OpenError::Unusable { path: store.to_owned(), reason: source.to_string() });
         }
         Err(Unfinished::Panicked(message)) => {
-            return Ok(Found::Damaged(format!("reading it made sled panic: {message}")));
+            return Ok(Found::Damaged(format!("sled panicked while reading it: {message}")));
         }
         Err(Unfinished::TimedOut(limit)) => {
             // Slow is not damaged.
@@ -290,7 +290,7 @@ fn migrate_store(
         }
         Ok(Err(EngineError::Sled { source, .. })) => source.to_string(),
         Ok(Err(EngineError::Damaged(reason))) | Err(Unfinished::Panicked(reason)) => reason,
-        Err(Unfinished::TimedOut(limit)) => format!("it did not end within {} s", limit.as_secs()),
+        Err(Unfinished::TimedOut(limit)) => format!("it did not finish within {} s", limit.as_secs()),
     };
     Err(OpenError::Migration { path: store.to_owned(), from, to: SCHEMA_VERSION, reason })
 }
@@ -305,7 +305,7 @@ fn recover(state_dir: &Path, lock: Arc<File>, reason: String, limit: Duration) -
         path = %store.display(),
         moved_to = %moved_to.display(),
         reason,
-        "THE STATE STORE IS DAMAGED. It has been moved aside and the agent starts with an empty one"
+        "state store damaged and moved aside; starting with an empty one"
     );
     let (worker, manifest, totals) = create(state_dir, generation, limit)?;
     let moved = Some(moved_to.clone());
@@ -321,7 +321,7 @@ fn set_aside(state_dir: &Path, lock: Arc<File>, found: u32, limit: Duration) -> 
         found,
         known = SCHEMA_VERSION,
         moved_to = %moved_to.display(),
-        "the state store was written by a newer agent; it has been set aside and an empty one is used"
+        "state store written by a newer agent and moved aside; starting with an empty one"
     );
     let (worker, manifest, totals) = create(state_dir, 1, limit)?;
     let store = Arc::new(SledStore::new(store, lock, worker, manifest, &totals, None));
@@ -334,7 +334,7 @@ fn move_aside(state_dir: &Path, store: &Path, name: String) -> Result<PathBuf, O
     let target = free.unwrap_or_else(|| state_dir.join(name));
     fs::rename(store, &target)
         .and_then(|()| sync_dir(state_dir))
-        .map_err(|source| OpenError::io("move the store aside, from", store, source))?;
+        .map_err(|source| OpenError::io("move aside the store", store, source))?;
     Ok(target)
 }
 
@@ -354,7 +354,7 @@ impl Attempt {
         }
         // On a full disk there is no count; that is no reason not to open.
         if let Err(error) = fs::write(&path, format!("{}\n", attempts + 1)) {
-            tracing::debug!(%error, path = %path.display(), "cannot count this opening");
+            tracing::debug!(%error, path = %path.display(), "cannot record this start in the state directory");
         }
         Some(Attempt { path })
     }

@@ -114,7 +114,7 @@ impl SledStore {
             let mut facts = self.facts();
             let text = text_of(error);
             if facts.last_error.as_ref() != Some(&text) {
-                tracing::error!(error = text, "the state store failed");
+                tracing::error!(error = text, "state store failed");
             }
             facts.last_error = Some(text);
             facts.errors += 1;
@@ -210,7 +210,7 @@ impl SledStore {
         }
         self.switched(inner, manifest, &totals);
         inner.broken = false;
-        tracing::info!(path = %self.dir.display(), "the state store has been reopened");
+        tracing::info!(path = %self.dir.display(), "state store reopened");
         Ok(())
     }
 
@@ -237,7 +237,7 @@ impl SledStore {
         };
         if inner.worker.comes_back(COME_BACK_LIMIT) {
             // It was the disk. The next call uses the files themselves; the copy is removed by the next opening.
-            return Err(io_error(io::Error::other("the disk answers again")));
+            return Err(io_error(io::Error::other("disk answers again")));
         }
         inner.worker = copier;
         Ok(copied)
@@ -264,14 +264,14 @@ impl SledStore {
             Ok(Ok((manifest, totals))) => {
                 let after = size_of_tree(&manifest.generation_dir(&self.dir));
                 self.switched(inner, manifest, &totals);
-                tracing::info!(before, after, "the state store has been compacted");
+                tracing::info!(before, after, "state store compacted");
             }
             Ok(Err(error)) => {
-                tracing::warn!(?error, before, "the state store cannot be compacted now; trying again later");
+                tracing::warn!(?error, before, "cannot compact the state store; retrying later");
             }
             Err(unfinished) => {
                 inner.broken = true;
-                tracing::error!(?unfinished, "compacting the state store failed; it is reopened");
+                tracing::error!(?unfinished, "cannot compact the state store; reopening it");
             }
         }
     }
@@ -357,7 +357,7 @@ impl Drop for SledStore {
         if let Err(Unfinished::TimedOut(_)) = closed {
             // A thread that still writes and an agent that opens the folder must not meet: only the end of this
             // process gives up the lock.
-            tracing::error!(path = %self.dir.display(), "closing the state store did not end in time");
+            tracing::error!(path = %self.dir.display(), "closing the state store timed out");
             std::mem::forget(self.lock.take());
         }
     }

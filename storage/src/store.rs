@@ -74,7 +74,7 @@ pub struct BadRecord {
 
 impl fmt::Display for BadRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the record {}/{} cannot be decoded: {}", self.table, printable_key(&self.key), self.reason)
+        write!(f, "cannot decode record {}/{}: {}", self.table, printable_key(&self.key), self.reason)
     }
 }
 

@@ -267,7 +267,7 @@ impl Agent {
     /// Starts the next process beside one that ends, which becomes a predecessor. Until the new one serves, the old one
     /// may answer in its place.
     async fn start_serving(&mut self) -> Result<()> {
-        const SERVES: &str = "keelson serves";
+        const SERVES: &str = "agent serving";
         let old = self.process.take().context("the agent is not running")?;
         let before = self.log()?.matches(SERVES).count();
         self.predecessors.push(old);

@@ -28,7 +28,7 @@ established=$(cat "$sysctl_dir/nf_conntrack_tcp_timeout_established")
 # The agent first, then the proxy: the socket is in a folder of its own that the proxy's group may use.
 systemctl start keelson.service
 systemctl start keelson-proxy.service || fail "keelson-proxy.service does not start"
-until_true 30 says '^Agent: +following'
+until_true 30 says '^Agent: +connected'
 [ "$(stat -c %a /run/keelson-endpoints)" = 755 ] || fail "/run/keelson-endpoints has another mode"
 pid=$(systemctl show keelson-proxy --property=MainPID --value)
 [ "$(stat -c %u "/proc/$pid")" != 0 ] || fail "the proxy is root"
@@ -52,7 +52,7 @@ kind: Service
 metadata: {name: late, namespace: default}
 spec: {clusterIP: 10.96.0.77, clusterIPs: [10.96.0.77], ipFamilies: [IPv4], ports: [{port: 80}]}
 YAML
-arrived() { [ "$(revision)" -gt "${before:-0}" ] 2>/dev/null && says '^Agent: +following'; }
+arrived() { [ "$(revision)" -gt "${before:-0}" ] 2>/dev/null && says '^Agent: +connected'; }
 until_true 60 arrived
 nft list map ip keelson refused | grep -q 10.96.0.77 || fail "the Service made after the restart is not in the kernel"
 systemctl stop keelson-proxy.service

@@ -35,7 +35,7 @@ async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() ->
     let first = agent_pid(&run)?;
     until("the runtime is downloading", || ingests(&run) > 0).await?;
     kill9(first)?;
-    until("the demonstration sees the agent go", || printed().contains("The agent is gone")).await?;
+    until("the demonstration sees the agent go", || printed().contains("The agent exited")).await?;
     let command = printed().lines().rfind(|line| line.contains(" agent --config ")).map(str::to_owned);
     let command = command.context("no command was printed")?;
     let mut words = command.split_whitespace().map(str::to_owned);
@@ -47,13 +47,14 @@ async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() ->
         log: scratch.path().join("again.log"),
     };
     let mut again = again.start()?;
-    until("the demonstration sees the agent return", || printed().contains("The agent is back")).await?;
+    until("the demonstration sees the agent return", || printed().contains("The agent is running again"))
+        .await?;
     let second = agent_pid(&run)?;
     ensure!(second == again.pid(), "the pid file names {second}, the agent is {}", again.pid());
 
     let status = demo.wait(WHOLE_RUN).await?;
     ensure!(status.success(), "{status}:\n{}", printed());
-    ensure!(printed().contains("All 9 images are there"), "{}", printed());
+    ensure!(printed().contains("All 9 images are pulled"), "{}", printed());
     let status = again.wait(WHOLE_RUN).await?;
     ensure!(status.success(), "the agent that the reader started ended with {status}");
 

@@ -288,8 +288,9 @@ impl EndpointPublisher {
                 Loaded::Whole(restored) => (Some(*restored), Disk::Same),
                 Loaded::Nothing => (None, Disk::Other),
                 Loaded::Lost(reason) => {
-                    let text =
-                        format!("the endpoints on disk are not used, readers are told all anew: {reason}");
+                    let text = format!(
+                        "the endpoints on disk are not used; clients receive the full state: {reason}"
+                    );
                     tracing::warn!(actor = "EndpointPublisher", "{text}");
                     actor.recorder().error(text);
                     (None, Disk::Other)

@@ -299,7 +299,7 @@ fn a_full_disk_costs_the_identity_and_nothing_else() {
         let after = publisher.id().expect("published");
         assert!(after.0 != before.0);
         assert_eq!((publisher.metrics.durable.get(), publisher.metrics.persist_failures.get()), (0, 1));
-        assert!(publisher.mailbox.recorder().overview().last_error.contains("under a new identity"));
+        assert!(publisher.mailbox.recorder().overview().last_error.contains("under a new instance ID"));
         publisher.restart();
         pass(200).await;
         assert_eq!((publisher.id(), publisher.names().len()), (Some(after), 4), "kept in memory");

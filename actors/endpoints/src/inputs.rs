@@ -119,7 +119,7 @@ fn name_of(metadata: Option<&ObjectMeta>) -> Option<ServiceName> {
     let name = metadata.map(|metadata| ServiceName::new(&metadata.namespace, &metadata.name));
     let name = name.filter(|name| name.as_str().len() <= MAX_NAME_LEN);
     if name.is_none() {
-        tracing::warn!(actor = "EndpointPublisher", "an object without a usable name is left out");
+        tracing::warn!(actor = "EndpointPublisher", "object without a valid name ignored");
     }
     name
 }

@@ -43,13 +43,17 @@ impl Mark {
 /// Why a state on disk must not go on under its instance ID; none: it may.
 fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Option<String> {
     match mark {
-        None => Some("no record of what was served in this boot was found".to_owned()),
-        Some(mark) if mark.boot_id != boot_id => Some("the node has booted since it was served".to_owned()),
+        None => Some("no record of the served instance since the node booted".to_owned()),
+        Some(mark) if mark.boot_id != boot_id => {
+            Some("the node has booted since the state was served".to_owned())
+        }
         Some(mark) if mark.instance_id != instance_id => Some(
-            "another instance was served in this boot: the state folder was replaced or restored".to_owned(),
+            "another instance was served since the node booted: the state directory was replaced or restored"
+                .to_owned(),
         ),
         Some(mark) if mark.rev > rev => Some(format!(
-            "revision {} was served in this boot, and the state folder has revision {rev}: it was restored from a backup",
+            "revision {} was served since the node booted, but the state directory has revision {rev}: it \
+             was restored from a backup",
             mark.rev
         )),
         Some(_) => None,
@@ -100,7 +104,8 @@ impl Marker {
                 self.file = None;
                 if !std::mem::replace(&mut self.is_failing, true) {
                     let path = self.path.display();
-                    tracing::warn!(%path, %error, "cannot note the revision that is served; the next start gets a new instance ID");
+                    tracing::warn!(%path, %error, "cannot record the served revision; the next start uses a \
+                                                   new instance ID");
                 }
             }
         }

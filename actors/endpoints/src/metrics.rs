@@ -30,15 +30,15 @@ pub struct EndpointMetrics {
     pub events: Family<Resource, Counter>,
     /// Objects kept.
     pub objects: Family<Resource, Gauge>,
-    /// Whether all objects of a kind are known.
+    /// 1 if the resource is synced.
     pub synced: Family<Resource, Gauge>,
     /// Services worked out, whether or not something came of it.
     pub worked_out: Counter,
-    /// Services that readers see.
+    /// Services served to clients.
     pub services: Gauge,
     /// Endpoints of those Services.
     pub endpoints: Gauge,
-    /// The revision that readers see; 0: none.
+    /// Revision served to clients (0: none).
     pub rev: Gauge,
     /// Whether what readers see may be old, or is nothing.
     pub stale: Gauge,
@@ -80,43 +80,39 @@ impl EndpointMetrics {
     pub fn register(&self, registry: &mut Registry) {
         let own = registry.sub_registry_with_prefix("keelson_endpoints");
         own.register("revisions", "Revisions published", self.revisions.clone());
-        own.register("source_events", "Objects and deletions that sources told of", self.events.clone());
+        own.register("source_events", "Objects and deletions received from sources", self.events.clone());
         own.register(
             "source_objects",
-            "Objects that sources told of and that are kept",
+            "Objects received from sources and held in memory",
             self.objects.clone(),
         );
-        own.register("source_synced", "Whether all objects of a kind are known", self.synced.clone());
+        own.register("source_synced", "1 if the resource is synced", self.synced.clone());
         own.register(
             "services_worked_out",
-            "Services whose meaning was worked out, whether or not it had changed",
+            "Services computed, whether or not the result changed",
             self.worked_out.clone(),
         );
-        own.register("services", "Services that readers see", self.services.clone());
-        own.register("endpoints", "Endpoints of the Services that readers see", self.endpoints.clone());
-        own.register("rev", "The revision that readers see; 0: none", self.rev.clone());
-        own.register(
-            "stale",
-            "1 while what readers see is not known to be the newest, or is nothing",
-            self.stale.clone(),
-        );
+        own.register("services", "Services served to clients", self.services.clone());
+        own.register("endpoints", "Endpoints of the Services served to clients", self.endpoints.clone());
+        own.register("rev", "Revision served to clients (0: none)", self.rev.clone());
+        own.register("stale", "1 while the served state is stale or there is no state", self.stale.clone());
         own.register(
             "watched",
-            "1 while Services are watched; 0 before the first client follows (endpoints.watch)",
+            "1 while Services are watched; 0 before the first client connects (endpoints.watch)",
             self.watched.clone(),
         );
-        own.register("durable", "1 while what readers see is on disk", self.durable.clone());
-        own.register("persist_failures", "Writes of the state that failed", self.persist_failures.clone());
+        own.register("durable", "1 while the served state is on disk", self.durable.clone());
+        own.register("persist_failures", "Failed writes of the state", self.persist_failures.clone());
         own.register_with_unit(
             "persist_duration",
-            "How long a write of the state took",
+            "Duration of writes of the state",
             Unit::Seconds,
             self.persist_duration.clone(),
         );
         own.register_with_unit(
             "publish_delay",
-            "Time from the oldest change that led to a revision, by its slice's last-change-trigger-time, until the \
-             revision was published",
+            "Time from the oldest change in a revision, by the last-change-trigger-time of its \
+             EndpointSlice, until the revision was published",
             Unit::Seconds,
             self.publish_delay.clone(),
         );

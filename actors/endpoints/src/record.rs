@@ -350,7 +350,7 @@ fn restore(records: Vec<(Vec<u8>, Vec<u8>)>, node_name: &str) -> Result<Restored
             Key::Part(name, part) => drop(more.insert((name, part), value)),
             Key::Service(name) => {
                 let record = ServiceRecord::decode(Bytes::from(value))
-                    .map_err(|error| format!("the record of {name} cannot be decoded: {error}"))?;
+                    .map_err(|error| format!("cannot decode the record of {name}: {error}"))?;
                 if record.deleted {
                     deleted.insert(name, record.rev);
                     continue;
@@ -361,29 +361,28 @@ fn restore(records: Vec<(Vec<u8>, Vec<u8>)>, node_name: &str) -> Result<Restored
             }
         }
     }
-    let meta = meta.ok_or_else(|| "the record that holds the identity is missing".to_owned())?;
+    let meta = meta.ok_or_else(|| "the identity record is missing".to_owned())?;
     let (have, should) = ((services.size() as u64, deleted.len() as u64), (meta.services, meta.deleted));
     if have != should {
-        return Err(format!("there are records of {have:?} present and deleted services, not of {should:?}"));
+        return Err(format!("found records of {have:?} present and deleted services, expected {should:?}"));
     }
     let newest = services.values().map(|item| item.rev).chain(deleted.values().copied()).max();
     if newest > Some(meta.rev) || !more.is_empty() {
-        return Err("its records are of different revisions".to_owned());
+        return Err("the records are of different revisions".to_owned());
     }
     Ok(Restored { meta, services, deleted, endpoints })
 }
 
 fn check_meta(value: &[u8], node_name: &str) -> Result<Meta, String> {
-    let meta = Meta::decode(value)
-        .map_err(|error| format!("the record that holds the identity cannot be decoded: {error}"))?;
+    let meta = Meta::decode(value).map_err(|error| format!("cannot decode the identity record: {error}"))?;
     if meta.version != VERSION {
-        return Err(format!("its form is version {}, this agent knows {VERSION}", meta.version));
+        return Err(format!("the format version is {}, but this agent supports {VERSION}", meta.version));
     }
     if meta.incomplete {
-        return Err("the agent ended while it was being written".to_owned());
+        return Err("the agent exited during a write".to_owned());
     }
     if meta.node_name != node_name {
-        return Err(format!("it is for the node {:?}, this one is {node_name:?}", meta.node_name));
+        return Err(format!("it is for node {:?}, but this node is {node_name:?}", meta.node_name));
     }
     if meta.instance_id == 0 || meta.rev == 0 {
         return Err("it has no identity".to_owned());
@@ -405,11 +404,11 @@ fn item(
         }
         message = whole.freeze();
     }
-    let head = Head::decode(message.clone()).map_err(|error| format!("{name} cannot be decoded: {error}"))?;
+    let head = Head::decode(message.clone()).map_err(|error| format!("cannot decode {name}: {error}"))?;
     match head.endpoints {
         Some(head) if head.namespace == name.namespace() && head.name == name.name() => {
             Ok(Item { message, rev: record.rev })
         }
-        _ => Err(format!("the record of {name} holds something else")),
+        _ => Err(format!("the record of {name} has another type")),
     }
 }

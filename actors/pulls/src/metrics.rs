@@ -122,7 +122,7 @@ pub struct Metrics {
     pub retried: Family<Reason, Counter>,
     /// Time between a pull's first request and its start.
     pub wait: Histogram,
-    /// Time from the start of a pull to its end, the queue excluded.
+    /// Time from the start of a pull to its end, excluding the queue.
     pub running_time: Histogram,
     /// Events on pods.
     pub pod_events: Family<EventResult, Counter>,
@@ -164,7 +164,7 @@ pub struct Metrics {
     pub runtime_api_errors: Family<ApiFailure, Counter>,
     /// Writes to the store that failed.
     pub store_errors: Counter,
-    /// 0 while the journal on disk lags behind.
+    /// 1 while the journal on disk is complete.
     pub store_durable: Gauge,
     /// 1 while the store is open.
     pub store_open: Gauge,
@@ -236,105 +236,113 @@ impl Metrics {
         self.register_kubelet(registry.sub_registry_with_prefix("kubelet"));
         self.register_pulls(registry.sub_registry_with_prefix("keelson_image_pull"));
         let own = registry.sub_registry_with_prefix("keelson");
-        own.register("image_pulls", "Image pulls that ended, by result and reason", self.pulls.clone());
-        own.register("image_pulls_in_flight", "Image pulls under the limit", self.in_flight.clone());
+        own.register("image_pulls", "Finished image pulls, by result and reason", self.pulls.clone());
+        own.register(
+            "image_pulls_in_flight",
+            "Running image pulls that count towards the limit",
+            self.in_flight.clone(),
+        );
         own.register(
             "image_pulls_in_flight_present",
-            "Pulls of images that are there already, beside the limit",
+            "Running pulls of present images, which do not count towards the limit",
             self.in_flight_present.clone(),
         );
         own.register(
             "image_pulls_passed_through",
-            "Image pulls passed to the runtime without a decision, outside the limit, by reason",
+            "Image pulls passed through to the runtime without admission or limit, by reason",
             self.passed_through.clone(),
         );
         own.register(
             "image_pulls_passing_through",
-            "1 while image pulls are passed to the runtime without a decision",
+            "1 while image pulls are passed through to the runtime without admission",
             self.passing_through.clone(),
         );
-        own.register("image_pulls_resumed", "Image pulls taken over from the journal", self.resumed.clone());
+        own.register("image_pulls_resumed", "Image pulls restored from the journal", self.resumed.clone());
         own.register(
             "runtime_api_errors",
             "Failed calls on the lease and content APIs of the container runtime, by gRPC code",
             self.runtime_api_errors.clone(),
         );
-        own.register("runtime_up", "1 while the container runtime serves", self.runtime_up.clone());
-        own.register(
-            "store_write_errors",
-            "Writes to the state store that failed",
-            self.store_errors.clone(),
-        );
-        own.register("handovers", "Starts beside a stopping agent, by result", self.handovers.clone());
-        own.register("store_durable", "0 while the journal on disk lags behind", self.store_durable.clone());
+        own.register("runtime_up", "1 while the container runtime is up", self.runtime_up.clone());
+        own.register("store_write_errors", "Failed writes of the state store", self.store_errors.clone());
+        own.register("handovers", "Takeovers from a stopping agent, by result", self.handovers.clone());
+        own.register("store_durable", "1 while the journal on disk is complete", self.store_durable.clone());
         own.register("store_open", "1 while the state store is open", self.store_open.clone());
     }
 
     fn register_kubelet(&self, kubelet: &mut Registry) {
         kubelet.register_with_unit(
             "image_pull_duration",
-            "Duration of image pulls, waiting included, by size of the image",
+            "Duration of image pulls including waiting, by image size",
             Unit::Seconds,
             self.pull_duration.clone(),
         );
-        kubelet.register("runtime_operations", "CRI calls by type", self.operations.clone());
+        kubelet.register("runtime_operations", "CRI calls, by type", self.operations.clone());
         kubelet.register(
             "runtime_operations_errors",
-            "CRI calls that failed, by type",
+            "Failed CRI calls, by type",
             self.operation_errors.clone(),
         );
         kubelet.register_with_unit(
             "runtime_operations_duration",
-            "Duration of CRI calls by type",
+            "Duration of CRI calls, by type",
             Unit::Seconds,
             self.operation_duration.clone(),
         );
     }
 
     fn register_pulls(&self, pull: &mut Registry) {
-        pull.register("queue_depth", "Image pulls that wait for a slot", self.queue_depth.clone());
-        pull.register("held", "Places kept after a restart for callers with credentials", self.held.clone());
+        pull.register("queue_depth", "Queued image pulls", self.queue_depth.clone());
+        pull.register(
+            "held",
+            "Queue places held after a restart for callers with credentials",
+            self.held.clone(),
+        );
         pull.register("callers", "Callers that wait for an image pull", self.callers.clone());
-        pull.register("limit", "Most image pulls in flight, 0 for no limit", self.limit.clone());
+        pull.register("limit", "Limit on image pulls in flight (0: no limit)", self.limit.clone());
         pull.register("retained", "Unfinished image pulls whose content is retained", self.retained.clone());
         pull.register_with_unit(
             "retained",
-            "Content retained of unfinished image pulls",
+            "Size of the content retained of unfinished image pulls",
             Unit::Bytes,
             self.retained_bytes.clone(),
         );
         pull.register(
             "content_released",
-            "Unfinished image pulls whose content was released, by reason",
+            "Unfinished image pulls with released content, by reason",
             self.released.clone(),
         );
         pull.register_with_unit(
             "oldest_wait",
-            "Wait of the first pull in the queue",
+            "Wait time of the first pull in the queue",
             Unit::Seconds,
             self.oldest_wait.clone(),
         );
         pull.register_with_unit(
             "wait",
-            "Time from the first request to the start",
+            "Time from the first request of a pull to its start",
             Unit::Seconds,
             self.wait.clone(),
         );
         pull.register_with_unit(
             "running",
-            "Time from the start of a pull to its end, the queue excluded",
+            "Time from the start of a pull to its end, excluding the queue",
             Unit::Seconds,
             self.running_time.clone(),
         );
         pull.register(
             "deduplicated",
-            "Requests that joined a pull, by the state of that pull",
+            "Requests that joined an existing pull, by its state",
             self.deduplicated.clone(),
         );
-        pull.register("refused", "Requests refused by the agent, by reason", self.refused.clone());
-        pull.register("retried", "Image pulls tried again by the agent, by reason", self.retried.clone());
-        pull.register("pod_events", "Events on pods that wait for an image pull", self.pod_events.clone());
-        pull.register("lost", "Image pulls lost with their runtime and asked again", self.lost.clone());
+        pull.register("refused", "Requests rejected by the agent, by reason", self.refused.clone());
+        pull.register("retried", "Retries of image pulls by the agent, by reason", self.retried.clone());
+        pull.register(
+            "pod_events",
+            "Events created for pods that wait for an image pull",
+            self.pod_events.clone(),
+        );
+        pull.register("lost", "Image pulls interrupted by a runtime outage and retried", self.lost.clone());
     }
 
     /// Counts one CRI call.

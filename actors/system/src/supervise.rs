@@ -99,7 +99,7 @@ macro_rules! handles_restart {
 pub fn log_restart(message: Restart, recorder: &Recorder) {
     #[cfg(any(feature = "test-support", debug_assertions))]
     assert!(message.reason != PANIC, "a test wants a panic");
-    tracing::error!(actor = recorder.name(), reason = message.reason, "the actor stops and restarts");
+    tracing::error!(actor = recorder.name(), reason = message.reason, "actor failed; restarting");
     recorder.error(message.reason);
 }
 
@@ -204,7 +204,7 @@ impl Supervision {
         while self.restarts.front().is_some_and(|at| *at + WINDOW < now) {
             self.restarts.pop_front();
         }
-        tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "actor restarts");
+        tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "restarting actor");
     }
 
     /// The pause before the actor may work again: none at the first start, then doubling.
@@ -292,7 +292,7 @@ where
         // The context runs what is left when it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
         if let Err(text) = restarted {
-            let text = format!("cannot be restarted, it is disabled: {text}");
+            let text = format!("cannot be restarted and is disabled: {text}");
             tracing::error!(actor = self.recorder.name(), "{text}");
             self.recorder.error(text.clone());
             self.recorder.status(Status::Stopped, text);

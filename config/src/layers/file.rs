@@ -42,7 +42,7 @@ pub(crate) fn read(path: &Path, required: bool, found: &mut Findings) -> Outcome
         }
     };
     if bytes.len() as u64 > MAX_BYTES {
-        let (place, fault) = whole(format!("it is larger than {MAX_BYTES} bytes"));
+        let (place, fault) = whole(format!("the file is larger than {MAX_BYTES} bytes"));
         found.add(place, None, fault);
         return Outcome::Broken;
     }
@@ -51,7 +51,7 @@ pub(crate) fn read(path: &Path, required: bool, found: &mut Findings) -> Outcome
         Err(e) => {
             let valid = e.utf8_error().valid_up_to();
             let head = String::from_utf8_lossy(&e.as_bytes()[..valid]).into_owned();
-            let reason = "the byte here is not UTF-8, and TOML is".to_owned();
+            let reason = "invalid UTF-8".to_owned();
             found.add(
                 Source { path, text: &head }.at(Some(valid..valid)),
                 None,
@@ -152,7 +152,7 @@ fn raw(item: &Item) -> Raw {
         Item::Value(Value::String(s)) => Raw::Text(s.value().clone()),
         Item::Value(Value::Array(items)) => {
             let texts: Option<Vec<_>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
-            texts.map_or(Raw::Other("a list that holds something else than texts"), Raw::List)
+            texts.map_or(Raw::Other("a list with a value that is not a string"), Raw::List)
         }
         other => Raw::Other(describe(other)),
     }
@@ -161,7 +161,7 @@ fn raw(item: &Item) -> Raw {
 fn describe(item: &Item) -> &'static str {
     match item {
         Item::None => "nothing",
-        Item::Value(Value::String(_)) => "a text",
+        Item::Value(Value::String(_)) => "a string",
         Item::Value(Value::Integer(_)) => "a number",
         Item::Value(Value::Boolean(_)) => "true or false",
         Item::Value(Value::Float(_)) => "a number with a fraction",

@@ -138,7 +138,7 @@ impl Reader<'_> {
                 Some(field) => self.field(mode, section, field, value),
                 None if matches!(place.as_str(), "apiVersion" | "kind") => {}
                 None => self.notes.push(format!(
-                    "{}: unknown field {}; it is ignored, as by kube-proxy",
+                    "{}: unknown field {} ignored, as by kube-proxy",
                     self.at(&place),
                     quote(&place)
                 )),
@@ -188,7 +188,7 @@ impl Reader<'_> {
             }
             (Kind::Duration, Value::String(text)) => match duration::parse(text) {
                 Some(duration) => Raw::Text(humantime::format_duration(duration).to_string()),
-                None => return self.wrong(place, "a duration as Go writes it, such as \"1h30m\"", value),
+                None => return self.wrong(place, "a duration in Go syntax, such as \"1h30m\"", value),
             },
             _ => return self.wrong(place, kind.words(), value),
         };
@@ -205,28 +205,30 @@ impl Reader<'_> {
     fn note_mode(&mut self, mode: Mode) {
         if mode != Mode::NfTables {
             self.notes.push(format!(
-                "{}: mode {}: Services are made of nftables rules, with the behaviour of kube-proxy's mode nftables \
-                 (docs/kube-proxy-differences.md)",
+                "{}: mode {}: Services are programmed with nftables and behave as in kube-proxy's mode \
+                 nftables (docs/kube-proxy-differences.md)",
                 self.at("mode"),
                 mode.name()
             ));
         }
     }
 
-    /// Without the field, node ports answer at all addresses in the modes iptables and ipvs, at the primary ones in nftables.
+    /// Without the field, node ports are served at all addresses in the modes iptables and ipvs, at the primary
+    /// ones
+    /// in nftables.
     fn node_port_addresses(&mut self, mode: Mode, document: &Map<String, Value>) {
         const PLACE: &str = "nodePortAddresses";
         let items = match document.get(PLACE) {
             None | Some(Value::Null) => &Vec::new(),
             Some(Value::Array(items)) => items,
-            Some(other) => return self.wrong(PLACE, "a list of texts", other),
+            Some(other) => return self.wrong(PLACE, "a list of strings", other),
         };
         let Some(mut texts) =
             items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
         else {
             return self.fault(
                 PLACE,
-                Raw::Other("a list that holds something else than texts").wrong("a list of texts"),
+                Raw::Other("a list with a value that is not a string").wrong("a list of strings"),
             );
         };
         if texts.is_empty() {
@@ -234,8 +236,8 @@ impl Reader<'_> {
                 return;
             }
             self.notes.push(format!(
-                "{}: nodePortAddresses is not set: node ports answer at all addresses of the node, as in mode {}, but not at \
-                 127.0.0.1; set it to primary to use the node's own addresses only",
+                "{}: nodePortAddresses is not set: node ports are served at all addresses of the node, as in \
+                 mode {}, except 127.0.0.1; set primary to use only the primary node addresses",
                 self.at(PLACE),
                 mode.name()
             ));
@@ -260,7 +262,7 @@ impl Reader<'_> {
                         self.assign("bindAddress", setting, Raw::Text(format!("{of_v6}:{port}")));
                     }
                 }
-                (None, Some(other)) => self.wrong(place, "a text", other),
+                (None, Some(other)) => self.wrong(place, "a string", other),
             }
         }
     }
@@ -275,9 +277,10 @@ impl Reader<'_> {
                 ("AllowServiceExternalIPs", on) => {
                     self.setting(&place, "proxy.allow_external_ips", Kind::Plain, on);
                 }
-                _ => self
-                    .notes
-                    .push(format!("{}: {place} has no effect: there is no such gate here", self.at(&place))),
+                _ => self.notes.push(format!(
+                    "{}: {place} has no effect: Keelson has no such feature gate",
+                    self.at(&place)
+                )),
             }
         }
     }

@@ -21,17 +21,19 @@ fn families(proxy: &Proxy) -> Vec<Violation> {
     if twice(&proxy.bind_address) {
         found.push(Violation {
             keys: &["proxy.bind_address"],
-            message: "bind_address has two addresses of one family; name at most one of IPv4 and one of IPv6"
-                .into(),
+            message:
+                "bind_address has two addresses of one IP family; set at most one IPv4 and one IPv6 address"
+                    .into(),
         });
     }
     let networks: Vec<IpAddr> = proxy.cluster_cidr.iter().map(|network| network.addr()).collect();
     if twice(&networks) {
         found.push(Violation {
             keys: &["proxy.cluster_cidr"],
-            message: "cluster_cidr has two networks of one family, as kube-proxy does not take them either; name at \
-                      most one of IPv4 and one of IPv6"
-                .into(),
+            message:
+                "cluster_cidr has two networks of one IP family, which kube-proxy does not accept either; \
+                 set at most one IPv4 and one IPv6 network"
+                    .into(),
         });
     }
     found
@@ -47,12 +49,11 @@ fn detector(proxy: &Proxy) -> Option<Violation> {
     let (keys, message): (&'static [&'static str], _) = match proxy.detect_local_mode {
         DetectLocalMode::BridgeInterface if proxy.bridge_interface.is_empty() => (
             &["proxy.detect_local_mode", "proxy.bridge_interface"],
-            "detect_local_mode = \"BridgeInterface\" needs the bridge's name; set bridge_interface, or another mode",
+            "detect_local_mode = \"BridgeInterface\" requires bridge_interface; set it, or another mode",
         ),
         DetectLocalMode::InterfaceNamePrefix if proxy.interface_name_prefix.is_empty() => (
             &["proxy.detect_local_mode", "proxy.interface_name_prefix"],
-            "detect_local_mode = \"InterfaceNamePrefix\" needs the beginning of the names; set \
-             interface_name_prefix, or another mode",
+            "detect_local_mode = \"InterfaceNamePrefix\" requires interface_name_prefix; set it, or another mode",
         ),
         _ => return None,
     };
@@ -65,8 +66,8 @@ fn http(proxy: &Proxy) -> Option<Violation> {
     (!loopback && !proxy.http_allow_remote).then(|| Violation {
         keys: &["proxy.http", "proxy.http_allow_remote"],
         message: format!(
-            "{address} is not a loopback address, and anybody who can reach it could read every Service; use \
-             127.0.0.1 or [::1], or set http_allow_remote = true"
+            "{address} is not a loopback address, and any client that can reach it could read all Services; \
+             use 127.0.0.1 or [::1], or set http_allow_remote = true"
         ),
     })
 }
@@ -87,7 +88,7 @@ fn ports(settings: &Settings) -> Vec<Violation> {
         let (a, b) = (a?, b?);
         overlap(a, b).then(|| Violation {
             keys,
-            message: format!("{a} and {b} cannot both be listened at; give each a port of its own"),
+            message: format!("{a} and {b} are the same address; use a different port for each"),
         })
     };
     pairs.into_iter().filter_map(clash).collect()
@@ -116,7 +117,7 @@ fn socket(settings: &Settings) -> Vec<Violation> {
         .filter(|(same, _)| *same)
         .map(|(_, keys)| Violation {
             keys,
-            message: format!("{} are both {own}; give each a socket of its own", keys.join(" and ")),
+            message: format!("{} are both {own}; use a different socket for each", keys.join(" and ")),
         })
         .collect()
 }

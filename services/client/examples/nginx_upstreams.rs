@@ -26,13 +26,13 @@ use keelson_client::{
     localnetv1::{IpSet, PortMapping, Protocol},
 };
 
-/// Writes the endpoints of this node as nginx upstreams.
+/// Write the endpoints of this node as nginx upstreams.
 #[derive(Parser)]
 struct Args {
-    /// The file to keep.
+    /// File to write.
     #[arg(long)]
     file: PathBuf,
-    /// What to run when the file has changed, by the shell.
+    /// Shell command to run after the file has changed.
     #[arg(long)]
     exec: Option<String>,
     #[command(flatten)]

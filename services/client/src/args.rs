@@ -25,23 +25,25 @@ use crate::{Api, Options, Target};
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 #[command(next_help_heading = "Endpoints")]
 pub struct EndpointsArgs {
-    /// Where the endpoints are served: unix:///PATH or tcp://HOST:PORT [default:
+    /// Address of the Endpoints API: unix:///PATH or tcp://HOST:PORT [default:
     /// unix:///run/keelson-endpoints/endpoints.sock].
     #[arg(long, value_name = "TARGET")]
     pub target: Option<Target>,
-    /// With --rev: the state that is known already; only later ones are given. 0: none.
+    /// Instance ID of the last known state; with --rev, only later states are read (0: read the full state).
     #[arg(long, value_name = "ID", default_value_t = 0, requires = "rev")]
     pub instance_id: u64,
-    /// See --instance-id.
+    /// Revision of the last known state; see --instance-id.
     #[arg(long, value_name = "REV", default_value_t = 0, requires = "instance_id")]
     pub rev: u64,
-    /// The longest pause before the next attempt when something failed, such as 500ms, 5s or 1m.
+    /// Maximum delay before a retry after an error, for example 500ms, 5s or 1m.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub error_delay: Duration,
-    /// The largest message that is accepted, which is one Service with its endpoints: bytes, or such as 64Mi.
+    /// Maximum size of a received message, which holds one Service with its endpoints: bytes, or with a unit such
+    /// as
+    /// 64Mi.
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = size)]
     pub max_msg_size: usize,
-    /// By which API to follow: changes (watch; next, where the server does not know it) or whole states (next).
+    /// API to use: deltas (watch, falls back to next if the server does not support it) or full states (next).
     #[arg(long, value_enum, default_value_t = Api::Watch)]
     pub api: Api,
 }
@@ -73,9 +75,9 @@ fn duration(text: &str) -> Result<Duration, String> {
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err("write a number and ms, s, m or h, such as 500ms".into()),
+        _ => return Err("write a number with the unit ms, s, m or h, such as 500ms".into()),
     };
-    let number = number.parse::<u64>().map_err(|_| "write a whole number before the unit".to_owned())?;
+    let number = number.parse::<u64>().map_err(|_| "write an integer before the unit".to_owned())?;
     let total = number.checked_mul(milliseconds).filter(|total| (1..=3_600_000).contains(total));
     total.map(Duration::from_millis).ok_or_else(|| "it must be between 1ms and 1h".into())
 }
@@ -87,9 +89,9 @@ fn size(text: &str) -> Result<usize, String> {
         "Ki" => 1 << 10,
         "Mi" => 1 << 20,
         "Gi" => 1 << 30,
-        _ => return Err("write a number of bytes, or one with Ki, Mi or Gi".into()),
+        _ => return Err("write a number of bytes, or a number with the unit Ki, Mi or Gi".into()),
     };
-    let number = number.parse::<usize>().map_err(|_| "write a whole number of bytes".to_owned())?;
+    let number = number.parse::<usize>().map_err(|_| "write an integer number of bytes".to_owned())?;
     let total = number.checked_mul(bytes).filter(|total| (1024..=u32::MAX as usize).contains(total));
     total.ok_or_else(|| "it must be between 1Ki and less than 4Gi".into())
 }
@@ -136,11 +138,11 @@ mod tests {
     fn nonsense_is_refused_with_what_would_be_right() {
         for (words, said) in [
             (&["--target", "localhost:80"][..], "write unix:///PATH or tcp://HOST:PORT"),
-            (&["--error-delay", "5"], "write a number and ms, s, m or h"),
+            (&["--error-delay", "5"], "write a number with the unit ms, s, m or h"),
             (&["--error-delay", "0s"], "between 1ms and 1h"),
-            (&["--error-delay", "99999999999999999999s"], "whole number"),
+            (&["--error-delay", "99999999999999999999s"], "an integer"),
             (&["--error-delay", "9999999999999999999h"], "between 1ms and 1h"),
-            (&["--error-delay", "s"], "whole number"),
+            (&["--error-delay", "s"], "an integer"),
             (&["--max-msg-size", "64MB"], "Ki, Mi or Gi"),
             (&["--max-msg-size", "4Gi"], "less than 4Gi"),
             (&["--max-msg-size", "1"], "between 1Ki"),

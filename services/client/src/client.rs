@@ -218,13 +218,13 @@ impl Client {
         let state = connection.next(&self.position).await?;
         // Who says the same at once whenever asked would keep both sides busy for nothing.
         if self.received && state.position == self.position {
-            return Err(Error::malformed("it is the state that was asked to be followed"));
+            return Err(Error::malformed("it sent the state that the request excluded"));
         }
         Ok(state)
     }
 }
 
 fn fall_back(connection: Connection) -> Link {
-    tracing::info!("the server knows no Watch; its states are compared here");
+    tracing::info!("server does not support Watch; falling back to Next");
     Link::Idle { connection, watch: false }
 }

@@ -65,7 +65,7 @@ impl Connection {
         // A unix socket whose queue is full lets wait without an end, whatever the endpoint's own limit.
         let late = |_| Error::Connect {
             target: target.clone(),
-            reason: format!("nobody took the connection within {CONNECT_TIMEOUT:?}"),
+            reason: format!("the connection was not accepted within {CONNECT_TIMEOUT:?}"),
         };
         let channel = timeout(CONNECT_TIMEOUT, endpoint.connect()).await.map_err(late)?.map_err(fault)?;
         Ok(Self {
@@ -104,14 +104,15 @@ impl Connection {
         };
         let mut stream = self.call(NEXT, request).await?;
         let first = stream.message().await.map_err(|status| Error::status(status, false))?;
-        let first = NextItem::read(&first.ok_or(Error::Ended("without a state"))?)?;
-        let next =
-            first.next.ok_or_else(|| Error::malformed("its first item does not say what to ask for next"))?;
+        let first = NextItem::read(&first.ok_or(Error::Ended("without sending a state"))?)?;
+        let next = first
+            .next
+            .ok_or_else(|| Error::malformed("the first item has no position for the next request"))?;
         let mut services = Vec::from_iter(first.service);
         while let Some(message) = receive(&mut stream, Some(self.stall_timeout)).await? {
             let item = NextItem::read(&message)?;
             if item.next.is_some() {
-                return Err(Error::malformed("two states in one answer"));
+                return Err(Error::malformed("two states in one response"));
             }
             services.extend(item.service);
         }
@@ -177,7 +178,7 @@ impl Watch {
         loop {
             let message = receive(&mut self.stream, begun.then_some(self.stall_timeout)).await?;
             let message =
-                message.ok_or(Error::Ended(if begun { "in the middle of a state" } else { "of changes" }))?;
+                message.ok_or(Error::Ended(if begun { "in the middle of a state" } else { "of deltas" }))?;
             begun = true;
             match WatchItem::read(&message)? {
                 WatchItem::Reset => {
@@ -193,7 +194,7 @@ impl Watch {
                 WatchItem::Node(info) => node = Some(info),
                 WatchItem::Sync(sync) => {
                     if std::mem::take(&mut self.reset_first) && !whole {
-                        return Err(Error::malformed("changes of a state that was never sent"));
+                        return Err(Error::malformed("deltas without a full state before them"));
                     }
                     if whole {
                         services.retain(|_, service| service.is_some());

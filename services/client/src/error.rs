@@ -23,27 +23,25 @@ pub enum Error {
         /// Why, and what to do.
         reason: String,
     },
-    /// The server refused, failed, or the connection broke.
+    /// The server refused, failed, or the connection was closed.
     #[error("{}", said(status, *within))]
     Status {
         /// What was said, or found out.
         status: Box<Status>,
-        /// Whether it came in the middle of a state, which was thrown away.
+        /// Whether it came in the middle of a state, the incomplete state was discarded.
         within: bool,
     },
     /// The stream ended where it should not.
     #[error("the server ended the stream {0}")]
     Ended(&'static str),
     /// The server paused in the middle of a state.
-    #[error(
-        "the server stopped in the middle of a state and sent nothing more for {0:?}; it was thrown away"
-    )]
+    #[error("the server sent an incomplete state and then nothing for {0:?}; the state was discarded")]
     Stalled(Duration),
     /// The server says what makes no sense.
-    #[error("what the server sends is no state: {0}; it was thrown away")]
+    #[error("the server sent an invalid state: {0}; it was discarded")]
     Malformed(String),
     /// One Service cannot be decoded.
-    #[error("the Service {name} cannot be decoded ({source}); the state was thrown away")]
+    #[error("cannot decode Service {name} ({source}); the state was discarded")]
     Undecodable {
         /// Which.
         name: ServiceName,
@@ -51,7 +49,7 @@ pub enum Error {
         source: prost::DecodeError,
     },
     /// The consumer could not make use of a state. It is offered again.
-    #[error("the state could not be applied, and is offered again: {0}")]
+    #[error("cannot apply the state; retrying: {0}")]
     Handler(BoxError),
 }
 
@@ -68,14 +66,17 @@ impl Error {
         let kind = io_kind(error);
         let reason = match kind {
             Some(io::ErrorKind::NotFound) if target.unix_path().is_some() => {
-                "there is no such socket; is the agent running, and is this one of its endpoints.listen?"
+                "the socket does not exist; check that the agent is running and that the address is one of \
+                 its endpoints.listen"
                     .into()
             }
             Some(io::ErrorKind::ConnectionRefused) => {
-                "nobody listens there; is the agent running, and is this one of its endpoints.listen?".into()
+                "no process is listening; check that the agent is running and that the address is one of its \
+                 endpoints.listen"
+                    .into()
             }
             Some(io::ErrorKind::PermissionDenied) => {
-                "permission is denied; run as root, or as a member of the socket's group".into()
+                "permission denied; run as root or as a member of the socket's group".into()
             }
             _ => chain(error),
         };
@@ -118,12 +119,12 @@ fn said(status: &Status, within: bool) -> String {
     let code = status.code();
     let mut text = match (code, status.message()) {
         (Code::Unimplemented, message) => {
-            format!("the server does not serve endpoints here; is this the right target? ({message})")
+            format!("the server does not serve the Endpoints API; check the target ({message})")
         }
-        // A status with a source was made here: the connection broke, or never spoke HTTP/2.
-        _ if status.source().is_some() && within => "the connection broke".to_owned(),
+        // A status with a source was made here: the connection was closed, or never spoke HTTP/2.
+        _ if status.source().is_some() && within => "the connection was closed".to_owned(),
         _ if status.source().is_some() => {
-            "the connection broke; does the server serve endpoints, is this the right target?".to_owned()
+            "the connection was closed; check that the target serves the Endpoints API".to_owned()
         }
         (_, "") => format!("the server failed: {code}"),
         (_, message) => format!("the server failed: {message} ({code:?})"),
@@ -133,10 +134,10 @@ fn said(status: &Status, within: bool) -> String {
         text.push_str(&chain(source));
     }
     if code == Code::OutOfRange {
-        text.push_str("; a larger --max-msg-size accepts it");
+        text.push_str("; raise --max-msg-size");
     }
     if within {
-        text.push_str("; it was in the middle of a state, which was thrown away");
+        text.push_str("; this was in the middle of a state, which was discarded");
     }
     text
 }
@@ -151,9 +152,9 @@ mod tests {
         let connect = |kind: io::ErrorKind| Error::connect(&target, &io::Error::from(kind)).to_string();
         assert!(
             connect(io::ErrorKind::NotFound)
-                .contains("endpoints.sock: there is no such socket; is the agent")
+                .contains("endpoints.sock: the socket does not exist; check that the agent")
         );
-        assert!(connect(io::ErrorKind::ConnectionRefused).contains("nobody listens there"));
+        assert!(connect(io::ErrorKind::ConnectionRefused).contains("no process is listening"));
         assert!(connect(io::ErrorKind::PermissionDenied).contains("the socket's group"));
         assert!(connect(io::ErrorKind::TimedOut).ends_with("timed out"));
         let tcp = Error::connect(&"tcp://a:1".parse().unwrap(), &io::Error::from(io::ErrorKind::NotFound));
@@ -165,9 +166,9 @@ mod tests {
     fn statuses_in_words() {
         let large = Error::status(Status::out_of_range("found 70000000 bytes"), true).to_string();
         assert!(large.contains("70000000 bytes") && large.contains("--max-msg-size"), "{large}");
-        assert!(large.ends_with("which was thrown away"), "{large}");
+        assert!(large.ends_with("which was discarded"), "{large}");
         let wrong = Error::status(Status::unimplemented("no such method"), false);
-        assert!(wrong.is_unimplemented() && wrong.to_string().contains("is this the right target?"));
+        assert!(wrong.is_unimplemented() && wrong.to_string().contains("check the target"));
         let empty = Error::status(Status::new(Code::Unavailable, ""), false);
         assert_eq!(empty.to_string(), "the server failed: The service is currently unavailable");
         assert!(!empty.is_unimplemented());

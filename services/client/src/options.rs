@@ -8,14 +8,16 @@ use keelson_proto::localnetv1::EndpointConditions;
 
 use crate::Target;
 
-/// By which of the two APIs [`crate::Client::run`] follows the states. Consumers notice no difference but in cost.
+/// The API by which [`crate::Client::run`] reads states. Consumers notice no difference except in cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Api {
-    /// `keelson.endpoints.v1.Endpoints/Watch`: what changes is sent. Where the server does not know it, `Next` is used.
+    /// Receive deltas (`keelson.endpoints.v1.Endpoints/Watch`); falls back to `Next` if the server does not
+    /// support
+    /// it.
     #[default]
     Watch,
-    /// `localnetv1.Endpoints/Next`: every state is sent whole, and compared here.
+    /// Receive full states (`localnetv1.Endpoints/Next`) and compare them in the client.
     Next,
 }
 

@@ -84,7 +84,7 @@ impl Reporter {
             Ok((connection, answer))
         });
         let late = |_| {
-            let text = format!("a report was not answered within {DEADLINE:?}");
+            let text = format!("the agent did not answer the report within {DEADLINE:?}");
             Error::status(Status::deadline_exceeded(text), false)
         };
         let (connection, answer) = told.await.map_err(late)??;
@@ -96,7 +96,8 @@ impl Reporter {
             Err(error) if error.is_unimplemented() => {
                 self.connection = Some(connection);
                 if !std::mem::replace(&mut self.said, true) {
-                    tracing::info!(target = %self.options.target, "the agent is older than reports: it will not show this backend");
+                    tracing::info!(target = %self.options.target, "agent does not support reports; this \
+                                                                   backend is not shown");
                 }
                 Ok(Reported::Unsupported)
             }

@@ -85,12 +85,12 @@ impl Troubles {
         self.attempts += 1;
         let kind = mem::discriminant(error);
         if self.attempts.is_power_of_two() || !self.said.contains(&kind) {
-            tracing::warn!(attempts = self.attempts, "{error}");
+            tracing::warn!(attempts = self.attempts, %error, "cannot read endpoints; retrying");
             if let Some(callback) = &mut self.callback {
                 callback(&Trouble { error, attempts: self.attempts });
             }
         } else {
-            tracing::debug!(attempts = self.attempts, "{error}");
+            tracing::debug!(attempts = self.attempts, %error, "cannot read endpoints; retrying");
         }
         if !self.said.contains(&kind) {
             self.said.push(kind);
@@ -101,7 +101,7 @@ impl Troubles {
     /// Notes that a state came and was taken.
     pub(crate) fn well(&mut self) {
         if mem::take(&mut self.failing) {
-            tracing::info!(attempts = self.attempts, "endpoints are followed again");
+            tracing::info!(attempts = self.attempts, "reading endpoints again");
             if let Some(callback) = &mut self.recovery {
                 callback();
             }

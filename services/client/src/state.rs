@@ -46,11 +46,11 @@ impl ServiceName {
     /// As [`Self::new`], of what came from outside.
     pub(crate) fn checked(namespace: &str, name: &str) -> Result<Self, Error> {
         if name.is_empty() {
-            return Err(Error::malformed("a Service without a name"));
+            return Err(Error::malformed("a Service has no name"));
         }
         if namespace.contains('/') || name.contains('/') {
             return Err(Error::malformed(format!(
-                "a Service whose name has a slash: {namespace:?}, {name:?}"
+                "a Service name contains a slash: {namespace:?}, {name:?}"
             )));
         }
         Ok(Self::new(namespace, name))
@@ -172,7 +172,7 @@ impl State {
         if !services.is_sorted_by(|one, other| one.name < other.name) {
             services.sort_unstable_by(|one, other| one.name.cmp(&other.name));
             if let Some(pair) = services.windows(2).find(|pair| pair[0].name == pair[1].name) {
-                return Err(Error::malformed(format!("the Service {} twice", pair[0].name)));
+                return Err(Error::malformed(format!("duplicate Service {}", pair[0].name)));
             }
         }
         Ok(Self { position, node, services })
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(names, ["a", "b", "c"]);
         for twice in [vec![raw("a"), raw("a")], vec![raw("a"), raw("b"), raw("a")]] {
             let error = State::new(Position::default(), None, twice).unwrap_err();
-            assert!(error.to_string().contains("the Service ns/a twice"), "{error}");
+            assert!(error.to_string().contains("duplicate Service ns/a"), "{error}");
         }
     }
 }

@@ -327,7 +327,7 @@ mod tests {
         *bytes = [bytes, &[0x3a, 200][..]].concat().into();
         let mut handlers = Calls::default();
         let error = store.deliver_batch(broken, &mut handlers).await.unwrap_err();
-        assert!(error.to_string().contains("the Service ns/b cannot be decoded"), "{error}");
+        assert!(error.to_string().contains("cannot decode Service ns/b"), "{error}");
         assert!(handlers.calls.is_empty());
         assert_eq!(calls(&mut store, whole(2, &[("a", 1), ("b", 1)])).await, "b=1 @2");
     }

@@ -23,7 +23,7 @@ enum Kind {
 
 /// A text that names no target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no target: {reason}; write unix:///PATH or tcp://HOST:PORT")]
+#[error("{text:?} is not a valid target: {reason}; write unix:///PATH or tcp://HOST:PORT")]
 pub struct TargetError {
     text: String,
     reason: &'static str,
@@ -67,7 +67,11 @@ impl FromStr for Target {
             return Err(fault("it starts with neither unix:// nor tcp://"));
         };
         let (host, port) = address.rsplit_once(':').ok_or_else(|| fault("the port is missing"))?;
-        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(|| fault("the port is none"))?;
+        let port = port
+            .parse()
+            .ok()
+            .filter(|port| *port != 0)
+            .ok_or_else(|| fault("the port is not a number from 1 to 65535"))?;
         check_host(host).map_err(fault)?;
         Ok(Self(Kind::Tcp { host: host.to_owned(), port }))
     }
@@ -77,8 +81,10 @@ fn unix_path(path: &str) -> Result<&str, &'static str> {
     match path {
         "" | "/" => Err("the path is missing"),
         _ if !path.starts_with('/') => Err("the path is not absolute"),
-        _ if path.len() > LONGEST_PATH => Err("the path is longer than the 107 bytes of a unix socket"),
-        _ if path.contains('\0') => Err("the path has a zero byte"),
+        _ if path.len() > LONGEST_PATH => {
+            Err("the path is longer than 107 bytes, the limit of a unix socket")
+        }
+        _ if path.contains('\0') => Err("the path contains a NUL byte"),
         _ => Ok(path),
     }
 }
@@ -86,16 +92,16 @@ fn unix_path(path: &str) -> Result<&str, &'static str> {
 /// A name or an address; one of IPv6 stands in brackets.
 fn check_host(host: &str) -> Result<(), &'static str> {
     if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        return inner.parse::<std::net::Ipv6Addr>().map(|_| ()).map_err(|_| "the IPv6 address is none");
+        return inner.parse::<std::net::Ipv6Addr>().map(|_| ()).map_err(|_| "the IPv6 address is invalid");
     }
     if host.is_empty() {
         return Err("the host is missing");
     }
     if host.contains(':') {
-        return Err("an IPv6 address stands in brackets");
+        return Err("an IPv6 address needs brackets");
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    if host.chars().all(plain) { Ok(()) } else { Err("the host has a character that no host has") }
+    if host.chars().all(plain) { Ok(()) } else { Err("the host has an invalid character") }
 }
 
 impl fmt::Display for Target {
@@ -136,16 +142,16 @@ mod tests {
             ("http://127.0.0.1:1", "neither unix:// nor tcp://"),
             ("unix://", "the path is missing"),
             ("unix://run/x.sock", "not absolute"),
-            ("unix:///a\0b", "a zero byte"),
-            (&format!("unix:///{}", "x".repeat(107)), "longer than the 107 bytes"),
+            ("unix:///a\0b", "a NUL byte"),
+            (&format!("unix:///{}", "x".repeat(107)), "longer than 107 bytes"),
             ("tcp://127.0.0.1", "the port is missing"),
             ("tcp://:80", "the host is missing"),
-            ("tcp://a:0", "the port is none"),
-            ("tcp://a:65536", "the port is none"),
-            ("tcp://::1:80", "in brackets"),
-            ("tcp://[::g]:80", "the IPv6 address is none"),
-            ("tcp://user@host:80", "a character that no host has"),
-            ("tcp://host/path:80", "a character that no host has"),
+            ("tcp://a:0", "the port is not a number from 1 to 65535"),
+            ("tcp://a:65536", "the port is not a number from 1 to 65535"),
+            ("tcp://::1:80", "needs brackets"),
+            ("tcp://[::g]:80", "the IPv6 address is invalid"),
+            ("tcp://user@host:80", "an invalid character"),
+            ("tcp://host/path:80", "an invalid character"),
         ] {
             let said = text.parse::<Target>().unwrap_err().to_string();
             assert!(said.contains(reason) && said.contains("write unix:///PATH"), "{text}: {said}");

@@ -77,7 +77,8 @@ impl<'a> Fields<'a> {
             }
             let length = decode_varint(&mut self.0).map_err(undecodable)?;
             let parts = usize::try_from(length).ok().and_then(|length| self.0.split_at_checked(length));
-            let (value, rest) = parts.ok_or_else(|| Error::malformed("a field longer than its message"))?;
+            let (value, rest) =
+                parts.ok_or_else(|| Error::malformed("a field is longer than its message"))?;
             self.0 = rest;
             return Ok(Some((tag, value)));
         }
@@ -110,7 +111,7 @@ fn merge(slot: &mut Option<Bytes>, whole: &Bytes, value: &[u8]) {
 }
 
 fn text(bytes: &[u8]) -> Result<&str, Error> {
-    std::str::from_utf8(bytes).map_err(|_| Error::malformed("a name that is no text"))
+    std::str::from_utf8(bytes).map_err(|_| Error::malformed("a name is not valid UTF-8"))
 }
 
 /// Reads no more of an encoded `localnetv1.ServiceEndpoints` than its first two fields, wherever they stand.

@@ -117,7 +117,7 @@ async fn a_server_that_is_absent_is_waited_for() {
     };
     let (_server, state) = tokio::join!(serve, next(&mut client));
     assert_eq!(state, "7@1 a=1");
-    assert!(errors.lock().unwrap()[0].contains("there is no such socket; is the agent running"));
+    assert!(errors.lock().unwrap()[0].contains("the socket does not exist; check that the agent is running"));
 }
 
 /// What the client does after a first answer that is no whole state, which `fail` gives.
@@ -188,9 +188,9 @@ async fn a_server_that_hangs_in_the_middle_is_left() {
 
 #[tokio::test]
 async fn garbage_is_thrown_away() {
-    recovers(async |call: common::Call| assert!(call.bytes(b"\xff\xff\xff").await), "is no state").await;
+    recovers(async |call: common::Call| assert!(call.bytes(b"\xff\xff\xff").await), "an invalid state").await;
     let not_first = async |call: common::Call| call.item("a", 2).await;
-    recovers(not_first, "does not say what to ask for next").await;
+    recovers(not_first, "has no position for the next request").await;
     let nameless = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("", 2).await;
@@ -202,16 +202,16 @@ async fn garbage_is_thrown_away() {
         call.next(7, 2).await;
         call.next(7, 3).await;
     };
-    recovers(two_states, "two states in one answer").await;
+    recovers(two_states, "two states in one response").await;
     recovers(async |call: common::Call| call.status(0).await, "ended the stream without a state").await;
     let the_same = async |call: common::Call| call.state(7, 1, &[("a", 1)]).await;
-    recovers(the_same, "the state that was asked to be followed").await;
+    recovers(the_same, "the state that the request excluded").await;
 }
 
 #[tokio::test]
 async fn a_refusal_is_repeated_until_it_is_none() {
     recovers(async |call: common::Call| call.status(8).await, "has been exhausted").await;
-    recovers(async |call: common::Call| call.status(12).await, "is this the right target?").await;
+    recovers(async |call: common::Call| call.status(12).await, "check the target").await;
 }
 
 #[tokio::test]
@@ -263,7 +263,7 @@ async fn a_connection_that_breaks_in_the_middle_is_made_again() {
     };
     let (_server, state) = tokio::join!(serve, next(&mut client));
     assert_eq!(state, "8@5 b=1");
-    assert!(errors.lock().unwrap()[0].contains("the connection broke"), "{errors:?}");
+    assert!(errors.lock().unwrap()[0].contains("the connection was closed"), "{errors:?}");
 }
 
 #[tokio::test]

@@ -214,9 +214,9 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
     assert_eq!(running.told().await, "z=0 7@2");
     let errors = running.errors.lock().unwrap().join("\n");
     for said in [
-        "changes of a state that was never sent",
+        "deltas without a full state before them",
         "ended the stream of changes",
-        "sent nothing more for",
+        "then nothing for",
         "the Service ns/z cannot be decoded",
     ] {
         assert!(errors.contains(said), "{said}: {errors}");
@@ -286,10 +286,7 @@ async fn what_a_consumer_could_not_apply_is_offered_again_whole() {
             }
         }
         let errors = running.errors.lock().unwrap().clone();
-        assert_eq!(
-            errors,
-            ["the state could not be applied, and is offered again: the kernel has no room"; 2]
-        );
+        assert_eq!(errors, ["cannot apply the state; retrying: the kernel has no room"; 2]);
         running.end().await;
     }
 }

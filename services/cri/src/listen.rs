@@ -24,10 +24,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Somebody answers there.
-    #[error("{path}: a process is listening on this socket already; stop it or choose another path", path = .0.display())]
+    #[error("{path}: another process is listening on this socket; stop it or use another path", path = .0.display())]
     InUse(PathBuf),
     /// Not ours to remove.
-    #[error("{path}: exists and is no socket; remove it or choose another path", path = .0.display())]
+    #[error("{path}: the file exists and is not a socket; remove it or use another path", path = .0.display())]
     NotASocket(PathBuf),
     /// The system refused.
     #[error("{path}: cannot {doing}", path = path.display())]
@@ -86,13 +86,13 @@ impl Bound {
                     tracing::info!(socket = %path.display(), "replacing a stale socket");
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(io("tell whether somebody listens")(error)),
+                Err(error) => return Err(io("check whether a process is listening")(error)),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(io("look at the path")(error)),
+            Err(error) => return Err(io("stat the path")(error)),
         }
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder).map_err(io("make the folder of the socket"))?;
+            fs::create_dir_all(folder).map_err(io("create the directory of the socket"))?;
         }
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{}", std::process::id()));
@@ -106,7 +106,7 @@ impl Bound {
             let _ = fs::remove_file(&temporary);
             return Err(error);
         }
-        let meta = fs::symlink_metadata(path).map_err(io("look at the new socket"))?;
+        let meta = fs::symlink_metadata(path).map_err(io("stat the new socket"))?;
         let file = OwnFile { path: path.to_owned(), inode: (meta.dev(), meta.ino()) };
         Ok(Self { listener, file: Some(file) })
     }

@@ -3,7 +3,7 @@
 
 import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { explanationOf } from "./explanation.js";
-import { bytes, duration, number, plural } from "./format.js";
+import { bytes, duration, number, plural, statusWord } from "./format.js";
 
 const SHOWN = 200;
 const FOLDED = 10; // So many until one asks for the rest, or looks for some.
@@ -40,27 +40,27 @@ const forAges = (since, clock) => (since ? ` for ${duration(clock.now - since)}`
 
 function showFacts(state, clock) {
   const calm = state.state === "current" || state.state === "not-watched";
-  fact("endpoints-state", calm ? state.state.replace("-", " ") : `${state.state}${forAges(state.since_unix_ms, clock)}`, TONES[state.state],
+  fact("endpoints-state", calm ? statusWord(state.state) : `${statusWord(state.state)}${forAges(state.since_unix_ms, clock)}`, TONES[state.state],
     state.reason,
     state.since_unix_ms ? `since ${moment(state.since_unix_ms)}` : "",
   );
   fact("endpoints-source", state.source, "", state.source_place);
   fact("endpoints-services", plural(state.services, "Service"), "", plural(state.endpoints, "endpoint"),
-    `${plural(state.revisions, "revision")} of ${plural(state.events, "event")}`);
+    `${plural(state.events, "event")}, published as ${plural(state.revisions, "revision")}`);
   fact("endpoints-rev", state.rev ? `revision ${number(state.rev)}` : "none yet", state.rev && !state.durable ? "bad" : "",
-    state.rev && !state.durable ? "not on disk: a restart may count anew" : "",
+    state.rev && !state.durable ? "not on disk" : "",
     state.published_unix_ms ? `${duration(clock.now - state.published_unix_ms)} ago` : "",
     state.instance_id && state.instance_id !== "0" ? `instance ${state.instance_id}` : "",
     ...state.listen,
   );
   const node = state.node;
-  if (!node) fact("endpoints-node", "not known", "");
+  if (!node) fact("endpoints-node", "unknown", "");
   else {
     // A folder of manifests need not hold the Node.
     fact("endpoints-node", node.name, node.exists || state.source === "files" ? "" : "busy",
-      node.exists ? "" : "no such Node is known", node.zone ? `zone ${node.zone}` : "no zone", node.ips.join(", "), node.pod_cidrs.length ? `pods ${node.pod_cidrs.join(", ")}` : "",
+      node.exists ? "" : "Node not found", node.zone ? `zone ${node.zone}` : "no zone", node.ips.join(", "), node.pod_cidrs.length ? `pods ${node.pod_cidrs.join(", ")}` : "",
       node.service_cidrs.length ? `Services ${node.service_cidrs.join(", ")}` : "",
-      node.exists && !node.eligible ? "takes no traffic of load balancers" : "");
+      node.exists && !node.eligible ? "excluded from load balancers" : "");
   }
 }
 
@@ -70,7 +70,7 @@ function createSource(source) {
 
 function updateSource(item, source, clock) {
   const health = partOf(item, "health");
-  text(health, source.health);
+  text(health, statusWord(source.health));
   health.dataset.tone = SOURCE_TONES[source.health] ?? "";
   const failing = source.health !== "well" && source.since_unix_ms ? `for ${duration(clock.now - source.since_unix_ms)}` : "";
   const notes = [plural(source.objects, "object"), source.synced ? "" : "not listed yet", failing, source.reason];
@@ -81,7 +81,7 @@ const faultKey = (fault) => `${fault.file}:${fault.line}:${fault.reason}`;
 
 function updateFault(item, fault) {
   const place = fault.line ? `${fault.file}:${fault.line}` : fault.file;
-  const instead = fault.earlier_in_use ? "; its last good version is in use" : "";
+  const instead = fault.earlier_in_use ? "; the last valid version stays in use" : "";
   text(item, `${place}: ${fault.reason}${instead}`);
 }
 
@@ -114,10 +114,10 @@ function updateBackend(row, backend, state, clock) {
   const ports = backend.service_ports ? ` · ${plural(backend.service_ports, "service port")}` : "";
   text(partOf(row, "who"), `pid ${backend.pid}${version}${ports}`);
   const health = partOf(row, "health");
-  text(health, backend.silent ? `silent${forAges(backend.seen_unix_ms, clock)}` : backend.state);
+  text(health, backend.silent ? `no report${forAges(backend.seen_unix_ms, clock)}` : backend.state);
   health.dataset.tone = tone;
   const why = partOf(row, "why");
-  text(why, [backend.silent ? `${backend.state} before` : "", backend.reason].filter(Boolean).join(" · "));
+  text(why, [backend.silent ? `last state ${backend.state}` : "", backend.reason].filter(Boolean).join(" · "));
   why.classList.toggle("error", tone === "bad");
   const rev = partOf(row, "rev");
   const none = backend.rev === 0 && backend.instance_id === "0";
@@ -141,7 +141,7 @@ function showBackends(state, clock) {
   const backends = state.backends;
   byId("backends-part").hidden = !backends.length;
   const ill = backends.filter((backend) => toneOf(backend) === "bad").length;
-  text(byId("backends-title"), `${plural(backends.length, "backend")}${ill ? `, ${number(ill)} failing or silent` : ""}`);
+  text(byId("backends-title"), `${plural(backends.length, "backend")}${ill ? `, ${number(ill)} failing or not reporting` : ""}`);
   byId("backends-title").classList.toggle("error", ill > 0);
   sync(byId("backends"), backends, (backend) => `${backend.name}/${backend.pid}`, createBackend,
     (row, backend) => updateBackend(row, backend, state, clock));
@@ -170,9 +170,9 @@ function updateWatcher(row, watcher, clock) {
 
 function showWatchers(watchers, all, clock) {
   const behind = watchers.filter((watcher) => watcher.behind).length;
-  text(byId("watchers-title"), `${plural(all, "client follows", "clients follow")}${behind ? `, ${number(behind)} behind` : ""}`);
+  text(byId("watchers-title"), `${plural(all, "client", "clients")}${behind ? `, ${number(behind)} behind` : ""}`);
   sync(byId("watchers"), watchers, (watcher) => watcher.id, createWatcher, (row, watcher) => updateWatcher(row, watcher, clock));
-  show(byId("watchers-more"), all > watchers.length ? `${number(all - watchers.length)} more are not listed here.` : "");
+  show(byId("watchers-more"), all > watchers.length ? `${number(all - watchers.length)} more not listed.` : "");
   byId("watchers-table").hidden = !watchers.length;
 }
 
@@ -191,12 +191,12 @@ function createService(service) {
   const head = make("th", "", button, make("span", "summary small meta", service.namespace));
   head.scope = "row";
   head.setAttribute("role", "rowheader");
-  const labelled = (part) => {
+  const labelled = (part, label = part) => {
     const made = cell(part, "number");
-    made.dataset.label = part;
+    made.dataset.label = label;
     return made;
   };
-  const row = make("tr", "actor service", head, cell("type"), cell("ports", "ports"), labelled("ready"), labelled("local"), labelled("chosen"));
+  const row = make("tr", "actor service", head, cell("type"), cell("ports", "ports"), labelled("ready"), labelled("local"), labelled("chosen", "selected"));
   row.setAttribute("role", "row");
   row.addEventListener("click", (event) => {
     // A click that ends a selection of text is none.
@@ -252,7 +252,7 @@ async function loadDetail(group) {
     if (String(selection) && detail.contains(selection.anchorNode)) return;
     detail.replaceChildren(explanationOf(explanation));
   } catch (error) {
-    detail.replaceChildren(make("p", "error", `This Service cannot be explained: ${error.message}`));
+    detail.replaceChildren(make("p", "error", `Cannot explain this Service: ${error.message}`));
   }
 }
 
@@ -268,7 +268,7 @@ async function loadList() {
     listed = wanted;
     show(byId("services-error"), "");
   } catch (error) {
-    show(byId("services-error"), `The Services cannot be listed: ${error.message}.`);
+    show(byId("services-error"), `Cannot list the Services: ${error.message}.`);
   } finally {
     asking = false;
   }
@@ -282,7 +282,7 @@ function showServices() {
   byId("services").hidden = !services.length;
   const all = plural(list.services, "Service");
   const found = listed?.filter ? `${number(list.matching)} of ${all} found` : all;
-  const part = list.matching > services.length ? `, the first ${number(services.length)} are shown` : "";
+  const part = list.matching > services.length ? `, first ${number(services.length)} shown` : "";
   text(byId("services-count"), listed ? found + part : "");
   empty("services", services.length || !listed ? 1 : 0);
   const open = unfolded || Boolean(filter());
@@ -317,16 +317,16 @@ export function showEndpoints(clock) {
   if (!last) return;
   const state = last.endpoints;
   const on = Boolean(state) && state.state !== "off";
-  show(byId("endpoints-error"), state ? "" : `The service endpoints cannot be shown: ${last.endpoints_error}.`);
+  show(byId("endpoints-error"), state ? "" : `Cannot read the service endpoints: ${last.endpoints_error}.`);
   byId("endpoints-off").hidden = !state || on;
-  text(byId("endpoints-off-reason"), state && !on ? `Off${state.reason ? `: ${state.reason}` : ""}.` : "");
+  text(byId("endpoints-off-reason"), state && !on ? `Disabled${state.reason ? `: ${state.reason}` : ""}.` : "");
   byId("endpoints").hidden = !on;
   if (!on) return;
   showFacts(state, clock);
   sync(byId("sources"), state.sources, (source) => source.resource, createSource, (item, source) => updateSource(item, source, clock));
   sync(byId("faults"), state.faults, faultKey, () => make("li"), updateFault);
   byId("faults-part").hidden = !state.faults.length;
-  text(byId("faults-title"), plural(last.faults, "fault in manifests", "faults in manifests"));
+  text(byId("faults-title"), plural(last.faults, "invalid manifest", "invalid manifests"));
   showBackends(state, clock);
   showWatchers(state.watchers, last.watchers, clock);
   if (document.hidden) return;

@@ -32,7 +32,7 @@ function row(...cells) {
 
 function facts(explanation) {
   const pairs = [
-    ["Served", explanation.served ? "yes" : "no frontend on this node"],
+    ["Served", explanation.served ? "yes" : "no"],
     ["Why", explanation.reason],
     ["Type", explanation.type],
     ["Cluster IPs", explanation.cluster_ips.join(", ")],
@@ -43,7 +43,7 @@ function facts(explanation) {
     ["External traffic", explanation.external_traffic_policy],
     ["Affinity", explanation.affinity],
     ["Health check", explanation.health_check_node_port ? `node port ${explanation.health_check_node_port}` : ""],
-    ["Left out", explanation.ignored.join("; ")],
+    ["Ignored", explanation.ignored.join("; ")],
     ["As of", explanation.rev ? `revision ${number(explanation.rev)}` : ""],
   ];
   const shown = pairs.filter(([, value]) => value);
@@ -108,8 +108,8 @@ function familyOf(family, title) {
   if (all.length) {
     const rows = all.slice(0, SHOWN).map(endpointRow);
     parts.push(table(`Endpoints of ${title}, ${family.family}`, ["Endpoint", "Pod", "Node", "Conditions", "Sets", "Why"], rows));
-  } else parts.push(make("p", "small meta", "No endpoint."));
-  if (all.length > SHOWN) parts.push(make("p", "small meta", `${number(all.length - SHOWN)} more are in the document.`));
+  } else parts.push(make("p", "small meta", "No endpoints."));
+  if (all.length > SHOWN) parts.push(make("p", "small meta", `${number(all.length - SHOWN)} more in the JSON document.`));
   return make("div", "family", ...parts);
 }
 

@@ -67,9 +67,9 @@ const STATES = {
   queued: "queued",
   running: "running",
   running_present: "already present",
-  waiting_for_runtime: "waiting for the runtime",
+  waiting_for_runtime: "waiting for runtime",
   retrying: "retrying",
-  held: "held for its caller",
+  held: "held",
   abandoned: "abandoned",
   succeeded: "done",
   failed: "failed",
@@ -78,4 +78,18 @@ const STATES = {
 
 export function state(name) {
   return STATES[name] ?? String(name);
+}
+
+const STATUS_WORDS = {
+  well: "healthy",
+  current: "synced",
+  off: "disabled",
+  starting: "pending",
+  waiting: "pending",
+  "not-watched": "pending",
+};
+
+// A state of the debug API as a status word of the glossary.
+export function statusWord(name) {
+  return STATUS_WORDS[name] ?? String(name);
 }

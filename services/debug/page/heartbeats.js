@@ -1,7 +1,7 @@
 // The section on heartbeats. In: the heartbeats of /debug/events, and the clock. Out: the section's elements.
 
 import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
-import { duration, plural } from "./format.js";
+import { duration, plural, statusWord } from "./format.js";
 
 const BEAT_TONES = { well: "good", failing: "bad", starting: "busy" };
 // Which status of a condition is good news; of a type that is not named here nobody knows.
@@ -36,13 +36,13 @@ function showLease(lease, clock) {
   const lasts = lease.duration_seconds * 1_000;
   const age = lease.age_ms + clock.passed;
   const expired = lasts > 0 && age > lasts;
-  const value = !lease.renewed_unix_ms ? "not renewed yet" : expired ? `expired, ${duration(age)} old` : `renewed ${duration(age)} ago`;
+  const value = !lease.renewed_unix_ms ? "not renewed yet" : expired ? `expired, renewed ${duration(age)} ago` : `renewed ${duration(age)} ago`;
   fact("lease", value, expired && lease.renewed_unix_ms ? "bad" : BEAT_TONES[lease.state],
     failure(lease, clock),
     lease.name,
     lasts ? `lasts ${duration(lasts)}` : "",
     lease.holder && lease.holder !== lease.name ? `held by ${lease.holder}` : "",
-    { contested: "another process renews it too", "standing back": "left to another process" }[lease.contention] ?? "",
+    { contested: "contested: another process renews it", "standing back": "standing back: another process renews it" }[lease.contention] ?? "",
     plural(lease.renewals, "renewal"),
     lease.transitions ? plural(lease.transitions, "transition") : "",
   );
@@ -52,7 +52,7 @@ function showStatus(status, clock) {
   const next = status.next_report_in_ms - clock.passed;
   fact("status", status.reported_unix_ms ? `reported ${duration(status.age_ms + clock.passed)} ago` : "not reported yet", BEAT_TONES[status.state],
     failure(status, clock),
-    status.on_change_only ? "again on a change" : next > 0 ? `again in ${duration(next)} or on a change` : "due now",
+    status.on_change_only ? "next report on a change" : next > 0 ? `next report in ${duration(next)} or on a change` : "next report due now",
     `${plural(status.reports, "report")} of ${plural(status.computations, "computation")}`,
   );
 }
@@ -92,8 +92,8 @@ function updateCondition(row, condition, clock) {
   const tone = conditionTone(condition);
   status.dataset.tone = tone;
   // A colour alone does not reach everybody.
-  const notes = [tone === "bad" ? "not as it should be" : "", condition.source === "reporter" ? "set from outside" : "",
-    condition.contested ? "written by another process too" : ""];
+  const notes = [tone === "bad" ? "problem" : "", condition.source === "reporter" ? "set by a reporter" : "",
+    condition.contested ? "contested: another process writes it" : ""];
   text(partOf(row, "source"), notes.filter(Boolean).join(" · "));
   const from = condition.last_transition_unix_ms;
   text(partOf(row, "for"), from ? duration(clock.now - from) : "");
@@ -105,12 +105,12 @@ function updateCondition(row, condition, clock) {
 // `clock.now` is the agent's time, `clock.passed` what has passed since the document was made; milliseconds.
 export function showHeartbeats(beats, error, clock) {
   const on = Boolean(beats) && beats.state !== "off";
-  show(byId("heartbeats-error"), beats ? "" : `The heartbeats cannot be shown: ${error}.`);
-  show(byId("heartbeats-off"), beats && !on ? `Off${beats.reason ? `: ${beats.reason}` : ""}.` : "");
+  show(byId("heartbeats-error"), beats ? "" : `Cannot read the heartbeats: ${error}.`);
+  show(byId("heartbeats-off"), beats && !on ? `Disabled${beats.reason ? `: ${beats.reason}` : ""}.` : "");
   byId("heartbeats").hidden = !on;
   if (!on) return;
   const from = beats.failing_since_unix_ms;
-  fact("beat", from ? `${beats.state} for ${duration(clock.now - from)}` : beats.state, BEAT_TONES[beats.state], beats.reason);
+  fact("beat", from ? `${statusWord(beats.state)} for ${duration(clock.now - from)}` : statusWord(beats.state), BEAT_TONES[beats.state], beats.reason);
   fact("role", beats.role, "", beats.node_name, beats.server);
   showCredentials(beats.credentials ?? [], beats.credential_warnings ?? [], clock);
   if (beats.lease) showLease(beats.lease, clock);

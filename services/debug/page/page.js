@@ -51,16 +51,16 @@ function showFacts(pulls, version) {
   text(byId("limit"), most ? `${pulls.running} of ${most} in use` : `${pulls.running} running`);
   byId("limit").dataset.tone = most && pulls.running >= most && pulls.queued ? "busy" : "";
   const notes = [most ? `when full: ${limit.when_full}` : "no limit"];
-  if (limit.overridden) notes.push(`set by hand, settings say ${limit.configured || "no limit"}`);
-  if (limit.per_registry) notes.push(`${limit.per_registry} a registry`);
-  if (limit.enforced_by === "runtime") notes.push("counted by the runtime");
+  if (limit.overridden) notes.push(`set at runtime, settings have ${limit.configured || "no limit"}`);
+  if (limit.per_registry) notes.push(`${limit.per_registry} per registry`);
+  if (limit.enforced_by === "runtime") notes.push("enforced by the runtime");
   if (limit.enforce_note) notes.push(limit.enforce_note);
   text(byId("limit-note"), notes.join(" · "));
 
-  text(byId("queued"), `${number(pulls.queued)} waiting`);
+  text(byId("queued"), `${number(pulls.queued)} queued`);
   const oldest = pulls.oldest_wait_ms + (agentNow() - last.now_unix_ms);
   text(byId("queued-note"), [
-    pulls.queued ? `oldest ${duration(oldest)}` : "nothing waits",
+    pulls.queued ? `oldest ${duration(oldest)}` : "no pull is queued",
     plural(pulls.callers, "caller"),
   ].join(" · "));
 
@@ -68,7 +68,7 @@ function showFacts(pulls, version) {
   const speed = moving.reduce((sum, progress) => sum + progress.bytes_per_second, 0);
   const toGo = moving.reduce((sum, p) => sum + Math.max(0, p.bytes_total - p.bytes_done), 0);
   text(byId("speed"), `${bytes(speed)}/s`);
-  text(byId("speed-note"), toGo ? `${bytes(toGo)} to go in running pulls` : "nothing to download");
+  text(byId("speed-note"), toGo ? `${bytes(toGo)} left in running pulls` : "no download");
 
   const runtime = byId("runtime");
   const name = version?.runtime_name ? `${version.runtime_name} ${version.runtime_version}` : "runtime";
@@ -130,11 +130,11 @@ function updateRunning(item, pull) {
     done.push(`${Math.floor(share * 100)} %`, `${bytes(progress.bytes_done)} of ${bytes(progress.bytes_total)}`);
   }
   if (progress?.layers_total) done.push(`${progress.layers_done}/${progress.layers_total} layers`);
-  if (stalled) done.push(`no byte for ${duration(progress.idle_ms)}`);
+  if (stalled) done.push(`no data for ${duration(progress.idle_ms)}`);
   else if (progress?.bytes_per_second && share !== 1) done.push(`${bytes(progress.bytes_per_second)}/s`);
   const toGo = left(progress);
   if (toGo !== null) done.push(`${duration(toGo)} left`);
-  text(partOf(item, "done"), done.join(" · ") || "progress is not known");
+  text(partOf(item, "done"), done.join(" · ") || "progress unknown");
 
   const meta = [];
   if (progress?.phase && progress.phase !== "downloading") meta.push(progress.phase);
@@ -160,7 +160,7 @@ function updateQueued(item, pull) {
   text(partOf(item, "position"), pull.position ? String(pull.position) : "–");
   badges(partOf(item, "badges"), pull);
   const meta = [];
-  if (pull.state === "checking") meta.push("is it there already?");
+  if (pull.state === "checking") meta.push("checking whether the image is present");
   if (pull.pod) meta.push(pull.pod);
   if (pull.callers !== 1) meta.push(plural(pull.callers, "caller"));
   if (pull.error) meta.push(pull.error);
@@ -210,7 +210,7 @@ function showPulls(pulls) {
   empty("queue", waiting.length);
   empty("finished", pulls.finished.length);
   const listed = waiting.filter((pull) => pull.position > 0).length;
-  fold("queue", waiting.length, pulls.queued > listed ? `${number(pulls.queued - listed)} more are not listed here.` : "");
+  fold("queue", waiting.length, pulls.queued > listed ? `${number(pulls.queued - listed)} more not listed.` : "");
   fold("finished", pulls.finished.length, "");
 }
 
@@ -304,7 +304,7 @@ function openLinked() {
 
 function updateActor(group, actor) {
   const status = partOf(group, "status");
-  text(status, actor.status);
+  text(status, actor.status === "off" ? "disabled" : actor.status);
   status.dataset.tone = TONES[actor.status] ?? "busy";
   text(partOf(group, "summary"), actor.summary);
   const mailbox = partOf(group, "mailbox");
@@ -339,7 +339,7 @@ async function loadDetail(name) {
     detail.replaceChildren(detailOf(actor));
     detail.querySelector("pre").scrollTop = scrolled;
   } catch (error) {
-    if (detail) detail.replaceChildren(make("p", "error", `This actor could not be read: ${error.message}`));
+    if (detail) detail.replaceChildren(make("p", "error", `Cannot read this actor: ${error.message}`));
   }
 }
 
@@ -390,7 +390,7 @@ function showActors(actors) {
 function render() {
   if (!last) return;
   showVersion(last.version);
-  show(byId("pulls-error"), last.pulls ? "" : `The pulls cannot be shown: ${last.pulls_error}.`);
+  show(byId("pulls-error"), last.pulls ? "" : `Cannot read the pulls: ${last.pulls_error}.`);
   if (last.pulls) {
     showFacts(last.pulls, last.version);
     showPulls(last.pulls);
@@ -418,8 +418,8 @@ function connection(name) {
 
 function showLost() {
   const banner = byId("lost");
-  const seen = heard ? ` What you see is from ${new Date(heard).toLocaleTimeString()}.` : "";
-  text(banner, `The connection to the agent is lost.${seen} Trying again.`);
+  const seen = heard ? ` The data is from ${new Date(heard).toLocaleTimeString()}.` : "";
+  text(banner, `Disconnected from the agent.${seen} Reconnecting.`);
   banner.hidden = false;
 }
 

@@ -16,13 +16,13 @@ use crate::AgentView;
 pub(crate) fn may_change<T>(view: &impl AgentView, request: &Request<T>) -> Result<(), Status> {
     let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
     let Some(peer) = peer else {
-        return Err(Status::permission_denied("this connection does not tell which user it belongs to"));
+        return Err(Status::permission_denied("the user of this connection is unknown"));
     };
     if view.may_change(peer.uid()) {
         return Ok(());
     }
     Err(Status::permission_denied(format!(
-        "user {} may look but not change anything; run this as root, or add the user to debug.control_users",
+        "user {} has read access only; run this as root or add the user to debug.control_users",
         peer.uid()
     )))
 }

@@ -42,7 +42,7 @@ where
         match accept().await {
             Ok(io) => return Guarded::new(io, Some(slot)),
             Err(error) => {
-                tracing::warn!(%error, "a connection to the debug endpoint could not be accepted");
+                tracing::warn!(%error, "cannot accept a connection to the debug endpoint");
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -71,7 +71,7 @@ impl<IO> Guarded<IO> {
         let stalled =
             self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + STALL)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")))
     }
 }
 

@@ -36,7 +36,7 @@ fn check_list(namespace: &str, max: u32) -> Result<(), ViewError> {
         check_name("namespace", namespace)?;
     }
     if max > MAX_SERVICES {
-        let text = format!("{max} Services are asked for; at most {MAX_SERVICES} can be listed");
+        let text = format!("cannot list {max} Services; the maximum is {MAX_SERVICES}");
         return Err(ViewError::Invalid(text));
     }
     Ok(())
@@ -93,11 +93,11 @@ pub(crate) async fn explain(
 fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
     let because = if state.reason.is_empty() { String::new() } else { format!(": {}", state.reason) };
     match state.state.as_str() {
-        "off" => ExplainError::NotKnown(format!("no Service is known, service endpoints are off{because}")),
+        "off" => ExplainError::NotKnown(format!("service endpoints are disabled{because}")),
         "not-watched" => ViewError::Unavailable(format!("Services are not watched{because}")).into(),
         "waiting" => ViewError::Unavailable(format!("no Service is known yet{because}")).into(),
         _ => ExplainError::NotKnown(format!(
-            "there is neither a Service {namespace}/{name} nor an EndpointSlice of one; {} are known",
+            "neither a Service {namespace}/{name} nor an EndpointSlice of it exists; {} are known",
             state.services
         )),
     }
@@ -112,7 +112,7 @@ fn check_name(what: &str, name: &str) -> Result<(), ViewError> {
     // A name that is no name may also be very long.
     let shown: String = name.chars().take(80).collect();
     Err(ViewError::Invalid(format!(
-        "{shown:?} can be no {what}: it has 1 to {NAME_BYTES} letters, digits, '-', '_' and '.'"
+        "{shown:?} is not a valid {what}: use 1 to {NAME_BYTES} letters, digits, '-', '_' and '.'"
     )))
 }
 
@@ -127,7 +127,7 @@ mod tests {
         }
         for name in ["", "a b", "a/b", "..%2f", "\u{e9}", "a\n", "<b>", &"n".repeat(NAME_BYTES + 1)] {
             let error = check_name("namespace", name).unwrap_err().to_string();
-            assert!(error.contains("can be no namespace: it has 1 to 253 letters"), "{error}");
+            assert!(error.contains("is not a valid namespace: use 1 to 253 letters"), "{error}");
             assert!(error.len() < 250, "{error}");
         }
     }
@@ -161,21 +161,23 @@ mod tests {
         let said = |state| not_there("a", "b", &state);
         assert_eq!(
             said(state("off", "no source")),
-            ExplainError::NotKnown("no Service is known, service endpoints are off: no source".into())
+            ExplainError::NotKnown("service endpoints are disabled: no source".into())
         );
         assert_eq!(
             said(state("waiting", "")),
             ExplainError::View(ViewError::Unavailable("no Service is known yet".into()))
         );
         assert_eq!(
-            said(state("not-watched", "nobody follows yet")),
-            ExplainError::View(ViewError::Unavailable("Services are not watched: nobody follows yet".into()))
+            said(state("not-watched", "no client is connected")),
+            ExplainError::View(ViewError::Unavailable(
+                "Services are not watched: no client is connected".into()
+            ))
         );
         for with in ["current", "stale"] {
             assert_eq!(
                 said(state(with, "x")),
                 ExplainError::NotKnown(
-                    "there is neither a Service a/b nor an EndpointSlice of one; 7 are known".into()
+                    "neither a Service a/b nor an EndpointSlice of it exists; 7 are known".into()
                 )
             );
         }

@@ -7,9 +7,9 @@ pub enum ServeError {
     #[error("the debug API's gRPC server failed")]
     Grpc(#[source] tonic::transport::Error),
     /// The descriptors that reflection serves are broken.
-    #[error("the descriptors of the debug API cannot be served by reflection")]
+    #[error("cannot serve the descriptors of the debug API by reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
     /// The listener has no local address.
-    #[error("the address that the debug page is bound to cannot be read")]
+    #[error("cannot read the address of the debug page")]
     LocalAddress(#[source] std::io::Error),
 }

@@ -24,7 +24,7 @@ pub(crate) fn read(tree: &Tree) -> HostFacts {
     let (kernel_version, hostname) = match nix::sys::utsname::uname() {
         Ok(name) => (lossy(name.release()), lossy(name.nodename())),
         Err(error) => {
-            tracing::warn!(%error, "the kernel does not tell its version");
+            tracing::warn!(%error, "the kernel version is not known");
             Default::default()
         }
     };
@@ -47,7 +47,7 @@ fn lossy(name: &OsStr) -> String {
 
 fn said(read: Result<String, ReadError>) -> String {
     read.unwrap_or_else(|error| {
-        tracing::warn!(%error, "node status will lack it");
+        tracing::warn!(%error, "cannot read a fact of the node; node status omits it");
         String::new()
     })
 }

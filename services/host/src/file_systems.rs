@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FileSystemError {
     /// It said so.
-    #[error("the file system of {path} cannot be measured: {reason}", path = .path.display())]
+    #[error("cannot read the capacity of the file system of {path}: {reason}", path = .path.display())]
     Failed {
         /// The directory.
         path: PathBuf,
@@ -35,7 +35,8 @@ pub(crate) enum FileSystemError {
         reason: String,
     },
     /// It does not answer.
-    #[error("the file system of {path} does not answer within {PATIENCE:?}; is its server away?", path = .path.display())]
+    #[error("the file system of {path} did not answer within {PATIENCE:?}; check its server if it is a \
+             network file system", path = .path.display())]
     Hangs {
         /// The directory.
         path: PathBuf,
@@ -100,7 +101,7 @@ impl FileSystems {
         }
         let at = path.to_owned();
         let answer = async move {
-            told.await.unwrap_or_else(|_| Err(failed(&at, "its thread ended without an answer".to_owned())))
+            told.await.unwrap_or_else(|_| Err(failed(&at, "its thread exited without an answer".to_owned())))
         };
         let answer = answer.boxed().shared();
         // The thread waits for the lock before it takes itself off.
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(file_systems.ask(&path).await, Ok(SOME));
         answer.send(Err(io::Error::from_raw_os_error(5))).expect("sends");
         let error = file_systems.ask(&path).await.expect_err("an I/O error");
-        assert!(error.to_string().starts_with("the file system of / cannot be measured"), "{error}");
+        assert!(error.to_string().starts_with("cannot read the capacity of the file system of /"), "{error}");
         assert_eq!(calls.load(Ordering::SeqCst), 2);
     }
 

@@ -86,7 +86,7 @@ impl Host for LinuxHost {
                 })
                 .await;
             let mut readings = kernel.unwrap_or_else(|error| HostReadings {
-                errors: vec![format!("the kernel's files could not be read: {error}")],
+                errors: vec![format!("cannot read /proc and /sys: {error}")],
                 ..HostReadings::default()
             });
             readings.node_fs = keep(node_fs, &mut readings.errors);
@@ -125,8 +125,7 @@ fn read_kernel(tree: &Tree) -> HostReadings {
     let huge_pages = memory::huge_pages(tree, &mut errors);
     let limit = machine::task_limit(tree, &mut errors);
     let tasks = keep(machine::tasks(tree), &mut errors);
-    let interfaces =
-        address::interfaces().map_err(|error| format!("the interfaces cannot be listed: {error}"));
+    let interfaces = address::interfaces().map_err(|error| format!("cannot list the interfaces: {error}"));
     let addresses = keep(interfaces, &mut errors)
         .map(|interfaces| address::choose(tree, &interfaces, &mut errors))
         .unwrap_or_default();

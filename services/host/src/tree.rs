@@ -12,7 +12,7 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     /// The file cannot be read.
-    #[error("{path} cannot be read: {source}", path = .path.display())]
+    #[error("cannot read {path}: {source}", path = .path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -20,7 +20,7 @@ pub(crate) enum ReadError {
         source: io::Error,
     },
     /// The file says something else than the kernel's documentation promises.
-    #[error("{path} does not hold {expected}", path = .path.display())]
+    #[error("{path} does not contain {expected}", path = .path.display())]
     Content {
         /// The file.
         path: PathBuf,

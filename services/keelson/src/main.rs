@@ -14,16 +14,17 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// Keelson, a restart-safe Kubernetes node agent.
-///
-/// It stands between the kubelet and the container runtime, and limits, queues, de-duplicates,
-/// shows and survives image pulls; it reports the node's heartbeats; and it serves what Services
-/// mean on this node.
+/// Keelson, a Kubernetes node agent that keeps its work across restarts.
+/// The agent passes CRI calls from the kubelet to the container runtime. It limits, queues and deduplicates image
+/// pulls and continues them after a restart. It reports the node's Lease, status and conditions. It serves the
+/// Services and endpoints of this node to service proxies.
 #[derive(Debug, Parser)]
 #[command(name = "keelson", version, arg_required_else_help = true, max_term_width = 100)]
 #[command(
-    after_help = "Start here: `keelson agent` runs the agent; `keelson pulls --watch` shows what it does.\n\
-    Settings: /etc/keelson/keelson.toml; `keelson config show` says what is in force and why."
+    after_help = "To start: `keelson agent` runs the agent; `keelson pulls --watch` shows image pulls as \
+                  they change.\n\
+                  Settings: /etc/keelson/keelson.toml; `keelson config show` prints the effective values and \
+                  where each comes from."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -34,33 +35,33 @@ struct Arguments {
 enum Command {
     /// Run the agent.
     Agent(settings::AgentArgs),
-    /// Show the actors of a running agent, or one of them in full.
+    /// Show the actors of a running agent, or one actor in detail.
     Actors(cli::ActorsArgs),
     /// Show queued, running and finished image pulls.
     Pulls(cli::PullsArgs),
-    /// Show or change the limit of parallel image pulls of a running agent.
+    /// Show or set the limit on parallel image pulls of a running agent.
     Limit(cli::LimitArgs),
-    /// Show the node's heartbeats (Lease, status, conditions); set or clear a condition.
+    /// Show the node's Lease, status and conditions; set or clear a condition.
     Node(cli::NodeArgs),
-    /// Show the service endpoints: how fresh they are, every Service, and why an endpoint is chosen or not.
+    /// Show the sync status, Services and clients of the service endpoints, or explain one Service.
     Endpoints(cli::EndpointsArgs),
-    /// Show what Services mean on this node, as it changes.
+    /// Show the Services and endpoints of this node as they change.
     Watch(cli::WatchArgs),
-    /// Make Services work on this node: run a backend that follows the agent, or look into a running one.
+    /// Run the service proxy, or inspect a running one.
     Proxy(proxy::ProxyArgs),
-    /// Show the durable state of a running agent.
+    /// Show the state store of a running agent.
     State(cli::StateArgs),
-    /// Remove what the agent left in the container runtime and at the API server.
+    /// Remove the agent's leases from the container runtime and its objects from the API server.
     Cleanup(cli::CleanupArgs),
-    /// Check and explain the settings.
+    /// Check or print the settings.
     Config(settings::ConfigArgs),
-    /// End in the place of an agent that has calls to finish.
+    /// Exit in place of an agent that still finishes calls.
     #[command(hide = true)]
     StandIn(agent::stand_in::StandInArgs),
-    /// Print a completion script for a shell.
+    /// Print a shell completion script.
     #[command(after_help = "Example: keelson completions bash > /etc/bash_completion.d/keelson")]
     Completions {
-        /// For which shell.
+        /// Shell to generate the script for.
         shell: clap_complete::Shell,
     },
 }

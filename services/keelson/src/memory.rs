@@ -44,7 +44,7 @@ pub(crate) fn give_back() {
         }
     });
     if let Err(error) = started {
-        tracing::debug!(%error, "memory is not given back");
+        tracing::debug!(%error, "cannot return memory to the kernel");
     }
 }
 

@@ -35,12 +35,12 @@ use crate::{
 /// `keelson proxy`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson proxy --backend nft                       make Services work on this node\n  \
-    keelson proxy --backend nft --dry-run             say what that would change\n  \
-    keelson proxy --backend nft --print | nft -c -f - check the rules it would make\n  \
-    keelson proxy state                               how a running one fares\n  \
-    keelson proxy explain 10.96.0.10:80               the way of a packet, in words\n  \
-    keelson proxy cleanup                             remove every rule it ever made")]
+    keelson proxy --backend nft                       run the service proxy on this node\n  \
+    keelson proxy --backend nft --dry-run             print the changes that it would make\n  \
+    keelson proxy --backend nft --print | nft -c -f - check the rules that it would program\n  \
+    keelson proxy state                               show sync status and what is wrong\n  \
+    keelson proxy explain 10.96.0.10:80               show which rules a packet matches\n  \
+    keelson proxy cleanup                             remove all rules of Keelson")]
 pub(crate) struct ProxyArgs {
     #[command(subcommand)]
     command: Option<ProxyCommand>,
@@ -54,10 +54,10 @@ pub(crate) struct ProxyArgs {
 enum ProxyCommand {
     #[command(flatten)]
     Look(ProxyLook),
-    /// Remove every rule that a proxy of Keelson made on this node. Services stop working until something makes them again.
+    /// Remove all rules of Keelson from this node. Services stop working until a proxy programs them again.
     Cleanup {
-        /// Remove what a kube-proxy left, and nothing of ours: tables of its mode nftables, chains of iptables (nft and
-        /// legacy), virtual servers, sets and interface of its mode ipvs.
+        /// Remove the rules of a kube-proxy instead: nftables tables, iptables chains (nft and legacy), and the
+        /// virtual servers, IP sets and interface of mode ipvs.
         #[arg(long)]
         kube_proxy: bool,
     },
@@ -66,27 +66,27 @@ enum ProxyCommand {
 /// Flags of a backend; each is short for a setting.
 #[derive(Debug, Args)]
 struct RunArgs {
-    /// What makes the Services work [default: proxy.backend].
+    /// Backend that programs the Services [default: proxy.backend].
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Where the agent serves the Endpoints API [default: proxy.target].
+    /// Address of the agent's Endpoints API [default: proxy.target].
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
-    /// At which addresses node ports answer: networks with commas between them, or primary [default:
-    /// proxy.nodeport_addresses].
+    /// Addresses that serve node ports: comma-separated networks, or primary [default: proxy.nodeport_addresses].
     #[arg(long, value_name = "CIDR,...")]
     nodeport_addresses: Option<String>,
-    /// The networks of the cluster's pods, at most one a family [default: proxy.cluster_cidr].
+    /// Networks of the cluster's pods, at most one per IP family [default: proxy.cluster_cidr].
     #[arg(long, value_name = "CIDR,...")]
     cluster_cidr: Option<String>,
-    /// Interfaces whose established connections to Services are offloaded to a flowtable: names, or beginnings of names with
+    /// Interfaces for which established connections to Services are offloaded to a flowtable: names, or prefixes
+    /// with
     /// `*` [default: proxy.flowtable_interfaces].
     #[arg(long, value_name = "INTERFACE,...")]
     flowtable_interfaces: Option<String>,
-    /// Print the whole ruleset as text for `nft -f`, and end. Nothing is changed.
+    /// Print the full ruleset as text for `nft -f` and exit, without changing anything.
     #[arg(long)]
     print: bool,
-    /// Say what would be changed, a line each, and end. Nothing is changed.
+    /// Print the changes that would be made, one per line, and exit, without changing anything.
     #[arg(long, conflicts_with = "print")]
     dry_run: bool,
 }
@@ -128,7 +128,7 @@ impl RunArgs {
 pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let (Some(_), Some(flag)) = (&args.command, args.run.given()) {
-        cli::complain(&format!("keelson: {flag} is for running a proxy, and does nothing here"));
+        cli::complain(&format!("keelson: {flag} is only valid for running a proxy, not with a subcommand"));
         return Ok(ExitCode::from(2));
     }
     match args.command {
@@ -145,7 +145,7 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
                 (false, false) => {
                     logs::start(&loaded.settings.agent)?;
                     for note in notes {
-                        tracing::warn!(note, "not everything in the KubeProxyConfiguration has an effect");
+                        tracing::warn!(note, "field of the KubeProxyConfiguration has no effect");
                     }
                     raise_descriptors();
                     panics::end_the_process();
@@ -172,7 +172,7 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
         cli::print(&format!("removed {what}"))?;
     }
     if removal.removed.is_empty() && tables.is_ok() {
-        cli::print("there was nothing to remove")?;
+        cli::print("nothing to remove")?;
     }
     for note in &removal.notes {
         cli::complain(&format!("keelson: {note}"));
@@ -187,7 +187,7 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
 /// The state that is newest now, and what it would make of the kernel.
 async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let target = target(settings)?;
-    cli::complain(&format!("keelson: asking {target} for its state"));
+    cli::complain(&format!("keelson: reading the full state from {target}"));
     let mut client = Client::new(Follow { target, ..Follow::default() });
     client.cancel_on_signals()?;
     client.on_trouble(|trouble| cli::complain(&format!("keelson: waiting for the agent: {}", trouble.error)));
@@ -206,12 +206,12 @@ async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let mut offline = offline?;
     if print {
         let mut text = String::new();
-        offline.print(&mut text).context("the ruleset cannot be written")?;
+        offline.print(&mut text).context("cannot print the ruleset")?;
         cli::print(text.trim_end())?;
     } else {
         let lines = offline.changes()?;
         match lines.is_empty() {
-            true => cli::print("nothing would be changed")?,
+            true => cli::print("no changes")?,
             false => cli::print(&lines.join("\n"))?,
         }
     }
@@ -220,7 +220,7 @@ async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
 
 async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCode> {
     let ProxyBackend::Nft = settings.proxy.backend;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), backend = "nft", "keelson proxy starts");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), backend = "nft", "proxy started");
     memory::give_back();
     let stop = CancellationToken::new();
     end_on_signals(stop.clone())?;
@@ -230,9 +230,9 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         // Services are worth more than a page.
         Some(address) => TcpListener::bind(address)
             .await
-            .inspect_err(
-                |error| tracing::warn!(%address, %error, "there is no page: proxy.http cannot be had"),
-            )
+            .inspect_err(|error| {
+                tracing::warn!(%address, %error, "cannot listen on proxy.http; the debug page is not served")
+            })
             .ok(),
         None => None,
     };
@@ -249,12 +249,12 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         settings: serde_json::from_str(shown).unwrap_or_default(),
         settings_in_words: in_words(&settings),
     };
-    let open = || Netlink::open().context("the kernel's nftables cannot be reached");
+    let open = || Netlink::open().context("cannot open a netlink socket for nftables");
     let kernel =
         Kernel { programming: Box::new(open()?), checking: Box::new(open()?), counting: Box::new(open()?) };
     let ready = || systemd::proxy_ready(&target.to_string());
     run_backend(kernel, options(&settings)?, doors, stop, ready).await?;
-    tracing::info!("keelson proxy ends; the rules stay");
+    tracing::info!("proxy stopped; the rules stay in the kernel");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -268,7 +268,7 @@ fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 // Who takes it for the agent shall not end it.
-                _ = hangup.recv() => tracing::warn!("SIGHUP changes nothing: the settings of a proxy are read when it starts"),
+                _ = hangup.recv() => tracing::warn!("SIGHUP ignored; the proxy reads its settings only at start"),
             }
         }
         stop.cancel();
@@ -278,7 +278,7 @@ fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
 
 fn target(settings: &Settings) -> anyhow::Result<Target> {
     let spec = settings.proxy_target().context(
-        "no unix socket is known at which the agent serves the Endpoints API: set proxy.target, or endpoints.listen",
+        "no unix socket of the agent's Endpoints API is configured; set proxy.target or endpoints.listen",
     )?;
     Ok(spec.to_string().parse()?)
 }

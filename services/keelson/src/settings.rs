@@ -13,14 +13,15 @@ use crate::{agent::heartbeats, cli};
 /// Flags of every command that reads settings.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SettingsArgs {
-    /// The settings file [default: /etc/keelson/keelson.toml, if it exists]; for `keelson proxy` also a
-    /// KubeProxyConfiguration of kube-proxy.
+    /// Read settings from this file [default: /etc/keelson/keelson.toml, if it exists]; `keelson proxy` also
+    /// accepts
+    /// a KubeProxyConfiguration.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
-    /// Override one setting, such as pulls.max_parallel_image_pulls=3; may be repeated.
+    /// Override one setting, for example pulls.max_parallel_image_pulls=3; can be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", global = true)]
     pub(crate) sets: Vec<String>,
-    /// Turn features on or off, such as PerRegistryPullLimit=true; `keelson config gates` lists them.
+    /// Enable or disable feature gates, for example PerRegistryPullLimit=true; `keelson config gates` lists them.
     #[arg(long, value_name = "NAME=BOOL,...", global = true)]
     pub(crate) feature_gates: Vec<String>,
 }
@@ -30,11 +31,12 @@ pub(crate) struct SettingsArgs {
 pub(crate) struct AgentArgs {
     #[command(flatten)]
     settings: SettingsArgs,
-    /// Where the Endpoints API is served: unix:///path or tcp://address:port; may be repeated. Short for
-    /// --set endpoints.listen=A,B.
+    /// Serve the Endpoints API on this address: unix:///PATH or tcp://ADDRESS:PORT; can be repeated. Same as
+    /// --set
+    /// endpoints.listen=A,B.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<String>,
-    /// On SIGTERM, let systemd start the next agent while this one finishes its calls. Needs KillMode=process.
+    /// On SIGTERM, let systemd start the next agent while this one finishes its calls. Requires KillMode=process.
     #[arg(long)]
     systemd_handover: bool,
 }
@@ -114,7 +116,8 @@ impl SettingsArgs {
 fn with_agent_settings(loaded: Loaded) -> Result<Loaded, String> {
     match (&loaded.file, &loaded.kube_proxy) {
         (Some(file), Some(_)) => Err(format!(
-            "{}: this is a KubeProxyConfiguration, which only `keelson proxy` reads; name a settings file of Keelson",
+            "{}: this file is a KubeProxyConfiguration, which only `keelson proxy` reads; use a settings \
+             file of Keelson",
             file.display()
         )),
         _ => Ok(loaded),
@@ -140,16 +143,17 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Check file, environment and flags, and warn of combinations that remove every limit; exit code 2 if anything
-    /// is wrong.
+    /// Check file, environment and flags; exit with code 2 if a setting is invalid. Warn about valid settings
+    /// that
+    /// are probably a mistake.
     Check,
-    /// Print the effective settings and where each came from.
+    /// Print the effective settings and where each comes from.
     Show {
-        /// Table, JSON, or a settings file with the origins as comments.
+        /// Output format; toml is a settings file with the origins as comments.
         #[arg(short, long, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// Print a settings file with every key, its default and its meaning.
+    /// Print a settings file with every key, its default and its description.
     Example,
     /// List the feature gates.
     Gates,
@@ -234,8 +238,9 @@ mod tests {
         let args = SettingsArgs { config: Some(file.clone()), sets: Vec::new(), feature_gates: Vec::new() };
         let file = file.display();
         let expected = format!(
-            "warning: {file}:4: enableProfiling has no effect: there are no Go profiles\nwarning: {file}:5: unknown field \
-             \"clusterCidr\"; it is ignored, as by kube-proxy\n{file}: all settings are valid"
+            "warning: {file}:4: enableProfiling has no effect: Keelson has no Go profiles\nwarning: \
+             {file}:5: unknown field \"clusterCidr\" ignored, as by kube-proxy\n{file}: all settings are \
+             valid"
         );
         let mut lines: Vec<String> =
             checked(&args.check().expect("valid")).lines().map(str::to_owned).collect();

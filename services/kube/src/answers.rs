@@ -160,13 +160,13 @@ pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
             .unwrap_or_else(|| "elsewhere".to_owned());
         return Some(Failure::new(
             ApiErrorKind::Unreachable,
-            format!("HTTP {status}: the server sends requests on to {to}; give the API server's own address"),
+            format!("HTTP {status}: the server redirects to {to}; set the address of the API server itself"),
         ));
     }
     if status.as_u16() < 400 {
         return Some(Failure::new(
             ApiErrorKind::Unreachable,
-            format!("HTTP {status}, which no API server answers"),
+            format!("unexpected HTTP status {status}; check that the address is an API server"),
         ));
     }
     let said = status_of(answer).unwrap_or_default();
@@ -249,7 +249,7 @@ pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
 pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|err| {
         senseless(format!(
-            "{} bytes that do not read as the object asked for (line {}, column {})",
+            "{} bytes that are not the requested object (line {}, column {})",
             body.len(),
             err.line(),
             err.column()
@@ -261,13 +261,13 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure>
 pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
     Failure::new(
         ApiErrorKind::Unreachable,
-        format!("the answer makes no sense: {}; is this an API server?", what.as_ref()),
+        format!("invalid response: {}; check that the address is an API server", what.as_ref()),
     )
 }
 
 /// What a watch would be answered with, as another one was.
 pub(crate) fn too_old() -> Failure {
-    Failure::new(ApiErrorKind::Gone, "the server has refused a watch from a newer version as too old")
+    Failure::new(ApiErrorKind::Gone, "the server rejected a newer resource version as too old")
 }
 
 /// What it means that a request got no answer, or half of one.
@@ -278,7 +278,8 @@ pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     if causes.iter().any(|cause| cause.is::<kube::client::AuthError>()) {
         return Failure::new(
             ApiErrorKind::Credentials,
-            "the token could not be renewed by the kubeconfig's plugin; run its command by hand to see why",
+            "the exec plugin of the kubeconfig did not renew the token; run its command manually to see the \
+             error",
         );
     }
     if let Some(tls) = causes.iter().find_map(|cause| find_tls(*cause)) {
@@ -295,10 +296,7 @@ pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     let text = said.join(": ");
     let text = text.strip_prefix("client error (Connect): ").unwrap_or(&text);
     if text.starts_with("dns error") {
-        return Failure::new(
-            ApiErrorKind::Unreachable,
-            format!("the server's name cannot be resolved ({text})"),
-        );
+        return Failure::new(ApiErrorKind::Unreachable, format!("cannot resolve the server's name ({text})"));
     }
     Failure::new(ApiErrorKind::Unreachable, text)
 }
@@ -318,22 +316,23 @@ fn tls_sentence(err: &rustls::Error) -> String {
     let advice = match err {
         // Authorities of different clusters often have the same name, and then only the signature differs.
         E::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => {
-            "the server's certificate is not signed by the certificate authority given; give the cluster's own"
+            "the server's certificate is not signed by the configured certificate authority; set that of the \
+             cluster"
         }
         E::InvalidCertificate(C::Expired | C::ExpiredContext { .. }) => {
-            "the server's certificate has expired; renew it, or set this machine's clock"
+            "the server's certificate has expired; renew it, or correct the clock of this machine"
         }
         E::InvalidCertificate(C::NotValidYet | C::NotValidYetContext { .. }) => {
-            "the server's certificate is not valid yet; set this machine's clock"
+            "the server's certificate is not valid yet; correct the clock of this machine"
         }
         E::InvalidCertificate(C::NotValidForName | C::NotValidForNameContext { .. }) => {
-            "the server's certificate is for another name; give an address that it names, or tls-server-name"
+            "the server's certificate is for another name; set an address that it contains, or tls-server-name"
         }
         E::InvalidCertificate(_) => "the server's certificate is not accepted",
         E::AlertReceived(_) => {
-            "the server refused the TLS handshake; is the client certificate one of this cluster's?"
+            "the server rejected the TLS handshake; check that the client certificate belongs to this cluster"
         }
-        E::InvalidMessage(_) => "the server does not speak TLS there; check the address and its port",
+        E::InvalidMessage(_) => "the server does not use TLS; check the address and the port",
         _ => "no TLS connection",
     };
     format!("{advice} ({err})")

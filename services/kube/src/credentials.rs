@@ -158,7 +158,7 @@ impl Keeper {
             Ok(read) => {
                 let mut held = self.held();
                 if held.is_some() {
-                    tracing::info!(source = %self.source, "the credentials were read again");
+                    tracing::info!(source = %self.source, "credentials reloaded");
                 }
                 let generation = held.as_ref().map_or(0, |held| held.generation + 1);
                 *held = Some(Held { link: read.link, generation });
@@ -173,7 +173,7 @@ impl Keeper {
                     tracing::warn!(
                         reason = %text,
                         last_good = self.held().is_some(),
-                        "the credentials cannot be read; the last good ones stay in use, if there were any"
+                        "cannot read the credentials; the last valid ones stay in use"
                     );
                 }
                 self.observer.failed(text.clone());
@@ -227,7 +227,7 @@ fn stamps(paths: Vec<PathBuf>) -> Vec<(PathBuf, Stamp)> {
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.inspect_err(|err| tracing::error!(%err, "reading the credentials did not end")).ok()
+    done.inspect_err(|err| tracing::error!(%err, "reading the credentials timed out")).ok()
 }
 
 /// Shared by the clones of a client.

@@ -33,19 +33,19 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
     /// The random generator failed.
-    #[error("cannot make a private key")]
+    #[error("cannot generate a private key")]
     Key,
     /// The text is not a private key in PEM.
-    #[error("there is no private key in PEM")]
+    #[error("no private key in PEM found")]
     NoKey,
     /// The node's name does not fit into a certificate.
-    #[error("cannot make a certificate signing request for this node name")]
+    #[error("cannot create a certificate signing request for this node name")]
     Request,
     /// The text is not a certificate in PEM that can be read.
-    #[error("there is no certificate in PEM that can be read")]
+    #[error("no valid certificate in PEM found")]
     NoCertificate,
     /// Another key's certificate.
-    #[error("certificate and key do not belong together")]
+    #[error("certificate and key do not match")]
     Mismatch,
 }
 

@@ -323,7 +323,7 @@ async fn whole(answer: Begun) -> Result<Answer, Failure> {
             answers::senseless(format!("it is longer than {} MiB", ANSWER_MAX >> 20))
         } else {
             let failure = answers::broken(err.as_ref());
-            Failure::new(failure.kind, format!("the answer broke off: {}", failure.reason))
+            Failure::new(failure.kind, format!("the response is incomplete: {}", failure.reason))
         }
     })?;
     Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
@@ -388,8 +388,7 @@ impl NodeApi for ApiServer {
         let body = match serde_json::to_string(&node) {
             Ok(body) => (bodies::ACCEPT_JSON, body),
             Err(err) => {
-                let failure =
-                    Failure::new(ApiErrorKind::Invalid, format!("the Node cannot be written: {err}"));
+                let failure = Failure::new(ApiErrorKind::Invalid, format!("cannot encode the Node: {err}"));
                 return futures_util::future::ready(Err(self.error(failure))).boxed();
             }
         };

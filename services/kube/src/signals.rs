@@ -223,7 +223,7 @@ impl ServerSignals {
         let Rollback { of, seen, now } = rollback;
         tracing::warn!(
             object = %of, seen, now,
-            "the API server's store was rolled back, as by a restore of etcd; everything is listed again"
+            "API server store rolled back, for example by a restore of etcd; relisting"
         );
         (self.0.on_rollback)(rollback);
         self.0.rollbacks.send_modify(|count| *count += 1);

@@ -98,7 +98,7 @@ pub(crate) enum SourceError {
     },
     /// Every user of the machine could replace what is in a file.
     #[error(
-        "the {what} {path} is writable by every user (mode {mode:04o}), so it is not used; run: chmod go-w {path}"
+        "the {what} {path} is writable by every user (mode {mode:04o}); not used; run: chmod go-w {path}"
     )]
     WorldWritable {
         /// What the file is.
@@ -190,7 +190,7 @@ pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
     }
     credentials.extend(embed_certificate(auth, &mut modes)?);
     if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
-        return Err(unusable(source, "there is no certificate in what is given as certificate authority"));
+        return Err(unusable(source, "the certificate authority contains no certificate"));
     }
     let plugin = config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some();
     Ok(Loaded { config, files, plugin, credentials, warnings: modes.warnings })
@@ -247,7 +247,8 @@ impl Modes {
         }
         if is_secret && !self.in_pod && mode & 0o044 != 0 {
             self.warnings.push(format!(
-                "the {what} {shown} is readable by others than its owner (mode {mode:04o}); run: chmod 600 {shown}"
+                "the {what} {shown} is readable by users other than its owner (mode {mode:04o}); run: chmod \
+                 600 {shown}"
             ));
         }
         Ok(())
@@ -274,14 +275,14 @@ fn kubeconfig(
         if cluster.insecure_skip_tls_verify == Some(true) {
             return Err(unusable(
                 source,
-                "insecure-skip-tls-verify is not supported, for it gives the credentials to whoever answers; \
-                 give certificate-authority",
+                "insecure-skip-tls-verify is not supported, because the credentials would be sent to an \
+                 unverified server; set certificate-authority",
             ));
         }
         if cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty()) {
             return Err(unusable(
                 source,
-                "proxy-url is not supported; give an address of the API server that can be reached directly",
+                "proxy-url is not supported; set an address of the API server that is reachable directly",
             ));
         }
     }
@@ -289,7 +290,7 @@ fn kubeconfig(
     // The future is ready at once: kube reads no file in it that is not read synchronously.
     let loading = std::pin::pin!(Config::from_custom_kubeconfig(document, &options));
     let config = futures_util::FutureExt::now_or_never(loading)
-        .ok_or_else(|| unusable(source, "reading it did not end"))?
+        .ok_or_else(|| unusable(source, "reading it timed out"))?
         .map_err(|err| kubeconfig_error(source, &err))?;
     Ok((config, files))
 }
@@ -312,7 +313,7 @@ fn used_cluster<'a>(document: &'a Kubeconfig, context: Option<&String>) -> Optio
 
 fn in_cluster(source: &ClusterSource) -> Result<(Config, Vec<PathBuf>), SourceError> {
     let mut config = Config::incluster().map_err(|err| {
-        unusable(source, format!("{err}; outside of a pod give a kubeconfig, or server and files"))
+        unusable(source, format!("{err}; outside a pod, set kubeconfig, or server and credential files"))
     })?;
     // The file is read anew here when it changes, so that kube need not.
     config.root_cert_file = None;
@@ -356,7 +357,7 @@ fn read_token(source: &ClusterSource, path: &Path) -> Result<String, SourceError
     let text = fs::read_to_string(path).map_err(|err| unreadable("token file", path, &err))?;
     let token = text.trim();
     if token.is_empty() || token.contains(|c: char| !c.is_ascii_graphic()) {
-        return Err(unusable(source, format!("there is no token in {}", path.display())));
+        return Err(unusable(source, format!("{} contains no token", path.display())));
     }
     Ok(token.to_owned())
 }
@@ -373,9 +374,9 @@ fn unreadable(what: &'static str, path: &Path, err: &io::Error) -> SourceError {
 pub(crate) fn kubeconfig_error(source: &ClusterSource, err: &KubeconfigError) -> SourceError {
     match err {
         KubeconfigError::ReadConfig(err, path) => unreadable("kubeconfig", path, err),
-        KubeconfigError::Parse(_) => unusable(source, "it is not a kubeconfig in YAML"),
+        KubeconfigError::Parse(_) => unusable(source, "not a kubeconfig in YAML"),
         KubeconfigError::CurrentContextNotSet => {
-            unusable(source, "it has no current-context; give a context")
+            unusable(source, "it has no current-context; set kube.context")
         }
         KubeconfigError::LoadContext(name) => unusable(source, format!("it has no context {name}")),
         KubeconfigError::LoadClusterOfContext(name) => unusable(source, format!("it has no cluster {name}")),
@@ -385,7 +386,7 @@ pub(crate) fn kubeconfig_error(source: &ClusterSource, err: &KubeconfigError) ->
         KubeconfigError::LoadClientKey(err) => data_error(source, "client-key", err),
         KubeconfigError::ParseCertificates(_) => unusable(source, "its certificate-authority is not PEM"),
         KubeconfigError::ParseClusterUrl(err) => unusable(source, format!("its server is not a URL: {err}")),
-        _ => unusable(source, "it cannot be used"),
+        _ => unusable(source, "it is not usable"),
     }
 }
 

@@ -204,17 +204,19 @@ fn tls_settings(source: &ClusterSource, config: &kube::Config) -> Result<ClientC
 fn config_error(source: &ClusterSource, err: &kube::Error) -> SourceError {
     match err {
         kube::Error::Auth(kube::client::AuthError::AuthExecStart(err)) => {
-            unusable(source, format!("its exec plugin cannot be started: {err}"))
+            unusable(source, format!("cannot start its exec plugin: {err}"))
         }
-        kube::Error::Auth(kube::client::AuthError::AuthExecRun { out, .. }) => {
-            unusable(source, format!("its exec plugin failed with {}; run it by hand to see why", out.status))
-        }
-        kube::Error::Auth(_) => {
-            unusable(source, "its user's credentials cannot be had; is its plugin supported?")
-        }
+        kube::Error::Auth(kube::client::AuthError::AuthExecRun { out, .. }) => unusable(
+            source,
+            format!("its exec plugin failed with {}; run it manually to see the error", out.status),
+        ),
+        kube::Error::Auth(_) => unusable(
+            source,
+            "cannot get the credentials of its user; check that the auth plugin is supported",
+        ),
         kube::Error::InferKubeconfig(err) => kubeconfig_error(source, err),
         kube::Error::RustlsTls(err) => unusable(source, tls_error(err)),
-        _ => unusable(source, "it cannot be used"),
+        _ => unusable(source, "it is not usable"),
     }
 }
 
@@ -222,16 +224,18 @@ fn tls_error(err: &kube::client::RustlsTlsError) -> String {
     use kube::client::RustlsTlsError as E;
     match err {
         E::InvalidIdentityPem(_) | E::UnknownPrivateKeyFormat => {
-            "client certificate or key is not PEM; is it half-written?".to_owned()
+            "the client certificate or key is not valid PEM; check that the file is complete".to_owned()
         }
-        E::MissingPrivateKey => "there is no private key in what is given as client key".to_owned(),
-        E::MissingCertificate => "there is no certificate in what is given as client certificate".to_owned(),
+        E::MissingPrivateKey => "the client key file contains no private key".to_owned(),
+        E::MissingCertificate => "the client certificate file contains no certificate".to_owned(),
         E::InvalidPrivateKey(rustls::Error::InconsistentKeys(_)) => {
-            "client certificate and key do not belong together; is one half-written?".to_owned()
+            "the client certificate and key do not match; check that both files are complete".to_owned()
         }
-        E::InvalidPrivateKey(_) => "client certificate or key cannot be used".to_owned(),
-        E::AddRootCertificate(_) => "a certificate authority cannot be used".to_owned(),
-        E::NoValidNativeRootCA(_) => "no certificate authority is given, and the system has none".to_owned(),
+        E::InvalidPrivateKey(_) => "the client certificate or key is not usable".to_owned(),
+        E::AddRootCertificate(_) => "a certificate authority is not usable".to_owned(),
+        E::NoValidNativeRootCA(_) => {
+            "no certificate authority is configured, and the system has none".to_owned()
+        }
         E::InvalidServerName(_) => "its tls-server-name is not a host name".to_owned(),
     }
 }

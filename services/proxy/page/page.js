@@ -28,32 +28,34 @@ function connection(state) {
 }
 
 function showLost() {
-  const known = heard ? ` What is shown is ${duration(Date.now() - heard)} old.` : "";
-  show(byId("lost"), `The proxy does not answer.${known} Traffic goes on by the rules that the kernel has.`);
+  const known = heard ? ` The data is ${duration(Date.now() - heard)} old.` : "";
+  show(byId("lost"), `Disconnected from the proxy.${known} The rules in the kernel stay in effect.`);
 }
 
 // ---- what is wrong ----
 
+const LINK_WORDS = { following: "connected", connecting: "pending" };
+const linkWord = (link) => LINK_WORDS[link] ?? (link || "unknown");
 const because = (reason) => (reason ? `: ${reason}` : "");
 
 function wrongWith(state) {
   const wrong = [];
   if (state.link !== "following") {
-    wrong.push(`The agent at ${state.target} is not followed (${state.link})${because(state.link_reason)}.`);
+    wrong.push(`The connection to the agent at ${state.target} is ${linkWord(state.link)}${because(state.link_reason)}.`);
   }
-  if (state.stale) wrong.push(`What the agent knows is stale${because(state.stale_reason)}.`);
+  if (state.stale) wrong.push(`The agent's service endpoints are stale${because(state.stale_reason)}.`);
   for (const family of state.families) {
     if (family.state === "disabled") continue;
     if (family.state !== "synced") wrong.push(`${family.family} is ${family.state}${because(family.reason)}.`);
     else if (family.pending_since_unix_ms && now() - family.pending_since_unix_ms > LATE_MS) {
-      wrong.push(`${family.family}: changes wait for the kernel for ${since(family.pending_since_unix_ms)}.`);
+      wrong.push(`${family.family}: changes pending for ${since(family.pending_since_unix_ms)}.`);
     }
   }
   for (const check of state.health_checks) {
     const name = `${check.namespace}/${check.name}`;
-    if (check.reason) wrong.push(`The health check of ${name} does not listen on port ${check.port}: ${check.reason}.`);
+    if (check.reason) wrong.push(`The health check node port of ${name} is not listening on port ${check.port}: ${check.reason}.`);
   }
-  if (!state.healthy) wrong.push("/healthz and /livez say that the proxy is not healthy.");
+  if (!state.healthy) wrong.push("/healthz and /livez of the proxy fail.");
   return wrong;
 }
 
@@ -65,7 +67,7 @@ function sum(families, field) {
 
 function showFacts(state) {
   const linked = { following: "good", connecting: "busy", failing: "bad" };
-  fact("link", state.link || "unknown", linked[state.link], state.link_reason, state.target);
+  fact("link", linkWord(state.link), linked[state.link], state.link_reason, state.target);
   const freshness = state.stale ? ["stale", state.stale_reason] : [];
   const instance = state.instance_id && `instance ${state.instance_id}`;
   fact("rev", state.rev ? number(state.rev) : "none yet", state.stale ? "busy" : "", ...freshness, instance);
@@ -81,10 +83,10 @@ function showFacts(state) {
     newest ? ago(newest.last_sync_unix_ms) : "none yet",
     "",
     newest && `${newest.family}, took ${micros(newest.last_sync_us)}`,
-    pending.length > 0 && `changes wait for ${since(Math.min(...pending))}`,
+    pending.length > 0 && `changes pending for ${since(Math.min(...pending))}`,
   );
-  const eligible = state.node_eligible ? "load balancers may use this node" : "load balancers must not use this node";
-  fact("health", state.healthy ? "healthy" : "not healthy", state.healthy ? "good" : "bad", eligible);
+  const eligible = state.node_eligible ? "node eligible for load balancers" : "node excluded from load balancers";
+  fact("health", state.healthy ? "healthy" : "failing", state.healthy ? "good" : "bad", eligible);
 }
 
 // ---- families ----
@@ -131,7 +133,7 @@ function pairsOf(family) {
     ["Last sync", family.last_sync_unix_ms ? lastOne.join(SEPARATE) : "none yet"],
     ["Syncs", syncs.join(SEPARATE)],
     ["Affinity clients", affinity.join(SEPARATE)],
-    ["Waiting", family.pending_since_unix_ms ? `changes, for ${since(family.pending_since_unix_ms)}` : ""],
+    ["Pending", family.pending_since_unix_ms ? `changes, for ${since(family.pending_since_unix_ms)}` : ""],
   ].filter(([, value]) => value);
 }
 
@@ -169,7 +171,7 @@ function createCheck() {
 function updateCheck(item, check) {
   text(partOf(item, "port"), String(check.port));
   text(partOf(item, "name"), `${check.namespace}/${check.name}`);
-  text(partOf(item, "meta"), check.listening.length ? `listens on ${check.listening.join(", ")}` : "listens nowhere");
+  text(partOf(item, "meta"), check.listening.length ? `listening on ${check.listening.join(", ")}` : "not listening");
   show(partOf(item, "error"), check.reason);
   const count = partOf(item, "count");
   text(count, plural(check.local_endpoints, "local endpoint"));
@@ -207,7 +209,7 @@ function render() {
   if (!last) return;
   byId("lost").hidden = true;
   const state = last.state;
-  const wrong = state ? wrongWith(state) : [`The proxy's state cannot be shown: ${last.state_error}.`];
+  const wrong = state ? wrongWith(state) : [`Cannot read the proxy state: ${last.state_error}.`];
   const numbered = wrong.map((sentence, index) => ({ sentence, index }));
   sync(byId("wrong"), numbered, (one) => one.index, () => make("li"), (line, one) => text(line, one.sentence));
   byId("wrong").hidden = !wrong.length;

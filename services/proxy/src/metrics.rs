@@ -193,20 +193,21 @@ impl ProxyMetrics {
 
     fn register_syncs(&self, kube: &mut Registry) {
         for (name, help, metric) in [
-            ("sync_proxy_rules_duration", "Duration of a sync of the rules", &self.sync_duration),
+            ("sync_proxy_rules_duration", "Duration of syncs of the rules", &self.sync_duration),
             (
                 "sync_full_proxy_rules_duration",
-                "Duration of a sync that compared everything with the kernel",
+                "Duration of full syncs, which compare the ruleset with the kernel",
                 &self.full_sync_duration,
             ),
             (
                 "sync_partial_proxy_rules_duration",
-                "Duration of a sync of what had changed",
+                "Duration of incremental syncs",
                 &self.partial_sync_duration,
             ),
             (
                 "network_programming_duration",
-                "From the change of a pod or Service, by the time in its EndpointSlice, to the kernel",
+                "Time from the change of a pod or Service, by the trigger time in its EndpointSlice, until \
+                 it is programmed",
                 &self.network_programming,
             ),
         ] {
@@ -214,24 +215,24 @@ impl ProxyMetrics {
         }
         kube.register_with_unit(
             "sync_proxy_rules_last_timestamp",
-            "When the rules were last synced with success (Unix time)",
+            "Unix time of the last successful sync of the rules",
             Unit::Seconds,
             self.last_synced.clone(),
         );
         kube.register_with_unit(
             "sync_proxy_rules_last_queued_timestamp",
-            "When a sync of the rules was last asked for (Unix time)",
+            "Unix time at which a sync of the rules was last queued",
             Unit::Seconds,
             self.last_queued.clone(),
         );
         kube.register(
             "sync_proxy_rules_nftables_sync_failures",
-            "Syncs of the rules that failed",
+            "Failed syncs of the rules",
             self.sync_failures.clone(),
         );
         kube.register(
             "sync_proxy_rules_nftables_cleanup_failures",
-            "Deletions of what is no longer used that failed",
+            "Failed deletions of unused chains, sets and elements",
             self.cleanup_failures.clone(),
         );
     }
@@ -240,43 +241,43 @@ impl ProxyMetrics {
         // A gauge, whatever its name says: kube-proxy's.
         kube.register(
             "sync_proxy_rules_no_local_endpoints_total",
-            "Service ports with a Local traffic policy and endpoints, none of them on this node",
+            "Service ports with traffic policy Local that have endpoints, but none on this node",
             self.no_local_endpoints.clone(),
         );
         kube.register(
             "sync_proxy_rules_endpoint_changes",
-            "Changes of endpoints that were heard of",
+            "Endpoint changes received",
             self.endpoint_changes.clone(),
         );
         kube.register(
             "sync_proxy_rules_endpoint_changes_pending",
-            "Changes of endpoints that are not in the kernel yet",
+            "Endpoint changes received and not programmed yet",
             self.endpoint_changes_pending.clone(),
         );
         kube.register(
             "sync_proxy_rules_service_changes",
-            "Changes of Services that were heard of",
+            "Service changes received",
             self.service_changes.clone(),
         );
         kube.register(
             "sync_proxy_rules_service_changes_pending",
-            "Changes of Services that are not in the kernel yet",
+            "Service changes received and not programmed yet",
             self.service_changes_pending.clone(),
         );
-        kube.register("proxy_healthz", "Answers of /healthz by status", self.healthz.clone());
-        kube.register("proxy_livez", "Answers of /livez by status", self.livez.clone());
+        kube.register("proxy_healthz", "Responses of /healthz, by status code", self.healthz.clone());
+        kube.register("proxy_livez", "Responses of /livez, by status code", self.livez.clone());
     }
 
     fn register_conntrack(&self, kube: &mut Registry) {
         kube.register_with_unit(
             "conntrack_reconciler_sync_duration",
-            "Duration of a search for stale UDP flows",
+            "Duration of searches for stale UDP flows",
             Unit::Seconds,
             self.conntrack_duration.clone(),
         );
         kube.register(
             "conntrack_reconciler_deleted_entries",
-            "Stale UDP flows that were deleted",
+            "Stale UDP flows deleted",
             self.conntrack_deleted.clone(),
         );
     }
@@ -284,41 +285,41 @@ impl ProxyMetrics {
     fn register_own(&self, own: &mut Registry, backend: &'static str) {
         let build = Info::new(BuildLabel { version: env!("CARGO_PKG_VERSION"), backend });
         own.register("build", "Version and backend of this proxy", build);
-        own.register("elements", "Elements of the sets and maps in the kernel", self.elements.clone());
-        own.register("operations", "Elements, chains and sets written or deleted", self.operations.clone());
-        own.register("transactions", "Transactions that the kernel took", self.transactions.clone());
+        own.register("elements", "Elements in the kernel, by set or map", self.elements.clone());
+        own.register("operations", "Elements, chains and sets added or deleted", self.operations.clone());
+        own.register("transactions", "Transactions committed to the kernel", self.transactions.clone());
         own.register(
             "family_enabled",
-            "1 if this node supports the IP family, 0 if the family is not programmed",
+            "1 if the IP family is programmed, 0 if it is disabled on this node",
             self.family_enabled.clone(),
         );
         own.register(
             "repaired",
-            "Elements, chains and sets that another program modified and that were repaired",
+            "Elements, chains and sets repaired after another program modified them",
             self.repaired.clone(),
         );
         own.register(
             "conntrack_failures",
-            "Searches for stale UDP flows, and deletions of one, that failed",
+            "Failed searches for and deletions of stale UDP flows",
             self.conntrack_failures.clone(),
         );
         own.register(
             "affinity_clients",
-            "Clients with session affinity in each map, counted every 30 s",
+            "Clients with session affinity, by map, counted every 30 s",
             self.affinity_clients.clone(),
         );
         own.register(
             "affinity_clients_max",
-            "Clients that each map of session affinity can hold",
+            "Capacity of each session affinity map, in clients",
             self.affinity_clients_max.clone(),
         );
+        own.register("applied_rev", "Revision that is programmed in the kernel", self.applied_rev.clone());
+        own.register("services", "Services that are programmed in the kernel", self.services.clone());
         own.register(
-            "applied_rev",
-            "Revision of the agent's state that is in the kernel",
-            self.applied_rev.clone(),
+            "agent_connected",
+            "1 while the proxy is connected to the agent",
+            self.connected.clone(),
         );
-        own.register("services", "Services of the state that is in the kernel", self.services.clone());
-        own.register("agent_connected", "1 while the agent is heard", self.connected.clone());
     }
 }
 

@@ -34,7 +34,7 @@ pub enum OnceError {
     #[error(transparent)]
     State(#[from] keelson_client::Error),
     /// `NodeCIDR` and no pod CIDR.
-    #[error("the Node has no spec.podCIDRs, which detect_local_mode NodeCIDR needs")]
+    #[error("the Node has no spec.podCIDRs, which detect_local_mode NodeCIDR requires")]
     NoPodCidrs,
 }
 
@@ -86,10 +86,7 @@ impl Offline {
                 lines.push(format!("add table {}", table(family)));
             }
             if difference.rebuild {
-                lines.push(format!(
-                    "delete table {} and make it anew: it cannot be repaired in place",
-                    table(family)
-                ));
+                lines.push(format!("replace table {}: it cannot be repaired in place", table(family)));
             }
             lines.extend(
                 difference

@@ -42,7 +42,7 @@ pub struct Options {
     pub masquerade_all: bool,
     /// The bit of the packet mark that says that a packet is to be masqueraded: 0 to 31.
     pub masquerade_bit: u32,
-    /// At which addresses node ports answer.
+    /// At which addresses node ports are served.
     pub node_port_addresses: NodePortAddresses,
     /// Serve `spec.externalIPs`. Source: kube-proxy's feature gate `AllowServiceExternalIPs`.
     pub allow_external_ips: bool,

@@ -407,7 +407,7 @@ impl Programmer {
                 Ok(true) => families.push(family),
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(%family, %error, "cannot tell whether the table was changed");
+                    tracing::warn!(%family, %error, "cannot check whether the table was modified");
                 }
             }
         }
@@ -433,7 +433,7 @@ impl Programmer {
             }
             result => {
                 if result.is_ok() {
-                    tracing::warn!(%family, "the table was modified by another program; repaired");
+                    tracing::warn!(%family, "table modified by another program; repaired");
                 }
                 Check::Repaired(self.note(index, result, begun.elapsed(), now))
             }
@@ -472,7 +472,7 @@ impl Programmer {
             Ok(outcome) => {
                 side.pending = None;
                 if let Some(failure) = side.failure.take() {
-                    tracing::info!(%family, times = failure.times, "the table is up to date again");
+                    tracing::info!(%family, times = failure.times, "table synced again");
                 }
                 if outcome.full {
                     side.read = Some(now);

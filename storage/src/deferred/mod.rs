@@ -72,8 +72,8 @@ impl StoreState {
     pub fn reason(&self) -> Option<&str> {
         match self {
             StoreState::Open => None,
-            StoreState::Opening { .. } => Some("it is being opened"),
-            StoreState::Closed => Some("it has been closed"),
+            StoreState::Opening { .. } => Some("opening"),
+            StoreState::Closed => Some("closed"),
             StoreState::Failing { reason, .. } | StoreState::Unavailable { reason, .. } => Some(reason),
         }
     }
@@ -212,7 +212,7 @@ impl Shared {
     }
 
     fn not_open(&self) -> StoreError {
-        let reason = self.state.borrow().reason().unwrap_or("its thread has ended").to_owned();
+        let reason = self.state.borrow().reason().unwrap_or("the storage thread has exited").to_owned();
         StoreError::NotOpen { path: self.path.clone(), reason }
     }
 

@@ -85,7 +85,7 @@ fn i4_an_opening_that_hangs_delays_nobody_and_is_open_at_last() {
     let error = store.put_json(Table::Meta, b"k", &1).unwrap_err();
     assert!(matches!(error, StoreError::NotOpen { .. }), "{error:?}");
     assert!(matches!(store.state(), StoreState::Opening { .. }));
-    assert_eq!(store.stats().last_error.as_deref(), Some("it is being opened"));
+    assert_eq!(store.stats().last_error.as_deref(), Some("opening"));
     drop(release);
     wait_for(&store, StoreState::is_durable);
     store.put_json(Table::Meta, b"k", &1).unwrap();

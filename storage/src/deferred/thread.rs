@@ -124,7 +124,7 @@ impl StoreThread {
             }
             Ok(Err(error @ OpenError::InUse { .. })) => (text_of(&error), LONGEST_PAUSE_IN_USE),
             Ok(Err(error)) => (text_of(&error), LONGEST_PAUSE),
-            Err(_) => ("opening it panicked; the log says where".to_owned(), LONGEST_PAUSE),
+            Err(_) => ("panic while opening; see the log".to_owned(), LONGEST_PAUSE),
         };
         let pause = self.pause.min(longest);
         self.pause = pause.saturating_mul(2).min(longest);
@@ -149,7 +149,7 @@ impl StoreThread {
         match catch_unwind(AssertUnwindSafe(|| work(Some(&*store)))) {
             Ok(Some(result)) => self.failed = result.err(),
             Ok(None) => {}
-            Err(_) => self.failed = Some(Failure::Refused("a call panicked; the log says where".to_owned())),
+            Err(_) => self.failed = Some(Failure::Refused("panic in a call; see the log".to_owned())),
         }
         if !matches!(self.failed, Some(Failure::Hung(_))) {
             *self.shared.stats() = store.stats();

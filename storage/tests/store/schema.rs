@@ -109,7 +109,7 @@ fn a_manifest_and_a_store_that_disagree_are_moved_aside_whole() {
     Manifest { schema: 1, ..Manifest::read(dir.path()).unwrap() }.write(dir.path()).unwrap();
     let opened = open(dir.path()).unwrap();
     let Outcome::Recovered { moved_to, reason } = opened.outcome else { panic!("{:?}", opened.outcome) };
-    assert!(reason.contains("2 inside, 1 in its manifest"), "{reason}");
+    assert!(reason.contains("2 in the store and 1 in the manifest"), "{reason}");
     drop(opened.store);
     // A person who mends the manifest gets everything back.
     let rescued = tempfile::tempdir().unwrap();

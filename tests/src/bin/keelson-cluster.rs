@@ -67,7 +67,7 @@ fn introduce(cluster: &Cluster, agent: &Agent) {
     let keelson = agent.program().display();
     let socket = agent.debug_socket();
     println!(
-        "\nThe node {NODE} is Ready, and nobody but the agent says so.\n\n\
+        "\nThe node {NODE} is Ready; only the agent reports it.\n\n\
          \x20   {kubectl} get nodes\n\
          \x20   {kubectl} get lease -n kube-node-lease -w     # renewed every 10 s\n\
          \x20   {kubectl} get node {NODE} -o yaml\n\
@@ -78,7 +78,7 @@ fn introduce(cluster: &Cluster, agent: &Agent) {
          \x20   debug page    {url}/\n\
          \x20   kill it       kill -9 {pid}     # after 50 s the node lifecycle controller says Unknown\n\
          \x20   start it      {keelson} agent --config {config}\n\n\
-         Ctrl-C ends everything.",
+         Ctrl-C stops everything.",
         socket = socket.display(),
         target = agent.endpoints_target(),
         url = agent.url(),

@@ -23,7 +23,7 @@ async fn says_not_watched(stage: &Stage) -> Result<()> {
         let state = stage.state().await?;
         ensure!(state["state"] == "not-watched", "{state}");
         let told = stage.told(&[]).await?;
-        ensure!(told.starts_with("Not watched: nobody follows yet"), "{told}");
+        ensure!(told.starts_with("PENDING: Services are not watched: no client has connected yet"), "{told}");
         for (name, value) in [("keelson_endpoints_watched", 0.0), ("keelson_endpoints_stale", 0.0)] {
             ensure!(stage.metric(name).await? == value, "{name}");
         }

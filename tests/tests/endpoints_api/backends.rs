@@ -39,7 +39,7 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
         &told.out,
         &[&format!("\nBackend:  {who}"), "1 service port; unix:///run/elsewhere/proxy.sock, http://"],
     )?;
-    ensure!(told.out.starts_with("State:    current\n"), "nothing is wrong: {}", told.out);
+    ensure!(told.out.starts_with("State:    synced\n"), "nothing is wrong: {}", told.out);
 
     // It falls behind, and says that it fails; a second one comes by the other listener.
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
@@ -78,7 +78,7 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
     let odd = Backend { state: "splendid".into(), ..synced(instance_id, 2) };
     let refused =
         reporter.report(odd).await.map_or_else(|error| error.to_string(), |taken| format!("{taken:?}"));
-    says(&refused, &["\"splendid\" is no state; it is one of pending, synced, failing"])?;
+    says(&refused, &["\"splendid\" is not a state; use one of pending, synced, failing"])?;
     ensure!(stage.state().await?["backends"][0]["state"] == "failing");
     Ok(())
 }

@@ -101,9 +101,9 @@ async fn requests_that_are_none_are_refused_by_a_status_that_says_why() -> Resul
         ("compressed", prefixed(1, 2, &[8, 1]), Code::Unimplemented, &["compress"]),
         ("a strange flag", prefixed(7, 2, &[8, 1]), Code::Unimplemented, &[]),
         ("two messages", two.into(), Code::InvalidArgument, &[]),
-        ("no protobuf", framed(&[0xff; 40]), Code::InvalidArgument, &["is no message of"]),
-        ("cut protobuf", cut, Code::InvalidArgument, &["is no message of"]),
-        ("text for a number", framed(b"\x0a\x03abc"), Code::InvalidArgument, &["is no message of"]),
+        ("no protobuf", framed(&[0xff; 40]), Code::InvalidArgument, &["is not a valid message of"]),
+        ("cut protobuf", cut, Code::InvalidArgument, &["is not a valid message of"]),
+        ("text for a number", framed(b"\x0a\x03abc"), Code::InvalidArgument, &["is not a valid message of"]),
     ] {
         for path in [NEXT, WATCH] {
             let answer = connection.call(path, body.clone()).await.with_context(|| what.to_owned())?;

@@ -24,7 +24,7 @@ async fn samples() -> Result<Stage> {
 
 /// The last line of standard error, which says how to resume.
 fn resume(instance_id: u64, rev: u64) -> String {
-    format!("keelson: to resume here: --instance-id {instance_id} --rev {rev}\n")
+    format!("keelson: to resume from this revision: --instance-id {instance_id} --rev {rev}\n")
 }
 
 /// A command that runs, and what it writes.
@@ -232,14 +232,19 @@ async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
     stage.manifests.put_samples()?;
     // Before there is an agent: it says so, and waits.
     let mut watch = Running::watch(&stage, &[])?;
-    watch.complaint(&["cannot connect to unix:///", "there is no such socket; is the agent running"]).await?;
+    watch
+        .complaint(&[
+            "cannot connect to unix:///",
+            "the socket does not exist; check that the agent is running",
+        ])
+        .await?;
     let mut once = Running::watch(&stage, &["--once"])?;
-    once.complaint(&["there is no such socket"]).await?;
+    once.complaint(&["the socket does not exist"]).await?;
     let mut interrupted = Running::watch(&stage, &["--once"])?;
-    interrupted.complaint(&["there is no such socket"]).await?;
+    interrupted.complaint(&["the socket does not exist"]).await?;
     let told = interrupted.interrupted().await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["interrupted before a state came"])?;
+    says(&told.err, &["interrupted before a state was received"])?;
     stage.agent.start_live().await?;
     for of in [&mut watch, &mut once] {
         of.line().await?;
@@ -262,9 +267,9 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
     let page = stage.agent.url().replace("http", "tcp");
     let debug = format!("unix://{}", stage.agent.debug_socket().display());
     for (target, said) in [
-        ("unix:///nowhere/at.sock", "there is no such socket"),
-        (&nobody, "nobody listens there"),
-        (&debug, "is this the right target?"),
+        ("unix:///nowhere/at.sock", "the socket does not exist"),
+        (&nobody, "no process is listening"),
+        (&debug, "check the target"),
         (&page, "keelson: "),
     ] {
         for once in [&["--once"][..], &[]] {
@@ -314,7 +319,7 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     says(
         &told.out,
         &[
-            "State:    current",
+            "State:    synced",
             &format!("Source:   files, {}", stage.manifests.path().display()),
             "Objects:  services 3, endpointslices 4, servicecidrs 1, nodes 1",
             "Served:   3 Services, 7 endpoints",
@@ -322,8 +327,9 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
             &format!("instance {id}"),
             "Node:     node, zone zone-a, 192.0.2.10, pods 10.244.1.0/24, Services 10.96.0.0/16",
             &format!("Listens:  {}, {}", stage.target(), stage.tcp),
-            "Watchers: nobody follows",
-            "edge         gateway  LoadBalancer  10.96.20.1              https 443:30443/TCP            1      0      1       1",
+            "Watchers: none",
+            "edge         gateway  LoadBalancer  10.96.20.1              https 443:30443/TCP            1      0 \
+                  1         1",
         ],
     )?;
     let state = stage.state().await?;
@@ -331,7 +337,7 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     let told = stage.endpoints(&["-n", "edge"]).await?.success()?;
     ensure!(told.out.contains("gateway") && !told.out.contains("shop"), "{told:?}");
     let told = stage.endpoints(&["-n", "nowhere"]).await?.success()?;
-    says(&told.out, &["No Services in the namespace nowhere."])?;
+    says(&told.out, &["No Services in namespace nowhere."])?;
 
     let told = stage.endpoints(&["explain", "default/shop"]).await?.success()?;
     says(
@@ -339,8 +345,8 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
         &[
             "Affinity:          ClientIP, 600 s",
             "anyone  10.96.10.1:80  forwarded  10.244.1.11:8080",
-            "left out: it is terminating, and 2 endpoints are ready",
-            "this one's are [zone-b], not zone zone-a of this node",
+            "not selected: terminating, and 2 endpoints are ready",
+            "its hints are [zone-b], not zone zone-a of this node",
         ],
     )?;
     let told = stage.endpoints(&["explain", "shop", "-o", "json"]).await?.success()?;

@@ -211,10 +211,10 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
         let answer = connection.call(path, framed(&[])).await?;
         let status = answer.status.context("no status")?;
         ensure!(status.code() == Code::ResourceExhausted, "{status}");
-        says(status.message(), &["500 callers follow the endpoints already", "endpoints.max_watchers"])?;
+        says(status.message(), &["500 clients are already connected", "endpoints.max_watchers"])?;
     }
     let mut late = Running::watch(&stage, &[])?;
-    late.complaint(&["500 callers follow the endpoints already", "endpoints.max_watchers"]).await?;
+    late.complaint(&["500 clients are already connected", "endpoints.max_watchers"]).await?;
     drop(late);
     let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
     says(&metrics, &["keelson_endpoints_refused_total", "keelson_endpoints_watchers{api=\"Watch\"} 250"])?;

@@ -43,7 +43,7 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
     })
     .await?;
     let told = stage.endpoints(&[]).await?.success()?.out;
-    says(&told, &["web.json:3: ", "(its last good version is in use)", "new.yaml:", "ns         web"])?;
+    says(&told, &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"])?;
     let log = stage.agent.log()?;
     says(&log, &["web.json", "new.yaml"])?;
     // Others go on, and so does this one when it is mended.

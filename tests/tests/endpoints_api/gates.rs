@@ -53,7 +53,7 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
         "somebody listens"
     );
     let told = stage.endpoints(&[]).await?;
-    says(&told.out, &["Service endpoints are off", reason])?;
+    says(&told.out, &["Service endpoints are disabled", reason])?;
     ensure!(told.code == Some(0), "{told:?}");
     ensure!(stage.state().await?["state"] == "off" && stage.state().await?["reason"] == reason);
     for args in [&["explain", "ns/web"][..], &["watchers"]] {
@@ -71,7 +71,7 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
         .spawn()?;
     let mut lines = BufReader::new(child.stderr.take().context("it has one")?).lines();
     let line = tokio::time::timeout(LONG, lines.next_line()).await??.context("it says nothing")?;
-    says(&line, &["there is no such socket", "endpoints.listen"])?;
+    says(&line, &["the socket does not exist", "endpoints.listen"])?;
     ensure!(interrupt(child).await? == Some(1));
     Ok(())
 }
@@ -80,7 +80,7 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
 async fn without_the_gate_there_is_no_socket_and_commands_say_why() -> Result<()> {
     let mut stage = Stage::new()?;
     stage.set("feature_gates.ServiceEndpoints", false)?;
-    off(stage, "the feature gate ServiceEndpoints is off").await
+    off(stage, "feature gate ServiceEndpoints is disabled").await
 }
 
 #[tokio::test(flavor = "multi_thread")]

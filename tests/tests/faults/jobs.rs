@@ -176,7 +176,8 @@ async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Re
     agent.start_live().await?;
     manager.told("WATCHDOG=1").await?;
     let stopped = Stopped::thread(agent.pid().context("it runs")?, "cri")?;
-    until("the agent notices", || agent.log().is_ok_and(|log| log.contains("the CRI path is stuck"))).await?;
+    until("the agent notices", || agent.log().is_ok_and(|log| log.contains("CRI path does not answer")))
+        .await?;
     let before = manager.waiting();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let told = manager.waiting();
@@ -205,14 +206,14 @@ async fn i9_pulls_pass_through_while_the_coordinator_is_stuck() -> Result<()> {
     let line = "keelson_image_pulls_passed_through_total{reason=\"no_decision\"} 1";
     ensure!(metrics.lines().any(|have| have == line), "{metrics}");
     let ready = agent.http_get("/readyz").await?.text();
-    ensure!(ready.contains("without a decision"), "{ready}");
+    ensure!(ready.contains("without admission"), "{ready}");
     let live = agent.http_get("/livez").await?;
     ensure!(live.status == 500 && live.text().contains("PullCoordinator"), "{}", live.text());
     drop(stopped);
     eventually(PATIENCE, "decisions are possible again", || async {
         agent.http_get("/livez").await?.success()?;
         let ready = agent.http_get("/readyz").await?.text();
-        ensure!(!ready.contains("without a decision"), "{ready}");
+        ensure!(!ready.contains("without admission"), "{ready}");
         Ok(())
     })
     .await?;

@@ -333,8 +333,9 @@ impl Show {
         }
         let log = self.agent.log()?;
         // One that is killed before it has written anything leaves nothing to its successor.
-        let before_pulls = log.split("taken over from the journal").next().unwrap_or_default();
-        let (early, all) = (before_pulls.matches("new state").count(), log.matches("new state").count());
+        let before_pulls = log.split("restored from the journal").next().unwrap_or_default();
+        let (early, all) =
+            (before_pulls.matches("state store created").count(), log.matches("state store created").count());
         ensure!(early > 0 && early == all, "a state with pulls was lost: {log}");
         for word in ["damage", "DAMAGE", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));

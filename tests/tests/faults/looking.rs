@@ -37,10 +37,10 @@ async fn the_group_of_the_socket_looks_and_changes_nothing() -> Result<()> {
     }
     let change = ["limit", "7"];
     let refused = as_looker(&program, &agent, &change).await?;
-    ensure!(!refused.status.success() && said(&refused).contains("may look"), "{}", said(&refused));
+    ensure!(!refused.status.success() && said(&refused).contains("read access only"), "{}", said(&refused));
     let condition = ["node", "set-condition", "X", "True", "--reason", "R"];
     let refused = as_looker(&program, &agent, &condition).await?;
-    ensure!(!refused.status.success() && said(&refused).contains("may look"), "{}", said(&refused));
+    ensure!(!refused.status.success() && said(&refused).contains("read access only"), "{}", said(&refused));
     drop(agent);
 
     let agent = node.agent(&Settings::limit(3).set("debug.control_users", LOOKER)).await?;

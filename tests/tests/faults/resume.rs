@@ -130,7 +130,7 @@ async fn case_12_a_runtime_killed_in_mid_pull_is_waited_for(kind: Kind) -> Resul
 
     node.runtime.kill9()?;
     until("the proxy sees the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
-    logged(&agent, 0, "lost its runtime").await?;
+    logged(&agent, 0, "interrupted by a runtime outage").await?;
     ensure!(!call.is_finished(), "the caller is held");
     node.proxy.remove(hold);
     node.runtime.start_again().await?;

@@ -82,7 +82,7 @@ async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on()
     let images = node.push_many("apps", 5, 1 << 10).await?;
     let mut first = node.agent(&Settings::new()).await?;
     let pid = first.pid().context("it runs")?.to_string();
-    let cases = [("cri.listen", first.endpoint(), vec!["another agent is running", "cri.sock"])];
+    let cases = [("cri.listen", first.endpoint(), vec!["another agent (pid", "cri.sock"])];
     let cri = first.cri().await?;
     for ((key, value, words), image) in cases.into_iter().zip(&images) {
         let settings = Settings::new().set(key, value.as_str());
@@ -122,7 +122,7 @@ async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     let path = agent.socket();
     fs::write(&path, "precious")?;
     let (_, said) = refused(&mut agent).await?;
-    ensure!(said.contains(&path.display().to_string()) && said.contains("no socket"), "{said}");
+    ensure!(said.contains(&path.display().to_string()) && said.contains("not a socket"), "{said}");
     ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
     fs::remove_file(&path)?;
     fs::create_dir(&path)?;
@@ -135,7 +135,7 @@ async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     fs::write(&path, "precious")?;
     agent.start_live().await?;
     let ready = agent.http_get("/readyz").await?.text();
-    ensure!(ready.contains("DebugSocket") && ready.contains("no socket"), "{ready}");
+    ensure!(ready.contains("DebugSocket") && ready.contains("not a socket"), "{ready}");
     ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
     fs::remove_file(&path)?;
     eventually(PATIENCE, "the debug socket is made", || async {

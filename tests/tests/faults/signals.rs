@@ -158,14 +158,14 @@ async fn sighup_takes_over_what_it_can_and_says_what_it_cannot() -> Result<()> {
     let from = agent.log()?.len();
     agent.configure(&Settings::limit(4).set("pulls.when_full", "maybe"))?;
     agent.sighup()?;
-    logged(&agent, from, "not reloaded").await?;
+    logged(&agent, from, "cannot reload the settings").await?;
     logged(&agent, from, "when_full").await?;
     metric_is(&agent, "keelson_image_pull_limit", 1.0).await?;
 
     let from = agent.log()?.len();
     fs::write(agent.config(), "[pulls\n")?;
     agent.sighup()?;
-    logged(&agent, from, "not reloaded").await?;
+    logged(&agent, from, "cannot reload the settings").await?;
     metric_is(&agent, "keelson_image_pull_limit", 1.0).await?;
     until("one runs", || node.proxy.records().active_repos().len() == 1).await?;
 

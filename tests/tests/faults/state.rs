@@ -150,7 +150,7 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
         cri.pull_image(&node.name(image)).await?;
     }
     ensure!(metric(&agent, "keelson_store_durable").await? == 0.0, "the disk is full still");
-    ensure!(agent.log()?.contains("could not be written"), "{}", agent.log()?);
+    ensure!(agent.log()?.contains("cannot write"), "{}", agent.log()?);
 
     fs::remove_file(ballast)?;
     agent.ready().await?;

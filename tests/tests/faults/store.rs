@@ -136,7 +136,7 @@ async fn i4_a_newer_schema_is_set_aside_untouched() -> Result<()> {
     };
     let after = names(crate::state::digests(&aside)?, &aside);
     ensure!(after == names(before, &state.join("state")), "every file is as it was");
-    ensure!(agent.log()?.contains("set aside"), "{}", agent.log()?);
+    ensure!(agent.log()?.contains("moved aside"), "{}", agent.log()?);
     agent.kill9()
 }
 
@@ -214,7 +214,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
             }
             eventually(PATIENCE, "the agent has ended what it can", || async {
                 let log = agent.log()?;
-                ensure!(log.contains("keelson ends"), "{log}");
+                ensure!(log.contains("agent stopped"), "{log}");
                 Ok(())
             })
             .await

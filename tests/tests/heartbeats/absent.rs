@@ -42,7 +42,7 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
         cluster.api.kill9()?;
         late.agent.start_live().await?;
         refused.says_failing("Connection refused").await?;
-        recorded.says_failing("cannot be").await?;
+        recorded.says_failing("cannot ").await?;
         late.says_failing("Connection refused").await?;
         for rig in [&recorded, &refused, &late] {
             let image = rig.agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await;

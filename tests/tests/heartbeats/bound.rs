@@ -281,8 +281,8 @@ fn e4_a_companion_lives_by_the_kubelets_certificate() -> Result<()> {
             let ready = agent.http_get("/readyz?verbose").await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             let log = agent.log()?;
-            ensure!(log.contains("the credentials were read again"), "it was not read again");
-            ensure!(!log.contains("the credentials cannot be read"), "a rotation was seen half");
+            ensure!(log.contains("credentials reloaded"), "it was not read again");
+            ensure!(!log.contains("cannot read the credentials"), "a rotation was seen half");
             let unauthorized =
                 cluster.api.audit(|event| event.user == identity.user() && event.code == Some(401))?;
             ensure!(unauthorized.is_empty(), "{unauthorized:?}");

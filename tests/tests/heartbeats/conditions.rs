@@ -53,7 +53,7 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     ensure!(line.contains("reporter") && line.contains("Deadlock"), "{told}");
 
     let told = rig.told(&["node", "clear-condition", KIND]).await?;
-    ensure!(told.contains("leaves the node's status"), "{told}");
+    ensure!(told.contains("is cleared"), "{told}");
     soon("the condition is gone", || async {
         ensure!(cluster.admin.condition(name, KIND).await?.is_none(), "it is there");
         Ok(())
@@ -172,10 +172,10 @@ fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()>
             "KeelsonStateNotDurable",
         ];
         let mut refusals: Vec<(&str, &str, &str)> =
-            owned.iter().map(|kind| (*kind, "Because", "belongs to the kubelet or to the agent")).collect();
-        refusals.push(("no type", "Because", "is no type of a condition"));
-        refusals.push(("a/b/c", "Because", "is no type of a condition"));
-        refusals.push((KIND, "no reason", "a reason is one word in CamelCase"));
+            owned.iter().map(|kind| (*kind, "Because", "belongs to the kubelet or the agent")).collect();
+        refusals.push(("no type", "Because", "is not a valid condition type"));
+        refusals.push(("a/b/c", "Because", "is not a valid condition type"));
+        refusals.push((KIND, "no reason", "a reason must be one word in CamelCase"));
         for (kind, reason, says) in refusals {
             let output = rig.keelson(&["node", "set-condition", kind, "True", "--reason", reason]).await?;
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -183,7 +183,7 @@ fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()>
         }
         let output = rig.keelson(&["node", "clear-condition", KIND]).await?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(!output.status.success() && text.contains("nobody has set"), "{output:?}");
+        ensure!(!output.status.success() && text.contains("is not set"), "{output:?}");
         for n in 0..32 {
             rig.told(&["node", "set-condition", &format!("Many{n}"), "True", "--reason", "Many"]).await?;
         }

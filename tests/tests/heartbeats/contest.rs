@@ -109,7 +109,10 @@ fn e3_of_two_agents_of_one_name_the_one_that_was_there_first_goes_on() -> Result
             "it renewed"
         );
         assert_eq!(second.metric("keelson_lease_standing_back").await?, 1.0);
-        ensure!(second.told(&["node"]).await?.contains("LEFT TO ANOTHER PROCESS"), "not shown");
+        ensure!(
+            second.told(&["node"]).await?.contains("STANDING BACK: another process renews it"),
+            "not shown"
+        );
         // The second one says so on the Node; the first finds that somebody else writes its condition.
         contested(cluster, name, "True").await?;
         soon("both say so", || async {
@@ -211,7 +214,7 @@ fn e3_role_node_that_is_told_to_continues_and_says_so() -> Result<()> {
             assert_eq!(contested(cluster, name, "True").await?, "LeaseRenewedByAnother");
             assert_eq!(rig.metric("keelson_lease_contested").await?, 1.0);
             ensure!(rig.metric("keelson_lease_foreign_renewals_total").await? >= 2.0, "not counted");
-            ensure!(rig.told(&["node"]).await?.contains("RENEWED BY ANOTHER PROCESS TOO"), "not shown");
+            ensure!(rig.told(&["node"]).await?.contains("CONTESTED: another process renews it"), "not shown");
             let before = rig.renewals(cluster)?;
             soon("it goes on", || async {
                 ensure!(rig.renewals(cluster)? >= before + 2, "it does not renew");

@@ -83,7 +83,7 @@ async fn certificate_that_expires(cluster: &Cluster) -> Result<()> {
     rig.identity.rotate_for(Duration::from_secs(15))?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    rig.says_failing("cannot be renewed").await?;
+    rig.says_failing("cannot renew Lease").await?;
     let refused = rig.metric("keelson_lease_renewals_total{result=\"Unauthorized\"}").await?
         + rig.metric("keelson_lease_renewals_total{result=\"Unreachable\"}").await?;
     ensure!(refused >= 1.0, "no renewal was refused");

@@ -152,7 +152,7 @@ async fn loses_and_gets_back(
     // Nothing of this is a matter of heartbeats.
     rig.renewed(cluster, 2).await?;
     let told = rig.told(&["node", "--check"]).await?;
-    ensure!(told.starts_with("State:    well\n"), "{told}");
+    ensure!(told.starts_with("State:    healthy\n"), "{told}");
 
     cluster.admin.apply(&manifest).await?;
     let back = cluster.admin.await_condition(&rig.name, KIND, "False").await?;

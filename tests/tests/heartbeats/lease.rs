@@ -178,7 +178,7 @@ fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connect
             sync.len() >= 3
         };
         soon("two syncs full of conflicts", || async { is_over().then_some(()).context("not yet") }).await?;
-        rig.says_failing("somebody else writes it at the same time").await?;
+        rig.says_failing("another client writes it concurrently").await?;
         let seen = proxy.seen(about_leases);
         let syncs = syncs(&seen[before..], 3.0);
         let count = |sync: &[ApiSeen], method| sync.iter().filter(|one| one.method == method).count();

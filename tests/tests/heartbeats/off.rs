@@ -30,7 +30,7 @@ async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
     let output = keelson(agent, &["node", "--check"]).await?;
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "off is not ill: {output:?}");
-    ensure!(told.starts_with("State:    off") && told.contains(reason), "{told}");
+    ensure!(told.starts_with("State:    disabled") && told.contains(reason), "{told}");
     let output = keelson(agent, &["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(!output.status.success() && told.contains(reason), "{output:?}");
@@ -61,7 +61,7 @@ fn with_the_gate_off_nothing_is_asked_of_the_server() -> Result<()> {
         let settings = quick().set("feature_gates.NodeHeartbeats", false);
         let mut rig = Rig::new(cluster, "gate-off", Role::Companion, settings).await?;
         rig.agent.start_again().await?;
-        is_off(&rig.agent, "the feature gate NodeHeartbeats is off").await?;
+        is_off(&rig.agent, "feature gate NodeHeartbeats is disabled").await?;
         pass(2).await;
         let asked = rig.asked(cluster)?;
         assert!(asked.is_empty(), "{asked:#?}");
@@ -79,7 +79,10 @@ fn with_their_gate_off_conditions_of_others_are_not_taken() -> Result<()> {
         rig.settled(&shared.cluster).await?;
         let output = rig.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(!output.status.success() && told.contains("ExternalNodeConditions is off"), "{output:?}");
+        ensure!(
+            !output.status.success() && told.contains("ExternalNodeConditions is disabled"),
+            "{output:?}"
+        );
         rig.says_well().await
     })
 }

@@ -316,7 +316,7 @@ impl Rig {
             let ready = self.readyz().await?;
             ensure!(ready.status.is_success(), "{}", ready.text());
             let node = self.told(&["node", "--check"]).await?;
-            ensure!(node.starts_with("State:    well\n"), "{node}");
+            ensure!(node.starts_with("State:    healthy\n"), "{node}");
             ensure!(self.metric("keelson_lease_consecutive_failures").await? == 0.0, "requests fail");
             Ok(())
         })

@@ -190,7 +190,7 @@ async fn gone(pull: Going, pod: &str) -> Result<()> {
     let answer = tokio::time::timeout(PATIENCE, pull).await.context("the pull still waits")??;
     let status = failed(answer, "its pod is gone")?;
     ensure!(status.code() == Code::Aborted, "{status:?}");
-    let expected = format!("pod default/{pod} was deleted while its image pull waited");
+    let expected = format!("pod default/{pod} was deleted while its image pull was queued");
     ensure!(status.message().contains(&expected), "{status:?}");
     Ok(())
 }

@@ -67,12 +67,12 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
     write(&folder, "shop.yaml", &manifests(300))?;
     let agent = node.agent(&files(&folder)).await?;
     let desk = opened(&node, DESK, &agent.url()).await?;
-    desk.until("document.getElementById('endpoints-state').innerText === 'current'").await?;
+    desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
     desk.until(&shows("endpoints-services", "300 Services")).await?;
     desk.until(&shows("endpoints-source-note", &folder.display().to_string())).await?;
     // Of all there are a bounded number is in the page.
     desk.until(&format!("{} === 200", count("[data-service]"))).await?;
-    desk.until(&shows("services-count", "300 Services, the first 200 are shown")).await?;
+    desk.until(&shows("services-count", "300 Services, first 200 shown")).await?;
     keep(&desk, "endpoints").await?;
 
     // One that is not among them is found.
@@ -103,7 +103,7 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
     write(&folder, "<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
     desk.until(&shows("faults", "shop.yaml")).await?;
     desk.until(&shows("faults", "onerror=window.pwned=1>.yaml")).await?;
-    desk.until(&shows("faults-title", "2 faults in manifests")).await?;
+    desk.until(&shows("faults-title", "2 invalid manifests")).await?;
     ensure!(
         desk.eval(&shows("endpoints-services", "300 Services")).await? == true,
         "the good version is gone"
@@ -129,7 +129,10 @@ async fn the_page_says_how_to_turn_endpoints_on() -> Result<()> {
     let agent = node.agent(&Settings::new().set("endpoints.source", "off")).await?;
     let browser = opened(&node, DESK, &agent.url()).await?;
     browser
-        .until(&format!("/^Off: ./.test({})", "document.getElementById('endpoints-off-reason').innerText"))
+        .until(&format!(
+            "/^Disabled: ./.test({})",
+            "document.getElementById('endpoints-off-reason').innerText"
+        ))
         .await?;
     browser.until(&shows("endpoints-off", "source = \"files\"")).await?;
     ensure!(
@@ -152,7 +155,7 @@ async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Resu
     write(&folder, "shop.yaml", &manifests(1))?;
     let agent = node.agent(&files(&folder)).await?;
     let desk = opened(&node, DESK, &agent.url()).await?;
-    desk.until("document.getElementById('endpoints-state').innerText === 'current'").await?;
+    desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
     ensure!(desk.eval("document.getElementById('backends-part').hidden").await? == true, "there are none");
 
     let state = agent.json("/debug/endpoints?max=0").await?;
@@ -185,7 +188,7 @@ async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Resu
     for backend in [&nft, &ill] {
         ensure!(reporter.report(backend.clone()).await? == Reported::Taken);
     }
-    desk.until(&shows("backends-title", "2 backends, 1 failing or silent")).await?;
+    desk.until(&shows("backends-title", "2 backends, 1 failing or not reporting")).await?;
     desk.until(&row("nft", "health", "synced")).await?;
     desk.until(&row("nft", "who", "9.9.9 · 3 service ports")).await?;
     desk.until(&row("nft", "rev", &format!("at {}", nft.rev))).await?;
@@ -224,8 +227,8 @@ async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Resu
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         }
     });
-    desk.until(&row("nft", "health", "silent for ")).await?;
-    desk.until(&row("nft", "why", "synced before")).await?;
+    desk.until(&row("nft", "health", "no report for ")).await?;
+    desk.until(&row("nft", "why", "last state synced")).await?;
     desk.until(&row("ill", "health", "synced")).await?;
     ensure!(desk.eval(&red("nft")).await? == true, "the silent one is not red");
     reports.abort();

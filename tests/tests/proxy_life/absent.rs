@@ -69,7 +69,7 @@ async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()>
         let family = family_of(&state, family)?;
         ensure!(family["state"] == "pending" && family["syncs"] == 0, "{family}");
     }
-    says(&stage.events().await?.join("\n"), &["the agent does not answer; rules stay as they are"])?;
+    says(&stage.events().await?.join("\n"), &["disconnected from the agent; rules stay unchanged"])?;
     traffic.beat().await?;
     // To load balancers and probes the node is as good as before.
     let livez = http_get_from(world.node(), healthz(), "/livez").await?;
@@ -213,7 +213,7 @@ async fn a_port_of_healthz_that_is_taken_keeps_nothing_waiting() -> Result<()> {
     let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), healthz().port());
     let taken = stage.node().tcp_listener(any)?;
     stage.start(&services).await?;
-    says(&stage.proxy.log()?, &["cannot listen; Services work without this server", "10256"])?;
+    says(&stage.proxy.log()?, &["cannot listen; retrying, Services are not affected", "10256"])?;
     let traffic = Traffic::start(&stage.world, &services)?;
     traffic.beat().await?;
     drop(taken);

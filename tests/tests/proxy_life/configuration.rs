@@ -47,7 +47,7 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
             "mode iptables: Services are made of nftables rules",
             "iptables.localhostNodePorts has no effect",
             "unknown field \"strictArp\"",
-            "node ports answer at all addresses",
+            "node ports are served at all addresses",
         ],
     )?;
 
@@ -63,5 +63,5 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
         &said,
         &["cannot listen on 127.0.0.1:10249", "proxy.metrics_bind_address", "bind_address_hard_fail"],
     )?;
-    says(&said, &["not everything in the KubeProxyConfiguration has an effect"])
+    says(&said, &["field of the KubeProxyConfiguration has no effect"])
 }

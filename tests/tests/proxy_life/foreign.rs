@@ -118,7 +118,7 @@ async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<
     ensure!(listed(stage.node())? == before, "cleanup");
     let left = stage.node().nft(&["list", "tables"])?;
     ensure!(left.lines().count() == TABLES.len(), "{left}");
-    ensure!(stage.cleanup(&[]).await? == ["there was nothing to remove"]);
+    ensure!(stage.cleanup(&[]).await? == ["nothing to remove"]);
     ensure!(listed(stage.node())? == before, "another cleanup");
     Ok(())
 }
@@ -278,7 +278,7 @@ async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
         &stage.events().await?.join("\n"),
         &["table ip keelson was modified by another program; repaired: "],
     )?;
-    says(&stage.proxy.log()?, &["the table was modified by another program; repaired"])
+    says(&stage.proxy.log()?, &["table modified by another program; repaired"])
 }
 
 /// The value of a counter of IPv4; 0 before it has counted anything.

@@ -162,11 +162,11 @@ async fn told_of(stage: &Stage) -> Result<()> {
     }
     says(
         &stage.events().await?.join("\n"),
-        &["of a kube-proxy (mode nftables) is on this node", "our rules come before it"],
+        &["of a kube-proxy (mode nftables)", "the rules of keelson take precedence"],
     )?;
     says(
         &stage.proxy.log()?,
-        &["the table kube-proxy of a kube-proxy (mode nftables)", "keelson proxy cleanup --kube-proxy"],
+        &["table kube-proxy of a kube-proxy (mode nftables)", "keelson proxy cleanup --kube-proxy"],
     )
 }
 

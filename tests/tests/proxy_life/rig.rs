@@ -122,9 +122,9 @@ impl Stage {
     /// The same, and that a comparison from scratch finds nothing to do.
     pub(crate) async fn has_exactly(&self, services: &[Service]) -> Result<()> {
         self.has(services).await?;
-        soon("nothing would be changed", || async {
+        soon("no changes", || async {
             let told = self.dry_run().await?;
-            ensure!(told == ["nothing would be changed"], "{told:?}");
+            ensure!(told == ["no changes"], "{told:?}");
             Ok(())
         })
         .await

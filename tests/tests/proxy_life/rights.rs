@@ -296,7 +296,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     // Addresses.
     let another: IpAddr = "192.168.77.7".parse()?;
     world.bind_to_node(another)?;
-    soon("node ports answer at an address that is new", || async {
+    soon("node ports are served at an address that is new", || async {
         let to = SocketAddr::new(another, 31_000);
         let outcome = world.pod().ask(to, Transport::Tcp, PATIENCE).await?;
         ensure!(
@@ -336,7 +336,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     })
     .await?;
     let told = poor.command(rights, &["--dry-run"]).await?.success()?;
-    ensure!(told.out.trim() == "nothing would be changed", "{told:?}");
+    ensure!(told.out.trim() == "no changes", "{told:?}");
     drop(process);
     let (path, mut args) = rights.prefix()?;
     args.extend([poor.program.display().to_string(), "proxy".to_owned(), "cleanup".to_owned()]);

@@ -38,7 +38,7 @@ async fn p10_a_node_with_ipv6_disabled_serves_ipv4_and_is_healthy() -> Result<()
     let v6 = family_of(&state, Family::V6)?;
     ensure!(v6["state"] == "disabled" && v6["failures"] == 0, "{v6}");
     says(v6["reason"].as_str().unwrap_or_default(), &["disable_ipv6"])?;
-    says(&stage.proxy.log()?, &["this node does not support an IP family", "disable_ipv6"])?;
+    says(&stage.proxy.log()?, &["IP family not supported by this node", "disable_ipv6"])?;
     ensure!(stage.node().nft(&["list", "tables"])? == "table ip keelson\n");
 
     let at = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);

@@ -30,7 +30,7 @@ async fn case_17_a_stall_at_byte_0_is_ended_and_what_came_is_kept(kind: Kind) ->
 
     let status = failed(stalls.await?, "the registry sends nothing")?;
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    for part in ["no new byte", rig.node.proxy.address(), "stall_timeout", "kept"] {
+    for part in ["no data", rig.node.proxy.address(), "stall_timeout", "retained"] {
         ensure!(status.message().contains(part), "{part:?} is not in: {}", status.message());
     }
     // Its slot goes to those behind it, while the registry still says nothing about it.

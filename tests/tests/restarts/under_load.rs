@@ -150,7 +150,7 @@ async fn i8_without_a_successor_the_agent_serves_for_a_while_and_then_ends() -> 
     let images = rig.node.push_many("alone", 1, TINY).await?;
     rig.agent.sigterm()?;
     until("it waits for a successor", || {
-        rig.agent.log().is_ok_and(|log| log.contains("waiting for an agent that takes over"))
+        rig.agent.log().is_ok_and(|log| log.contains("waiting for a successor"))
     })
     .await?;
     rig.begin(&images[0]).await?.context("it serves as before")?;

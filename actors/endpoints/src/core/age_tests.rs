@@ -61,7 +61,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
         assert_eq!(state, if is_served { "stale" } else { "waiting" }, "{name}");
         if !is_served {
             assert!(
-                reason.contains("last current 3days") && reason.contains("max_age_after_boot"),
+                reason.contains("last synced 3days") && reason.contains("max_age_after_boot"),
                 "{reason}"
             );
             assert_eq!(bench.notes.last(), Some(&reason));

@@ -25,7 +25,7 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
     let mut bench = Bench::with(on_demand(), Brittle::new());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
     assert_eq!(standing(&bench), "not-watched");
-    assert!(bench.core.state("", 0).reason.contains("nobody follows yet"));
+    assert!(bench.core.state("", 0).reason.contains("no client has connected yet"));
     assert!(!bench.core.is_stale() && !bench.core.is_watched());
     assert_eq!(bench.core.next_tick(), None, "there is nothing to wait for");
     bench.pass(3_600_000);

@@ -161,7 +161,8 @@ impl Core {
         }
         effects.push(Effect::Count(Counted::WriteFailed));
         let text = format!(
-            "the disk has not taken the endpoints for {:?}; readers get them from memory until it answers",
+            "the disk has not completed a write of the endpoints for {:?}; clients are served from memory \
+             until it answers",
             self.policy.write_timeout
         );
         effects.push(Effect::Note { warn: true, text });
@@ -190,8 +191,8 @@ impl Core {
         };
         self.later = Later::Renamed;
         let text = format!(
-            "a reader has revision {rev} of this instance, and the newest is {}: the state folder was restored from a backup; \
-             readers get a new instance ID",
+            "a client has revision {rev} of this instance, but the newest is {}: the state directory was \
+             restored from a backup; starting a new instance ID",
             shown.rev
         );
         effects.push(Effect::Note { warn: true, text });
@@ -263,7 +264,7 @@ impl Core {
             }
             Ok(()) => {}
             Err(error) if overdue => {
-                let text = format!("the endpoints could not be written: {error}");
+                let text = format!("cannot write the endpoints to disk: {error}");
                 return effects.push(Effect::Note { warn: true, text });
             }
             Err(error) => {
@@ -271,8 +272,8 @@ impl Core {
                 let pause = self.fall_behind(now);
                 effects.push(Effect::Count(Counted::WriteFailed));
                 let text = format!(
-                    "the endpoints could not be written; readers get them from memory, under a new identity, \
-                     and they are written again in {pause:?}: {error}"
+                    "cannot write the endpoints to disk; clients are served from memory under a new instance \
+                     ID, retrying in {pause:?}: {error}"
                 );
                 effects.push(Effect::Note { warn: true, text });
                 return self.publish_anew(state, now, random, effects);

@@ -30,7 +30,7 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
     assert!(anew.0 != before.0 && anew.1 == before.1 + 1, "{before:?} {anew:?}");
     assert!(!bench.core.durable());
     assert!(
-        bench.notes.iter().any(|note| note.contains("has not taken the endpoints for 5s")),
+        bench.notes.iter().any(|note| note.contains("has not completed a write of the endpoints for 5s")),
         "{:?}",
         bench.notes
     );

@@ -26,11 +26,12 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How often the time at which a state was last current is written to the disk while nothing else is.
 const STAMP_EVERY: Duration = Duration::from_secs(300);
 /// Why a state from disk is stale.
-const NOT_HEARD: &str = "the source has not been heard since the start";
+const NOT_HEARD: &str = "the source has not answered since the start";
 /// Why nothing is asked of the source.
-const NOT_FOLLOWED: &str = "nobody follows yet (endpoints.watch); `keelson watch --once` starts it";
+const NOT_FOLLOWED: &str =
+    "no client has connected yet (endpoints.watch); `keelson watch --once` starts the watch";
 /// Why there is none.
-const NOT_LISTED: &str = "the source has not told everything yet";
+const NOT_LISTED: &str = "the source is not synced yet";
 
 impl Core {
     /// The watch that has been failing for longest: what is wrong, and since when. A failure of ServiceCIDRs is shown with the
@@ -118,8 +119,9 @@ impl Core {
             let age = format_duration(Duration::from_secs(age.as_secs()));
             let limit = format_duration(limit);
             format!(
-                "the endpoints on disk were last current {age} ago, before the node booted, and are not served after more than \
-                 {limit} (endpoints.max_age_after_boot): services, endpointslices and servicecidrs must be listed first"
+                "the endpoints on disk were last synced {age} ago, before the node booted, which is more \
+                 than {limit} (endpoints.max_age_after_boot); they are served after services, endpointslices \
+                 and servicecidrs are listed"
             )
         })
     }

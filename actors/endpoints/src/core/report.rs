@@ -104,7 +104,7 @@ impl Core {
     pub(crate) fn summary(&self) -> String {
         let (state, reason, _) = self.standing();
         let mut text = match &self.shown {
-            None => "nothing to serve".to_owned(),
+            None => "no state to serve".to_owned(),
             Some(shown) => format!("{} services at revision {}, {state}", shown.services.size(), shown.rev),
         };
         if !reason.is_empty() {
@@ -122,7 +122,7 @@ impl Core {
         if let Some(fields) = value.as_object_mut() {
             let disk = match self.disk {
                 Disk::Same => "the same".to_owned(),
-                Disk::Other => "nothing of use".to_owned(),
+                Disk::Other => "nothing usable".to_owned(),
                 Disk::Behind { failures, .. } => format!("behind after {failures} failures"),
             };
             fields.insert("on_disk".into(), disk.into());
@@ -194,7 +194,7 @@ fn from_disk(name: &ServiceName, item: &Item) -> pb::Explanation {
         namespace: name.namespace().to_owned(),
         name: name.name().to_owned(),
         served: true,
-        reason: "it is served as it was before the agent started; the source has not told of it since"
+        reason: "served from disk as before the agent started; the source has not confirmed it yet"
             .to_owned(),
         cluster_ips: cluster_ips(&service),
         r#type: service.r#type,

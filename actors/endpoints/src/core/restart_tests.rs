@@ -10,7 +10,7 @@ use crate::{
     view::tests::{http, n1, slice, svc},
 };
 
-const NOT_HEARD: &str = "the source has not been heard since the start";
+const NOT_HEARD: &str = "the source has not answered since the start";
 
 fn named(name: &str) -> Service {
     svc().named("ns", name).build()
@@ -43,7 +43,7 @@ fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new
     assert_eq!(bench.view, Some(EndpointsView::Current), "for the node's condition a restart is no news");
     assert_eq!(bench.core.state("", 0).endpoints, 2);
     let why = bench.core.explain(&crate::ServiceName::new("ns", "late")).expect("it is served");
-    assert!(why.served && why.reason.contains("as it was before"), "{why:?}");
+    assert!(why.served && why.reason.contains("as before the agent started"), "{why:?}");
     let writes = bench.core.writes;
     let services: Vec<Service> = services.into_iter().chain([named("late")]).collect();
     bench.tell_all(&services, &slices);
@@ -107,7 +107,7 @@ fn what_is_on_disk_for_another_node_is_not_used_and_is_overwritten() {
     let mut bench = Bench::synced(&many(3), &[]);
     let before = bench.id().unwrap();
     bench.policy.node_name = "n2".into();
-    assert!(lost(&bench.restart()).contains("for the node \"n1\", this one is \"n2\""));
+    assert!(lost(&bench.restart()).contains("for node \"n1\", but this node is \"n2\""));
     bench.node(NodeView { name: "n2".into(), ..n1() });
     bench.list_cidrs(&[]);
     bench.list_services(&[named("s0001")]);
@@ -126,19 +126,19 @@ fn whatever_is_damaged_counts_as_lost() {
         ("meta", "missing", |batch, key, _| {
             batch.delete(Table::Endpoints, key);
         }),
-        ("meta", "cannot be decoded", |batch, key, _| {
+        ("meta", "cannot decode", |batch, key, _| {
             batch.put(Table::Endpoints, key, [0xff; 9]);
         }),
-        ("meta", "version 0", |batch, key, _| {
+        ("meta", "version is 0", |batch, key, _| {
             batch.put(Table::Endpoints, key, []);
         }),
-        ("meta", "version 9", |batch, key, _| {
+        ("meta", "version is 9", |batch, key, _| {
             batch.put(Table::Endpoints, key, [8, 9]);
         }),
         ("s/ns/a", "present and deleted", |batch, key, _| {
             batch.delete(Table::Endpoints, key);
         }),
-        ("s/ns/a", "cannot be decoded", |batch, key, _| {
+        ("s/ns/a", "cannot decode", |batch, key, _| {
             batch.put(Table::Endpoints, key, [0xff; 9]);
         }),
         ("s/ns/a", "something else", |batch, key, _| {
@@ -277,7 +277,7 @@ fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothi
         bench.restart();
         assert_eq!(bench.id(), id, "and it is on disk");
     }
-    let torn = "the agent ended while it was being written";
+    let torn = "the agent exited during a write";
     assert_eq!(outcomes, ["1", torn, torn, torn, torn, "2"]);
 }
 
@@ -287,7 +287,7 @@ fn a_first_state_killed_within_its_write_leaves_nothing_to_serve() {
         let mut bench = Bench::new();
         bench.slow = true;
         bench.tell_all(&many(2 * CHUNK_RECORDS + 1), &[]);
-        assert!(lost(&bench.kill_in_write(batches)).contains("while it was being written"));
+        assert!(lost(&bench.kill_in_write(batches)).contains("exited during a write"));
         assert_eq!(bench.id(), None);
     }
 }

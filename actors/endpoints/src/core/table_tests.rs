@@ -51,7 +51,7 @@ fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
         bench.view,
         Some(EndpointsView::Stale {
             cause: StaleCause::NotSynced,
-            reason: "the source has not told everything yet".into()
+            reason: "the source is not synced yet".into()
         })
     );
     bench.services(vec![put(&named("other")), Seen::Listed]);

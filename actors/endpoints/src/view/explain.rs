@@ -186,7 +186,7 @@ impl<'e, 'a> Telling<'e, 'a> {
                 for row in rows.iter_mut().skip(begin) {
                     let _ = write!(
                         row.reason,
-                        "; only sources in {ranges} may: any other, also a pod, is dropped"
+                        "; only sources in {ranges} are allowed, all others are dropped, including pods"
                     );
                 }
             }
@@ -224,13 +224,12 @@ impl<'e, 'a> Telling<'e, 'a> {
         let tally = &decision.tally;
         let (verdict, reason) = match (endpoints.len(), tally.ready) {
             (0, _) => ("rejected", words::NOTHING.to_owned()),
-            (_, 0) => (
-                "forwarded",
-                "no endpoint is ready: to those that are terminating but still serve".to_owned(),
-            ),
+            (_, 0) => {
+                ("forwarded", "no endpoint is ready: to terminating endpoints that still serve".to_owned())
+            }
             (chosen, ready) if chosen == ready => ("forwarded", "to every ready endpoint".to_owned()),
             (chosen, ready) => {
-                ("forwarded", format!("to {chosen} of {ready} ready endpoints, by their hints"))
+                ("forwarded", format!("to {chosen} of {ready} ready endpoints, selected by hints"))
             }
         };
         Fate { verdict, endpoints, reason }
@@ -241,12 +240,13 @@ impl<'e, 'a> Telling<'e, 'a> {
         let tally = &decision.tally;
         let (verdict, reason) = match (endpoints.len(), tally.local_ready) {
             (0, _) if decision.has_any() => {
-                ("dropped", format!("{policy} is Local, and only other nodes have endpoints for it"))
+                ("dropped", format!("{policy} is Local, and this node has no endpoint for it"))
             }
             (0, _) => ("rejected", words::NOTHING.to_owned()),
             (_, 0) => {
                 let reason = format!(
-                    "{policy} is Local, and none is ready on this node: to those here that are terminating but still serve"
+                    "{policy} is Local, and no endpoint on this node is ready: to local terminating \
+                     endpoints that still serve"
                 );
                 ("forwarded", reason)
             }
@@ -275,7 +275,7 @@ fn slice(it: &SliceUse<'_>, holding: usize) -> pb::SliceExplanation {
         Ok(_) if holding > 0 => String::new(),
         Ok(_) if it.slice.endpoints.is_empty() => "it has no endpoints".to_owned(),
         Ok(_) if it.slice.ports.is_empty() => "it has no ports".to_owned(),
-        Ok(_) => "other slices have copies of all its endpoints, and those hold".to_owned(),
+        Ok(_) => "other slices have copies of all its endpoints, which are used instead".to_owned(),
     };
     pb::SliceExplanation {
         name: it.slice.metadata.as_ref().map_or_else(String::new, |metadata| metadata.name.clone()),

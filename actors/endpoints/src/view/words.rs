@@ -13,21 +13,20 @@ use super::{
 use crate::NodeView;
 
 /// Why traffic is rejected.
-pub(super) const NOTHING: &str =
-    "no endpoint is ready, and none is terminating but still serving, on any node";
+pub(super) const NOTHING: &str = "no endpoint on any node is ready, or terminating and still serving";
 
 impl fmt::Display for Unserved<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing => f.write_str("there is no Service of this name; only slices that name it"),
+            Self::Missing => f.write_str("the Service does not exist, only EndpointSlices of it"),
             Self::OtherProxy(name) => {
-                write!(f, "its label {PROXY_NAME} ({name:?}) leaves it to another proxy")
+                write!(f, "its label {PROXY_NAME} ({name:?}) assigns it to another service proxy")
             }
             Self::NoClusterIp => f.write_str("it has no cluster IP (spec.clusterIP is empty)"),
             Self::Headless => f.write_str("it is headless (spec.clusterIP is None)"),
-            Self::ExternalName => f.write_str("it is of type ExternalName, which is for DNS alone"),
-            Self::NoFamily => f.write_str("none of its cluster IPs can be used"),
-            Self::NoPort => f.write_str("it has no port that can be used, and so no frontend"),
+            Self::ExternalName => f.write_str("it is of type ExternalName, which only DNS implements"),
+            Self::NoFamily => f.write_str("none of its cluster IPs is valid"),
+            Self::NoPort => f.write_str("it has no valid port"),
         }
     }
 }
@@ -46,28 +45,33 @@ impl fmt::Display for Ignored<'_> {
         match self {
             Self::ClusterIp(family, text) => {
                 let name = family.name();
-                write!(f, "cluster IP {text:?}: it stands for {name}, and is none or not the first of that family")
+                write!(f, "cluster IP {text:?}: ignored for {name}: invalid, or not the first of that family")
             }
             Self::FamilyWithoutIp(family) => {
-                write!(f, "IP family {family:?}: spec.clusterIPs has nothing for it, or there is no such family")
+                write!(f, "IP family {family:?}: not a valid IP family, or not in spec.clusterIPs")
             }
             Self::Address(kind, text) => write!(f, "{kind} {text:?}: not an IP address"),
             Self::AddressOfFamily(kind, ip) => {
                 write!(f, "{kind} {ip}: the Service has no cluster IP of its family")
             }
             Self::IngressNotVip(ip, mode) => {
-                write!(f, "load balancer IP {ip}: its ipMode is {mode:?}, so traffic to it goes through the load balancer")
+                write!(
+                    f,
+                    "load balancer IP {ip}: its ipMode is {mode:?}, so traffic to it goes through the load balancer"
+                )
             }
             Self::SourceRange(text) => write!(f, "source range {text:?}: not a CIDR"),
             Self::SourceRangeOfFamily(cidr) => {
                 write!(f, "source range {cidr}: the Service has no cluster IP of its family")
             }
             Self::SourceRangesOfEverything(family) => {
-                write!(f, "source ranges of {}: one of them is every address", family.name())
+                write!(f, "source ranges of {}: one of them contains every address", family.name())
             }
-            Self::PortNumber { name, number } => write!(f, "port {name:?}: {number} is not a port number (1 to 65535)"),
+            Self::PortNumber { name, number } => {
+                write!(f, "port {name:?}: {number} is not a port number (1 to 65535)")
+            }
             Self::Protocol { name, protocol } => {
-                write!(f, "port {name:?}: protocol {protocol:?} is none of TCP, UDP and SCTP")
+                write!(f, "port {name:?}: protocol {protocol:?} is not TCP, UDP or SCTP")
             }
             Self::PortRepeated { name, number } => {
                 write!(f, "port {name:?} ({number}): a later port has the same name and protocol")
@@ -79,16 +83,20 @@ impl fmt::Display for Ignored<'_> {
                 write!(f, "node port of port {name:?}: {number} is not a port number (1 to 65535)")
             }
             Self::ExternalPolicy => f.write_str(
-                "externalTrafficPolicy Local: only Services of type LoadBalancer or NodePort or with external IPs are \
-                 reached from outside",
+                "externalTrafficPolicy Local applies only to Services of type LoadBalancer or NodePort or \
+                 with external IPs",
             ),
             Self::HealthCheckNodePort(port) => write!(
                 f,
-                "healthCheckNodePort {port}: only a port number of a Service of type LoadBalancer with \
-                 externalTrafficPolicy Local counts",
+                "healthCheckNodePort {port}: only valid for a Service of type LoadBalancer with \
+                 externalTrafficPolicy Local",
             ),
             Self::Affinity(seconds) => {
-                write!(f, "affinity of {seconds} s: the API allows 1 to 86400; the nearest or the default is taken")
+                write!(
+                    f,
+                    "affinity of {seconds} s: outside the range 1 to 86400; the nearest valid value or the \
+                     default is used"
+                )
             }
         }
     }
@@ -102,10 +110,10 @@ impl fmt::Display for Unused<'_> {
                 write!(f, "its label kubernetes.io/service-name names another Service, {name:?}")
             }
             Self::Headless => {
-                f.write_str("its label service.kubernetes.io/headless says that proxies are not to read it")
+                f.write_str("its label service.kubernetes.io/headless excludes it from service proxies")
             }
             Self::AddressType("FQDN") => {
-                f.write_str("its address type is FQDN: names cannot be forwarded to")
+                f.write_str("its address type is FQDN, which service proxies do not support")
             }
             Self::AddressType(kind) => write!(f, "its address type {kind:?} is neither IPv4 nor IPv6"),
             Self::NoClusterIp(family) => write!(f, "the Service has no cluster IP of {}", family.name()),
@@ -117,17 +125,17 @@ impl fmt::Display for Unused<'_> {
 impl fmt::Display for Fault<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PortWithoutName(number) => write!(f, "a port without a name ({})", Number(*number)),
+            Self::PortWithoutName(number) => write!(f, "a port has no name ({})", Number(*number)),
             Self::PortNumber(name, number) => {
-                write!(f, "port {name:?}: {} (1 to 65535 can be)", Number(*number))
+                write!(f, "port {name:?}: {} (must be 1 to 65535)", Number(*number))
             }
             Self::PortUnmatched(name, protocol) => {
                 write!(f, "port {name:?}/{protocol}: the Service has no such port")
             }
-            Self::NoAddress => f.write_str("an endpoint without an address"),
-            Self::Address(text) => write!(f, "an endpoint at {text:?}, which is not an IP address"),
+            Self::NoAddress => f.write_str("an endpoint has no address"),
+            Self::Address(text) => write!(f, "endpoint address {text:?} is not an IP address"),
             Self::AddressOfOtherFamily(ip) => {
-                write!(f, "an endpoint at {ip}, which is of another family than the slice")
+                write!(f, "endpoint address {ip} is not of the address type of the slice")
             }
         }
     }
@@ -149,7 +157,7 @@ pub(super) fn faults(faults: &[Fault<'_>]) -> String {
     const NAMED: usize = 5;
     let mut text = String::new();
     for fault in faults.iter().take(NAMED) {
-        let begin = if text.is_empty() { "left out: " } else { "; " };
+        let begin = if text.is_empty() { "ignored: " } else { "; " };
         let _ = write!(text, "{begin}{fault}");
     }
     if faults.len() > NAMED {
@@ -171,18 +179,15 @@ fn zone(node: &NodeView) -> Option<&str> {
 pub(super) fn topology(decision: &Decision, node: &NodeView) -> (&'static str, String) {
     let tally = &decision.tally;
     if !decision.uses_cluster {
-        return ("none", "no traffic of this port may go to other nodes, so no hint is looked at".to_owned());
+        return ("none", "no traffic of this port can go to other nodes, so hints are not used".to_owned());
     }
     if tally.ready == 0 {
-        return ("none", "no endpoint is ready, so no hint is looked at".to_owned());
+        return ("none", "no endpoint is ready, so hints are not used".to_owned());
     }
     let mode = match decision.mode {
         Mode::Node => {
             let named = tally.naming_node;
-            return (
-                "node",
-                format!("every ready endpoint has hints for nodes, and {named} of them name this node"),
-            );
+            return ("node", format!("all ready endpoints have node hints, {named} of them for this node"));
         }
         Mode::Zone => "zone",
         Mode::Anywhere => "none",
@@ -192,7 +197,7 @@ pub(super) fn topology(decision: &Decision, node: &NodeView) -> (&'static str, S
         reasons.push(if tally.with_node_hints < tally.ready {
             missing_hints(tally.ready - tally.with_node_hints, tally.ready, "nodes")
         } else {
-            "no hint for nodes names this node".to_owned()
+            "no node hint is for this node".to_owned()
         });
     }
     if tally.with_zone_hints > 0 {
@@ -203,9 +208,9 @@ pub(super) fn topology(decision: &Decision, node: &NodeView) -> (&'static str, S
             None => "this node has no label topology.kubernetes.io/zone".to_owned(),
             Some(zone) if tally.naming_zone > 0 => {
                 let named = tally.naming_zone;
-                format!("every ready endpoint has hints for zones, and {named} of them name zone {zone} of this node")
+                format!("all ready endpoints have zone hints, {named} of them for zone {zone} of this node")
             }
-            Some(zone) => format!("no hint for zones names zone {zone} of this node"),
+            Some(zone) => format!("no zone hint is for zone {zone} of this node"),
         });
     }
     if reasons.is_empty() {
@@ -216,7 +221,7 @@ pub(super) fn topology(decision: &Decision, node: &NodeView) -> (&'static str, S
 
 fn missing_hints(missing: usize, ready: usize, of: &str) -> String {
     let have = if missing == 1 { "has" } else { "have" };
-    format!("{missing} of {ready} ready endpoints {have} no hints for {of}, so none of those count")
+    format!("{missing} of {ready} ready endpoints {have} no hints for {of}, so hints for {of} are not used")
 }
 
 /// The rule that decided about an endpoint.
@@ -228,7 +233,7 @@ pub(super) fn endpoint(it: &Candidate<'_>, decision: &Decision, node: &NodeView)
         (_, Place::Unused) | (Place::Draining, Place::Draining) => cluster,
         (Place::Unused, _) => local,
         _ if cluster == local => cluster,
-        _ => format!("to any node: {cluster}; to this node only: {local}"),
+        _ => format!("cluster set: {cluster}; local set: {local}"),
     }
 }
 
@@ -241,26 +246,25 @@ pub(super) fn superseded(it: &Candidate<'_>, holder: &Candidate<'_>, slice: &str
     } else if it.serving != holder.serving {
         "is serving"
     } else {
-        "is as good and comes later by its name"
+        "has the same conditions and the later name"
     };
-    format!("left out: slice {slice} has the same address and port, and that one {because}")
+    format!("not selected: slice {slice} has the same address and port, and its endpoint {because}")
 }
 
 /// `ready`: how many are ready that could be in the set, and where those are.
 fn place(place: Place, it: &Candidate<'_>, node: &NodeView, (ready, here): (usize, &str)) -> String {
     let name = &node.name;
     match place {
-        Place::Unused => "not asked for".to_owned(),
-        Place::Ready if it.terminating => "chosen: it is ready, although terminating".to_owned(),
-        Place::Ready => "chosen: it is ready".to_owned(),
-        Place::HintedNode => format!("chosen: it is ready, and its hints name this node, {name}"),
+        Place::Unused => "not used".to_owned(),
+        Place::Ready if it.terminating => "selected: ready and terminating".to_owned(),
+        Place::Ready => "selected: ready".to_owned(),
+        Place::HintedNode => format!("selected: ready, with a hint for this node, {name}"),
         Place::HintedZone => {
-            format!(
-                "chosen: it is ready, and its hints name zone {} of this node",
-                zone(node).unwrap_or_default()
-            )
+            format!("selected: ready, with a hint for zone {} of this node", zone(node).unwrap_or_default())
         }
-        Place::Draining => format!("chosen: it is terminating but still serving, and nothing is ready{here}"),
+        Place::Draining => {
+            format!("selected: terminating and still serving, because no endpoint is ready{here}")
+        }
         Place::OtherNode => {
             let hints =
                 it.source.hints.iter().flat_map(|hints| &hints.for_nodes).map(|hint| hint.name.as_str());
@@ -271,41 +275,37 @@ fn place(place: Place, it: &Candidate<'_>, node: &NodeView, (ready, here): (usiz
                 it.source.hints.iter().flat_map(|hints| &hints.for_zones).map(|hint| hint.name.as_str());
             other_hints("zones", hints, &format!("zone {} of this node", zone(node).unwrap_or_default()))
         }
-        Place::Remote => "left out: it is not on this node".to_owned(),
-        Place::NotNeeded => format!("left out: it is terminating, and {} ready{here}", endpoints_are(ready)),
-        Place::NotEligible if it.serving => {
-            "left out: it is not ready, and not terminating either".to_owned()
-        }
-        Place::NotEligible if it.terminating => {
-            "left out: it is terminating and does not serve any more".to_owned()
-        }
-        Place::NotEligible => "left out: it is neither ready nor serving".to_owned(),
-        Place::Superseded => "left out: another slice has it too".to_owned(),
+        Place::Remote => "not selected: not on this node".to_owned(),
+        Place::NotNeeded => format!("not selected: terminating, and {} ready{here}", endpoints_are(ready)),
+        Place::NotEligible if it.serving => "not selected: not ready and not terminating".to_owned(),
+        Place::NotEligible if it.terminating => "not selected: terminating and no longer serving".to_owned(),
+        Place::NotEligible => "not selected: neither ready nor serving".to_owned(),
+        Place::Superseded => "not selected: another slice has the same endpoint".to_owned(),
     }
 }
 
 fn other_hints<'a>(kind: &str, hints: impl Iterator<Item = &'a str>, this: &str) -> String {
     let hints = hints.collect::<Vec<_>>().join(", ");
     format!(
-        "left out: the hints of every ready endpoint name {kind}, and this one's are [{hints}], not {this}"
+        "not selected: all ready endpoints have hints for {kind}, and its hints are [{hints}], not {this}"
     )
 }
 
 /// What internalTrafficPolicy does.
 pub(super) fn internal_policy(facts: &Facts<'_>) -> &'static str {
     if facts.internal_local {
-        "Local: traffic to cluster IPs stays on this node, from wherever it comes"
+        "Local: traffic to cluster IPs stays on this node"
     } else {
-        "Cluster: traffic to cluster IPs may go to any node"
+        "Cluster: traffic to cluster IPs can go to any node"
     }
 }
 
 /// What externalTrafficPolicy does.
 pub(super) fn external_policy(facts: &Facts<'_>) -> &'static str {
     if facts.external_local {
-        "Local: traffic from outside to external IPs, load balancer IPs and node ports stays on this node; that of pods \
-         and of this node itself may go to any node"
+        "Local: traffic from outside to external IPs, load balancer IPs and node ports stays on this node; \
+         traffic of pods and of this node can go to any node"
     } else {
-        "Cluster: traffic to external IPs, load balancer IPs and node ports may go to any node"
+        "Cluster: traffic to external IPs, load balancer IPs and node ports can go to any node"
     }
 }

@@ -144,7 +144,7 @@ impl LeaseRenewer {
         match effect {
             Effect::Ask { number, request } => self.ask(number, request, ctx),
             Effect::CloseConnections => {
-                self.recorder().event("the connections to the API server are closed, to make new ones");
+                self.recorder().event("closing the connections to the API server and reconnecting");
                 self.api.close_connections();
             }
             Effect::Persist(record) => {
@@ -259,7 +259,7 @@ impl LeaseRenewer {
                 Err(error) => error.to_string(),
             };
             if actor.logged.is_new(&error) {
-                let text = format!("the Lease's identity could not be written, renewals go on: {error}");
+                let text = format!("cannot write the identity of the Lease; renewals continue: {error}");
                 tracing::warn!(actor = "LeaseRenewer", "{text}");
                 actor.recorder().error(text);
             }
@@ -292,7 +292,7 @@ impl LeaseRenewer {
     }
 
     fn unread(&self, error: &str) -> Option<LeaseRecord> {
-        let text = format!("the Lease's identity cannot be read, it is taken for new: {error}");
+        let text = format!("cannot read the identity of the Lease; treating it as new: {error}");
         tracing::error!(actor = "LeaseRenewer", "{text}");
         self.recorder().error(text);
         None

@@ -58,32 +58,28 @@ impl LeaseMetrics {
     /// Enters every family into `registry`.
     pub fn register(&self, registry: &mut Registry) {
         let own = registry.sub_registry_with_prefix("keelson_lease");
-        own.register("renewals", "Requests for the node's Lease by result", self.renewals.clone());
+        own.register("renewals", "Requests for the node's Lease, by result", self.renewals.clone());
         own.register_with_unit(
             "age",
-            "Time since the last successful renewal, or since the start if there was none",
+            "Time since the last successful renewal, or since the start before the first one",
             Unit::Seconds,
             self.age.clone(),
         );
         own.register("transitions", "leaseTransitions of the Lease", self.transitions.clone());
-        own.register(
-            "takeovers",
-            "How often the Lease was taken over from another holder",
-            self.takeovers.clone(),
-        );
+        own.register("takeovers", "Takeovers of the Lease from another holder", self.takeovers.clone());
         own.register(
             "foreign_renewals",
-            "Renewals of the Lease by another process that were seen",
+            "Observed renewals of the Lease by another process",
             self.foreign_renewals.clone(),
         );
         own.register("contested", "1 while another process renews the Lease", self.contested.clone());
         own.register(
             "standing_back",
-            "1 while the agent leaves the Lease and the node status to another process",
+            "1 while the agent stands back and another process reports Lease and node status",
             self.standing_back.clone(),
         );
         own.register("consecutive_failures", "Failed requests since the last renewal", self.failures.clone());
-        own.register("clock_steps", "Steps of the wall clock by direction", self.clock_steps.clone());
+        own.register("clock_steps", "Steps of the wall clock, by direction", self.clock_steps.clone());
     }
 
     /// Brings the gauge that grows with time up to date, before it is read. `now` is of the actor's clock. Needs no

@@ -92,14 +92,14 @@ impl FromStr for ConditionStatus {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionRefused {
     /// Others own it.
-    #[error("the condition {kind} belongs to the kubelet or to the agent: report one of another type")]
+    #[error("the condition {kind} belongs to the kubelet or the agent; use another type")]
     Reserved {
         /// The type.
         kind: String,
     },
     /// The type is no name.
     #[error(
-        "{kind:?} is no type of a condition, such as KernelDeadlock or example.com/KernelDeadlock: {wrong}"
+        "{kind:?} is not a valid condition type, such as KernelDeadlock or example.com/KernelDeadlock: {wrong}"
     )]
     Type {
         /// The type.
@@ -108,31 +108,31 @@ pub enum ConditionRefused {
         wrong: String,
     },
     /// The status is none.
-    #[error("{status:?} is no status of a condition: there are True, False and Unknown")]
+    #[error("{status:?} is not a condition status; use True, False or Unknown")]
     Status {
         /// The status.
         status: String,
     },
     /// The reason is none.
     #[error(
-        "a reason is one word in CamelCase of at most 1024 letters, digits, '_', ',' and ':', which begins with a \
-         letter and ends with a letter, a digit or '_'"
+        "a reason must be one word in CamelCase of at most 1024 letters, digits, '_', ',' and ':', beginning \
+         with a letter and ending with a letter, a digit or '_'"
     )]
     Reason,
     /// The message is too long.
-    #[error("a message has at most 32768 characters, this one has {characters}")]
+    #[error("the message has {characters} characters; the maximum is 32768")]
     Message {
         /// How many it has.
         characters: usize,
     },
     /// The time is none.
-    #[error("a report is good for at least 1 s and at most 366 days, or for ever")]
+    #[error("the TTL must be at least 1 s and at most 366 days, or 0 for no expiry")]
     Ttl,
     /// There are too many.
-    #[error("there are {MOST_CONDITIONS} conditions already, which is the most: clear one first")]
+    #[error("{MOST_CONDITIONS} conditions are already set, which is the maximum; clear one first")]
     TooMany,
     /// There is none to clear.
-    #[error("nobody has set the condition {kind}")]
+    #[error("the condition {kind} is not set")]
     Unknown {
         /// The type.
         kind: String,
@@ -236,7 +236,7 @@ impl External {
         let heard_unix_ms = unix_ms.saturating_sub(now.saturating_sub(self.heard));
         let (status, reason, message) = if self.is_silent(now) {
             let message = format!(
-                "its reporter has been silent for more than {:?}, for which a report is good; it last said {}, {}",
+                "no report for more than the TTL of {:?}; the last report was {}, {}",
                 ttl.unwrap_or_default(),
                 record.status,
                 record.reason

@@ -53,12 +53,12 @@ impl StatusMetrics {
     /// changes only.
     pub fn register(&self, registry: &mut Registry, role: Role) {
         let own = registry.sub_registry_with_prefix("keelson_node");
-        own.register("status_reports", "Reports of node status, by result", self.reports.clone());
-        own.register("status_computations", "Node statuses worked out", self.computations.clone());
+        own.register("status_reports", "Node status reports, by result", self.reports.clone());
+        own.register("status_computations", "Node status computations", self.computations.clone());
         if role == Role::Node {
             own.register_with_unit(
                 "status_last_report_age",
-                "Time since the last report of node status",
+                "Time since the last node status report",
                 Unit::Seconds,
                 self.last_report_age.clone(),
             );
@@ -70,13 +70,13 @@ impl StatusMetrics {
         );
         own.register(
             "conditions_contested",
-            "Conditions of the agent that another process writes too",
+            "Conditions of the agent that another process also writes",
             self.contested.clone(),
         );
-        own.register("clock_steps", "Steps of the wall clock that were noticed", self.clock_steps.clone());
+        own.register("clock_steps", "Detected steps of the wall clock", self.clock_steps.clone());
         own.register(
             "condition",
-            "1 for the status that a condition of the agent's has",
+            "1 for the current status of each condition of the agent",
             self.conditions.clone(),
         );
     }

@@ -40,7 +40,7 @@ pub struct Amount {
 
 /// A text that is no amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no amount: write a number with or without a suffix, such as 100m, 2, 500M or 1Gi")]
+#[error("{text:?} is not a quantity; write a number with an optional suffix, such as 100m, 2, 500M or 1Gi")]
 pub struct AmountError {
     /// The text, cut if it is long.
     pub text: String,

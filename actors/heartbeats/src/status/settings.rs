@@ -108,10 +108,10 @@ impl Thresholds {
             let (name, least) = (name.trim(), least.trim());
             let Some(signal) = Signal::ALL.into_iter().find(|signal| signal.name() == name) else {
                 let known: Vec<_> = Signal::ALL.iter().map(|signal| signal.name()).collect();
-                return Err(wrong(part, format!("no such signal; there are {}", known.join(", "))));
+                return Err(wrong(part, format!("unknown signal; the signals are {}", known.join(", "))));
             };
             if seen.contains(&signal) {
-                return Err(wrong(part, "this signal has a threshold already; leave one"));
+                return Err(wrong(part, "this signal already has a threshold; keep one"));
             }
             seen.push(signal);
             match least_of(part, least)? {
@@ -147,7 +147,7 @@ impl Thresholds {
 fn least_of(part: &str, least: &str) -> Result<Least, SettingError> {
     if let Some(percent) = least.strip_suffix('%') {
         let number = percent.trim().parse::<Amount>().map_err(|error| wrong(part, error.to_string()))?;
-        let range = || wrong(part, "a percentage is from 0% to 100%");
+        let range = || wrong(part, "a percentage must be 0% to 100%");
         if number < Amount::default() || number > Amount::count(100) {
             return Err(range());
         }
@@ -157,7 +157,7 @@ fn least_of(part: &str, least: &str) -> Result<Least, SettingError> {
     }
     let amount = least.parse::<Amount>().map_err(|error| wrong(part, error.to_string()))?;
     if !amount.is_positive() {
-        return Err(wrong(part, "a threshold is more than 0"));
+        return Err(wrong(part, "a threshold must be more than 0"));
     }
     Ok(Least::Amount(amount))
 }
@@ -182,14 +182,17 @@ impl ResourceList {
             let name = name.trim();
             if !Self::NAMES.contains(&name) {
                 let known = Self::NAMES.join(", ");
-                return Err(wrong(part, format!("this cannot be reserved; there are {known}")));
+                return Err(wrong(
+                    part,
+                    format!("this resource cannot be reserved; the resources are {known}"),
+                ));
             }
             let amount = amount.trim().parse::<Amount>().map_err(|error| wrong(part, error.to_string()))?;
             if amount < Amount::default() {
-                return Err(wrong(part, "a reservation is 0 or more"));
+                return Err(wrong(part, "a reservation must be 0 or more"));
             }
             if all.insert(name.to_owned(), amount).is_some() {
-                return Err(wrong(part, "this resource is reserved already; leave one"));
+                return Err(wrong(part, "this resource is already reserved; keep one"));
             }
         }
         Ok(Self(all))
@@ -219,11 +222,14 @@ fn qualified(name: &str) -> Result<(Option<&str>, &str), String> {
         text.len() <= 253 && text.split('.').all(label)
     };
     if prefix.is_some_and(|prefix| !subdomain(prefix)) {
-        return Err("what is before the slash is a DNS subdomain in lower case, such as example.com".into());
+        return Err(
+            "the part before the slash must be a DNS subdomain in lower case, such as example.com".into()
+        );
     }
     if local.is_empty() || !is_word(local) {
         return Err(
-            "a name has 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at each end".into(),
+            "a name must have 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at each end"
+                .into(),
         );
     }
     Ok((prefix, local))
@@ -265,17 +271,19 @@ impl Labels {
             if !is_word(value) {
                 return Err(wrong(
                     part,
-                    "a label's value has at most 63 letters, digits, '-', '_' and '.', with a letter or digit at each end",
+                    "a label value must have at most 63 letters, digits, '-', '_' and '.', with a letter or \
+                     digit at each end",
                 ));
             }
             if prefix.is_some_and(|prefix| !may_label(prefix, key)) {
                 return Err(wrong(
                     part,
-                    "the API server lets no node give itself this label; use a prefix of your own, or node.kubernetes.io/",
+                    "the API server does not allow a node to set this label on itself; use another prefix, \
+                     or node.kubernetes.io/",
                 ));
             }
             if all.insert(key.to_owned(), value.to_owned()).is_some() {
-                return Err(wrong(part, "this label is set already; leave one"));
+                return Err(wrong(part, "this label is already set; keep one"));
             }
         }
         Ok(Self(all))
@@ -335,7 +343,7 @@ impl Taint {
             }
             qualified(key).map_err(|error| wrong(part, error))?;
             if all.iter().any(|taint| taint.key == key && taint.effect == effect) {
-                return Err(wrong(part, "there is a taint of this key and effect already; leave one"));
+                return Err(wrong(part, "a taint with this key and effect is already set; keep one"));
             }
             all.push(Self { key: key.into(), value: value.into(), effect: effect.into() });
         }
@@ -361,12 +369,12 @@ impl NodeIps {
     pub fn parse_list(text: &str) -> Result<Self, SettingError> {
         let mut all: Vec<IpAddr> = Vec::new();
         for part in parts(text) {
-            let ip: IpAddr = part.parse().map_err(|_| wrong(part, "this is no IP address"))?;
+            let ip: IpAddr = part.parse().map_err(|_| wrong(part, "this is not an IP address"))?;
             if ip.is_loopback() || ip.is_multicast() || ip.is_unspecified() {
                 return Err(wrong(part, "other machines cannot reach a node at this address"));
             }
             if all.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
-                return Err(wrong(part, "there is an address of this family already; leave one"));
+                return Err(wrong(part, "an address of this family is already set; keep one"));
             }
             all.push(ip);
         }
@@ -404,12 +412,12 @@ mod tests {
     #[test]
     fn thresholds_that_mean_nothing_are_refused() {
         refused(Thresholds::parse("memory.available=1"), "write signal<amount");
-        refused(Thresholds::parse("memory<1"), "there are memory.available, nodefs.available");
+        refused(Thresholds::parse("memory<1"), "the signals are memory.available, nodefs.available");
         refused(Thresholds::parse("memory.available<1,memory.available<0%"), "already");
-        refused(Thresholds::parse("memory.available<101%"), "from 0% to 100%");
-        refused(Thresholds::parse("memory.available<-1%"), "from 0% to 100%");
+        refused(Thresholds::parse("memory.available<101%"), "be 0% to 100%");
+        refused(Thresholds::parse("memory.available<-1%"), "be 0% to 100%");
         refused(Thresholds::parse("memory.available<0"), "more than 0");
-        refused(Thresholds::parse("memory.available<1 GB"), "is no amount");
+        refused(Thresholds::parse("memory.available<1 GB"), "is not a quantity");
     }
 
     #[test]
@@ -417,10 +425,10 @@ mod tests {
         let list = ResourceList::parse("cpu=100m, memory=1Gi").expect("a list");
         assert_eq!((list.get("cpu").to_string(), list.get("pid").to_string()), ("100m".into(), "0".into()));
         refused(ResourceList::parse("cpu"), "write resource=amount");
-        refused(ResourceList::parse("gpu=1"), "there are cpu, memory");
+        refused(ResourceList::parse("gpu=1"), "the resources are cpu, memory");
         refused(ResourceList::parse("cpu=1,cpu=2"), "already");
         refused(ResourceList::parse("cpu=-1"), "0 or more");
-        refused(ResourceList::parse("cpu=one"), "is no amount");
+        refused(ResourceList::parse("cpu=one"), "is not a quantity");
     }
 
     #[test]
@@ -432,9 +440,9 @@ mod tests {
         refused(Labels::parse_list("a=b,a=c"), "already");
         refused(Labels::parse_list("-a=b"), "1 to 63 letters");
         refused(Labels::parse_list("Ex/a=b"), "DNS subdomain");
-        refused(Labels::parse_list("a=b c"), "label's value");
-        refused(Labels::parse_list("node-role.kubernetes.io/worker=1"), "lets no node");
-        refused(Labels::parse_list("node-restriction.kubernetes.io/x=1"), "lets no node");
+        refused(Labels::parse_list("a=b c"), "label value");
+        refused(Labels::parse_list("node-role.kubernetes.io/worker=1"), "does not allow a node");
+        refused(Labels::parse_list("node-restriction.kubernetes.io/x=1"), "does not allow a node");
         assert!(Labels::parse_list("notkubernetes.io/x=1").is_ok());
     }
 
@@ -454,6 +462,6 @@ mod tests {
         assert_eq!(NodeIps::parse_list("10.0.0.7, fd00::7").expect("two").0.len(), 2);
         refused(NodeIps::parse_list("10.0.0.7,10.0.0.8"), "family");
         refused(NodeIps::parse_list("127.0.0.1"), "cannot reach");
-        refused(NodeIps::parse_list("host"), "no IP address");
+        refused(NodeIps::parse_list("host"), "not an IP address");
     }
 }

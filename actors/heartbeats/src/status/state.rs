@@ -150,8 +150,7 @@ pub(super) fn load(store: &Arc<dyn StateStore>) -> Result<Restored, StoreError> 
             None => Ok(()),
         };
         if let Err(error) = result {
-            let text =
-                format!("the record {}/{name} cannot be read and is not used: {error}", Table::Heartbeats);
+            let text = format!("cannot read record {}/{name}; ignoring it: {error}", Table::Heartbeats);
             restored.unreadable.push(text);
         }
     }

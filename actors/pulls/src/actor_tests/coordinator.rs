@@ -324,6 +324,6 @@ fn the_actor_tells_what_it_does() {
         settle().await;
         let events = world.pulls.recorder().detail().events;
         assert_eq!(events.len(), 50, "the last fifty");
-        assert_eq!(events[49].text, "limit set to 59 by hand");
+        assert_eq!(events[49].text, "limit set to 59 at runtime");
     });
 }

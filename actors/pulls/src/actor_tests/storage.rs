@@ -118,7 +118,7 @@ fn i4_pulls_are_decided_from_memory_while_the_journal_cannot_be_read() {
         pass(600_000).await;
         assert!(succeeded(world.ask("r/b")).await);
         let errors = world.pulls.recorder().overview().last_error;
-        assert!(errors.contains("decided from memory"), "{errors}");
+        assert!(errors.contains("using memory only"), "{errors}");
         assert_eq!(world.pulls.recorder().overview().restarts, 0);
     });
 }

@@ -269,7 +269,7 @@ impl PullCoordinator {
     }
 
     fn fail(&mut self, reason: &str, ctx: &mut Context<Self>) {
-        tracing::error!(actor = "PullCoordinator", reason, "stops, and starts again from the journal");
+        tracing::error!(actor = "PullCoordinator", reason, "stopping; restarting from the journal");
         self.recorder().error(reason.to_owned());
         actix::ActorContext::stop(ctx);
     }
@@ -335,7 +335,7 @@ fn summary(counts: Counts) -> String {
         limit => format!("{running} of {limit} running, {queued} queued"),
     };
     if present > 0 {
-        text.push_str(&format!(", {present} of images that are there"));
+        text.push_str(&format!(", {present} of present images"));
     }
     if held > 0 {
         text.push_str(&format!(", {held} waiting for credentials"));

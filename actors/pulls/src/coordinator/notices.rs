@@ -25,7 +25,7 @@ pub async fn write_notices(
         let result = if written.is_ok() { "sent" } else { "failed" };
         metrics.pod_events.get_or_create(&EventResult { result }).inc();
         if let Err(error) = written {
-            tracing::debug!(%error, "cannot write an event on a pod");
+            tracing::debug!(%error, "cannot create an event for a pod");
         }
     }
 }

@@ -20,21 +20,22 @@ pub const MAX_TAG: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ImageNameError {
     /// Nothing was named.
-    #[error("the image name is empty; name an image such as registry.k8s.io/pause:3.10")]
+    #[error("the image name is empty; use a name such as registry.k8s.io/pause:3.10")]
     Empty,
     /// Over [`MAX_PATH`].
     #[error("the repository path is longer than {MAX_PATH} characters")]
     TooLong,
     /// A URL rather than a reference.
-    #[error("an image reference has no scheme; remove everything up to and including \"://\"")]
+    #[error("an image reference has no scheme; remove \"://\" and the part before it")]
     Scheme,
     /// Credentials in the reference.
     #[error(
-        "the part after \"@\" is no digest such as sha256:<64 hex digits>; credentials do not belong in an image reference"
+        "the part after \"@\" is not a digest such as sha256:<64 hex digits>; an image reference must not \
+         contain credentials"
     )]
     Digest,
     /// The registry part.
-    #[error("the registry part is no host[:port]")]
+    #[error("the registry part is not host[:port]")]
     Registry,
     /// A component of the repository path.
     #[error(

@@ -26,7 +26,7 @@ pub const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The bytes are no `PullImageRequest`.
-    #[error("the PullImageRequest cannot be decoded")]
+    #[error("cannot decode the PullImageRequest")]
     Malformed(#[source] prost::DecodeError),
     /// No `image` at all.
     #[error("the PullImageRequest names no image")]

@@ -150,10 +150,7 @@ impl RuntimeClient {
                 Effect::ProbeAfter(pause) => self.probe_after(pause, ctx),
                 Effect::Announce => self.announce(),
                 Effect::Warn(reason) => {
-                    tracing::warn!(
-                        reason,
-                        "the container runtime does not answer probes in full; it stays in use"
-                    );
+                    tracing::warn!(reason, "container runtime did not answer a probe; it stays in use");
                     self.recorder().error(format!("stays in use: {reason}"));
                 }
             }
@@ -199,14 +196,14 @@ impl RuntimeClient {
             Health::Up { info, .. } => {
                 self.metrics.runtime_up.set(1);
                 let text = format!("{} {} serves at {}", info.name, info.version, self.runtime.endpoint());
-                tracing::info!(runtime = info.name, version = info.version, "the container runtime serves");
+                tracing::info!(runtime = info.name, version = info.version, "container runtime up");
                 self.recorder().status(keelson_actor_system::inspect::Status::Running, text.clone());
                 self.recorder().event(text);
             }
             Health::Down { reason, .. } => {
                 self.images.outdate();
                 self.metrics.runtime_up.set(0);
-                tracing::warn!(reason, "the container runtime does not serve");
+                tracing::warn!(reason, "container runtime down");
                 self.recorder()
                     .status(keelson_actor_system::inspect::Status::Running, format!("no runtime: {reason}"));
                 self.recorder().error(reason.clone());
@@ -338,7 +335,7 @@ impl Handler<DropLease> for RuntimeClient {
         let dropping = async move {
             if let Err(error) = deletion.await {
                 // It is reaped when the runtime is back, or expires.
-                notes.error(format!("lease {lease} could not be deleted: {error}"));
+                notes.error(format!("cannot delete lease {lease}: {error}"));
             }
         };
         let dropping = dropping.boxed().shared();
@@ -362,7 +359,7 @@ impl Handler<ReapLeases> for RuntimeClient {
                     tracing::info!(leases = ?reaped, "orphan leases deleted");
                     recorder.event(format!("orphan leases deleted: {}", reaped.join(", ")));
                 }
-                Err(error) => recorder.error(format!("orphan leases could not be looked for: {error}")),
+                Err(error) => recorder.error(format!("cannot list orphan leases: {error}")),
             }
         });
     }

@@ -120,7 +120,7 @@ impl Handler<ReportRuntime> for RuntimeClient {
                 Ok(Health::Up { info, .. }) => info,
                 Ok(Health::Down { reason, .. }) => return Err(down(runtime.endpoint(), &reason)),
                 Ok(Health::Unknown) | Err(_) => {
-                    return Err(down(runtime.endpoint(), "has not been asked yet whether it serves"));
+                    return Err(down(runtime.endpoint(), "not probed yet"));
                 }
             };
             let reading = match reading {
@@ -135,7 +135,7 @@ impl Handler<ReportRuntime> for RuntimeClient {
             if let Some(reading) = reading {
                 // What was known before stands: a node is no worse for a list that is a little old.
                 for error in reading.errors() {
-                    tracing::warn!(%error, "node status reports the images as they were");
+                    tracing::warn!(%error, "cannot list images; node status keeps the last list");
                     actor.recorder().error(error.to_string());
                 }
                 actor.images.take(reading);

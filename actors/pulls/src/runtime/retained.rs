@@ -27,7 +27,7 @@ impl RuntimeClient {
         let (runtime, file_systems) = (self.runtime().clone(), self.file_systems().clone());
         async move {
             let path: Option<PathBuf> = runtime.image_fs().await.map_err(|error| error.to_string())?;
-            let path = path.ok_or("the container runtime names no image file system")?;
+            let path = path.ok_or("the container runtime reports no image file system")?;
             file_systems.file_system(path).await
         }
     }

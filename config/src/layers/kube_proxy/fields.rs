@@ -38,8 +38,8 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const fn words(self) -> &'static str {
         match self {
-            Self::Plain => "a text, a number, or true or false",
-            Self::Commas | Self::Duration => "a text",
+            Self::Plain => "a string, a number, or true or false",
+            Self::Commas | Self::Duration => "a string",
         }
     }
 }
@@ -60,8 +60,8 @@ const fn other(place: &'static str, used: Use) -> Field {
     Field { place, used, zero_counts: false }
 }
 
-const AGENT: &str = "the agent speaks to the API server, and has settings of its own ([kube])";
-const IPVS: &str = "there is no ipvs here";
+const AGENT: &str = "only the agent connects to the API server; set [kube]";
+const IPVS: &str = "Keelson does not use ipvs";
 const WINDOWS: &str = "it is for Windows";
 
 #[rustfmt::skip]
@@ -75,24 +75,24 @@ const FIELDS: [Field; 55] = [
     // What every generated file has.
     other("logging.flushFrequency", Use::Separately),
     other("logging.options", Use::Separately),
-    no("logging.vmodule", "name targets in agent.log instead, such as info,keelson_proxy=debug"),
-    no("hostnameOverride", "the agent knows the node's name (agent.node_name)"),
+    no("logging.vmodule", "set targets in agent.log instead, such as info,keelson_proxy=debug"),
+    no("hostnameOverride", "the agent has the node name (agent.node_name)"),
     setting("bindAddress", "proxy.bind_address", Kind::Commas),
     other("healthzBindAddress", Use::Separately),
     other("metricsBindAddress", Use::Separately),
     setting("bindAddressHardFail", "proxy.bind_address_hard_fail", Kind::Plain),
-    no("enableProfiling", "there are no Go profiles"),
-    no("showHiddenMetricsForVersion", "there are no hidden metrics"),
+    no("enableProfiling", "Keelson has no Go profiles"),
+    no("showHiddenMetricsForVersion", "Keelson has no hidden metrics"),
     other("iptables", Use::Section),
     pointer("iptables.masqueradeBit", "proxy.masquerade_bit", Kind::Plain),
     setting("iptables.masqueradeAll", "proxy.masquerade_all", Kind::Plain),
-    no("iptables.localhostNodePorts", "node ports do not answer at 127.0.0.1, as in kube-proxy's mode nftables"),
+    no("iptables.localhostNodePorts", "node ports are not served at 127.0.0.1, as in kube-proxy's mode nftables"),
     setting("iptables.syncPeriod", "proxy.sync_period", Kind::Duration),
     setting("iptables.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
     other("ipvs", Use::Section),
     setting("ipvs.syncPeriod", "proxy.sync_period", Kind::Duration),
     setting("ipvs.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
-    no("ipvs.scheduler", "endpoints are chosen at random"),
+    no("ipvs.scheduler", "endpoints are selected at random"),
     no("ipvs.excludeCIDRs", IPVS),
     no("ipvs.strictARP", IPVS),
     no("ipvs.tcpTimeout", IPVS),
@@ -110,7 +110,7 @@ const FIELDS: [Field; 55] = [
     setting("detectLocal.interfaceNamePrefix", "proxy.interface_name_prefix", Kind::Plain),
     setting("clusterCIDR", "proxy.cluster_cidr", Kind::Commas),
     other("nodePortAddresses", Use::Separately),
-    no("oomScoreAdj", "the unit (OOMScoreAdjust=) or the pod's quality of service sets it"),
+    no("oomScoreAdj", "set OOMScoreAdjust= in the unit, or the QoS class of the pod"),
     other("conntrack", Use::Section),
     pointer("conntrack.maxPerCore", "proxy.conntrack_max_per_core", Kind::Plain),
     pointer("conntrack.min", "proxy.conntrack_min", Kind::Plain),
@@ -119,7 +119,7 @@ const FIELDS: [Field; 55] = [
     setting("conntrack.tcpBeLiberal", "proxy.conntrack_tcp_be_liberal", Kind::Plain),
     setting("conntrack.udpTimeout", "proxy.conntrack_udp_timeout", Kind::Duration),
     setting("conntrack.udpStreamTimeout", "proxy.conntrack_udp_timeout_stream", Kind::Duration),
-    no("configSyncPeriod", "the agent watches, and lists only what it has to"),
+    no("configSyncPeriod", "the agent watches the API server and does not relist periodically"),
     no("portRange", "kube-proxy does not use it either"),
     no("windowsRunAsService", WINDOWS),
 ];

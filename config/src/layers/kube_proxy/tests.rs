@@ -117,9 +117,9 @@ fn p20_the_file_of_kubeadm_means_what_it_means_to_kube_proxy() {
         ]
     );
     assert_eq!(notes.len(), 3, "{notes:#?}");
-    assert!(notes[0].starts_with(":4: clientConnection has no effect: the agent"), "{notes:#?}");
-    assert!(notes[1].contains(": mode iptables: Services are made of nftables rules"), "{notes:#?}");
-    assert!(notes[2].contains("node ports answer at all addresses"), "{notes:#?}");
+    assert!(notes[0].starts_with(":4: clientConnection has no effect: only the agent"), "{notes:#?}");
+    assert!(notes[1].contains(": mode iptables: Services are programmed with nftables"), "{notes:#?}");
+    assert!(notes[2].contains("node ports are served at all addresses"), "{notes:#?}");
 }
 
 #[test]
@@ -242,10 +242,10 @@ fn p20_wrong_values_are_errors_with_their_places() {
     for (text, parts) in [
         ("mode: kernelspace\n", &[":3", "\"kernelspace\" is not one of"][..]),
         ("nftables:\n  masqueradeBit: 32\nmode: nftables\n", &[":4", "proxy.masquerade_bit", "out of range"]),
-        ("mode: nftables\nnftables:\n  syncPeriod: soon\n", &[":5", "expected a duration as Go writes it"]),
-        ("mode: nftables\nnodePortAddresses: 10.0.0.0/8\n", &[":4", "expected a list of texts"]),
+        ("mode: nftables\nnftables:\n  syncPeriod: soon\n", &[":5", "expected a duration in Go syntax"]),
+        ("mode: nftables\nnodePortAddresses: 10.0.0.0/8\n", &[":4", "expected a list of strings"]),
         ("mode: nftables\nconntrack: 3\n", &[":4", "expected an object in conntrack"]),
-        ("mode: nftables\nclusterCIDR: 10.0.0.0/8,10.1.0.0/16\n", &["two networks of one family"]),
+        ("mode: nftables\nclusterCIDR: 10.0.0.0/8,10.1.0.0/16\n", &["two networks of one IP family"]),
         ("mode: nftables\nfeatureGates: {AllowServiceExternalIPs: 3}\n", &["expected true or false"]),
     ] {
         let error = Read::of(&format!("{HEAD}{text}")).error();

@@ -95,7 +95,8 @@ async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvS
         if lost_since.get_or_insert(begun).elapsed() > PATIENCE {
             let socket = front.successor.socket().display();
             return Err(format!(
-                "the image pull was handed over, but no agent answers at unix://{socket}: {reason}; ask again"
+                "the image pull was handed over, but the agent at unix://{socket} does not answer: {reason}; \
+                 retry"
             ));
         }
         tokio::time::sleep(PAUSE).await;

@@ -163,7 +163,7 @@ impl Front {
                 image,
                 reason = reason.reason,
                 total,
-                "image pull passed through without a decision"
+                "image pull passed through without admission"
             );
         }
     }
@@ -281,8 +281,8 @@ where
     let mut connection = match shaken {
         Ok(Ok(connection)) => connection,
         // Garbage, HTTP/1 or silence: not worth more than a line for who looks for it.
-        Ok(Err(error)) => return tracing::debug!(%error, "a CRI client did not speak HTTP/2"),
-        Err(_) => return tracing::debug!("a CRI client said nothing for {HANDSHAKE:?}"),
+        Ok(Err(error)) => return tracing::debug!(%error, "CRI client did not use HTTP/2"),
+        Err(_) => return tracing::debug!(timeout = ?HANDSHAKE, "CRI client sent nothing"),
     };
     let upstream = Arc::new(Upstream::new(front.parts.runtime_socket.clone()));
     // The future of the phase may have ended during the handshake.
@@ -312,7 +312,7 @@ where
                 let Some(alive) = alive.clone() else { continue };
                 start_call(request, respond, front.clone(), upstream.clone(), alive);
             }
-            Some(Err(error)) => return tracing::debug!(%error, "a CRI connection broke"),
+            Some(Err(error)) => return tracing::debug!(%error, "CRI connection failed"),
             None => return,
         }
     }

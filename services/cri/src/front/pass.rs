@@ -69,7 +69,7 @@ pub(super) async fn handle(
             true
         }
         Err(Broken::Cut) => {
-            let text = "keelson is stopping, and the call did not end within agent.drain_timeout; ask again";
+            let text = "keelson is stopping and the call did not end within agent.drain_timeout; retry";
             let trailers = grpc::status(Code::Unavailable, text, &[]);
             if respond.send_response(grpc::trailers_only(trailers), true).is_err() {
                 // A stream that has begun.
@@ -281,7 +281,7 @@ pub(super) async fn answer(
         Err(Side::From(None)) => {
             // The headers are out already; a status can still follow them.
             let socket = upstream.socket().display();
-            let text = format!("the container runtime at unix://{socket} broke the connection off");
+            let text = format!("the container runtime at unix://{socket} closed the connection");
             let _ = to.send_trailers(grpc::status(Code::Unavailable, &text, &[]));
             Ok(Some(Code::Unavailable as i32))
         }
@@ -383,7 +383,7 @@ fn broke(error: &h2::Error, upstream: &Upstream) -> Broken {
         _ => {
             let socket = upstream.socket().display();
             Broken::Runtime(format!(
-                "the container runtime at unix://{socket} broke the connection off: {error}"
+                "the container runtime at unix://{socket} closed the connection: {error}"
             ))
         }
     }

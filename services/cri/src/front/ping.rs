@@ -15,7 +15,7 @@ pub enum PingError {
     #[error("cannot connect")]
     Connect(#[source] io::Error),
     /// The connection ended without an answer.
-    #[error("the connection ended: {0}")]
+    #[error("connection closed: {0}")]
     Ended(String),
 }
 

@@ -20,11 +20,13 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Away {
     /// The runtime could not be reached in time.
-    #[error("the container runtime does not answer at unix://{socket} and was waited for {waited:?} (cri.hold_timeout): {reason}", socket = .socket.display())]
+    #[error("the container runtime at unix://{socket} did not answer within {waited:?} (cri.hold_timeout): \
+             {reason}", socket = .socket.display())]
     Runtime { socket: PathBuf, waited: Duration, reason: String },
     /// Nothing is wrong with the runtime.
     #[error(
-        "keelson has no file descriptor left for another connection to the container runtime; raise its limit (LimitNOFILE)"
+        "keelson has no file descriptor left for another connection to the container runtime; raise \
+         LimitNOFILE of its unit"
     )]
     Descriptors,
 }
@@ -135,7 +137,7 @@ impl Upstream {
         let (sender, mut connection) = builder.handshake(io.clone()).await.map_err(io::Error::other)?;
         tokio::spawn(async move {
             if let Err(error) = poll_fn(|cx| io.drive(cx, |cx| Pin::new(&mut connection).poll(cx))).await {
-                tracing::debug!(%error, "a connection to the container runtime ended");
+                tracing::debug!(%error, "connection to the container runtime closed");
             }
         });
         Ok(sender)

@@ -87,7 +87,7 @@ impl Apis {
             Ok(_) => {
                 state.exists = Some(true);
                 if state.failing.take().is_some() {
-                    tracing::info!(api = api.name(), "the API of the container runtime answers again");
+                    tracing::info!(api = api.name(), "API of the container runtime answers again");
                 }
             }
             Err(status) if status.code() == Code::Unimplemented => state.exists = Some(false),
@@ -102,7 +102,7 @@ impl Apis {
                         api,
                         reason,
                         code = failure.code,
-                        "a call on an API of the container runtime failed"
+                        "call of a container runtime API failed"
                     );
                 }
             }

@@ -236,7 +236,11 @@ impl Inner {
         }
         if status.code() != Code::Unimplemented {
             let image = &*pull.call.image;
-            tracing::warn!(image, reason = describe(status), "the pull goes on without a lease");
+            tracing::warn!(
+                image,
+                reason = describe(status),
+                "cannot create a lease; the pull continues without it"
+            );
         }
         pull.lease = None;
         None
@@ -258,7 +262,7 @@ impl Inner {
         // A status that the runtime sent has no source; one made for a broken connection has.
         if status.source().is_some() {
             let text = format!(
-                "the container runtime at {} broke the pull off: {}",
+                "the container runtime at {} closed the connection during the pull: {}",
                 self.endpoint,
                 describe(status)
             );

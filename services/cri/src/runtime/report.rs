@@ -19,7 +19,7 @@ pub(super) async fn status(channel: &Channel) -> Result<Vec<RuntimeCondition>, S
     let mut client = RuntimeServiceClient::new(channel.clone());
     let answer = short(client.status(cri::StatusRequest { verbose: false })).await?.into_inner();
     // The kubelet takes an answer without a status for an error too.
-    let status = answer.status.ok_or_else(|| Status::internal("the runtime's Status answer is empty"))?;
+    let status = answer.status.ok_or_else(|| Status::internal("the runtime's Status response is empty"))?;
     Ok(status.conditions.into_iter().map(condition).collect())
 }
 

@@ -211,7 +211,7 @@ fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
         for _ in 0..3 {
             let reply = client.call(UNKNOWN, EMPTY).await;
             let expected = format!(
-                "the container runtime at unix://{} broke the connection off",
+                "the container runtime at unix://{} closed the connection",
                 sockets.runtime().display()
             );
             assert_eq!(reply.code(), 14);

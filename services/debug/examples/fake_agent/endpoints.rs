@@ -226,7 +226,8 @@ fn port(name: &str, port: i32, node_port: i32) -> pb::PortExplanation {
     let four = pb::FamilyExplanation {
         family: "IPv4".into(),
         topology: "zone".into(),
-        topology_reason: "every ready endpoint has hints for zones, and one names eu-central-1a".into(),
+        topology_reason: "all ready endpoints have zone hints, 1 of them for zone eu-central-1a of this node"
+            .into(),
         traffic: vec![
             traffic(
                 "anyone",

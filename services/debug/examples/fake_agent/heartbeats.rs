@@ -80,9 +80,9 @@ impl Heartbeats {
 
     fn on(&self) -> Result<(), ConditionError> {
         match self.scene {
-            Scene::Idle => {
-                Err(ConditionError::Unavailable("heartbeats are off: no API server is configured".into()))
-            }
+            Scene::Idle => Err(ConditionError::Unavailable(
+                "heartbeats are disabled: no API server is configured".into(),
+            )),
             _ => Ok(()),
         }
     }

@@ -82,7 +82,7 @@ where
     match tokio::time::timeout(GRACE, serving).await {
         Ok(result) => result.map_err(ServeError::Grpc),
         Err(_) => {
-            tracing::debug!("debug API calls were still open at the end");
+            tracing::debug!("debug API calls were still open at exit");
             Ok(())
         }
     }

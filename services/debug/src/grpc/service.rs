@@ -41,13 +41,13 @@ pub(crate) fn max_queued(asked: u32) -> Result<u32, ViewError> {
     match asked {
         0 => Ok(DEFAULT_QUEUED),
         1..=MAX_QUEUED => Ok(asked),
-        _ => Err(ViewError::Invalid(format!("max_queued is {asked}; at most {MAX_QUEUED} can be listed"))),
+        _ => Err(ViewError::Invalid(format!("max_queued is {asked}; the maximum is {MAX_QUEUED}"))),
     }
 }
 
 /// Names the actors that there are.
 pub(crate) fn no_such_actor(name: &str, view: &impl AgentView) -> String {
-    format!("there is no actor {name:?}; there are: {}", view.actor_names().join(", "))
+    format!("actor {name:?} does not exist; the actors are: {}", view.actor_names().join(", "))
 }
 
 /// The service on a view.
@@ -120,7 +120,7 @@ impl<V: AgentView> Debug for DebugService<V> {
         if !INTERVALS_MS.contains(&interval_ms) {
             let (least, most) = INTERVALS_MS.into_inner();
             let text =
-                format!("interval_ms is {interval_ms}; it can be {least} to {most}, or 0 for the default");
+                format!("interval_ms is {interval_ms}; it must be {least} to {most}, or 0 for the default");
             return Err(Status::invalid_argument(text));
         }
         let interval = Duration::from_millis(interval_ms.into());
@@ -138,7 +138,7 @@ impl<V: AgentView> Debug for DebugService<V> {
             Some(To::MaxParallelImagePulls(limit)) => Some(limit),
             Some(To::Reset(true)) => None,
             Some(To::Reset(false)) | None => {
-                let text = "say what to set: max_parallel_image_pulls (0 for no limit), or reset = true";
+                let text = "set max_parallel_image_pulls (0: no limit) or reset = true";
                 return Err(Status::invalid_argument(text));
             }
         };
@@ -168,7 +168,9 @@ fn watch<V: AgentView>(
             match follower.due().await {
                 Due::Changed | Due::Refresh => {}
                 Due::Stopping => return Some((Err(Status::unavailable("the agent is stopping")), None)),
-                Due::Gone => return Some((Err(Status::unavailable("the agent's pulls are gone")), None)),
+                Due::Gone => {
+                    return Some((Err(Status::unavailable("the pull coordinator is not available")), None));
+                }
             }
             match answer(view.pulls(max_queued)).await {
                 Ok(list) if last.as_ref() == Some(&list) => {}

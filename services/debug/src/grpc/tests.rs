@@ -90,7 +90,7 @@ async fn actors() {
     for name in ["", "nobody"] {
         let status = get(name).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound);
-        assert!(status.message().ends_with("there are: PullCoordinator, RuntimeClient"), "{status}");
+        assert!(status.message().ends_with("the actors are: PullCoordinator, RuntimeClient"), "{status}");
     }
     let all = service.list_actors(Request::new(pb::ListActorsRequest {})).await.unwrap().into_inner();
     assert_eq!(all.actors.len(), 1);

@@ -77,7 +77,7 @@ impl<T: Serialize> IntoResponse for Document<T> {
             }
             Err(error) => {
                 // Only a map with keys that are no strings could fail, and there is none.
-                tracing::error!(%error, "a debug document could not be written as JSON");
+                tracing::error!(%error, "cannot encode a debug document as JSON");
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()
             }
         }
@@ -145,9 +145,9 @@ pub(super) async fn config<V: AgentView>(State(shared): State<Shared<V>>) -> Ans
 
 pub(super) async fn not_found(uri: Uri) -> Failure {
     let text = format!(
-        "there is nothing at {}; there is: / /livez /readyz /metrics /version /debug/actors /debug/actors/NAME \
-         /debug/pulls /debug/node /debug/endpoints /debug/endpoints/NAMESPACE/NAME /debug/storage /debug/config \
-         /debug/events",
+        "path {} not found; available: / /livez /readyz /metrics /version /debug/actors /debug/actors/NAME \
+         /debug/pulls /debug/node /debug/endpoints /debug/endpoints/NAMESPACE/NAME /debug/storage \
+         /debug/config /debug/events",
         uri.path()
     );
     Failure::new(StatusCode::NOT_FOUND, text)

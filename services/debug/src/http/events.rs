@@ -108,7 +108,7 @@ fn why_not<T>(answer: &Result<T, ViewError>) -> String {
 
 pub(super) async fn events<V: AgentView>(State(shared): State<Shared<V>>) -> Response {
     let Ok(slot) = shared.event_streams.clone().try_acquire_owned() else {
-        let text = "too many event streams are open; close a page that shows this agent";
+        let text = "too many event streams are open; close another page of this agent";
         return Failure::new(StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let follower = Follower::new(shared.view.changes(), shared.stop.clone(), INTERVAL, Some(REFRESH));
@@ -156,5 +156,5 @@ impl<V: AgentView> Reader<V> {
 fn event(name: &str, document: &impl Serialize) -> Event {
     let event = Event::default().event(name).retry(RETRY).json_data(document);
     // Nothing in the documents can fail to be JSON; a comment keeps the stream whole if it did.
-    event.unwrap_or_else(|_| Event::default().comment("the state could not be written"))
+    event.unwrap_or_else(|_| Event::default().comment("cannot encode the state"))
 }

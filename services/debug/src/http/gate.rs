@@ -68,13 +68,13 @@ fn check(own: &Hosts, request: &Request) -> Result<(), Failure> {
     if let Some(host) = hosts.iter().find(|host| !host_allowed(own, host.host())) {
         let Hosts { bound, setting, .. } = own;
         let text = format!(
-            "the host {:?} is not served here; use localhost or the address {bound}, or add the host to {setting}",
+            "the host {:?} is not allowed; use localhost or the address {bound}, or add the host to {setting}",
             host.host()
         );
         return Err(Failure::new(StatusCode::MISDIRECTED_REQUEST, text));
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let text = format!("{} is not served here; only GET and HEAD are", request.method());
+        let text = format!("method {} is not allowed; use GET or HEAD", request.method());
         return Err(Failure::new(StatusCode::METHOD_NOT_ALLOWED, text));
     }
     Ok(())
@@ -86,7 +86,7 @@ fn hosts(request: &Request) -> Result<Vec<Authority>, Failure> {
     let mut hosts: Vec<Authority> = request.uri().authority().cloned().into_iter().collect();
     for header in request.headers().get_all(HOST) {
         let host = Authority::try_from(header.as_bytes());
-        hosts.push(host.map_err(|_| bad("the Host header is not a host with or without a port"))?);
+        hosts.push(host.map_err(|_| bad("the Host header is not HOST or HOST:PORT"))?);
     }
     match hosts.is_empty() && request.version() >= Version::HTTP_11 {
         true => Err(bad("the Host header is missing")),

@@ -63,7 +63,7 @@ pub async fn serve_router(
     drop(listener);
     stop.cancel();
     if tokio::time::timeout(GRACE, graceful.shutdown()).await.is_err() {
-        tracing::debug!("HTTP connections were still open at the end");
+        tracing::debug!("HTTP connections were still open at exit");
     }
     Ok(())
 }
@@ -76,7 +76,7 @@ where
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(HEAD_BYTES).max_headers(64);
     let served = http.serve_connection(TokioIo::new(connection), TowerToHyperService::new(router));
     if let Err(error) = watcher.watch(served).await {
-        tracing::debug!(%error, "an HTTP connection ended early");
+        tracing::debug!(%error, "HTTP connection closed early");
     }
 }
 

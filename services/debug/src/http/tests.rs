@@ -97,7 +97,7 @@ async fn an_actor_whole_and_one_that_is_not_there() {
     assert_eq!(actor, expected);
     let (status, error) = get_json(&fake, "/debug/actors/no%20such").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    let text = r#"there is no actor "no such"; there are: PullCoordinator, RuntimeClient"#;
+    let text = r#"actor "no such" does not exist; the actors are: PullCoordinator, RuntimeClient"#;
     assert_eq!(error, json!({ "error": text }));
     let (status, _, _) = get(&fake, "/debug/actors/%FF").await;
     assert_eq!(status, StatusCode::BAD_REQUEST);

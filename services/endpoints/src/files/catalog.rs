@@ -150,7 +150,7 @@ impl Catalog {
                 let line =
                     self.files.get(file).and_then(|objects| objects.get(key)).map_or(0, |stored| stored.line);
                 let reason = format!(
-                    "{} {} is in {winner}, too, which comes first and counts",
+                    "{} {} is also defined in {winner}, which takes precedence",
                     object::kind_name(key.0),
                     key.1.as_str().trim_start_matches('/'),
                 );

@@ -217,7 +217,7 @@ impl Folder {
                 continue;
             }
             if name.to_str().is_none() {
-                let reason = "its name is no UTF-8 text; it is not read".to_owned();
+                let reason = "the file name is not valid UTF-8; the file is ignored".to_owned();
                 listing.odd.push((lossy, Fault { line: 0, reason }));
                 continue;
             }
@@ -230,13 +230,16 @@ impl Folder {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !link => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    listing.odd.push((lossy, Fault { line: 0, reason: "leads to nothing".to_owned() }));
+                    listing.odd.push((
+                        lossy,
+                        Fault { line: 0, reason: "the symbolic link has no target".to_owned() },
+                    ));
                 }
                 Err(error) => {
                     listing.unclear.insert(lossy.clone());
                     listing
                         .odd
-                        .push((lossy, Fault { line: 0, reason: format!("cannot be looked at: {error}") }));
+                        .push((lossy, Fault { line: 0, reason: format!("cannot stat the file: {error}") }));
                 }
             }
         }
@@ -378,13 +381,13 @@ impl Folder {
             let fault = (file, line, reason);
             if !self.told.contains(&fault) {
                 let (file, line, reason) = &fault;
-                warn!(folder = %self.path.display(), %file, line, earlier_in_use, "manifest: {reason}");
+                warn!(folder = %self.path.display(), %file, line, earlier_in_use, "invalid manifest: {reason}");
             }
             now.insert(fault);
         }
         let mended: BTreeSet<&FileName> = self.told.iter().map(|told| &told.0).collect();
         for file in mended.into_iter().filter(|file| !now.iter().any(|fault| fault.0 == **file)) {
-            info!(folder = %self.path.display(), %file, "manifest: nothing is wrong with it any more");
+            info!(folder = %self.path.display(), %file, "manifest valid again");
         }
         self.told = now;
     }
@@ -416,11 +419,11 @@ fn is_new(stamp: &Stamp, wall: SystemTime) -> bool {
 /// Why a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
-    #[error("cannot be read: {0}")]
+    #[error("cannot read the file: {0}")]
     Io(#[from] io::Error),
-    #[error("is larger than {0} bytes, which is the most that is read")]
+    #[error("the file is larger than {0} bytes, the maximum size of a manifest")]
     TooLarge(u64),
-    #[error("is no file any more")]
+    #[error("the path is no longer a file")]
     NoFile,
 }
 

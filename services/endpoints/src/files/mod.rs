@@ -226,8 +226,8 @@ impl Watch {
                 warn!(
                     folder = %self.path.display(),
                     %error,
-                    "the kernel gives no notice of changes in the folder of manifests; it is looked at \
-                     every few seconds instead. Raise fs.inotify.max_user_instances and max_user_watches"
+                    "cannot watch the manifests directory with inotify; polling it instead; raise \
+                     fs.inotify.max_user_instances and max_user_watches"
                 );
             }
             Err(_) => {}
@@ -239,7 +239,8 @@ impl Watch {
         match notices.next().await {
             Ok(noticed) => noticed,
             Err(error) => {
-                warn!(folder = %self.path.display(), %error, "notices of changes have ceased; asking for them anew");
+                warn!(folder = %self.path.display(), %error, "inotify events were lost; watching the \
+                                                              manifests directory again");
                 self.notices = None;
                 std::future::pending().await
             }
@@ -294,11 +295,9 @@ impl Running {
         let path: &Path = &self.watch.path;
         match looked.await {
             Ok(Ok(look)) => Ok(look),
-            Ok(Err(error)) => {
-                Err(format!("the folder of manifests {} cannot be read: {error}", path.display()))
-            }
+            Ok(Err(error)) => Err(format!("cannot read the manifests directory {}: {error}", path.display())),
             Err(error) => {
-                Err(format!("the folder of manifests {} was not read to its end: {error}", path.display()))
+                Err(format!("cannot read the manifests directory {} completely: {error}", path.display()))
             }
         }
     }
@@ -320,8 +319,8 @@ impl Running {
             return;
         }
         match &self.health {
-            ChoreHealth::Failing { reason, .. } => warn!("{reason}; what was last known stays in use"),
-            ChoreHealth::Well => info!(folder = %self.watch.path.display(), "manifests are read"),
+            ChoreHealth::Failing { reason, .. } => warn!("{reason}; the last known manifests stay in use"),
+            ChoreHealth::Well => info!(folder = %self.watch.path.display(), "manifests read"),
             ChoreHealth::Starting => {}
         }
         self.teller.health(&self.health).await;

@@ -128,7 +128,7 @@ pub(super) fn role(
         Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
         Some(Value::Null) | None => Err(ObjectError::at(&[], format!("{field} is missing"))),
         Some(Value::String(_)) => Err(ObjectError::at(&[field], "is empty")),
-        Some(_) => Err(ObjectError::at(&[field], "is no text")),
+        Some(_) => Err(ObjectError::at(&[field], "is not a string")),
     };
     let kind = text(kind, "kind")?;
     let api_version = text(api_version, "apiVersion")?;
@@ -143,7 +143,7 @@ pub(super) fn role(
     };
     if version != entry.2 {
         let known = if group.is_empty() { entry.2.to_owned() } else { format!("{group}/{}", entry.2) };
-        let reason = format!("{api_version} of {kind} is not known, {known} is");
+        let reason = format!("{api_version} of {kind} is not supported; use {known}");
         return Err(ObjectError::at(&["apiVersion"], reason));
     }
     Ok(if list { Role::List(Some(entry.3)) } else { Role::Read(entry.3) })
@@ -195,7 +195,7 @@ fn name_of(metadata: &str) -> Result<(), ObjectError> {
 /// Such a name would be taken for another's.
 fn named(name: &str, field: &'static str) -> Result<(), ObjectError> {
     if name.contains(|character: char| character == '/' || character.is_whitespace()) {
-        return Err(ObjectError::at(&["metadata", field], format!("{name:?} is no name")));
+        return Err(ObjectError::at(&["metadata", field], format!("{name:?} is not a valid name")));
     }
     Ok(())
 }

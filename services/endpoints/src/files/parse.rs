@@ -137,7 +137,7 @@ impl Reading<'_> {
         match self.lines.entry(object.key.clone()) {
             Entry::Occupied(first) => {
                 let (kind, name, first) = (object::kind_name(kind), shown(&object.key), *first.get());
-                self.fault(line, format!("{kind} {name} is there twice, first on line {first}"));
+                self.fault(line, format!("duplicate {kind} {name}, first defined on line {first}"));
             }
             Entry::Vacant(place) => {
                 place.insert(line);
@@ -159,7 +159,7 @@ impl Reading<'_> {
             Document::Read { line, kind, object } => return self.take(kind, line, object, find),
             Document::Passed => return,
             Document::Other { line, what } => {
-                return self.fault(line, format!("an object is expected here, this is {what}"));
+                return self.fault(line, format!("expected an object, found {what}"));
             }
         };
         match object::role(fields.get("apiVersion"), fields.get("kind"), implied) {
@@ -179,9 +179,9 @@ impl Reading<'_> {
     ) {
         match items {
             Items::None => {}
-            Items::Other => self.fault(line, "items is no list".to_owned()),
+            Items::Other => self.fault(line, "items is not a list".to_owned()),
             Items::List(_) if way.1.len() >= 2 * MOST_DEPTH => {
-                self.fault(line, "too many lists in lists".to_owned());
+                self.fault(line, "lists are nested too deeply".to_owned());
             }
             Items::List(items) => {
                 way.1.push(Step::Field("items".to_owned()));
@@ -201,7 +201,7 @@ impl Reading<'_> {
         let head: Head<'_> = match serde_json::from_str(raw.get()) {
             Ok(head) => head,
             Err(_) => {
-                self.fault(line, "an object is expected here".to_owned());
+                self.fault(line, "expected an object".to_owned());
                 return;
             }
         };
@@ -214,11 +214,11 @@ impl Reading<'_> {
                 Err(error) => self.fault(line + within(&error), without_place(&error)),
             },
             Ok(Role::List(_)) if depth >= MOST_DEPTH => {
-                self.fault(line, "too many lists in lists".to_owned())
+                self.fault(line, "lists are nested too deeply".to_owned())
             }
             Ok(Role::List(implied)) => match head.items.map(|items| serde_json::from_str(items.get())) {
                 None => {}
-                Some(Err(_)) => self.fault(line, "items is no list".to_owned()),
+                Some(Err(_)) => self.fault(line, "items is not a list".to_owned()),
                 Some(Ok(items)) => {
                     let items: Option<Vec<&RawValue>> = items;
                     for item in items.into_iter().flatten() {
@@ -289,7 +289,7 @@ pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Vec<Object>, Vec<Fault>>
         let before = bytes.get(..error.valid_up_to()).unwrap_or_default();
         let newlines = before.iter().filter(|byte| **byte == b'\n').count();
         let line = u32::try_from(newlines).unwrap_or(u32::MAX).saturating_add(1);
-        vec![Fault { line, reason: "is no UTF-8 text".to_owned() }]
+        vec![Fault { line, reason: "the file is not valid UTF-8".to_owned() }]
     })?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut reading = Reading { text, objects: Vec::new(), lines: HashMap::new(), faults: Vec::new() };

@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
             } else {
                 let value = access.next_value::<Value>()?;
                 if fields.fields.insert(key, value).is_some() {
-                    return Err(A::Error::custom("a key is there twice"));
+                    return Err(A::Error::custom("duplicate key"));
                 }
             }
         }

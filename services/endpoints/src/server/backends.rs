@@ -35,7 +35,7 @@ pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 /// There is room for no more backends, and each of those there are has said something lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{MOST} backends have reported in the last {SILENT:?}, and no more are kept; give each a name of its own, not each report"
+    "{MOST} backends have reported in the last {SILENT:?}, which is the maximum; use a constant name per backend"
 )]
 pub(super) struct TooMany;
 
@@ -139,8 +139,8 @@ impl Known {
                 if kept.gone(&ended) {
                     shown.silent = true;
                     shown.reason = match kept.said.reason.as_str() {
-                        "" => "its process has ended".to_owned(),
-                        reason => format!("its process has ended; before: {reason}"),
+                        "" => "its process has exited".to_owned(),
+                        reason => format!("its process has exited; before: {reason}"),
                     };
                 }
                 shown
@@ -159,7 +159,7 @@ impl Collector for Backends {
         }
         let mut family = encoder.encode_descriptor(
             "keelson_endpoints_backends",
-            "Backends that have reported in the last hour, by name and state",
+            "Backends that reported in the last hour, by name and state",
             None,
             MetricType::Gauge,
         )?;
@@ -173,7 +173,7 @@ impl Collector for Backends {
         }
         let mut family = encoder.encode_descriptor(
             "keelson_endpoints_backends_behind",
-            "How many revisions the newest is ahead of what is in effect, the most among the backends of a name",
+            "Revisions between the newest and the one in effect, maximum of the backends of a name",
             None,
             MetricType::Gauge,
         )?;
@@ -259,8 +259,8 @@ mod tests {
             told,
             [
                 (false, "synced", ""),
-                (true, "synced", "its process has ended"),
-                (true, "failing", "its process has ended; before: no nft"),
+                (true, "synced", "its process has exited"),
+                (true, "failing", "its process has exited; before: no nft"),
             ]
         );
         assert!(known.show(now, None, ALIVE).iter().all(|backend| !backend.silent));

@@ -21,7 +21,7 @@ const PREFIX: usize = 5;
 
 /// An item that was published cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("the item of Service {name} cannot be decoded to apply RequiredEndpointConditions")]
+#[error("cannot decode the item of Service {name} to apply RequiredEndpointConditions")]
 pub(super) struct BrokenItem {
     name: ServiceName,
     source: prost::DecodeError,

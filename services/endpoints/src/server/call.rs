@@ -99,13 +99,17 @@ where
 {
     let (mut head, body) = request.into_parts();
     if head.uri.path().rsplit('/').next() != Some(A::METHOD) {
-        return Err(Status::unimplemented(format!("{} has one method, {}", A::SERVICE, A::METHOD)));
+        return Err(Status::unimplemented(format!(
+            "service {} has only the method {}",
+            A::SERVICE,
+            A::METHOD
+        )));
     }
     let deadline = grpc::timeout(&head.headers).and_then(|after| Instant::now().checked_add(after));
     let message = message(body).await?;
     let request = A::Request::decode(message).map_err(|error| {
         Status::invalid_argument(format!(
-            "the request is no message of {}/{}: {error}",
+            "the request is not a valid message of {}/{}: {error}",
             A::SERVICE,
             A::METHOD
         ))
@@ -118,7 +122,7 @@ where
     let Some(watching) = shared.watchers.admit(peer, A::METHOD, plan.position()) else {
         let (_, most) = shared.watchers.count();
         return Err(Status::resource_exhausted(format!(
-            "{most} callers follow the endpoints already, as many as endpoints.max_watchers allows"
+            "{most} clients are already connected, the maximum (endpoints.max_watchers)"
         )));
     };
     shared.revealed.send_if_modified(|revealed| {
@@ -150,11 +154,13 @@ where
     {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            return Err(Status::resource_exhausted(format!("a request has at most {LARGEST_REQUEST} bytes")));
+            return Err(Status::resource_exhausted(format!(
+                "the request is larger than {LARGEST_REQUEST} bytes"
+            )));
         }
-        Ok(Err(error)) => return Err(Status::cancelled(format!("the request did not come whole: {error}"))),
+        Ok(Err(error)) => return Err(Status::cancelled(format!("the request is incomplete: {error}"))),
         Err(_) => {
-            return Err(Status::cancelled(format!("the request did not come whole within {REQUEST_TIME:?}")));
+            return Err(Status::cancelled(format!("the request was not received within {REQUEST_TIME:?}")));
         }
     };
     grpc::unframe(body).map_err(|error| Status::new(error.code(), error.to_string()))
@@ -258,7 +264,7 @@ impl Call {
     fn fill(&mut self, mut sending: Sending) -> Result<Bytes, Status> {
         let mut frames = Frames::default();
         let whole = sending.batch.fill(self.plan.filter(), &mut frames).map_err(|error| {
-            tracing::error!(%error, "an item cannot be sent");
+            tracing::error!(%error, "cannot send an item");
             Status::internal(error.to_string())
         })?;
         let items = frames.items();

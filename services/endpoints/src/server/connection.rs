@@ -66,7 +66,7 @@ impl Peer {
                 None => format!("pid {pid}"),
             },
             // One of another pid namespace has no number in ours.
-            None => "a process of another pid namespace".to_owned(),
+            None => "process in another pid namespace".to_owned(),
         };
         let pid = pid.and_then(|pid| u32::try_from(pid).ok());
         Self { name, listener, pid, cut: CancellationToken::new() }
@@ -96,8 +96,9 @@ where
     tokio::select! {
         met = timeout(HANDSHAKE, preface(&mut io)) => match met {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return tracing::debug!(peer = peer.name, %error, "no HTTP/2 on the Endpoints API"),
-            Err(_) => return tracing::debug!(peer = peer.name, "a connection to the Endpoints API said nothing"),
+            Ok(Err(error)) => return tracing::debug!(peer = peer.name, %error, "client of the Endpoints API \
+                                                                                did not use HTTP/2"),
+            Err(_) => return tracing::debug!(peer = peer.name, "client of the Endpoints API sent nothing"),
         },
         () = stop.cancelled() => return,
     }
@@ -120,7 +121,7 @@ where
     // What waits for a peer that does not read is given up with the connection.
     let Some(ended) = peer.cut.run_until_cancelled(serving).await else { return };
     if let Err(error) = ended {
-        tracing::debug!(peer = peer.name, %error, "a connection to the Endpoints API broke");
+        tracing::debug!(peer = peer.name, %error, "connection to the Endpoints API failed");
     }
 }
 
@@ -150,7 +151,7 @@ async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T) -> io::Result<()
             if said[0].is_ascii_uppercase() {
                 let _ = timeout(FAREWELL, farewell(io)).await;
             }
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer speaks something else"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer does not use HTTP/2"));
         }
     }
     Ok(())

@@ -77,28 +77,21 @@ impl ServerMetrics {
     /// Enters every family into `registry`.
     pub fn register(&self, registry: &mut Registry) {
         let own = registry.sub_registry_with_prefix("keelson_endpoints");
-        own.register("watchers", "Callers that are served now, by API", self.watchers.clone());
-        own.register("items_sent", "Messages handed to callers' connections, by API", self.items.clone());
-        own.register("bytes_sent", "Bytes of these messages, by API", self.bytes.clone());
-        own.register("states_sent", "States handed over whole, by API and kind", self.states.clone());
+        own.register("watchers", "Connected clients, by API", self.watchers.clone());
+        own.register("items_sent", "Messages sent to clients, by API", self.items.clone());
+        own.register("bytes_sent", "Bytes of messages sent to clients, by API", self.bytes.clone());
+        own.register("states_sent", "States sent completely, by API and kind", self.states.clone());
         own.register(
             "resets",
-            "Callers with a state that were sent everything, because what had changed since was not known",
+            "Clients with an earlier state that were sent the full state because the history no longer had \
+             their revision",
             self.resets.clone(),
         );
-        own.register(
-            "refused",
-            "Callers refused because there were endpoints.max_watchers already",
-            self.refused.clone(),
-        );
-        own.register(
-            "cut_off",
-            "Calls whose connection was closed because their caller did not read",
-            self.cut_off.clone(),
-        );
+        own.register("refused", "Clients rejected because of endpoints.max_watchers", self.refused.clone());
+        own.register("cut_off", "Calls closed because the client did not read", self.cut_off.clone());
         own.register_with_unit(
             "send_delay",
-            "From a new revision to the moment a caller that follows had been handed all of it",
+            "Time from a new revision until it was sent completely to a connected client",
             Unit::Seconds,
             self.delay.clone(),
         );

@@ -77,7 +77,7 @@ const SAY_AGAIN: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The descriptors that reflection serves are broken.
-    #[error("the descriptors of the Endpoints API cannot be served by reflection")]
+    #[error("cannot serve the descriptors of the Endpoints API by reflection")]
     Reflection(#[source] tonic_reflection::server::Error),
 }
 
@@ -250,7 +250,7 @@ impl EndpointsServer {
             // A listener whose task has panicked: all are made anew.
             Some(ended) = accepting.join_next() => {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "a listener of the Endpoints API ended");
+                    tracing::error!(%error, "listener of the Endpoints API stopped");
                 }
             }
         }
@@ -258,7 +258,7 @@ impl EndpointsServer {
         stop.cancel();
         let all = async { while accepting.join_next().await.is_some() {} };
         if tokio::time::timeout(GRACE, all).await.is_err() {
-            tracing::debug!("calls of the Endpoints API were still open at the end");
+            tracing::debug!("calls of the Endpoints API were still open at exit");
         }
         Ok(())
     }
@@ -414,8 +414,12 @@ impl tower::Service<Request<Body>> for KeelsonService {
             match request.uri().path().rsplit('/').next() {
                 Some(REPORT) => Ok(report::serve(shared, request).await),
                 Some(Watch::METHOD) if deltas => Ok(call::serve::<Watch, _>(shared, request).await),
-                Some(Watch::METHOD) => off("Watch is off (feature gate EndpointDeltas)".into()),
-                _ => off(format!("{} has two methods, {} and {REPORT}", Watch::SERVICE, Watch::METHOD)),
+                Some(Watch::METHOD) => off("Watch is disabled (feature gate EndpointDeltas)".into()),
+                _ => off(format!(
+                    "service {} has only the methods {} and {REPORT}",
+                    Watch::SERVICE,
+                    Watch::METHOD
+                )),
             }
         })
     }

@@ -30,17 +30,17 @@ const REASON: usize = 1024;
 /// What is wrong with a report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Wrong {
-    #[error("{name:?} can be no backend's name: it has 1 to {NAME} letters, digits, '-', '_' and '.'")]
+    #[error("{name:?} is not a valid backend name: use 1 to {NAME} letters, digits, '-', '_' and '.'")]
     Name { name: String },
-    #[error("{field} has {length} bytes; it may have {most}")]
+    #[error("{field} has {length} bytes; the maximum is {most}")]
     Long { field: &'static str, length: usize, most: usize },
     #[error("{field} has a control character; write it on one line")]
     Control { field: &'static str },
-    #[error("{state:?} is no state; it is one of {}", STATES.join(", "))]
+    #[error("{state:?} is not a state; use one of {}", STATES.join(", "))]
     State { state: String },
-    #[error("{field} is no address that can be shown: it begins with {right} and holds no user name")]
+    #[error("{field} is not a valid address: it must begin with {right} and contain no user name")]
     Address { field: &'static str, right: &'static str },
-    #[error("last_sync_unix_ms is {0}; it is milliseconds since 1970, or 0 for never")]
+    #[error("last_sync_unix_ms is {0}; it must be milliseconds since 1970, or 0 for never")]
     Time(i64),
 }
 
@@ -63,8 +63,9 @@ where
 {
     let (mut head, body) = request.into_parts();
     let peer = head.extensions.remove::<Arc<Peer>>().unwrap_or_default();
-    let said = Backend::decode(message(body).await?)
-        .map_err(|error| Status::invalid_argument(format!("the report is no message Backend: {error}")))?;
+    let said = Backend::decode(message(body).await?).map_err(|error| {
+        Status::invalid_argument(format!("the report is not a valid Backend message: {error}"))
+    })?;
     check(&said).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
     if shared.stop.is_cancelled() {
         return Err(stopping());
@@ -74,7 +75,7 @@ where
         pid = said.pid,
         state = said.state,
         peer = peer.name,
-        "a backend reported"
+        "backend reported"
     );
     shared.backends.take(said, peer.pid).map_err(|error| Status::resource_exhausted(error.to_string()))
 }
@@ -175,22 +176,22 @@ mod tests {
     fn what_is_refused_and_with_which_words() {
         type Change = fn(&mut Backend);
         let cases: [(Change, &str); 18] = [
-            (|it| it.name.clear(), "can be no backend's name"),
-            (|it| it.name = "a b".into(), "can be no backend's name"),
-            (|it| it.name = "<b>".into(), "can be no backend's name"),
+            (|it| it.name.clear(), "is not a valid backend name"),
+            (|it| it.name = "a b".into(), "is not a valid backend name"),
+            (|it| it.name = "<b>".into(), "is not a valid backend name"),
             (|it| it.name = "n".repeat(33), "1 to 32 letters"),
-            (|it| it.version = "v".repeat(65), "version has 65 bytes; it may have 64"),
+            (|it| it.version = "v".repeat(65), "version has 65 bytes; the maximum is 64"),
             (|it| it.version = "1\n2".into(), "version has a control character"),
             (|it| it.reason = "x".repeat(1025), "reason has 1025 bytes"),
             (|it| it.reason = "\u{1b}[2J".into(), "reason has a control character"),
             (|it| it.debug = "\u{7f}".into(), "debug has a control character"),
-            (|it| it.state.clear(), "\"\" is no state; it is one of pending, synced, failing"),
-            (|it| it.state = "well".into(), "\"well\" is no state"),
-            (|it| it.debug = "/run/x.sock".into(), "debug is no address"),
-            (|it| it.debug = "tcp://joe:hunter2@h:1".into(), "debug is no address"),
-            (|it| it.http = "javascript:alert(1)".into(), "http is no address"),
-            (|it| it.http = "http://joe:hunter2@h/".into(), "holds no user name"),
-            (|it| it.http = "/page".into(), "begins with http:// or https://"),
+            (|it| it.state.clear(), "\"\" is not a state; use one of pending, synced, failing"),
+            (|it| it.state = "well".into(), "\"well\" is not a state"),
+            (|it| it.debug = "/run/x.sock".into(), "debug is not a valid address"),
+            (|it| it.debug = "tcp://joe:hunter2@h:1".into(), "debug is not a valid address"),
+            (|it| it.http = "javascript:alert(1)".into(), "http is not a valid address"),
+            (|it| it.http = "http://joe:hunter2@h/".into(), "no user name"),
+            (|it| it.http = "/page".into(), "begin with http:// or https://"),
             (|it| it.http = format!("http://h/{}", "x".repeat(256)), "http has 265 bytes"),
             (|it| it.last_sync_unix_ms = -1, "last_sync_unix_ms is -1"),
         ];

@@ -57,9 +57,9 @@ impl Reason {
     /// For the log.
     pub(super) fn words(self) -> &'static str {
         match self {
-            Self::NotTaken => "it has not taken what it was sent within 60 s",
-            Self::TooManyStalled => "too many callers do not take what they are sent",
-            Self::TooMuchRetained => "slow callers keep more than 64 MiB of old states",
+            Self::NotTaken => "it did not read for 60 s",
+            Self::TooManyStalled => "too many clients do not read",
+            Self::TooMuchRetained => "slow clients hold more than 64 MiB of old states",
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{EndpointsServer, Listener};
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A listener cannot be handed over.
-    #[error("the listener {listener} of the Endpoints API cannot be handed to its thread")]
+    #[error("cannot move the listener {listener} of the Endpoints API to its thread")]
     Listener {
         /// Its label.
         listener: String,
@@ -22,7 +22,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The system gave no runtime or no thread.
-    #[error("the Endpoints API got no {what} of its own")]
+    #[error("cannot start a {what} for the Endpoints API")]
     Thread {
         /// `runtime` or `thread`.
         what: &'static str,
@@ -81,7 +81,7 @@ impl EndpointsThread {
         let Self { stop, ended } = self;
         drop(stop);
         if tokio::time::timeout(patience, ended).await.is_err() {
-            tracing::info!("callers of the Endpoints API are cut off");
+            tracing::info!("closing connections to the Endpoints API");
         }
     }
 }

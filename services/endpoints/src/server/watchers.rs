@@ -132,7 +132,7 @@ impl Watchers {
                 listener = &*call.peer.listener,
                 api = call.api,
                 reason = reason.words(),
-                "a caller of the Endpoints API does not read; its connection is closed"
+                "client of the Endpoints API does not read; closing its connection"
             );
             call.peer.cut.cancel();
         }

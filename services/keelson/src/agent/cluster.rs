@@ -71,7 +71,7 @@ impl Cluster {
         self.rest_client.register(registry);
         registry.sub_registry_with_prefix("keelson_kube").register(
             "store_rollbacks",
-            "Times that the API server's store was seen to be older than before, as after a restore of etcd",
+            "Rollbacks of the API server's store that were detected, for example after a restore of etcd",
             self.rollbacks.clone(),
         );
         self.credentials.register(registry);

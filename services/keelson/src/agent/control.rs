@@ -15,7 +15,7 @@ pub(super) fn users(setting: &str) -> BTreeSet<u32> {
             Ok(id) => {
                 users.insert(id);
             }
-            Err(reason) => tracing::warn!(user = name, reason, "debug.control_users: user is ignored"),
+            Err(reason) => tracing::warn!(user = name, reason, "user in debug.control_users ignored"),
         }
     }
     users
@@ -27,7 +27,7 @@ fn id_of(name: &str) -> Result<u32, String> {
     }
     match User::from_name(name) {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
-        Ok(None) => Err("there is no such user".to_owned()),
+        Ok(None) => Err("the user does not exist".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -14,6 +14,6 @@ use nix::sys::{
 pub(super) fn forbid() {
     let forbidden = setrlimit(Resource::RLIMIT_CORE, 0, 0).and_then(|()| set_dumpable(false));
     if let Err(error) = forbidden {
-        tracing::warn!(%error, "cannot forbid core dumps");
+        tracing::warn!(%error, "cannot disable core dumps");
     }
 }

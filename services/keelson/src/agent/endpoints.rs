@@ -113,16 +113,17 @@ impl Source {
     /// Why there is none.
     fn of(settings: &Settings, cluster: Option<Cluster>) -> Result<Self, &'static str> {
         if !settings.feature_gates.enabled(Gate::ServiceEndpoints) {
-            return Err("the feature gate ServiceEndpoints is off");
+            return Err("feature gate ServiceEndpoints is disabled");
         }
         let files = || settings.endpoints.manifests.clone().map(Self::Files);
         match settings.endpoints.source {
             EndpointsSource::Off => Err("endpoints.source is off"),
             // Without a cluster or a folder the settings are refused before.
             EndpointsSource::Kube => cluster.map(Self::kube).ok_or("no API server is configured"),
-            EndpointsSource::Files => files().ok_or("no folder of manifests is configured"),
+            EndpointsSource::Files => files().ok_or("no directory of manifests is configured"),
             EndpointsSource::Auto => cluster.map(Self::kube).or_else(files).ok_or(
-                "neither an API server (section [kube]) nor a folder of manifests (endpoints.manifests) is configured",
+                "neither an API server (section [kube]) nor a directory of manifests (endpoints.manifests) \
+                 is configured",
             ),
         }
     }
@@ -168,7 +169,8 @@ async fn serve(
             if !address.ip().to_canonical().is_loopback() {
                 tracing::warn!(
                     address = label,
-                    "other machines can read every Service (endpoints.allow_remote)"
+                    "the Endpoints API is reachable from other machines without authentication \
+                     (endpoints.allow_remote)"
                 );
             }
             (Listener::Tcp(listener, label), None)
@@ -195,7 +197,7 @@ impl EndpointsServing {
     pub(super) async fn stop(self, patience: std::time::Duration) {
         self.stop.send_replace(true);
         if tokio::time::timeout(patience, futures_util::future::join_all(self.tasks)).await.is_err() {
-            tracing::info!("callers of the Endpoints API are cut off");
+            tracing::info!("closing connections to the Endpoints API");
         }
     }
 }
@@ -422,7 +424,7 @@ mod tests {
         settings.endpoints.source = EndpointsSource::Files;
         assert!(matches!(Source::of(&settings, Cluster::of(&settings)), Ok(Source::Files(_))));
         settings.feature_gates = settings.feature_gates.with(Gate::ServiceEndpoints, false);
-        assert_eq!(why(&settings), Some("the feature gate ServiceEndpoints is off"));
+        assert_eq!(why(&settings), Some("feature gate ServiceEndpoints is disabled"));
         settings.feature_gates = settings.feature_gates.with(Gate::ServiceEndpoints, true);
         settings.endpoints.source = EndpointsSource::Off;
         assert_eq!(why(&settings), Some("endpoints.source is off"));

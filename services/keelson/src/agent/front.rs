@@ -33,7 +33,7 @@ pub(super) struct FrontThread {
 impl FrontThread {
     pub(super) fn start(listener: UnixListener, parts: FrontParts) -> anyhow::Result<Self> {
         // A listener belongs to the runtime that polls it.
-        let listener = listener.into_std().context("the CRI listener")?;
+        let listener = listener.into_std().context("cannot use the CRI listener")?;
         let (phases, phase) = watch::channel(Phase::Serving);
         let clients = parts.clients.clone();
         let (ending, ended) = oneshot::channel();
@@ -41,7 +41,7 @@ impl FrontThread {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .context("the runtime of the CRI front")?;
+            .context("cannot start the runtime of the CRI front")?;
         std::thread::Builder::new()
             .name("cri".into())
             .spawn(move || {
@@ -51,14 +51,14 @@ impl FrontThread {
                             () = front::serve(listener, parts, phase) => {}
                             _ = dropped => {}
                         },
-                        Err(error) => tracing::error!(%error, "the CRI listener"),
+                        Err(error) => tracing::error!(%error, "cannot use the CRI listener"),
                     }
                 });
                 // Drops the tasks of all connections.
                 runtime.shutdown_background();
                 let _ = ending.send(());
             })
-            .context("the thread of the CRI front")?;
+            .context("cannot start the thread of the CRI front")?;
         Ok(Self { phases, alive: Some(alive), clients, ended })
     }
 
@@ -87,7 +87,7 @@ impl FrontThread {
     pub(super) async fn stop(mut self, patience: Duration) {
         self.leave();
         if tokio::time::timeout(patience, &mut self.ended).await.is_err() {
-            tracing::info!("calls that still run on the CRI socket are cut off");
+            tracing::info!("closing connections with running calls on the CRI socket");
             drop(self.alive.take());
             let _ = tokio::time::timeout(CLOSING, &mut self.ended).await;
         }

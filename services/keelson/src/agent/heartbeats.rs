@@ -227,7 +227,7 @@ pub(super) fn start(parts: HeartbeatsParts) -> anyhow::Result<(Heartbeats, Vec<H
         return Ok(off("no API server is configured (section [kube])"));
     };
     if !parts.settings.feature_gates.enabled(Gate::NodeHeartbeats) {
-        return Ok(off("the feature gate NodeHeartbeats is off"));
+        return Ok(off("feature gate NodeHeartbeats is disabled"));
     }
     let on = start_on(parts, policy, &cluster);
     let mut handles = vec![
@@ -380,7 +380,7 @@ pub(super) fn shows_failure(health: Arc<watch::Sender<ChoreHealth>>) -> impl Fn(
 
 /// Health of a watch that panicked or ended.
 pub(super) fn watch_failed(reason: &str) -> ChoreHealth {
-    let reason = format!("the watch failed and is restarted: {reason}");
+    let reason = format!("the watch failed; restarting: {reason}");
     ChoreHealth::Failing { reason, since_unix_ms: unix_ms(), refused: false }
 }
 

@@ -197,7 +197,7 @@ impl Jobs {
         let Self { first, mut tried, tasks, .. } = self;
         drop(first);
         if tokio::time::timeout(FIRST_TRY, tried.recv()).await.is_err() {
-            tracing::warn!("a socket takes long to be made; the agent goes on without it");
+            tracing::warn!("a socket is not ready yet; the agent continues without it");
         }
         tasks
     }
@@ -222,7 +222,7 @@ where
             return;
         }
         let reason = match ended {
-            Ok(Ok(())) => "it ended by itself".to_owned(),
+            Ok(Ok(())) => "it exited unexpectedly".to_owned(),
             Ok(Err(error)) => format!("{error:#}"),
             Err(error) => match error.try_into_panic() {
                 Ok(payload) => supervise::panic_text(&*payload),
@@ -237,7 +237,7 @@ where
         let recorder = job.recorder();
         recorder.restarted();
         if said != reason {
-            tracing::error!(job = recorder.name(), reason, "the job fails and is retried");
+            tracing::error!(job = recorder.name(), reason, "job failed; retrying");
             recorder.error(reason.clone());
             said.clone_from(&reason);
         }
@@ -270,9 +270,9 @@ impl Collector for JobMetrics {
             up.get_or_create(&label).set(recorder.failure().is_none().into());
             restarts.get_or_create(&label).inc_by(recorder.restarts());
         }
-        let help = "1 while the job runs, 0 while it waits to be retried or is disabled";
+        let help = "1 while the job is running, 0 while it waits for a retry or is disabled";
         up.encode(encoder.encode_descriptor("keelson_job_up", help, None, up.metric_type())?)?;
-        let help = "Restarts of the job, after an error or a panic";
+        let help = "Restarts of the job after an error or a panic";
         let descriptor =
             encoder.encode_descriptor("keelson_job_restarts", help, None, restarts.metric_type())?;
         restarts.encode(descriptor)?;
@@ -327,14 +327,15 @@ mod tests {
             },
         );
         runs.notified().await;
-        for (number, text) in ["panics before", "panics while", "ended by itself"].into_iter().enumerate() {
+        for (number, text) in ["panics before", "panics while", "exited unexpectedly"].into_iter().enumerate()
+        {
             let (reason, restarts) = failures.recv().await.expect("each failure is told");
             assert!(reason.contains(text), "{reason}");
             assert_eq!(restarts, number as u64 + 1);
         }
         let recorder = job.recorder();
         assert_eq!((recorder.restarts(), recorder.current_status()), (3, Status::Running));
-        assert!(recorder.overview().last_error.contains("ended by itself"));
+        assert!(recorder.overview().last_error.contains("exited unexpectedly"));
         assert_eq!(
             (tries.load(Ordering::Relaxed), other.load(Ordering::Relaxed)),
             (4, 1),

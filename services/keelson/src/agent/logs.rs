@@ -16,7 +16,7 @@ pub(crate) struct Filter(reload::Handle<EnvFilter, Registry>);
 impl Filter {
     pub(super) fn set(&self, directives: &str) -> anyhow::Result<()> {
         let filter = EnvFilter::try_new(directives).context("agent.log")?;
-        self.0.reload(filter).context("the log filter cannot be changed")
+        self.0.reload(filter).context("cannot change the log filter")
     }
 }
 
@@ -32,6 +32,6 @@ pub(crate) fn start(settings: &Agent) -> anyhow::Result<Filter> {
             registry.with(lines.with_ansi(colours)).try_init()
         }
     }
-    .context("logging cannot be started")?;
+    .context("cannot start logging")?;
     Ok(Filter(handle))
 }

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &SettingsArgs, systemd_handover: bool) -> anyhow::Result
 /// Says which settings are valid and probably not meant.
 fn warn(settings: &Settings) {
     for warning in settings.warnings() {
-        tracing::warn!(key = warning.key, "{}", warning.message);
+        tracing::warn!(key = warning.key, warning = warning.message, "valid setting is probably a mistake");
     }
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn raise_descriptors() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::warn!(%error, "cannot raise the limit of file descriptors");
+        tracing::warn!(%error, "cannot raise the limit on file descriptors");
     }
 }
 
@@ -114,7 +114,7 @@ async fn agent(
     systemd_handover: bool,
 ) -> anyhow::Result<ExitCode> {
     let settings = loaded.settings.clone();
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "keelson starts");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "agent starting");
     warn(&settings);
     crate::memory::give_back();
     let mut signals = Signals::new()?;
@@ -141,7 +141,7 @@ async fn agent(
         runtime = %settings.cri.runtime_endpoint,
         debug = %settings.debug.listen,
         http = settings.debug.http.map(tracing::field::display),
-        "keelson serves"
+        "agent serving"
     );
     let watchdog = watchdog::start(running.view.clone())?;
     let waits_for_successor = loop {
@@ -150,7 +150,7 @@ async fn agent(
                 Told::Stop { replaced } => break replaced,
                 Told::Reload => reload::reload(&args, &mut running, &filter),
             },
-            () = running.front.ended() => anyhow::bail!("the CRI front ended by itself"),
+            () = running.front.ended() => anyhow::bail!("the CRI front exited unexpectedly"),
         }
     };
     drop(watchdog);
@@ -163,7 +163,7 @@ async fn agent(
         false => Duration::ZERO,
     };
     stop(Stopping { running, sockets, offer, patience }, &settings, &mut signals).await;
-    tracing::info!("keelson ends");
+    tracing::info!("agent stopped");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -206,16 +206,17 @@ async fn start(
     let (cri, cri_file) = cri.into_parts();
     let cri_socket = socket_path(&cri, &settings);
     let mut files = vec![cri_file];
-    let mut handed = vec![(handover::CRI, cri.as_fd().try_clone_to_owned().context("the CRI listener")?)];
+    let mut handed =
+        vec![(handover::CRI, cri.as_fd().try_clone_to_owned().context("cannot duplicate the CRI listener")?)];
     let debug = match debug {
         Ok(bound) => {
             let (listener, file) = bound.into_parts();
             files.push(file);
             handed.push((
                 handover::DEBUG,
-                listener.as_fd().try_clone_to_owned().context("the debug listener")?,
+                listener.as_fd().try_clone_to_owned().context("cannot duplicate the debug listener")?,
             ));
-            Some(Rc::new(listener.into_std().context("the debug listener")?))
+            Some(Rc::new(listener.into_std().context("cannot use the debug listener")?))
         }
         // Its job says why, and tries again.
         Err(_) => None,
@@ -267,7 +268,7 @@ async fn debug_socket(
     };
     attempt.serves(spec.to_string());
     let stop = told(attempt.stop.clone());
-    serve_grpc(listener, view, stop).await.context("the debug socket")
+    serve_grpc(listener, view, stop).await.context("cannot serve the debug socket")
 }
 
 /// Serves the page, the probes and the metrics.
@@ -281,7 +282,7 @@ async fn debug_http(
     let listener = listener.with_context(|| format!("cannot listen on {address} (debug.http)"))?;
     attempt.serves(listener.local_addr().unwrap_or(address).to_string());
     let stop = told(attempt.stop.clone());
-    serve_http(listener, view, names, stop).await.context("the debug page")
+    serve_http(listener, view, names, stop).await.context("cannot serve the debug page")
 }
 
 /// Names as the servers of pages take them.
@@ -307,7 +308,7 @@ impl Source {
             (Some(listener), _) => Bound::inherited(listener)
                 .with_context(|| format!("cannot use the socket from systemd for {spec}")),
             (None, Some(listener)) => Bound::adopted(listener, spec.path())
-                .with_context(|| format!("cannot use the socket of the agent before this one for {spec}")),
+                .with_context(|| format!("cannot use the socket of the previous agent for {spec}")),
             (None, None) => Ok(Bound::bind_within(spec.path(), mode.bits(), PATIENCE).await?),
         }
     }
@@ -356,7 +357,7 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
     match successor {
         Some(stream) => match relay::run(running, sockets, offer, stream, deadline, signals).await {
             relay::Ended::Done => {}
-            relay::Ended::Told => tracing::warn!("told to stop a second time; calls that run are cut off"),
+            relay::Ended::Told => tracing::warn!("second stop signal; closing running calls"),
         },
         None => {
             let store = running.store.clone();
@@ -379,7 +380,7 @@ async fn start_stand_in(systemd_handover: bool) -> Option<StandIn> {
             let reason = format!("{error:#}");
             tracing::error!(
                 reason,
-                "no stand-in; systemd starts a successor only after this agent has ended"
+                "no stand-in process; systemd starts a successor only after this agent exits"
             );
         })
         .ok()
@@ -395,7 +396,7 @@ async fn wait_for_successor(
     if patience.is_zero() {
         return None;
     }
-    tracing::info!(handover_timeout = ?patience, "stopping: waiting for an agent that takes over");
+    tracing::info!(handover_timeout = ?patience, "stopping: waiting for a successor");
     tokio::select! {
         stream = offer.successor() => Some(stream),
         () = tokio::time::sleep(patience) => None,
@@ -419,12 +420,12 @@ async fn drain(
     let (done, drained) = oneshot::channel();
     running.pulls.deliver(keelson_pulls::coordinator::Drain { done });
     tokio::select! {
-        _ = drained => tracing::info!("all pulls have ended, the state is written"),
+        _ = drained => tracing::info!("all pulls ended; state written"),
         () = tokio::time::sleep_until(*deadline) => {
-            tracing::warn!("the drain time is over; pulls that still run go on at the next start");
+            tracing::warn!("drain timeout; running pulls continue at the next start");
         }
         () = signals.stop() => {
-            tracing::warn!("told to stop a second time; pulls that still run go on at the next start");
+            tracing::warn!("second stop signal; running pulls continue at the next start");
             *deadline = tokio::time::Instant::now();
         }
         stream = offer.successor() => return Some(stream),

@@ -33,7 +33,9 @@ pub(super) fn run<T>(main: impl FnOnce() -> T) -> T {
 
 /// Says why, and ends.
 fn end(reason: &str) -> ! {
-    tracing::error!(reason, "the process ends, to be started again");
-    cli::complain(&format!("keelson: the process ends, to be started again: {reason}"));
+    tracing::error!(reason, "panic; exiting so that the service manager restarts the process");
+    cli::complain(&format!(
+        "keelson: panic; exiting so that the service manager restarts the process: {reason}"
+    ));
     process::exit(EXIT);
 }

@@ -67,7 +67,7 @@ impl Running {
     /// Closes the store, so that a successor can open it.
     pub(super) fn close_store(&self, limit: std::time::Duration) {
         if !self.store.close(limit) {
-            tracing::warn!("the state store could not be closed in time; the successor opens it later");
+            tracing::warn!("the state store was not closed in time; the successor opens it later");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::settings::SettingsArgs;
 pub(super) fn reload(args: &SettingsArgs, running: &mut Running, filter: &Filter) {
     systemd::reloading(false);
     if let Err(error) = take_over(args, running, filter) {
-        tracing::error!("the settings are not reloaded, the old ones stay: {error}");
+        tracing::error!(error, "cannot reload the settings; keeping the current ones");
     }
     systemd::reloading(true);
 }
@@ -21,7 +21,7 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     let before = running.loaded.borrow().settings.clone();
     let changes = before.diff(&loaded.settings);
     if changes.is_empty() {
-        tracing::info!("settings read again: nothing has changed");
+        tracing::info!("settings reloaded; no change");
         return Ok(());
     }
     let settings = before.with_live_of(&loaded.settings)?;
@@ -30,7 +30,8 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     }
     // Those of the proxy are no matter of the agent.
     for change in changes.needs_restart.iter().filter(|change| !change.key.starts_with("proxy.")) {
-        tracing::warn!(key = change.key, old = %change.old, new = %change.new, "setting changes at the next start only");
+        tracing::warn!(key = change.key, old = %change.old, new = %change.new, "changed setting takes effect \
+                                                                                at the next start");
     }
     if settings.agent.log != before.agent.log {
         filter.set(&settings.agent.log).map_err(|error| format!("{error:#}"))?;

@@ -34,7 +34,7 @@ pub(crate) struct StandInArgs {
     /// Process ID of the agent
     #[arg(long)]
     agent: i32,
-    /// Stay until the agent ends or a signal arrives
+    /// Wait until the agent exits or a signal arrives
     #[arg(long)]
     wait: bool,
 }
@@ -109,8 +109,8 @@ impl StandIn {
     /// The process cannot be started or ended at once.
     pub(super) async fn start() -> anyhow::Result<Self> {
         let (pid, input, output) = tokio::task::spawn_blocking(spawn).await??;
-        let events = pipe::Receiver::from_owned_fd(output).context("the output of the stand-in")?;
-        let hold = pipe::Sender::from_owned_fd(input).context("the input of the stand-in")?;
+        let events = pipe::Receiver::from_owned_fd(output).context("cannot read from the stand-in")?;
+        let hold = pipe::Sender::from_owned_fd(input).context("cannot write to the stand-in")?;
         Ok(Self { pid, events, hold })
     }
 
@@ -133,7 +133,7 @@ impl StandIn {
 }
 
 fn spawn() -> anyhow::Result<(u32, OwnedFd, OwnedFd)> {
-    let agent = i32::try_from(std::process::id()).context("the agent's process ID")?;
+    let agent = i32::try_from(std::process::id()).context("the process ID is out of range")?;
     let spawned = itself(agent).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.context("cannot start the stand-in")?;
     let (input, output) = (child.stdin.take(), child.stdout.take());

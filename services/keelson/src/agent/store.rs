@@ -47,27 +47,29 @@ pub(super) async fn close(store: Arc<DeferredStore>, settings: &Settings) {
     let spawned = std::thread::Builder::new().name("closing".into()).spawn(closing);
     let in_time = tokio::time::timeout(CLOSE_LIMIT, closed).await;
     if spawned.is_err() || in_time.is_err() {
-        tracing::warn!("the state store is not closed: its disk does not answer");
+        tracing::warn!("state store not closed: the disk does not answer");
     }
 }
 
 fn open(state_dir: &Path) -> Result<Arc<dyn StateStore>, OpenError> {
     let opened = keelson_storage::open(state_dir)?;
     match &opened.outcome {
-        Outcome::Created => tracing::info!(state_dir = %state_dir.display(), "new state"),
+        Outcome::Created => tracing::info!(state_dir = %state_dir.display(), "state store created"),
         Outcome::Opened => {}
-        Outcome::Migrated { from, to } => tracing::info!(from, to, "state migrated to a newer schema"),
+        Outcome::Migrated { from, to } => {
+            tracing::info!(from, to, "state store migrated to a newer schema version")
+        }
         Outcome::Recovered { moved_to, reason, .. } => tracing::error!(
             moved_to = %moved_to.display(),
             reason,
-            "THE STATE WAS DAMAGED and was moved aside; the agent starts anew without it"
+            "state store damaged and moved aside; starting with an empty one"
         ),
-        other => tracing::info!(?other, "state opened"),
+        other => tracing::info!(?other, "state store opened"),
     }
     // For people and scripts; the lock, not this file, keeps a second agent out.
     let pid_file = state_dir.join(PID_FILE);
     if let Err(error) = std::fs::write(&pid_file, format!("{}\n", std::process::id())) {
-        tracing::warn!(%error, file = %pid_file.display(), "cannot write the process id");
+        tracing::warn!(%error, file = %pid_file.display(), "cannot write the pid file");
     }
     Ok(opened.store)
 }

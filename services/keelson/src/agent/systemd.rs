@@ -28,7 +28,7 @@ pub(super) fn inherited_sockets() -> Inherited {
             Ok(Some(listener)) => listener,
             Ok(None) => continue,
             Err(error) => {
-                tracing::warn!(index, %error, "a socket from systemd is no unix stream socket; it is not used");
+                tracing::warn!(index, %error, "socket from systemd is not a unix stream socket; ignored");
                 continue;
             }
         };
@@ -47,7 +47,7 @@ pub(super) fn is_manager() -> bool {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "systemd could not be notified");
+        tracing::warn!(%error, "cannot notify systemd");
     }
 }
 
@@ -62,11 +62,11 @@ pub(super) fn ready(settings: &Settings, main_pid: Option<u32>) {
 
 /// As [`ready`], of a proxy.
 pub(crate) fn proxy_ready(target: &str) {
-    notify(&[NotifyState::Ready, NotifyState::Status(&format!("follows {target}"))]);
+    notify(&[NotifyState::Ready, NotifyState::Status(&format!("connected to {target}"))]);
 }
 
 pub(super) fn stopping() {
-    notify(&[NotifyState::Stopping, NotifyState::Status("no new pulls; waiting for those that run")]);
+    notify(&[NotifyState::Stopping, NotifyState::Status("draining: no new pulls, waiting for running ones")]);
 }
 
 /// Told to systemd around a reload of the settings.

@@ -165,7 +165,7 @@ impl View {
         };
         let state = (self.0.parts.metrics.store_durable.get() == 0).then(|| {
             let error = self.0.parts.store.stats().last_error.unwrap_or_default();
-            (format!("the state cannot be written: {error}"), 0)
+            (format!("cannot write the state store: {error}"), 0)
         });
         let mut checks: Vec<Check> = [("agent", agent), ("runtime", runtime), ("state", state)]
             .into_iter()
@@ -183,7 +183,8 @@ impl View {
         if self.0.parts.metrics.passing_through.get() != 0 {
             let total = self.0.parts.metrics.passed_through_total();
             let message = format!(
-                "image pulls are passed to the runtime without a decision and without a limit, {total} so far; see PullCoordinator in keelson actors"
+                "image pulls are passed through to the runtime without admission or limit ({total} so far); \
+                 run keelson actors PullCoordinator"
             );
             checks.push(Check { name: "pulls".into(), ok: false, message, since_unix_ms: 0 });
         }
@@ -300,7 +301,7 @@ impl AgentView for View {
             Err(ViewError::Unavailable(reason)) if metrics.passing_through.get() != 0 => {
                 let total = metrics.passed_through_total();
                 Err(ViewError::Unavailable(format!(
-                    "{reason}; image pulls are passed to the runtime without a decision, {total} so far"
+                    "{reason}; image pulls are passed through to the runtime without admission ({total} so far)"
                 )))
             }
             Err(error) => Err(error),
@@ -324,7 +325,7 @@ impl AgentView for View {
         const MOST: u32 = 10_000;
         if let Some(limit) = limit.filter(|limit| *limit > MOST) {
             return Err(ViewError::Invalid(format!(
-                "{limit} is no sensible limit: use 0 for none, or 1 to {MOST}"
+                "invalid limit {limit}: use 1 to {MOST}, or 0 for no limit"
             )));
         }
         asked(self.0.parts.pulls.ask(SetLimit { limit })).await
@@ -334,8 +335,8 @@ impl AgentView for View {
         let store = self.0.parts.store.clone();
         let not_open = NotOpen::of(&store.state());
         let stats = tokio::task::spawn_blocking(move || store.stats()).await;
-        let stats =
-            stats.map_err(|error| ViewError::Unavailable(format!("the store did not answer: {error}")))?;
+        let stats = stats
+            .map_err(|error| ViewError::Unavailable(format!("the state store did not answer: {error}")))?;
         let shown = |path: Option<std::path::PathBuf>| {
             path.map(|path| path.display().to_string()).unwrap_or_default()
         };

@@ -39,14 +39,14 @@ pub(super) fn start(view: View) -> anyhow::Result<Watchdog> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("the runtime of the watchdog")?;
+        .context("cannot start the runtime of the watchdog")?;
     let run = async move {
         loop {
             let checks = view.check_cri_path().await;
             let stuck = checks.iter().find(|check| !check.ok);
             match stuck {
                 Some(check) => {
-                    tracing::error!(part = check.name, reason = check.message, "the CRI path is stuck");
+                    tracing::error!(part = check.name, reason = check.message, "CRI path does not answer");
                 }
                 None if limit.is_some() => systemd::feed_watchdog(),
                 None => {}
@@ -60,7 +60,7 @@ pub(super) fn start(view: View) -> anyhow::Result<Watchdog> {
     std::thread::Builder::new()
         .name("watchdog".into())
         .spawn(move || runtime.block_on(run))
-        .context("the thread of the watchdog")?;
+        .context("cannot start the thread of the watchdog")?;
     Ok(Watchdog { _stop: stop })
 }
 

@@ -17,16 +17,16 @@ use super::{
     table::Table,
 };
 
-/// Shows the actors of a running agent.
+/// Show the actors of a running agent, or one actor in detail.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson actors                       what is not well and since when, then all of them\n  \
-    keelson actors PullCoordinator       one in full: messages, last events, state\n  \
+    keelson actors                       failing readiness checks, then all actors\n  \
+    keelson actors PullCoordinator       one actor: messages, last events, state\n  \
     keelson actors -o json | jq -r '.actors[] | select(.status != \"running\") | .name'")]
 pub(crate) struct ActorsArgs {
-    /// Show this one in full.
+    /// Show this actor in detail.
     name: Option<String>,
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -81,7 +81,7 @@ fn document(actors: &[pb::Actor], readiness: &Result<pb::Readiness, client::Refu
 fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> String {
     let readiness = match readiness {
         Ok(readiness) => readiness,
-        Err(error) => return format!("ready or not: {error}\n\n"),
+        Err(error) => return format!("cannot read readiness: {error}\n\n"),
     };
     let mut text = String::new();
     for check in readiness.checks.iter().filter(|check| !check.ok) {
@@ -97,6 +97,11 @@ fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> Str
     text
 }
 
+/// An actor's status; one that is not configured to run is disabled.
+fn status(actor: &pb::Actor) -> String {
+    if actor.status == "off" { "disabled".into() } else { clean(&actor.status) }
+}
+
 fn all(actors: &[pb::Actor], now: i64) -> String {
     let mut table = Table::new(&["NAME", "STATUS", "MAILBOX", "HANDLED", "P99", "RESTARTS", "UP", "SUMMARY"]);
     for actor in actors {
@@ -104,7 +109,7 @@ fn all(actors: &[pb::Actor], now: i64) -> String {
         let p99 = actor.messages.iter().map(|message| message.p99_us).max();
         table.row([
             clean(&actor.name),
-            clean(&actor.status),
+            status(actor),
             format!("{}/{}", actor.mailbox_depth, actor.mailbox_capacity),
             handled.to_string(),
             p99.map(micros).unwrap_or_default(),
@@ -128,7 +133,7 @@ fn all(actors: &[pb::Actor], now: i64) -> String {
 fn one(actor: &pb::Actor, now: i64) -> String {
     let mut lines = vec![
         format!("Name:      {}", clean(&actor.name)),
-        format!("Status:    {}", clean(&actor.status)),
+        format!("Status:    {}", status(actor)),
         format!(
             "Summary:   {}",
             if actor.summary.is_empty() { "-".into() } else { one_line(&actor.summary) }
@@ -148,7 +153,7 @@ fn one(actor: &pb::Actor, now: i64) -> String {
         text.push_str(&messages(&actor.messages));
     }
     if !actor.events.is_empty() {
-        text.push_str("\nEvents, newest last:\n");
+        text.push_str("\nEvents, oldest first:\n");
     }
     for event in &actor.events {
         text.push_str(&format!("  {:>8} ago  {}\n", since_ms(event.unix_ms, now), one_line(&event.text)));
@@ -215,9 +220,9 @@ mod tests {
     fn all_as_a_table() {
         let off = pb::Actor { name: "LeaseRenewer".into(), status: "off".into(), ..pb::Actor::default() };
         let expected = "\
-NAME             STATUS   MAILBOX  HANDLED              P99    RESTARTS  UP     SUMMARY
-PullCoordinator  running  2/1024   9223372036854775807  1.9ms  1         1m00s  3 running, 12 queued
-LeaseRenewer     off      0/0      0                    -      0         -      -
+NAME             STATUS    MAILBOX  HANDLED              P99    RESTARTS  UP     SUMMARY
+PullCoordinator  running   2/1024   9223372036854775807  1.9ms  1         1m00s  3 running, 12 queued
+LeaseRenewer     disabled  0/0      0                    -      0         -      -
 
 Last errors:
   PullCoordinator (21s ago): the store refused
@@ -251,7 +256,7 @@ not ready: state: the disk is full
         let well = pb::Check { name: "agent".into(), ok: true, ..pb::Check::default() };
         assert_eq!(troubles(&Ok(pb::Readiness { ready: true, checks: vec![well] }), 61_000), "");
         let silent = tonic::Status::unavailable("an actor may be stuck").into();
-        let expected = "ready or not: the agent cannot say now: an actor may be stuck\n\n";
+        let expected = "cannot read readiness: the agent cannot answer yet: an actor may be stuck\n\n";
         assert_eq!(troubles(&Err(silent), 61_000), expected);
     }
 
@@ -279,7 +284,7 @@ Error:     the store refused (21s ago)
 MESSAGE      HANDLED              BUSY  P50   P90    P99    MAX
 RequestPull  9223372036854775807  3     58us  137us  1.9ms  2.0s
 
-Events, newest last:
+Events, oldest first:
       1.0s ago  pull 7 started\u{fffd}[31m
 
 State:

@@ -68,8 +68,8 @@ impl fmt::Display for Peer {
 pub(super) enum ConnectError {
     /// Nobody listens.
     #[error(
-        "no {peer} answers on {socket}: {reason}. Is it running (systemctl status {})? \
-         If its debug socket is elsewhere, name it with --socket", peer.unit()
+        "cannot connect to the {peer} at {socket}: {reason}; start it (systemctl status {}), or pass its \
+         debug socket with --socket", peer.unit()
     )]
     NotRunning {
         /// Who was meant.
@@ -81,7 +81,7 @@ pub(super) enum ConnectError {
     },
     /// Not allowed.
     #[error(
-        "permission to open {socket} is denied; run as root, or as a member of the socket's group \
+        "cannot open {socket}: permission denied; run as root or as a member of the socket's group \
          (keelson-inspect for debug.sock)"
     )]
     Denied {
@@ -89,7 +89,7 @@ pub(super) enum ConnectError {
         socket: SocketSpec,
     },
     /// Something else.
-    #[error("{socket} cannot be opened")]
+    #[error("cannot open {socket}")]
     Other {
         /// The socket.
         socket: SocketSpec,
@@ -98,7 +98,7 @@ pub(super) enum ConnectError {
         source: io::Error,
     },
     /// Somebody listens, but does not speak gRPC.
-    #[error("what listens on {socket} does not answer as a Keelson {peer}")]
+    #[error("the process that listens on {socket} does not answer as a Keelson {peer}")]
     NotOurs {
         /// Who was meant.
         peer: Peer,
@@ -114,11 +114,11 @@ impl ConnectError {
     fn new(peer: Peer, socket: &SocketSpec, error: io::Error) -> Self {
         let socket = socket.clone();
         match error.kind() {
-            io::ErrorKind::NotFound => Self::NotRunning { peer, socket, reason: "there is no such socket" },
+            io::ErrorKind::NotFound => Self::NotRunning { peer, socket, reason: "the socket does not exist" },
             io::ErrorKind::ConnectionRefused => {
                 let reason = match peer {
-                    Peer::Agent => "nobody listens on it (left by an agent that ended)",
-                    Peer::Proxy => "nobody listens on it (left by a proxy that ended)",
+                    Peer::Agent => "no process is listening (the socket is left from an agent that exited)",
+                    Peer::Proxy => "no process is listening (the socket is left from a proxy that exited)",
                 };
                 Self::NotRunning { peer, socket, reason }
             }
@@ -144,7 +144,7 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
     let settings = SettingsArgs { config: args.config.clone(), sets: Vec::new(), feature_gates: Vec::new() };
     let loaded = settings
         .load_agent()
-        .context("the settings do not say where the debug socket is; name it with --socket")?;
+        .context("cannot read the address of the debug socket from the settings; pass it with --socket")?;
     Ok(loaded.settings.debug.listen.clone())
 }
 
@@ -219,13 +219,15 @@ impl Refused {
             Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied => {
                 said
             }
-            Code::ResourceExhausted => format!("the {peer} is busy, try again: {said}"),
-            Code::Unavailable => format!("the {peer} cannot say now: {said}"),
+            Code::ResourceExhausted => format!("the {peer} is busy, retry later: {said}"),
+            Code::Unavailable => format!("the {peer} cannot answer yet: {said}"),
             Code::DeadlineExceeded | Code::Cancelled => {
                 format!("the {peer} did not answer within {} s", ANSWER_TIMEOUT.as_secs())
             }
             Code::Unimplemented => {
-                format!("the {peer} is older than this command and does not know the question")
+                format!(
+                    "the {peer} is older than this command and does not support this request; upgrade the {peer}"
+                )
             }
             code => format!("the {peer} failed to answer ({code:?}): {said}"),
         })
@@ -245,23 +247,20 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("keelson-cli-client-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let missing = connect(&spec(&folder.join("none.sock"))).await.unwrap_err();
-        assert!(
-            missing.to_string().contains("none.sock: there is no such socket. Is it running"),
-            "{missing}"
-        );
+        assert!(missing.to_string().contains("none.sock: the socket does not exist; start it"), "{missing}");
         assert!(missing.may_come_back());
 
         let stale = folder.join("stale.sock");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
         let stale = connect(&spec(&stale)).await.unwrap_err();
-        assert!(stale.to_string().contains("nobody listens"), "{stale}");
+        assert!(stale.to_string().contains("no process is listening"), "{stale}");
 
         let denied =
             ConnectError::new(Peer::Agent, &spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
         assert!(denied.to_string().contains("socket's group"), "{denied}");
         assert!(!denied.may_come_back());
         let proxy = channel(Peer::Proxy, &spec(&folder.join("none.sock"))).await.unwrap_err();
-        assert!(proxy.to_string().starts_with("no proxy answers on "), "{proxy}");
+        assert!(proxy.to_string().starts_with("cannot connect to the proxy at "), "{proxy}");
         assert!(proxy.to_string().contains("systemctl status keelson-proxy"), "{proxy}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
@@ -269,11 +268,11 @@ mod tests {
     #[test]
     fn statuses_in_words() {
         let said = |status: Status| Refused::from(status).to_string();
-        assert_eq!(said(Status::not_found("there is no actor \"x\"")), "there is no actor \"x\"");
+        assert_eq!(said(Status::not_found("actor \"x\" does not exist")), "actor \"x\" does not exist");
         assert_eq!(said(Status::permission_denied("Ready is the agent's")), "Ready is the agent's");
-        assert_eq!(said(Status::resource_exhausted("full")), "the agent is busy, try again: full");
+        assert_eq!(said(Status::resource_exhausted("full")), "the agent is busy, retry later: full");
         assert_eq!(said(Status::internal("a\x1bb")), "the agent failed to answer (Internal): a\u{fffd}b");
         let of_proxy = Refused::by(Peer::Proxy, Status::unavailable("none yet")).to_string();
-        assert_eq!(of_proxy, "the proxy cannot say now: none yet");
+        assert_eq!(of_proxy, "the proxy cannot answer yet: none yet");
     }
 }

@@ -68,6 +68,17 @@ fn is_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// A state of the debug API as a status word of the glossary.
+pub(super) fn status_word(state: &str) -> String {
+    match state {
+        "well" => "healthy".into(),
+        "current" => "synced".into(),
+        "off" => "disabled".into(),
+        "starting" | "waiting" | "not-watched" => "pending".into(),
+        state => clean(state),
+    }
+}
+
 /// [`clean`] on one line.
 pub(super) fn one_line(text: &str) -> String {
     clean(&text.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -119,7 +130,7 @@ pub(super) fn progress(progress: &pb::Progress) -> String {
         let ms = u128::from(left) * 1000 / u128::from(progress.bytes_per_second);
         parts.push(format!("{} left", duration_ms(i64::try_from(ms).unwrap_or(i64::MAX))));
     } else if progress.idle_ms >= 5_000 && left > 0 {
-        parts.push(format!("no byte for {}", duration_ms(progress.idle_ms)));
+        parts.push(format!("no data for {}", duration_ms(progress.idle_ms)));
     }
     if progress.layers_total > 0 {
         parts.push(format!("{}/{} layers", progress.layers_done, progress.layers_total));
@@ -182,6 +193,23 @@ mod tests {
     }
 
     #[test]
+    fn states_are_shown_as_status_words() {
+        for (state, word) in [
+            ("well", "healthy"),
+            ("current", "synced"),
+            ("off", "disabled"),
+            ("starting", "pending"),
+            ("waiting", "pending"),
+            ("not-watched", "pending"),
+            ("failing", "failing"),
+            ("stale", "stale"),
+            ("\x1b", "\u{fffd}"),
+        ] {
+            assert_eq!(status_word(state), word);
+        }
+    }
+
+    #[test]
     fn small_numbers() {
         assert_eq!(
             [micros(0), micros(999), micros(1_920), micros(2_000_113)],
@@ -218,7 +246,7 @@ mod tests {
         };
         assert_eq!(progress(&full), "62%  240 MiB of 387 MiB  21.0 MiB/s  7.0s left  5/9 layers");
         let stalled = pb::Progress { bytes_per_second: 0, idle_ms: 65_000, ..full.clone() };
-        assert_eq!(progress(&stalled), "62%  240 MiB of 387 MiB  no byte for 1m05s  5/9 layers");
+        assert_eq!(progress(&stalled), "62%  240 MiB of 387 MiB  no data for 1m05s  5/9 layers");
         let unpacking =
             pb::Progress { bytes_done: 387 << 20, layers_done: 9, phase: "unpacking".into(), ..full };
         assert_eq!(progress(&unpacking), "100%  387 MiB of 387 MiB  9/9 layers  unpacking");

@@ -13,23 +13,23 @@ use super::{
     output::{json, print},
 };
 
-/// Shows or changes the limit of parallel image pulls.
+/// Show or set the limit on parallel image pulls.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson limit            what is in force, and where it came from\n  \
-    keelson limit 5          five at a time from now on; running pulls go on, the queue moves up\n  \
-    keelson limit 1          one after the other\n  \
+    keelson limit            show the limit and where it comes from\n  \
+    keelson limit 5          at most 5 pulls at a time; running pulls continue\n  \
+    keelson limit 1          one pull at a time\n  \
     keelson limit 0          no limit\n  \
-    keelson limit --reset    back to what the settings say\n\n\
-    A limit set here stays over restarts of the agent until it is reset.")]
+    keelson limit --reset    use the limit of the settings again\n\n\
+    A limit that is set here persists across restarts of the agent until it is reset.")]
 pub(crate) struct LimitArgs {
-    /// The new limit; 0 for none.
+    /// New limit (0: no limit).
     #[arg(value_name = "N", conflicts_with = "reset")]
     limit: Option<u32>,
-    /// Go back to what the settings say.
+    /// Use the limit of the settings again.
     #[arg(long)]
     reset: bool,
-    /// How to write the limit then in force.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -67,14 +67,17 @@ async fn run(args: LimitArgs) -> anyhow::Result<()> {
 fn words(limit: u32) -> String {
     match limit {
         0 => "no limit".into(),
-        1 => "1 (one after the other)".into(),
+        1 => "1 (serial)".into(),
         limit => limit.to_string(),
     }
 }
 
 fn describe(limit: &pb::Limit) -> String {
     let origin = if limit.overridden {
-        format!("set by hand; the settings say {} (keelson limit --reset goes back)", words(limit.configured))
+        format!(
+            "set at runtime; the settings have {} (keelson limit --reset restores it)",
+            words(limit.configured)
+        )
     } else {
         "from the settings".into()
     };
@@ -82,7 +85,7 @@ fn describe(limit: &pb::Limit) -> String {
         format!("Limit:         {}", words(limit.max_parallel_image_pulls)),
         format!("Origin:        {origin}"),
         format!("When full:     {}", one_line(&limit.when_full)),
-        format!("Counted by:    {}", one_line(&limit.enforced_by)),
+        format!("Enforced by:   {}", one_line(&limit.enforced_by)),
     ];
     if limit.per_registry > 0 {
         lines.push(format!("Per registry:  {}", limit.per_registry));
@@ -107,23 +110,23 @@ mod tests {
             ..pb::Limit::default()
         };
         let expected =
-            "Limit:         3\nOrigin:        from the settings\nWhen full:     wait\nCounted by:    agent";
+            "Limit:         3\nOrigin:        from the settings\nWhen full:     wait\nEnforced by:   agent";
         assert_eq!(describe(&plain), expected);
         let odd = pb::Limit {
             max_parallel_image_pulls: 0,
             configured: 1,
             overridden: true,
-            enforce_note: "the runtime is away".into(),
+            enforce_note: "the runtime is down".into(),
             per_registry: 2,
             ..plain
         };
         let expected = "\
 Limit:         no limit
-Origin:        set by hand; the settings say 1 (one after the other) (keelson limit --reset goes back)
+Origin:        set at runtime; the settings have 1 (serial) (keelson limit --reset restores it)
 When full:     wait
-Counted by:    agent
+Enforced by:   agent
 Per registry:  2
-Note:          the runtime is away";
+Note:          the runtime is down";
         assert_eq!(describe(&odd), expected);
     }
 }

@@ -38,11 +38,10 @@ pub(crate) use watch_endpoints::{WatchArgs, run_watch};
 /// Which agent is asked.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AgentArgs {
-    /// The debug socket of the agent [default: debug.listen of the settings, as a rule
-    /// unix:///run/keelson/debug.sock].
+    /// Debug socket of the agent [default: debug.listen of the settings, usually unix:///run/keelson/debug.sock].
     #[arg(long, global = true, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
     socket: Option<SocketSpec>,
-    /// The settings file that says where the debug socket is [default: /etc/keelson/keelson.toml, if it
+    /// Settings file to read the address of the debug socket from [default: /etc/keelson/keelson.toml, if it
     /// exists].
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "socket")]
     config: Option<PathBuf>,
@@ -51,9 +50,9 @@ pub(crate) struct AgentArgs {
 /// How the answer is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// For people.
+    /// Print text.
     Table,
-    /// For scripts; the fields are those of the debug API.
+    /// Print JSON with the fields of the debug API.
     Json,
 }
 

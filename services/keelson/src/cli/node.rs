@@ -11,26 +11,26 @@ use tonic::{Code, Status};
 
 use super::{
     AgentArgs, Output, client, exit_with,
-    format::{clean, count, duration_ms, one_line, since_ms},
+    format::{clean, count, duration_ms, one_line, since_ms, status_word},
     output::{complain, json, print},
     table::Table,
 };
 
-/// Shows the node's heartbeats, and sets or clears conditions of the node.
+/// Show the node's Lease, status and conditions; set or clear a condition.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson node                        state, Lease, status and conditions\n  \
-    keelson node --check || echo ill    exit code 1 unless heartbeats are well or off\n  \
+    keelson node --check                exit code 1 unless heartbeats are healthy or disabled\n  \
     keelson node -o json | jq -r '.conditions[] | .type + \": \" + .status'\n  \
     keelson node set-condition KernelDeadlock False --reason KernelHasNoDeadlock --ttl 5m\n  \
     keelson node clear-condition KernelDeadlock")]
 pub(crate) struct NodeArgs {
     #[command(subcommand)]
     change: Option<Change>,
-    /// End with exit code 1 unless heartbeats are well or off.
+    /// Exit with code 1 unless heartbeats are healthy or disabled.
     #[arg(long)]
     check: bool,
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -39,18 +39,18 @@ pub(crate) struct NodeArgs {
 
 #[derive(Debug, Subcommand)]
 enum Change {
-    /// Report a condition of the node with the agent's next status.
+    /// Set a node condition; the agent reports it with the next node status.
     #[command(after_help = "Examples:\n  \
         keelson node set-condition KernelDeadlock False --reason KernelHasNoDeadlock\n  \
         keelson node set-condition example.com/DiskSlow True --reason LatencyHigh \\\n      \
         --message \"sda: 900 ms a write\" --ttl 5m\n\n\
-        A call that changes nothing costs no request to the API server, so a script may report as often as it likes.\n\
-        A condition that is set stays over restarts of the agent, until it is cleared.")]
+        A call that changes nothing sends no request to the API server, so a script can repeat it at any rate.\n\
+        A condition persists across restarts of the agent until it is cleared.")]
     SetCondition(SetArgs),
-    /// Take a condition that was set with set-condition out of the node's status.
+    /// Remove a condition that was set with set-condition from the node status.
     #[command(after_help = "Example: keelson node clear-condition KernelDeadlock")]
     ClearCondition {
-        /// Its type.
+        /// Condition type.
         #[arg(value_name = "TYPE")]
         kind: String,
     },
@@ -58,19 +58,20 @@ enum Change {
 
 #[derive(Debug, Args)]
 struct SetArgs {
-    /// A qualified name such as KernelDeadlock or example.com/DiskSlow.
+    /// Condition type, a qualified name such as KernelDeadlock or example.com/DiskSlow.
     #[arg(value_name = "TYPE")]
     kind: String,
-    /// Whether it is so.
+    /// Condition status: True, False or Unknown.
     #[arg(value_name = "STATUS", value_enum, ignore_case = true)]
     status: ConditionStatus,
-    /// Why, in one word in CamelCase.
+    /// Reason of the condition, one word in CamelCase.
     #[arg(long, value_name = "REASON")]
     reason: String,
-    /// Why, for people.
+    /// Message of the condition.
     #[arg(long, value_name = "TEXT")]
     message: Option<String>,
-    /// After so long without another call the condition becomes Unknown, with reason ReporterSilent [default: never].
+    /// Set the condition to Unknown, reason ReporterSilent, after this time without another call [default:
+    /// never].
     #[arg(long, value_name = "DURATION", value_parser = ttl)]
     ttl: Option<Duration>,
 }
@@ -78,13 +79,13 @@ struct SetArgs {
 /// As the API writes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ConditionStatus {
-    /// It is.
+    /// The condition holds.
     #[value(name = "True")]
     True,
-    /// It is not.
+    /// The condition does not hold.
     #[value(name = "False")]
     False,
-    /// Nobody knows.
+    /// The state of the condition is not known.
     #[value(name = "Unknown")]
     Unknown,
 }
@@ -104,8 +105,10 @@ fn ttl(text: &str) -> Result<Duration, String> {
     let ttl = humantime::parse_duration(text).map_err(|error| format!("{error}; write 90s, 5m or 1h"))?;
     match i64::try_from(ttl.as_millis()) {
         Ok(1..) => Ok(ttl),
-        Ok(_) => Err("it would be over at once; leave --ttl out for a condition that stays".into()),
-        Err(_) => Err("it is longer than time lasts; leave --ttl out for a condition that stays".into()),
+        Ok(_) => {
+            Err("the duration is shorter than 1 ms; omit --ttl for a condition that does not expire".into())
+        }
+        Err(_) => Err("the duration is too long; omit --ttl for a condition that does not expire".into()),
     }
 }
 
@@ -121,7 +124,7 @@ async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
     match args.change {
         // To clap this would be a conflict of all options with subcommands, --socket among them.
         Some(_) if args.check => {
-            complain("keelson: --check looks at the heartbeats; it changes no condition");
+            complain("keelson: --check cannot be used with set-condition or clear-condition");
             Ok(ExitCode::from(2))
         }
         None => show(&args.agent, args.output, args.check).await,
@@ -162,9 +165,11 @@ async fn set_condition(agent: &AgentArgs, output: Output, set: SetArgs) -> anyho
     let text = match (output, answer.changed) {
         (Output::Json, _) => json(&answer)?,
         (Output::Table, true) => {
-            format!("{kind} is {status} from now on; it goes out with the node's next status")
+            format!("condition {kind} is set to {status}; the agent reports it with the next node status")
         }
-        (Output::Table, false) => format!("{kind} was {status} already, with the same reason and message"),
+        (Output::Table, false) => {
+            format!("condition {kind} is unchanged: it is {status} with the same reason and message")
+        }
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -176,7 +181,9 @@ async fn clear_condition(agent: &AgentArgs, output: Output, kind: String) -> any
     let answer = client.clear_condition(client::request(request)).await.map_err(refused)?.into_inner();
     let text = match output {
         Output::Json => json(&answer)?,
-        Output::Table => format!("{} leaves the node's status with the next report", clean(&kind)),
+        Output::Table => {
+            format!("condition {} is cleared; the agent removes it with the next node status", clean(&kind))
+        }
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -186,7 +193,7 @@ async fn clear_condition(agent: &AgentArgs, output: Output, kind: String) -> any
 fn refused(status: Status) -> anyhow::Error {
     match status.code() {
         Code::ResourceExhausted | Code::Unavailable => {
-            anyhow::anyhow!("the condition was not changed: {}", one_line(status.message()))
+            anyhow::anyhow!("cannot change the condition: {}", one_line(status.message()))
         }
         _ => client::Refused::from(status).into(),
     }
@@ -231,9 +238,9 @@ fn describe(heartbeats: &pb::Heartbeats, now: i64) -> String {
     text
 }
 
-/// `well`, `failing for 3m12s: why`, `off: why`.
+/// `healthy`, `failing for 3m12s: why`, `disabled: why`.
 fn state(state: &str, reason: &str, failing_since: i64, now: i64) -> String {
-    let mut text = clean(state);
+    let mut text = status_word(state);
     if failing_since > 0 {
         text.push_str(&format!(" for {}", since_ms(failing_since, now)));
     }
@@ -259,7 +266,7 @@ fn identity(credential: &pb::Credential, now: i64) -> String {
         "healthy" => format!("expires in {}", duration_ms(left)),
         "expiring" => format!("EXPIRES in {}", duration_ms(left)),
         "expired" => format!("EXPIRED {} ago", duration_ms(left.saturating_neg())),
-        _ => "without an expiry date".into(),
+        _ => "no expiry date".into(),
     };
     let mut facts = vec![clean(&credential.user), clean(&place), clean(&bound), end];
     facts.retain(|fact| !fact.is_empty());
@@ -281,8 +288,8 @@ fn lease_facts(lease: &pb::Lease) -> String {
         facts.push(format!("held by {}", clean(&lease.holder)));
     }
     match lease.contention.as_str() {
-        "contested" => facts.push("RENEWED BY ANOTHER PROCESS TOO".into()),
-        "standing back" => facts.push("LEFT TO ANOTHER PROCESS".into()),
+        "contested" => facts.push("CONTESTED: another process renews it".into()),
+        "standing back" => facts.push("STANDING BACK: another process renews it".into()),
         _ => {}
     }
     facts.push(count(lease.renewals, "renewal"));
@@ -291,16 +298,16 @@ fn lease_facts(lease: &pb::Lease) -> String {
     facts.join(", ")
 }
 
-/// `reported 2m00s ago, again in 3m00s or on a change, 12 reports of 640 computations`.
+/// `reported 2m00s ago, next report in 3m00s or on a change, 12 reports of 640 computations`.
 fn status_facts(status: &pb::Status) -> String {
     let reported = match status.reported_unix_ms {
         0 => "not reported yet".into(),
         _ => format!("reported {} ago", duration_ms(status.age_ms)),
     };
     let next = match status.next_report_in_ms {
-        _ if status.on_change_only => "again on a change".into(),
-        ..=0 => "due now".into(),
-        ms => format!("again in {} or on a change", duration_ms(ms)),
+        _ if status.on_change_only => "next report on a change".into(),
+        ..=0 => "next report due now".into(),
+        ms => format!("next report in {} or on a change", duration_ms(ms)),
     };
     let reports = count(status.reports, "report");
     format!("{reported}, {next}, {reports} of {}", count(status.computations, "computation"))
@@ -313,7 +320,7 @@ fn source(condition: &pb::Condition) -> String {
 }
 
 fn conditions(conditions: &[pb::Condition], now: i64) -> Table {
-    let mut table = Table::new(&["CONDITION", "STATUS", "FOR", "FROM", "REASON", "MESSAGE"]);
+    let mut table = Table::new(&["CONDITION", "STATUS", "FOR", "SOURCE", "REASON", "MESSAGE"]);
     for condition in conditions {
         table.row([
             clean(&condition.r#type),
@@ -382,7 +389,7 @@ mod tests {
                 ..Default::default()
             }),
             conditions: vec![
-                condition("Ready", "True", "all is well"),
+                condition("Ready", "True", "no problem"),
                 condition("example.com/DiskSlow", "Unknown", "odd\n\x1b[31mtext"),
             ],
             ..Default::default()
@@ -392,18 +399,18 @@ mod tests {
     #[test]
     fn heartbeats_that_are_well() {
         let expected = "\
-State:    well
+State:    healthy
 Role:     node
 Node:     worker-7
 Server:   https://192.0.2.1:6443
-Lease:    well
+Lease:    healthy
           worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition
-Status:   well
-          reported 2m00s ago, again in 3m00s or on a change, 12 reports of 640 computations
+Status:   healthy
+          reported 2m00s ago, next report in 3m00s or on a change, 12 reports of 640 computations
 
-CONDITION             STATUS   FOR    FROM   REASON   MESSAGE
-Ready                 True     1m00s  agent  Because  all is well
-example.com/DiskSlow  Unknown  1m00s  agent  Because  odd \u{fffd}[31mtext
+CONDITION             STATUS   FOR    SOURCE  REASON   MESSAGE
+Ready                 True     1m00s  agent   Because  no problem
+example.com/DiskSlow  Unknown  1m00s  agent   Because  odd \u{fffd}[31mtext
 ";
         assert_eq!(describe(&well(), 61_000), expected);
     }
@@ -427,8 +434,8 @@ Node:     worker-7
 Server:   https://192.0.2.1:6443
 Lease:    failing for 51s: connection refused
           worker-7, EXPIRED: renewed 51s ago, lasts 40s, held by another, 318 renewals, 1 transition
-Status:   well
-          not reported yet, due now, 12 reports of 640 computations
+Status:   healthy
+          not reported yet, next report due now, 12 reports of 640 computations
 ";
         assert_eq!(describe(&failing, 61_000), expected);
     }
@@ -444,13 +451,13 @@ Status:   well
         (status.next_report_in_ms, status.on_change_only) = (0, true);
         companion.conditions.clear();
         let expected = "\
-State:    well
+State:    healthy
 Role:     companion
 Node:     worker-7
 Server:   https://192.0.2.1:6443
 Lease:    disabled: node.companion_lease is false
-Status:   well
-          reported 2m00s ago, again on a change, 12 reports of 640 computations
+Status:   healthy
+          reported 2m00s ago, next report on a change, 12 reports of 640 computations
 ";
         assert_eq!(describe(&companion, 61_000), expected);
         assert!(is_well(&companion));
@@ -467,11 +474,13 @@ Status:   well
             ("uncontested", "worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition"),
             (
                 "contested",
-                "worker-7, renewed 4.1s ago, lasts 40s, RENEWED BY ANOTHER PROCESS TOO, 318 renewals, 1 transition",
+                "worker-7, renewed 4.1s ago, lasts 40s, CONTESTED: another process renews it, 318 renewals, \
+                 1 transition",
             ),
             (
                 "standing back",
-                "worker-7, renewed 4.1s ago, lasts 40s, LEFT TO ANOTHER PROCESS, 318 renewals, 1 transition",
+                "worker-7, renewed 4.1s ago, lasts 40s, STANDING BACK: another process renews it, 318 \
+                 renewals, 1 transition",
             ),
         ] {
             lease.contention = contention.into();
@@ -486,7 +495,7 @@ Status:   well
             reason: "no API server is configured".into(),
             ..Default::default()
         };
-        assert_eq!(describe(&off, 0), "State:    off: no API server is configured\n");
+        assert_eq!(describe(&off, 0), "State:    disabled: no API server is configured\n");
         let lease = pb::Lease { name: "keelson-n1".into(), state: "starting".into(), ..pb::Lease::default() };
         assert_eq!(lease_facts(&lease), "keelson-n1, not renewed yet, 0 renewals, 0 transitions");
     }
@@ -506,13 +515,13 @@ Status:   well
             ("healthy", 61_000, "expires in 1m00s"),
             ("expiring", 61_000, "EXPIRES in 1m00s"),
             ("expired", 1_000, "EXPIRED 0ms ago"),
-            ("unknown", 0, "without an expiry date"),
+            ("unknown", 0, "no expiry date"),
         ] {
             let text = identity(&credential(state, end), 1_000);
             assert_eq!(text, format!("system:node:a, client certificate /pki/current.pem, {expected}"));
         }
         let token = pb::Credential { kind: "token".into(), bound_node: "a".into(), ..Default::default() };
-        assert_eq!(identity(&token, 0), "token in the kubeconfig, bound to node a, without an expiry date");
+        assert_eq!(identity(&token, 0), "token in the kubeconfig, bound to node a, no expiry date");
         let mut shown = well();
         shown.credentials = vec![credential("healthy", 61_000)];
         shown.credential_warnings = vec!["chmod 600\n/t".into()];
@@ -540,13 +549,10 @@ Status:   well
     #[test]
     fn refusals_in_words() {
         let said = |status: Status| refused(status).to_string();
+        assert_eq!(said(Status::resource_exhausted("32 are set")), "cannot change the condition: 32 are set");
         assert_eq!(
-            said(Status::resource_exhausted("32 are set")),
-            "the condition was not changed: 32 are set"
-        );
-        assert_eq!(
-            said(Status::unavailable("heartbeats are off")),
-            "the condition was not changed: heartbeats are off"
+            said(Status::unavailable("heartbeats are disabled")),
+            "cannot change the condition: heartbeats are disabled"
         );
         assert_eq!(said(Status::permission_denied("Ready is the agent's own")), "Ready is the agent's own");
         assert_eq!(said(Status::not_found("none of type \"X\" was set")), "none of type \"X\" was set");

@@ -19,28 +19,28 @@ use super::{
     watch,
 };
 
-/// Shows image pulls.
+/// Show queued, running and finished image pulls.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson pulls                                running, queued and lately finished pulls\n  \
-    keelson pulls --watch                        progress bars; survives a restart of the agent\n  \
-    keelson pulls --until-idle                   watch until nothing is running or queued\n  \
+    keelson pulls                                running, queued and recently finished pulls\n  \
+    keelson pulls --watch                        progress bars; reconnects after a restart of the agent\n  \
+    keelson pulls --until-idle                   watch until no pull is running or queued\n  \
     keelson pulls -o json | jq '.pulls[] | select(.state == \"running\") | .image'\n  \
-    keelson pulls --watch -o json                one document a line and a change\n\n\
-    States: checking (is the image there already?), queued, running, running (present) (there already, beside \
-    the limit), waiting for runtime, retrying (when_full = \"reject\"), held (after a restart, for a caller with \
-    credentials), abandoned (no caller is left; ends soon).")]
+    keelson pulls --watch -o json                one JSON document per change, one per line\n\n\
+    States: checking (whether the image is present), queued, running, running (present) (the image is present; \
+    does not count towards the limit), waiting for runtime, retrying (when_full = \"reject\"), held (after a \
+    restart, until its caller returns with credentials), abandoned (no caller is left; cancelled soon).")]
 pub(crate) struct PullsArgs {
-    /// Stay and show changes until Ctrl-C.
+    /// Watch for changes until Ctrl-C.
     #[arg(short, long)]
     watch: bool,
-    /// Stay until nothing is running or queued.
+    /// Watch until no pull is running or queued.
     #[arg(long)]
     until_idle: bool,
-    /// List at most so many queued pulls; the counts are of all.
+    /// Maximum number of queued pulls to list; counts include all pulls.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     max_queued: u32,
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -106,7 +106,9 @@ fn table(list: &pb::PullList, now: i64) -> String {
     let mut text = format!("{}\n", summary(list));
     if list.passed_through > 0 {
         let pulls = count(list.passed_through, "pull");
-        text.push_str(&format!("{pulls} passed to the runtime without a decision since the agent started\n"));
+        text.push_str(&format!(
+            "{pulls} passed through to the runtime without admission since the agent started\n"
+        ));
     }
     let mut current = Table::new(&["ID", "IMAGE", "STATE", "FOR", "CALLERS", "POD", "PROGRESS"]);
     for pull in &list.pulls {

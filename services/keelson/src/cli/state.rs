@@ -14,15 +14,15 @@ use super::{
     table::Table,
 };
 
-/// Shows the durable state.
+/// Show the state store.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson state\n  \
     keelson state -o json | jq .size_bytes\n\n\
-    The state holds no secrets. It may be deleted while the agent is stopped: running and queued pulls are \
-    then forgotten, and their callers ask again.")]
+    The state store holds no secrets. It can be deleted while the agent is stopped: queued and running pulls are \
+    then lost, and their callers retry.")]
 pub(crate) struct StateArgs {
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -51,8 +51,8 @@ async fn run(args: StateArgs) -> anyhow::Result<()> {
 
 fn health(storage: &pb::Storage, now: i64) -> String {
     match (storage.not_open_reason.as_str(), storage.last_error.as_str()) {
-        ("", "") => "the last write reached the disk".to_owned(),
-        ("", error) => format!("THE LAST WRITE FAILED: {}", one_line(error)),
+        ("", "") => "healthy, last write succeeded".to_owned(),
+        ("", error) => format!("FAILING, last write failed: {}", one_line(error)),
         (reason, _) => {
             let since = match storage.not_open_since_unix_ms {
                 0 => String::new(),
@@ -60,7 +60,7 @@ fn health(storage: &pb::Storage, now: i64) -> String {
             };
             let next_try = match storage.next_try_unix_ms {
                 0 => String::new(),
-                next_try => format!(", next try in {}", duration_ms(next_try.saturating_sub(now))),
+                next_try => format!(", retry in {}", duration_ms(next_try.saturating_sub(now))),
             };
             format!("not open: {}{since}{next_try}", one_line(reason))
         }
@@ -78,7 +78,7 @@ fn describe(storage: &pb::Storage, now: i64) -> String {
     );
     if !storage.damaged_moved_to.is_empty() {
         let folder = clean(&storage.damaged_moved_to);
-        text.push_str(&format!("Damaged:  what was there was damaged, and is now at {folder}\n"));
+        text.push_str(&format!("Damaged:  the previous state store was damaged and was moved to {folder}\n"));
     }
     let mut table = Table::new(&["TABLE", "RECORDS"]);
     for entry in &storage.tables {
@@ -110,7 +110,7 @@ Backend:  sled
 Path:     /var/lib/keelson/state
 Schema:   1
 Size:     512 KiB
-Health:   the last write reached the disk
+Health:   healthy, last write succeeded
 
 TABLE  RECORDS
 pulls  16
@@ -123,8 +123,8 @@ pulls  16
             ..sound
         };
         let text = describe(&broken, 0);
-        assert!(text.contains("Health:   THE LAST WRITE FAILED: no space left on device\n"), "{text}");
-        assert!(text.ends_with("is now at /var/lib/keelson/state.damaged-1\n"), "{text}");
+        assert!(text.contains("Health:   FAILING, last write failed: no space left on device\n"), "{text}");
+        assert!(text.ends_with("was moved to /var/lib/keelson/state.damaged-1\n"), "{text}");
     }
 
     #[test]
@@ -136,9 +136,9 @@ pulls  16
             ..pb::Storage::default()
         };
         let why = "cannot open the lock file /x/lock: Read-only file system, since 1m30s";
-        assert_eq!(health(&away(202_000), 190_000), format!("not open: {why}, next try in 12s"));
+        assert_eq!(health(&away(202_000), 190_000), format!("not open: {why}, retry in 12s"));
         assert_eq!(health(&away(0), 190_000), format!("not open: {why}"));
-        let opening = pb::Storage { not_open_reason: "it is being opened".into(), ..pb::Storage::default() };
-        assert_eq!(health(&opening, 190_000), "not open: it is being opened");
+        let opening = pb::Storage { not_open_reason: "opening".into(), ..pb::Storage::default() };
+        assert_eq!(health(&opening, 190_000), "not open: opening");
     }
 }

@@ -31,29 +31,30 @@ use super::{
 use crate::settings::SettingsArgs;
 use view::{Change, Service, Whole, addresses, cluster_ips, protocol};
 
-/// Shows what Services mean on this node, as it changes.
+/// Show the Services and endpoints of this node as they change.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson watch\n  \
     keelson watch shop/cart\n  \
     keelson watch --once -n shop -o json | jq '.services[].clusterIPs'\n\n\
-    In a table, a line is a change: + is new, ~ has changed, - is gone, * is the node, ! says how current it \
-    is. With --instance-id and --rev only what has changed since is shown; with --once that means to wait for \
-    the state that follows.")]
+    As a table, each line is one change: + added, ~ changed, - deleted, * the node, ! sync status. With \
+    --instance-id and --rev, only changes since that revision are shown; with --once, the command waits for the \
+    next \
+    state.")]
 pub(crate) struct WatchArgs {
-    /// Only this Service.
+    /// Show only this Service.
     #[arg(value_name = "NAMESPACE/NAME", value_parser = service_name, conflicts_with = "namespace")]
     service: Option<ServiceName>,
-    /// Only Services of this namespace.
+    /// Show only Services of this namespace.
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Show one whole state and end; standard error then says which --instance-id and --rev resume from there.
+    /// Print one full state and exit; standard error shows the --instance-id and --rev to resume from.
     #[arg(long)]
     once: bool,
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
-    /// The settings file that says where the endpoints are served, unless --target does [default:
+    /// Settings file to read the address of the Endpoints API from, unless --target is set [default:
     /// /etc/keelson/keelson.toml, if it exists].
     #[arg(long, value_name = "FILE", conflicts_with = "target")]
     config: Option<PathBuf>,
@@ -64,11 +65,11 @@ pub(crate) struct WatchArgs {
 /// How it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Form {
-    /// For people.
+    /// Print text.
     Table,
-    /// For scripts: one document with --once, else one a line for every change.
+    /// Print one JSON document with --once, otherwise one per change, one per line.
     Json,
-    /// The same as YAML, a document for every change.
+    /// Print YAML, one document per change.
     Yaml,
 }
 
@@ -104,7 +105,7 @@ fn served_at(config: Option<PathBuf>) -> anyhow::Result<Target> {
     let settings = SettingsArgs { config, sets: Vec::new(), feature_gates: Vec::new() };
     let loaded = settings
         .load_agent()
-        .context("the settings do not say where the endpoints are served; name it with --target")?;
+        .context("cannot read the address of the Endpoints API from the settings; pass it with --target")?;
     reachable(&loaded.settings.endpoints.listen)
 }
 
@@ -112,7 +113,10 @@ fn served_at(config: Option<PathBuf>) -> anyhow::Result<Target> {
 fn reachable(listen: &[ListenSpec]) -> anyhow::Result<Target> {
     let is_socket = |spec: &&ListenSpec| matches!(spec, ListenSpec::Unix(_));
     let Some(spec) = listen.iter().find(is_socket).or(listen.first()) else {
-        bail!("by the settings endpoints are not served anywhere (endpoints.listen is empty)");
+        bail!(
+            "the settings have no address of the Endpoints API (endpoints.listen is empty); pass one with \
+             --target"
+        );
     };
     let text = match spec {
         ListenSpec::Tcp(address) if address.ip().is_unspecified() => {
@@ -121,7 +125,7 @@ fn reachable(listen: &[ListenSpec]) -> anyhow::Result<Target> {
         }
         spec => spec.to_string(),
     };
-    text.parse().context("endpoints.listen of the settings cannot be followed; name the target with --target")
+    text.parse().context("cannot use the address in endpoints.listen; pass another with --target")
 }
 
 async fn run(
@@ -156,7 +160,10 @@ async fn run(
 }
 
 fn resume(position: &Position) -> String {
-    format!("keelson: to resume here: --instance-id {} --rev {}", position.instance_id, position.rev)
+    format!(
+        "keelson: to resume from this revision: --instance-id {} --rev {}",
+        position.instance_id, position.rev
+    )
 }
 
 impl WatchArgs {
@@ -173,14 +180,14 @@ async fn once(
     say: impl Fn(&str),
 ) -> anyhow::Result<ExitCode> {
     let Some(state) = client.next().await else {
-        say("keelson: interrupted before a state came");
+        say("keelson: interrupted before a state was received");
         return Ok(ExitCode::FAILURE);
     };
     let services = state.services().iter().filter(|raw| args.shows(raw.name()));
     let services = services.map(|raw| raw.decode()).collect::<Result<Vec<_>, _>>()?;
     let position = state.position();
     if let Some(name) = args.service.as_ref().filter(|_| services.is_empty()) {
-        say(&format!("keelson: no Service {name} has a cluster IP"));
+        say(&format!("keelson: Service {name} does not exist or has no cluster IP"));
         say(&resume(position));
         return Ok(ExitCode::FAILURE);
     }
@@ -314,7 +321,7 @@ impl<W: FnMut(&str) -> io::Result<()> + Send> Show<W> {
         } else if self.stale.is_empty() {
             String::new()
         } else {
-            "! current".into()
+            "! synced".into()
         };
         if stale != self.stale {
             self.line(&stale);
@@ -337,7 +344,7 @@ impl<W: FnMut(&str) -> io::Result<()> + Send> Handlers for Show<W> {
         }
         parts.extend(Some(addresses(node.i_ps.as_ref()).join(",")).filter(|ips| !ips.is_empty()));
         if !node.eligible {
-            parts.push("not for load balancers".into());
+            parts.push("excluded from load balancers".into());
         }
         self.line(&clean(&parts.join("  ")));
     }

@@ -50,7 +50,7 @@ async fn tls_errors_say_what_to_do() {
         let server = Server::tls(theirs.server(H2)).await;
         let err = api(source(server.address, &ca)).renew_lease(renewal()).await.unwrap_err();
         assert_eq!(err.kind, ApiErrorKind::Unreachable);
-        assert!(err.reason.contains("not signed by the certificate authority given"), "{err}");
+        assert!(err.reason.contains("not signed by the configured certificate authority"), "{err}");
     }
 
     let server = Server::tls(ours.server(H2)).await;
@@ -63,7 +63,7 @@ async fn tls_errors_say_what_to_do() {
 
     let plain = Server::plain().await;
     let err = api(source(plain.address, &ca)).renew_lease(renewal()).await.unwrap_err();
-    assert!(err.reason.contains("does not speak TLS"), "{err}");
+    assert!(err.reason.contains("does not use TLS"), "{err}");
 }
 
 /// Case 25: requests into a black hole end, and the next one is on a new connection.

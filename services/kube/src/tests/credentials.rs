@@ -109,7 +109,7 @@ async fn a_renewed_certificate_is_used_and_a_half_written_one_is_not() {
     a_look_later().await;
     renew(&first).await;
     let error = api.last_credentials_error().unwrap();
-    assert!(error.contains("do not belong together"), "{error}");
+    assert!(error.contains("do not match"), "{error}");
 
     put(directory.path(), "c.key", &second.key[..second.key.len() / 2]);
     a_look_later().await;
@@ -222,8 +222,8 @@ async fn errors_do_not_repeat_what_was_read() {
             "no private key",
         ),
         (kubeconfig_text(url, "exec: {command: sh, args: [-c, 'echo hush; exit 3']}"), "exec plugin failed"),
-        (kubeconfig_text(url, "exec: {command: sh, args: [-c, 'echo hush']}"), "credentials cannot be had"),
-        (kubeconfig_text(url, "exec: {command: /no/such/plugin}"), "cannot be started"),
+        (kubeconfig_text(url, "exec: {command: sh, args: [-c, 'echo hush']}"), "cannot get the credentials"),
+        (kubeconfig_text(url, "exec: {command: /no/such/plugin}"), "cannot start its exec plugin"),
         (
             kubeconfig_text(url, "token: x").replace("server:", "insecure-skip-tls-verify: true, server:"),
             "insecure",
@@ -439,10 +439,10 @@ fn e4_every_step_in_the_documentation_makes_secrets_0600() {
 #[tokio::test]
 async fn outside_of_a_pod_its_service_account_is_no_source() {
     if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-        panic!("this test has to run outside of a pod");
+        panic!("this test has to run outside a pod");
     }
     let api = ApiServer::new(ApiServerParts::new(ClusterSource::InCluster));
     let err = api.renew_lease(renewal()).await.unwrap_err();
     assert_eq!(err.kind, ApiErrorKind::Credentials);
-    assert!(err.reason.contains("outside of a pod"), "{err}");
+    assert!(err.reason.contains("outside a pod"), "{err}");
 }

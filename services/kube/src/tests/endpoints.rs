@@ -362,7 +362,7 @@ async fn a_listing_that_breaks_begins_anew() {
     }
     let feed = begin(&server);
     drop(half);
-    source.fails("ended before it was whole").await;
+    source.fails("ended before it was complete").await;
     feed.slice("ADDED", "a", 3);
     feed.listed(10);
     source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
@@ -414,7 +414,7 @@ async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again(
         feed.slice("ADDED", "a", 5);
         feed.bytes(garbage);
         source.says(&[put("a", 5)]).await;
-        source.fails("makes no sense").await;
+        source.fails("invalid response").await;
         feed.closed().await;
         let feed = begin(&server);
         assert_eq!(server.seen().await.query("resourceVersion"), None);

@@ -347,7 +347,7 @@ async fn garbage_in_a_watch_is_a_failure_and_not_the_end() {
         let feed = begin(&server);
         let mut pods = Pods::of(&server);
         feed.line(garbage);
-        pods.failing("makes no sense").await;
+        pods.failing("invalid response").await;
         feed.closed().await;
         let feed = begin(&server);
         all_listed(&feed, 4);

@@ -87,7 +87,7 @@ pub(crate) trait Encoding: Send {
 
 /// The failure of a list of which nothing more comes.
 pub(crate) fn silent() -> Failure {
-    Failure::new(ApiErrorKind::Timeout, format!("nothing more of the list came for {LIST_SILENCE:?}"))
+    Failure::new(ApiErrorKind::Timeout, format!("no data of the list was received for {LIST_SILENCE:?}"))
 }
 
 /// The failure of an event or object longer than [`OBJECT_MAX`].
@@ -111,7 +111,7 @@ where
         }
         Some(Err(err)) => {
             let failure = answers::broken(&err);
-            Err(Failure::new(failure.kind, format!("the {what} broke off: {}", failure.reason)))
+            Err(Failure::new(failure.kind, format!("the {what} is incomplete: {}", failure.reason)))
         }
     }
 }
@@ -184,7 +184,7 @@ where
         loop {
             match self.reader.part(&mut self.held, self.ended)? {
                 Part::More if self.ended => {
-                    return Err(answers::senseless("the list ended before it was whole"));
+                    return Err(answers::senseless("the list ended before it was complete"));
                 }
                 Part::More => {}
                 part => return Ok(part),

@@ -114,7 +114,8 @@ impl<'a, S: Subject> Follower<'a, S> {
                 if is_list && err.kind == ApiErrorKind::Invalid && self.subject.widen() =>
             {
                 let resource = S::RESOURCE;
-                tracing::info!(resource, %err, "the API server refuses the field selector; objects are selected here");
+                tracing::info!(resource, %err, "API server rejected the field selector; filtering objects \
+                                                locally");
             }
             Err(stop) => self.stopped(stop).await,
         }
@@ -416,7 +417,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         if open.lasted() {
             return Ok(());
         }
-        let failure = answers::senseless("the watch was closed within a second with nothing seen");
+        let failure = answers::senseless("the watch was closed within a second without an event");
         Err(self.api.error(failure).into())
     }
 
@@ -545,7 +546,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.is_told = false;
         self.reflector.forget();
         let wait = self.reflector.again(Instant::now(), rand::random());
-        tracing::debug!(resource = S::RESOURCE, ?wait, "everything is to be said again");
+        tracing::debug!(resource = S::RESOURCE, ?wait, "full state requested");
         sleep(wait).await;
     }
 }

@@ -72,7 +72,7 @@ impl<S: NodeSink> OneNode<'_, S> {
 
     /// A Node that is older than it was shows that the store was rolled back, even if the store has more revisions by now.
     fn compare(&self, version: &str) {
-        let object = format!("{} as it is watched", node_path(&self.name));
+        let object = format!("{} in a watch", node_path(&self.name));
         let expected = self.signals.expected(&object);
         self.signals.answered(&object, expected, version);
     }

@@ -37,8 +37,8 @@ pub(crate) struct Protobuf<T>(PhantomData<fn() -> T>);
 
 /// Decodes an object of a list or an event: its resourceVersion, and the object without what nobody reads.
 fn object<T: ApiObject>(bytes: impl bytes::Buf) -> Result<(String, T), Failure> {
-    let mut object = T::decode(bytes)
-        .map_err(|err| answers::senseless(format!("a {} that cannot be decoded ({err})", T::KIND)))?;
+    let mut object =
+        T::decode(bytes).map_err(|err| answers::senseless(format!("cannot decode a {} ({err})", T::KIND)))?;
     let meta = object.metadata().get_or_insert_default();
     if meta.name.is_empty() || meta.resource_version.is_empty() {
         return Err(answers::senseless(format!("a {} without a name or a resourceVersion", T::KIND)));
@@ -67,7 +67,7 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
 
     fn event(frame: Bytes) -> Result<Event<T>, Failure> {
         let event = WatchEvent::decode(frame)
-            .map_err(|err| answers::senseless(format!("an event that cannot be decoded ({err})")))?;
+            .map_err(|err| answers::senseless(format!("cannot decode an event ({err})")))?;
         let bytes = event.object.unwrap_or_default().raw;
         if event.kind == "ERROR" {
             let status = status(&bytes).ok_or_else(|| answers::senseless("an error without a Status"))?;
@@ -94,8 +94,8 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
 
 /// A bookmark is an object with nothing but a version, and perhaps an annotation.
 fn bookmark<T: ApiObject>(bytes: Bytes) -> Result<Event<T>, Failure> {
-    let mut object = T::decode(bytes)
-        .map_err(|err| answers::senseless(format!("a bookmark that cannot be decoded ({err})")))?;
+    let mut object =
+        T::decode(bytes).map_err(|err| answers::senseless(format!("cannot decode a bookmark ({err})")))?;
     let meta = object.metadata().take().unwrap_or_default();
     if meta.resource_version.is_empty() {
         return Err(answers::senseless("a bookmark without a resourceVersion"));
@@ -143,7 +143,7 @@ impl<T: ApiObject> ListReader<T> for List<T> {
                 At::Start => {
                     let Some(start) = held.get(..MAGIC.len()) else { return Ok(Part::More) };
                     if start != MAGIC {
-                        return Err(answers::senseless("it is no protobuf"));
+                        return Err(answers::senseless("it is not protobuf"));
                     }
                     held.advance(MAGIC.len());
                     self.at = At::Envelope;
@@ -177,7 +177,7 @@ impl<T: ApiObject> List<T> {
         // The list itself, which is not waited for.
         if head.number == 2 && head.delimited {
             if self.at == At::End || !is_a(self.types.as_ref(), T::KIND, "List") {
-                return Err(answers::senseless(format!("it is no {}List", T::KIND)));
+                return Err(answers::senseless(format!("it is not of kind {}List", T::KIND)));
             }
             held.advance(head.size);
             self.at = At::List(head.payload);
@@ -240,7 +240,7 @@ fn field(held: &[u8], left: Option<u64>) -> Result<Option<Field>, Failure> {
     };
     let whole = (head.size as u64).saturating_add(head.payload);
     if left.is_some_and(|left| whole > left) {
-        return Err(answers::senseless("a field that ends behind its message"));
+        return Err(answers::senseless("a field is longer than its message"));
     }
     let whole = usize::try_from(whole).ok().filter(|whole| *whole <= OBJECT_MAX);
     let whole = whole.ok_or_else(|| too_long("an object"))?;

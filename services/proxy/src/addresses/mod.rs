@@ -1,4 +1,4 @@
-//! The node's own addresses, and those of them at which node ports answer.
+//! The node's own addresses, and those of them at which node ports are served.
 //!
 //! Owns: [`LocalAddresses`] and their [`watch`], the setting [`NodePortAddresses`], and what it matches
 //! ([`node_port_addresses`]). In: the kernel's list of addresses (`getifaddrs`) and its notices of changes (rtnetlink). Out:
@@ -25,13 +25,13 @@ use crate::model::Family;
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// `getifaddrs` or `if_nameindex` failed.
-    #[error("the addresses of this node's interfaces cannot be listed (getifaddrs, if_nameindex): {0}")]
+    #[error("cannot list the addresses of this node's interfaces (getifaddrs, if_nameindex): {0}")]
     List(#[source] nix::Error),
     /// No socket that hears of changes.
-    #[error("changes of this node's addresses cannot be followed (rtnetlink socket): {0}")]
+    #[error("cannot watch the addresses of this node (rtnetlink socket): {0}")]
     Socket(#[source] io::Error),
     /// A thread that was to ask the kernel was stopped.
-    #[error("the addresses of this node's interfaces cannot be listed: the runtime is stopping")]
+    #[error("cannot list the addresses of this node's interfaces: the runtime is stopping")]
     Stopping,
 }
 

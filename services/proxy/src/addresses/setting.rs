@@ -1,4 +1,4 @@
-//! At which addresses node ports answer.
+//! At which addresses node ports are served.
 //!
 //! Owns: the setting `proxy.nodeport_addresses` and its meaning (kube-proxy's `--nodeport-addresses`). In: the setting, the
 //! node's IPs, the addresses of its interfaces. Out: [`Match`], a function of these.
@@ -34,7 +34,7 @@ pub enum SettingError {
         value: String,
     },
     /// `primary` stands for a list of its own.
-    #[error("nodeport_addresses: \"primary\" cannot be given beside networks; give one or the other")]
+    #[error("nodeport_addresses: \"primary\" cannot be combined with networks; set one or the other")]
     PrimaryBesideNetworks,
 }
 

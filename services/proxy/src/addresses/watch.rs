@@ -91,7 +91,8 @@ async fn list() -> Result<LocalAddresses, AddressError> {
 async fn follow(notices: Notices, mut socket: TokioSocket, sender: watch::Sender<Arc<LocalAddresses>>) {
     loop {
         if let Err(error) = hear(&socket).await {
-            tracing::warn!(%error, retry_in = ?RETRY, "cannot read changes of this node's addresses; opening another socket");
+            tracing::warn!(%error, retry_in = ?RETRY, "cannot read address changes of this node; reopening \
+                                                       the socket");
             sleep(RETRY).await;
             socket = reopen(notices).await;
         }
@@ -101,7 +102,7 @@ async fn follow(notices: Notices, mut socket: TokioSocket, sender: watch::Sender
             let changed = **known != addresses;
             if changed {
                 if known.as_slice() != addresses.as_slice() {
-                    tracing::info!(addresses = ?addresses.as_slice(), "the addresses of this node have changed");
+                    tracing::info!(addresses = ?addresses.as_slice(), "addresses of this node changed");
                 }
                 *known = Arc::new(addresses);
             }
@@ -116,7 +117,7 @@ async fn ask() -> LocalAddresses {
         match list().await {
             Ok(addresses) => return addresses,
             Err(error) => {
-                tracing::warn!(%error, retry_in = ?RETRY, "cannot list this node's addresses");
+                tracing::warn!(%error, retry_in = ?RETRY, "cannot list the addresses of this node");
                 sleep(RETRY).await;
             }
         }
@@ -137,7 +138,7 @@ async fn reopen(notices: Notices) -> TokioSocket {
         match open(notices) {
             Ok(socket) => return socket,
             Err(error) => {
-                tracing::warn!(%error, retry_in = ?RETRY, "cannot watch this node's addresses");
+                tracing::warn!(%error, retry_in = ?RETRY, "cannot watch the addresses of this node");
                 sleep(RETRY).await;
             }
         }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 pub enum ConntrackError {
     /// EPERM.
     #[error(
-        "conntrack: the kernel refuses to {what}: not permitted; the proxy needs CAP_NET_ADMIN in its network namespace"
+        "conntrack: cannot {what}: not permitted; the proxy needs CAP_NET_ADMIN in its network namespace"
     )]
     NotPermitted {
         /// What was asked for.
@@ -17,8 +17,8 @@ pub enum ConntrackError {
     },
     /// The kernel has no conntrack, or no netlink for it.
     #[error(
-        "conntrack: the kernel cannot {what} ({source}); it needs CONFIG_NF_CONNTRACK and CONFIG_NF_CT_NETLINK (module \
-         nf_conntrack_netlink)"
+        "conntrack: cannot {what}: not supported by the kernel ({source}); it needs CONFIG_NF_CONNTRACK and \
+         CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
     )]
     NotSupported {
         /// What was asked for.
@@ -35,7 +35,7 @@ pub enum ConntrackError {
         source: io::Error,
     },
     /// An answer that is none.
-    #[error("conntrack: the kernel's answer to {what} cannot be read: {reason}")]
+    #[error("conntrack: cannot decode the kernel's answer to {what}: {reason}")]
     Malformed {
         /// What was asked for.
         what: &'static str,

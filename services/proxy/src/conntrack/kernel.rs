@@ -106,7 +106,7 @@ impl Conntrack {
         wanted: &mut impl FnMut(&Flow) -> bool,
         flows: &mut HashSet<Flow>,
     ) -> Result<bool, ConntrackError> {
-        const WHAT: &str = "list its UDP flows";
+        const WHAT: &str = "list UDP flows";
         let mut interrupted = false;
         self.send(WHAT, family, request, NLM_F_DUMP)?;
         self.receive(WHAT, |header, payload| {
@@ -212,7 +212,7 @@ impl Conntrack {
                     Ok(message) if message.header.sequence_number == self.sequence => message,
                     Ok(_) => continue,
                     Err(error) => {
-                        tracing::debug!(%error, "a message of conntrack is passed over");
+                        tracing::debug!(%error, "conntrack message ignored");
                         continue;
                     }
                 };

@@ -119,7 +119,7 @@ impl Sysctls for ProcSys {
         let text = fs::read_to_string(self.0.join(name))?;
         text.trim()
             .parse()
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{text:?} is no number")))
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{text:?} is not a number")))
     }
 
     fn write(&self, name: &str, value: u64) -> io::Result<()> {

@@ -300,7 +300,7 @@ async fn connection(stream: TcpStream, pages: Arc<dyn Pages>, limits: Limits, st
     tokio::select! {
         ended = served.as_mut() => {
             if let Err(error) = ended {
-                tracing::trace!(%error, "an HTTP connection ended early");
+                tracing::trace!(%error, "HTTP connection closed early");
             }
         }
         () = stop.cancelled() => {}

@@ -67,7 +67,7 @@ impl BoundServer {
         match tried.map(|state| state.clone()) {
             Ok(ServerState::At(address)) => Ok(address),
             Ok(ServerState::Failing(reason)) => Err(reason),
-            Ok(ServerState::Starting) | Err(_) => Err("the server ended".to_owned()),
+            Ok(ServerState::Starting) | Err(_) => Err("the server exited".to_owned()),
         }
     }
 
@@ -123,7 +123,7 @@ fn say_failure(
         if changed {
             tracing::warn!(
                 server = what, %address, %error, retry_in = ?retry,
-                "cannot listen; Services work without this server"
+                "cannot listen; retrying, Services are not affected"
             );
             *state = failing;
         }
@@ -160,7 +160,7 @@ fn document(report: Report) -> Answer {
 }
 
 fn not_found(path: &str, there_is: &str) -> Answer {
-    answer(StatusCode::NOT_FOUND, TEXT, format!("there is nothing at {path}; there is: {there_is}\n"))
+    answer(StatusCode::NOT_FOUND, TEXT, format!("path {path} not found; available: {there_is}\n"))
 }
 
 /// The pages of the metrics server, and the parts of their paths that `/statusz` lists.
@@ -196,7 +196,7 @@ impl Pages for MetricsPages {
             return self.zpages.slis(method);
         }
         if !matches!(*method, Method::GET | Method::HEAD) {
-            let text = format!("{method} is not served here; only GET and HEAD are\n");
+            let text = format!("method {method} not allowed; use GET or HEAD\n");
             return answer(StatusCode::METHOD_NOT_ALLOWED, TEXT, text);
         }
         match path {

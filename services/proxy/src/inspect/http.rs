@@ -159,7 +159,7 @@ async fn print<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response
 
 async fn not_found(uri: Uri) -> Failure {
     let text = format!(
-        "there is nothing at {}; there is: / /livez /readyz /healthz /metrics /debug/state \
+        "path {} not found; available: / /livez /readyz /healthz /metrics /debug/state \
          /debug/explain?to=ADDRESS:PORT/PROTOCOL&from= /debug/print /debug/events",
         uri.path()
     );

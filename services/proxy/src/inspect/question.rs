@@ -54,23 +54,24 @@ pub struct Question {
 pub enum QuestionError {
     /// Neither address and port nor those and a protocol.
     #[error(
-        "{0:?} is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80, [fd00:96::a]:53/UDP; names are not looked up"
+        "{0:?} is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80, [fd00:96::a]:53/UDP; \
+         names are not resolved"
     )]
     Target(String),
     /// Not an address.
-    #[error("{0:?} is not an IP address; names are not looked up")]
+    #[error("{0:?} is not an IP address; names are not resolved")]
     Address(String),
     /// Not a port.
     #[error("{0} is not a port; ports are 1 to 65535")]
     Port(u32),
     /// Not a protocol that Services can have.
-    #[error("{0:?} is not a protocol of Services; those are TCP, UDP and SCTP")]
+    #[error("{0:?} is not a protocol of Services; use TCP, UDP or SCTP")]
     Protocol(String),
     /// Not a sender.
-    #[error("{0:?} does not say who sends; write an IP address, pod, node or outside")]
+    #[error("{0:?} is not a source; use an IP address, pod, node or outside")]
     Sender(String),
     /// Sender and target are of different families.
-    #[error("{from} cannot send to {to}: one is IPv4 and the other is IPv6")]
+    #[error("{from} cannot send to {to}: the IP families differ")]
     Families {
         /// Who sends.
         from: IpAddr,
@@ -247,7 +248,7 @@ mod tests {
             (request("10.0.0.1", 0, "", ""), "0 is not a port"),
             (request("10.0.0.1", 65_536, "", ""), "65536 is not a port"),
             (request("10.0.0.1", 80, "GRE", ""), "\"GRE\" is not a protocol"),
-            (request("10.0.0.1", 80, "", "me"), "\"me\" does not say who sends"),
+            (request("10.0.0.1", 80, "", "me"), "\"me\" is not a source"),
             (request("10.0.0.1", 80, "", "fd00::1"), "fd00::1 cannot send to 10.0.0.1"),
         ] {
             let error = Question::try_from(wrong).unwrap_err();

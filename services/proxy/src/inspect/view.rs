@@ -49,7 +49,7 @@ pub trait ProxyView: Clone + Send + Sync + 'static {
 
 /// Waits for an answer, but not for ever.
 pub(super) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
-    within_time("the proxy did not answer", "it may be stuck in the kernel", answer).await
+    within_time("the proxy did not answer", "it may be blocked in the kernel", answer).await
 }
 
 /// [`within`] for answers that may be errors themselves.
@@ -74,9 +74,7 @@ impl PrintSlots {
         view: &V,
     ) -> Result<impl Stream<Item = Result<String, ViewError>> + Send + use<V>, ViewError> {
         let slot = self.0.clone().try_acquire_owned().map_err(|_| {
-            ViewError::Busy(format!(
-                "{PRINTS} readers are printing the ruleset already; retry when they are done"
-            ))
+            ViewError::Busy(format!("{PRINTS} clients are already printing the ruleset; retry later"))
         })?;
         Ok(pieces(answer(view.print()).await?).map(move |piece| {
             let _ = &slot;

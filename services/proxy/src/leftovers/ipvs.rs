@@ -66,7 +66,7 @@ impl Seen {
             // The virtual servers of another program.
             return Vec::new();
         }
-        let mut all = vec![(Family::V4, format!("the interface {INTERFACE} of a kube-proxy (mode ipvs)"))];
+        let mut all = vec![(Family::V4, format!("interface {INTERFACE} of a kube-proxy (mode ipvs)"))];
         all.extend(Family::ALL.into_iter().filter_map(|family| {
             let servers = self.servers[family as usize];
             (servers > 0).then(|| (family, format!("{servers} virtual servers of a kube-proxy (mode ipvs)")))
@@ -86,7 +86,8 @@ pub(super) fn remove(places: &Places, removal: &mut Removal) {
         record(removal, format!("interface {INTERFACE}"), netlink::delete_interface(INTERFACE));
     } else if servers > 0 {
         removal.notes.push(format!(
-            "{servers} virtual servers of ipvs stay: there is no interface {INTERFACE}, so they are another program's"
+            "{servers} virtual servers of ipvs kept: interface {INTERFACE} does not exist, so they belong to \
+             another program"
         ));
     }
     // The rules that name them are gone by now.

@@ -87,8 +87,8 @@ pub fn remove(places: &Places) -> Removal {
     for (family, reason) in unseen(places) {
         if !seen_legacy[family as usize] {
             removal.notes.push(format!(
-                "{family}: cannot tell whether iptables-legacy has chains of kube-proxy ({reason}); install iptables-legacy-save and \
-                 iptables-legacy-restore, and run this again"
+                "{family}: cannot check whether iptables-legacy has chains of kube-proxy ({reason}); install \
+                 iptables-legacy-save and iptables-legacy-restore and run the command again"
             ));
         }
     }
@@ -100,11 +100,11 @@ fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
     let plan = match run(&tool.save, &[], None) {
         Ok(saved) => Plan::of(&saved),
         Err(error) => {
-            return removal.notes.push(format!("cannot look at the chains of {}: {error}", tool.name));
+            return removal.notes.push(format!("cannot list the chains of {}: {error}", tool.name));
         }
     };
     removal.notes.extend(plan.kept.iter().map(|(chain, by)| {
-        format!("{}: chain {chain} stays: chain {by} of another program uses it", tool.name)
+        format!("{}: chain {chain} kept: chain {by} of another program uses it", tool.name)
     }));
     if plan.is_empty() {
         return;

@@ -32,7 +32,7 @@ pub(super) fn flush_ipvs() -> io::Result<()> {
     let answer = ask(NETLINK_GENERIC, CONTROL, 0, &question)?;
     let id = find(answer.get(4..).unwrap_or_default(), FAMILY_ID)
         .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
-        .ok_or_else(|| io::Error::other("the kernel does not tell its number of IPVS"))?;
+        .ok_or_else(|| io::Error::other("the kernel did not return the generic netlink ID of IPVS"))?;
     ask(NETLINK_GENERIC, id, 0, &generic(FLUSH)).map(drop)
 }
 

@@ -22,7 +22,7 @@ pub enum SetName {
     ExternalPorts,
     /// Map: protocol . node port : number.
     NodePorts,
-    /// Set: addresses at which node ports answer. Unused where they answer at all local ones.
+    /// Set: addresses at which node ports are served. Unused where they answer at all local ones.
     NodePortAddresses,
     /// Map: choice and count of a number ([`Number::with_count`]) : verdict, the chain that chooses so.
     Counts,

@@ -228,7 +228,8 @@ impl Programme {
             match self.follow(tables, now) {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) if error.kind() == Kind::Resync => {
-                    tracing::warn!(family = %self.family(), %error, "the table is not as it was left; comparing all of it");
+                    tracing::warn!(family = %self.family(), %error, "drift detected in the table; starting a \
+                                                                     full sync");
                 }
                 Err(error) => {
                     self.distrust();

@@ -20,7 +20,7 @@ pub fn strangers(tables: &mut dyn Tables) -> Result<Vec<(Family, String)>, Kerne
     let all = tables.tables()?;
     let theirs = all.into_iter().filter(|(_, name)| name == KUBE_PROXY_TABLE);
     let mut found: Vec<_> = theirs
-        .map(|(family, name)| (family, format!("the table {name} of a kube-proxy (mode nftables)")))
+        .map(|(family, name)| (family, format!("table {name} of a kube-proxy (mode nftables)")))
         .collect();
     for (family, (table, chain)) in
         Family::ALL.into_iter().flat_map(|family| KUBE_PROXY_CHAINS.map(|chain| (family, chain)))
@@ -28,7 +28,7 @@ pub fn strangers(tables: &mut dyn Tables) -> Result<Vec<(Family, String)>, Kerne
         if tables.has_chain(family, table, chain)? {
             found.push((
                 family,
-                format!("the chain {chain} of a kube-proxy (mode iptables or ipvs) in table {table}"),
+                format!("chain {chain} of a kube-proxy (mode iptables or ipvs) in table {table}"),
             ));
         }
     }

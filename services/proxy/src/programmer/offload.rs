@@ -66,7 +66,7 @@ impl Offload {
             Err(error) => {
                 tracing::warn!(
                     %family, %error,
-                    "established flows are not offloaded: the kernel has no flowtables for this family"
+                    "the kernel has no flowtables for this family; established flows are not offloaded"
                 );
                 Self::Unsupported(error.to_string())
             }
@@ -84,7 +84,7 @@ impl Offload {
                 let protocols = if *tcp_only { "enabled for TCP" } else { "enabled" };
                 let left_out = match left_out {
                     0 => String::new(),
-                    more => format!(", left out: {more}"),
+                    more => format!(", ignored: {more}"),
                 };
                 Some(format!("{protocols} (interfaces: {wanted}{left_out})"))
             }
@@ -122,7 +122,7 @@ impl Programmer {
             if devices.left_out != left_out && left_out > 0 {
                 tracing::warn!(
                     left_out,
-                    "too many interfaces match proxy.flowtable_interfaces; some are left out"
+                    "too many interfaces match proxy.flowtable_interfaces; some are ignored"
                 );
             }
             // Even where the names are the same, one may be another interface than before.
@@ -170,7 +170,7 @@ impl Programmer {
                             %family,
                             changed = done.changed,
                             interfaces = devices.wanted,
-                            "the interfaces of the flowtable have changed"
+                            "flowtable interfaces changed"
                         );
                     }
                     (done.transactions, done.refused)
@@ -179,7 +179,7 @@ impl Programmer {
             };
             let failure = failure.map(|error| error.to_string());
             if let Some(error) = failure.as_ref().filter(|_| devices.failure != failure) {
-                tracing::warn!(%family, error, "cannot update the interfaces of the flowtable; retrying");
+                tracing::warn!(%family, error, "cannot update the flowtable interfaces; retrying");
             }
             devices.failures = if failure.is_some() { devices.failures.saturating_add(1) } else { 0 };
             devices.failure = failure;
@@ -235,7 +235,7 @@ mod tests {
             (Offload::Disabled, None),
             (Offload::Unsupported("no flowtables".into()), Some("disabled: no flowtables")),
             (enabled(3, 0, None), Some("enabled (interfaces: 3)")),
-            (enabled(1024, 2, None), Some("enabled (interfaces: 1024, left out: 2)")),
+            (enabled(1024, 2, None), Some("enabled (interfaces: 1024, ignored: 2)")),
             (enabled(3, 0, Some("EBUSY")), Some("failing: EBUSY")),
             (tcp, Some("enabled for TCP (interfaces: 3)")),
         ] {

@@ -285,7 +285,7 @@ fn a_kernel_that_lacks_something_is_told_of_and_gets_nothing() {
         let tables = Flaky { kernel: kernel(), script };
         let error = Programmer::open(Box::new(tables), options()).unwrap_err();
         assert_eq!(error.kind(), crate::nft::kernel::Kind::Fatal);
-        assert!(error.to_string().contains("this kernel has no numgen"), "{error}");
+        assert!(error.to_string().contains("the kernel does not support numgen"), "{error}");
         assert_eq!(nft(&["list", "tables"]), "");
     });
 }

@@ -150,10 +150,12 @@ fn keep_udp_out(shared: &Shared, family: Family) -> bool {
     if is_new {
         tracing::warn!(
             %family,
-            "UDP flows are no longer offloaded: the kernel does not delete conntrack entries of offloaded flows (Linux 6.4 does)"
+            "UDP offload disabled: the kernel does not delete conntrack entries of offloaded flows (requires \
+             Linux 6.4)"
         );
         shared.say(format!(
-            "UDP flows of {family} are no longer offloaded: the kernel does not delete conntrack entries of offloaded flows"
+            "{family}: UDP offload disabled: the kernel does not delete conntrack entries of offloaded flows \
+             (requires Linux 6.4)"
         ));
     }
     is_new
@@ -170,12 +172,12 @@ fn record(metrics: &ProxyMetrics, family: Family, took: Duration, result: &Resul
                 tracing::warn!(%family, %error, failed = cleaned.failed, "cannot delete stale UDP flows");
             }
             if cleaned.deleted > 0 {
-                tracing::debug!(%family, deleted = cleaned.deleted, "deleted UDP flows to endpoints that are gone");
+                tracing::debug!(%family, deleted = cleaned.deleted, "stale UDP flows deleted");
             }
         }
         Err(error) => {
             metrics.conntrack_failed(family, 1);
-            tracing::warn!(%family, %error, "cannot clean stale UDP flows");
+            tracing::warn!(%family, %error, "cannot search for stale UDP flows");
         }
     }
 }

@@ -71,22 +71,24 @@ pub struct Doors {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The kernel cannot do what is needed, or does not let us.
-    #[error("cannot program Services on this node; fix what the kernel reports and start the proxy again")]
+    #[error("cannot program Services on this node; fix the reported kernel error and restart the proxy")]
     Kernel(#[source] KernelError),
     /// The node's addresses are not known.
     #[error(
-        "cannot list or watch the addresses of this node; allow rtnetlink sockets (AF_NETLINK) and start the proxy again"
+        "cannot list or watch the addresses of this node; allow rtnetlink sockets (AF_NETLINK) and restart \
+         the proxy"
     )]
     Addresses(#[source] AddressError),
     /// `NodeCIDR` and no pod CIDR.
     #[error(
-        "the Node has had no spec.podCIDRs for {} s, which detect_local_mode NodeCIDR needs: see that the node gets its pod network, or \
-         choose another mode", .0.as_secs()
+        "the Node has had no spec.podCIDRs for {} s, which detect_local_mode NodeCIDR requires; check the \
+         pod network of the node or set another mode", .0.as_secs()
     )]
     NoPodCidrs(Duration),
     /// A server cannot listen, and `bind_hard_fail` is set.
     #[error(
-        "cannot listen on {address}: {reason}; stop what listens there, change {setting}, or unset proxy.bind_address_hard_fail"
+        "cannot listen on {address}: {reason}; stop the process that listens there, change {setting}, or \
+         unset proxy.bind_address_hard_fail"
     )]
     Bind {
         /// The setting that names the address.
@@ -97,10 +99,10 @@ pub enum RunError {
         reason: String,
     },
     /// A thread could not be started, or its runtime.
-    #[error("a thread cannot be started")]
+    #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     /// The thread that programs the kernel ended by itself.
-    #[error("the thread that programs the kernel ended by itself")]
+    #[error("the thread that programs the kernel exited unexpectedly")]
     Ended,
 }
 
@@ -146,7 +148,8 @@ pub async fn run(
             None => health.synced(family),
             Some(reason) => tracing::warn!(
                 %family, reason,
-                "this node does not support an IP family: no Service of the family works here; restart the proxy when it does"
+                "IP family not supported by this node; Services of the family do not work; restart the proxy \
+                 after enabling it"
             ),
         }
     }
@@ -159,7 +162,8 @@ pub async fn run(
     for (family, reason) in leftovers::unseen(&Places::default()) {
         tracing::info!(
             %family, reason,
-            "cannot tell whether iptables-legacy has chains of kube-proxy; `keelson proxy cleanup --kube-proxy` as root removes them"
+            "cannot check whether iptables-legacy has chains of kube-proxy; to remove them, run `keelson \
+             proxy cleanup --kube-proxy` as root"
         );
     }
     say_offload(&shared);
@@ -190,7 +194,7 @@ fn say_offload(shared: &Shared) {
     };
     let all: Vec<_> = shared.programmer().sides().iter().filter_map(unsupported).collect();
     for (family, reason) in all {
-        shared.say(format!("established flows of {family} are not offloaded: {reason}"));
+        shared.say(format!("{family}: established flows are not offloaded: {reason}"));
     }
 }
 
@@ -233,7 +237,7 @@ fn serve(
         inspect::serve_grpc(debug, view.clone(), prints.clone(), async move { told.cancelled().await });
     tokio::spawn(async move {
         if let Err(error) = grpc.await {
-            tracing::error!(%error, "the debug socket ended");
+            tracing::error!(%error, "debug socket failed");
         }
     });
     if let Some((listener, hosts)) = http {
@@ -241,7 +245,7 @@ fn serve(
         let page = inspect::serve_http(listener, view, prints, hosts, async move { told.cancelled().await });
         tokio::spawn(async move {
             if let Err(error) = page.await {
-                tracing::error!(%error, "the debug page ended");
+                tracing::error!(%error, "debug page failed");
             }
         });
     }

@@ -24,7 +24,7 @@ pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, h
         let backend = backend(&shared, &debug, http).await;
         // Where the agent is gone, the follower says so.
         if let Err(error) = reporter.report(backend).await {
-            tracing::debug!(%error, "the agent could not be told how this proxy fares");
+            tracing::debug!(%error, "cannot report the proxy status to the agent");
         }
         tokio::time::sleep(LEAST).await;
         // The sender lives as long as this task. A time-out is no news, and is told as well.

@@ -174,8 +174,8 @@ impl Shared {
         }
         let text = match &link {
             Link::Connecting => "connecting to the agent".to_owned(),
-            Link::Following => "the agent's states come".to_owned(),
-            Link::Failing(reason) => format!("the agent does not answer; rules stay as they are: {reason}"),
+            Link::Following => "connected to the agent".to_owned(),
+            Link::Failing(reason) => format!("disconnected from the agent; rules stay unchanged: {reason}"),
         };
         // The reason may differ a little each time.
         let same = matches!((&standing.link, &link), (Link::Failing(_), Link::Failing(_)));
@@ -288,7 +288,7 @@ impl Shared {
         let strangers = match strangers(tables) {
             Ok(strangers) => [strangers, leftovers::found(&Places::default())].concat(),
             Err(error) => {
-                tracing::warn!(%error, "cannot tell whether another program programs Services on this node");
+                tracing::warn!(%error, "cannot check for rules of other service proxies");
                 return;
             }
         };
@@ -297,15 +297,15 @@ impl Shared {
             if !before.contains(&(*family, what.clone())) {
                 tracing::warn!(
                     %family, found = what, table = TABLE,
-                    "another service proxy is or was on this node: our table decides for every Service that we know, what is left of \
-                     the other proxy may answer for others until `keelson proxy cleanup --kube-proxy` removes it"
+                    "rules of another service proxy found; run `keelson proxy cleanup --kube-proxy` if that \
+                     proxy no longer runs"
                 );
-                self.say(format!("{what} is on this node ({family}); our rules come before it"));
+                self.say(format!("found {what} ({family}); the rules of keelson take precedence"));
             }
         }
         for (family, what) in before {
             if !strangers.contains(&(family, what.clone())) {
-                self.say(format!("{what} is gone from this node ({family})"));
+                self.say(format!("{what} was removed ({family})"));
             }
         }
     }

@@ -60,7 +60,7 @@ impl View {
     ) -> Result<T, ViewError> {
         let shared = self.shared.clone();
         let answer = tokio::task::spawn_blocking(move || question(&shared.programmer()));
-        answer.await.map_err(|error| ViewError::Unavailable(format!("the proxy could not be asked: {error}")))
+        answer.await.map_err(|error| ViewError::Unavailable(format!("the proxy did not answer: {error}")))
     }
 }
 
@@ -89,18 +89,14 @@ impl ProxyView for View {
             let family = if question.target.address.is_ipv4() { Family::V4 } else { Family::V6 };
             let side = programmer.side(family);
             if let Some(reason) = &side.disabled {
-                return Err(format!(
-                    "{family} is disabled on this node, so there are no rules to explain: {reason}"
-                ));
+                return Err(format!("no rules to explain: {family} is disabled on this node: {reason}"));
             }
             let programme = &side.programme;
             let (base, plan) = (programme.base(), programme.plan());
             let (local, offload) = (programmer.local_addresses(), programme.offload_chain());
             let place = Place { base, plan, local, offload };
             let explained = programme.has_synced().then(|| explain(&place, &question));
-            explained.ok_or_else(|| {
-                "no state of the agent is in effect yet, so there are no rules to explain".to_owned()
-            })
+            explained.ok_or_else(|| "no rules to explain: no state of the agent is in effect yet".to_owned())
         });
         told.await?.map_err(ViewError::Unavailable)
     }
@@ -262,7 +258,8 @@ fn family_state(
     let mut conflicts: Vec<String> = programme.plan().conflicts().iter().map(conflict).collect();
     if counts.without_affinity > 0 {
         conflicts.push(format!(
-            "{} service ports have no session affinity although they ask for it: there are too many of them, or of their endpoints",
+            "{} service ports have no session affinity although they request it: too many service ports or \
+             endpoints use it",
             counts.without_affinity
         ));
     }
@@ -303,7 +300,7 @@ fn affinity_clients(clients: &AffinityClients) -> BTreeMap<String, u64> {
 fn conflict(conflict: &crate::nft::plan::Conflict) -> String {
     let others: Vec<String> = conflict.others.iter().map(ToString::to_string).collect();
     format!(
-        "{} is claimed by {} and by {}; the first has it",
+        "{} is claimed by {} and by {}; the first one gets it",
         conflict.frontend,
         conflict.owner,
         others.join(", ")

@@ -75,6 +75,9 @@ pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
 
 async fn made(stage: &Stage, services: usize) -> Result<()> {
     let made = bulk::make(&stage.cluster, services, EACH).await?;
-    eprintln!("{services} Services with {EACH} endpoints each were made in {:.0} s", made.took.as_secs_f64());
+    eprintln!(
+        "{services} Services with {EACH} endpoints each were created in {:.0} s",
+        made.took.as_secs_f64()
+    );
     Ok(())
 }

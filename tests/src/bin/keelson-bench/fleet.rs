@@ -72,7 +72,7 @@ pub(super) async fn fleet() -> Result<()> {
     let source = ClusterSource::Kubeconfig { path: cluster.admin_kubeconfig(), context: None };
     let since = Instant::now();
     let bytes = make_nodes(&cluster, &source, most).await?;
-    eprintln!("{most} nodes of {bytes} bytes in etcd were made in {:.0} s", since.elapsed().as_secs_f64());
+    eprintln!("{most} nodes of {bytes} bytes in etcd were created in {:.0} s", since.elapsed().as_secs_f64());
     println!(
         "| heartbeat | nodes | a second | on time | p99 between two | latency p50 | p99 | failed | API server | etcd | node | stored |"
     );

@@ -20,15 +20,15 @@ pub(crate) struct Folder {
 
 impl Folder {
     pub(crate) fn claim() -> Result<Self> {
-        let path = std::env::current_dir().context("there is no current folder")?.join("run");
+        let path = std::env::current_dir().context("cannot read the current directory")?.join("run");
         if path.join(LONGEST_SOCKET).as_os_str().len() > SOCKET_LIMIT {
             bail!(
-                "{} is too deep a folder: a socket below it would have a path of over {SOCKET_LIMIT} bytes. \
-                 Move the checkout to a shorter path",
+                "the path {} is too long: a socket below it would exceed {SOCKET_LIMIT} bytes; move the \
+                 checkout to a shorter path",
                 path.display()
             );
         }
-        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         let lock = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         match lock.try_lock() {
             Ok(()) => {}

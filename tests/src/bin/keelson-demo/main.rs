@@ -55,13 +55,13 @@ async fn demo() -> Result<()> {
         () = stop.asked() => Ok(()),
     };
     drop(pulls);
-    println!("\nending what was started (Ctrl-C again: at once) ...");
+    println!("\nstopping all processes (Ctrl-C again: immediately) ...");
     tokio::select! {
         () = stage.end() => {}
         () = stop.asked() => stage.kill(),
     }
     folder.keep_logs();
     drop(stage);
-    println!("all of it is gone; the logs are in {}/logs", folder.shown());
+    println!("all processes are stopped; the logs are in {}/logs", folder.shown());
     shown
 }

@@ -65,7 +65,7 @@ impl Caller {
         loop {
             match attempt(&self.socket, &pull).await {
                 Ok(reference) => return self.note(&format!("{image}: {reference}")),
-                Err(error) => self.note(&format!("{image}: {error:#}; asking again in {wait:?}")),
+                Err(error) => self.note(&format!("{image}: {error:#}; retrying in {wait:?}")),
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(LONGEST_WAIT);

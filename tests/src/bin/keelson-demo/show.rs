@@ -40,10 +40,10 @@ pub(crate) async fn until_stopped(
             }
             () = lost(stage, &mut progress, there) => {
                 progress.stop().await;
-                println!("\nThe agent is gone. Start it again with\n\n    {}\n", command(stage));
+                println!("\nThe agent exited. Start it again with\n\n    {}\n", command(stage));
                 back(stage).await;
                 let pid = stage.agent_pid().map_or("unknown".to_owned(), |pid| pid.to_string());
-                println!("The agent is back, pid {pid}.\n");
+                println!("The agent is running again, pid {pid}.\n");
             }
         }
     }
@@ -61,18 +61,19 @@ fn introduce(stage: &mut Stage, folder: &Folder) {
          \x20   state         {run}/state\n\
          \x20   logs          {run}/keelson.log, containerd/containerd.log, registry/registry.log, pulls.log\n\
          \x20   agent         pid {pid}\n\n\
-         Kill the agent in the middle, from another terminal:\n\n\
+         Kill the agent during the pulls, from another terminal:\n\n\
          \x20   kill -9 $(cat {run}/state/keelson.pid)\n\n\
          and start it again:\n\n\
          \x20   {command}\n\n\
-         What Services mean on this node comes from {run}/manifests; change a file and see:\n\n\
+         The Services and EndpointSlices are in {run}/manifests; change a file and watch the result:\n\n\
          \x20   {keelson} watch --target {target}\n\
          \x20   {keelson} endpoints explain default/shop --socket unix://{run}/debug.sock\n\n\
-         A proxy makes rules of it, here in a network namespace in which it harms nobody:\n\n\
+         Run the service proxy in a separate network namespace:\n\n\
          \x20   ip netns add keelson-try\n\
          \x20   ip netns exec keelson-try {keelson} proxy --backend nft --target {target} --set proxy.listen=unix://{run}/proxy.sock &\n\
          \x20   {keelson} proxy explain 10.96.10.1:80 --socket unix://{run}/proxy.sock\n\n\
-         Nothing is lost when the agent is killed: places in the queue, finished layers and partial ones are kept. Ctrl-C ends everything.\n",
+         When the agent is killed, queue places and the fetched layers, complete or partial, are kept. Ctrl-C \
+         stops everything.\n",
         url = stage.agent.url(),
         command = command(stage),
         keelson = stage.agent.program().display(),
@@ -87,15 +88,15 @@ fn conclude(stage: &Stage, took: Duration, once: bool) {
     let sent: u64 = layers.map(|layer| records.bytes_sent(&layer.digest)).sum();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!(
-        "\nAll {IMAGES} images are there after {:.0} s. Their layers have {:.1} MiB, the registry sent {:.1} MiB, \
-         and never for more than {} images at once.",
+        "\nAll {IMAGES} images are pulled after {:.0} s. Their layers have {:.1} MiB, the registry sent \
+         {:.1} MiB, for at most {} images at a time.",
         took.as_secs_f64(),
         mib(wanted),
         mib(sent),
         records.max_concurrent_repos(),
     );
     if !once {
-        println!("Page and sockets stay up until Ctrl-C.");
+        println!("The debug page and the sockets are served until Ctrl-C.");
     }
 }
 
@@ -163,7 +164,7 @@ impl Progress {
                 Ok(child) => self.child = Some(child),
                 Err(error) => {
                     self.failures += 1;
-                    eprintln!("no progress is shown: {error:#}");
+                    eprintln!("cannot show progress: {error:#}");
                 }
             }
         }

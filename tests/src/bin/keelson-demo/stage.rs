@@ -41,7 +41,7 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) async fn set(folder: &Folder) -> Result<Self> {
         let registry_folder = folder.path().join("registry");
-        fs::create_dir_all(&registry_folder).context("cannot make the registry's folder")?;
+        fs::create_dir_all(&registry_folder).context("cannot create the directory of the registry")?;
         let registry = Registry::start_at(registry_folder, free_port()?, Access::Anonymous).await?;
         let proxy = FaultProxy::start(registry.address()).await?;
         proxy.throttle(Some(BYTES_A_SECOND));
@@ -82,7 +82,7 @@ impl Stage {
         }
         self.kill();
         if let Err(error) = self.containerd.terminate().await {
-            eprintln!("containerd did not end well: {error:#}");
+            eprintln!("cannot stop containerd: {error:#}");
         }
     }
 
@@ -97,7 +97,7 @@ impl Stage {
 /// Copies the sample manifests, for the reader to change.
 fn copy_manifests(to: &Path) -> Result<()> {
     let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/manifests");
-    fs::create_dir_all(to).context("cannot make the folder of the manifests")?;
+    fs::create_dir_all(to).context("cannot create the manifests directory")?;
     for sample in fs::read_dir(&samples).context("no sample manifests")? {
         let sample = sample?;
         fs::copy(sample.path(), to.join(sample.file_name())).context("cannot copy a sample manifest")?;

@@ -21,31 +21,31 @@ use tokio::task::JoinHandle;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fault {
-    /// SIGKILL of the agent, and start
+    /// Kill the agent (SIGKILL) and start it
     AgentKill,
-    /// Planned restart of the agent
+    /// Restart the agent (planned restart)
     AgentRestart,
-    /// SIGKILL of the runtime, and start
+    /// Kill the runtime (SIGKILL) and start it
     RuntimeKill,
-    /// SIGTERM of the runtime, and start
+    /// Stop the runtime (SIGTERM) and start it
     RuntimeRestart,
-    /// A registry breaks every connection
+    /// Close every connection at a registry
     RegistryDown,
-    /// A registry answers 500, 503 or 429
+    /// Answer 500, 503 or 429 at a registry
     RegistryErrors,
-    /// A registry answers nothing
+    /// Send no answers from a registry
     RegistryHangs,
-    /// A registry stops in the middle of layers
+    /// Stall within layers at a registry
     RegistryStalls,
-    /// A registry cuts connections in the middle of layers
+    /// Close connections within layers at a registry
     RegistryCuts,
-    /// A registry is slow
+    /// Slow down a registry
     RegistrySlow,
-    /// The disk of the agent's state is full
+    /// Fill the disk of the agent's state
     StateDiskFull,
-    /// The disk of the agent's state does not answer
+    /// Block the disk of the agent's state
     StateDiskHangs,
-    /// The disk of the runtime's images is full
+    /// Fill the disk of the runtime's images
     ImageDiskFull,
 }
 

@@ -33,14 +33,14 @@ use std::time::{Duration, Instant};
 use timeline::Timeline;
 use tokio::sync::watch;
 
-/// Pull random images under random faults, and check invariants
+/// Pull random images under random faults and check invariants
 #[derive(Debug, Parser)]
 #[command(name = "keelson-soak")]
 struct Args {
-    /// Inject faults for this many minutes
+    /// Duration of fault injection in minutes
     #[arg(long, default_value_t = 3.0)]
     minutes: f64,
-    /// Repeat the random choices of an earlier run
+    /// Seed of the random choices, to repeat an earlier run [default: random]
     #[arg(long)]
     seed: Option<u64>,
     /// Container runtime to pull with
@@ -49,7 +49,7 @@ struct Args {
     /// Maximum number of image pulls in flight
     #[arg(long, default_value_t = 3)]
     limit: usize,
-    /// Directory for the report, the time line and, after a violation, the logs
+    /// Directory for the report, the timeline and, after a violation, the logs
     #[arg(long, default_value = "soak")]
     out: PathBuf,
     /// Inject only these faults (default: all)
@@ -145,7 +145,7 @@ async fn settle(supply: &supply::Supply, timeline: &Timeline) {
     let (mut missing, mut progress) = (supply.missing(), Instant::now());
     while !missing.is_empty() {
         if progress.elapsed() > SETTLE_PATIENCE {
-            let what = format!("no image arrives; {} are missing: {missing:?}", missing.len());
+            let what = format!("no image is pulled any more; {} are missing: {missing:?}", missing.len());
             return timeline.violation("every wanted image arrives", &what);
         }
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -111,7 +111,7 @@ impl Timeline {
     fn write(&self, inner: &mut Inner, kind: &str, what: &str) {
         let line = json!({"seconds": self.seconds(Instant::now()), "kind": kind, "what": what});
         if let Err(error) = writeln!(inner.file, "{line}") {
-            eprintln!("cannot write the time line: {error}");
+            eprintln!("cannot write the timeline: {error}");
         }
     }
 

@@ -102,10 +102,7 @@ fn case_10_slice_ports_without_name_or_number_are_skipped() {
     let scene = scene(service, [slice]);
     assert_eq!(ports(&scene), ["p: ", "q: R1:8080", ": R1:9"]);
     let reason = scene.explain().slices[0].reason.clone();
-    assert!(
-        reason.starts_with("left out: a port without a name (number 1); port \"p\": no number"),
-        "{reason}"
-    );
+    assert!(reason.starts_with("ignored: a port has no name (number 1); port \"p\": no number"), "{reason}");
 }
 
 #[test]
@@ -116,7 +113,7 @@ fn case_11_ports_are_matched_by_protocol_too() {
     let slice = scene.explain().slices[0].clone();
     assert_eq!(
         (slice.used, slice.reason.as_str()),
-        (false, "left out: port \"p\"/UDP: the Service has no such port")
+        (false, "ignored: port \"p\"/UDP: the Service has no such port")
     );
 }
 
@@ -139,7 +136,7 @@ fn case_12_only_the_first_address_counts_and_only_a_node_name_makes_an_endpoint_
     nameless.node.name.clear();
     nameless.expect("{L1 L4 L5}", "DROP", "{L1 L4 L5}");
     let reason = found.explain().slices[0].reason.clone();
-    assert!(reason.contains("an endpoint without an address; an endpoint at fd00::1"), "{reason}");
+    assert!(reason.contains("an endpoint has no address; endpoint address fd00::1"), "{reason}");
 }
 
 #[test]

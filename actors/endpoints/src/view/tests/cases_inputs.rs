@@ -24,8 +24,11 @@ fn case_01_services_without_a_cluster_ip_have_no_frontend() {
 
 #[test]
 fn a_service_needs_a_usable_cluster_ip_and_a_port() {
-    not_served(balanced(), "no port");
-    not_served(balanced().port("http", "ICMP", 80).port("p", "TCP", 0).port("q", "TCP", 65536), "no port");
+    not_served(balanced(), "no valid port");
+    not_served(
+        balanced().port("http", "ICMP", 80).port("p", "TCP", 0).port("q", "TCP", 65536),
+        "no valid port",
+    );
     not_served(svc().edit(|spec| spec.cluster_ips.clear()), "none of its cluster IPs");
     not_served(svc().edit(|spec| spec.cluster_ips = vec![V6.to_owned()]), "none of its cluster IPs");
     not_served(svc().edit(|spec| spec.ip_families = vec!["IPX".to_owned()]), "none of its cluster IPs");
@@ -44,7 +47,7 @@ fn case_02_a_service_of_another_proxy_has_no_frontend() {
     for value in ["", "cilium"] {
         not_served(
             svc().label("service.kubernetes.io/service-proxy-name", value),
-            "leaves it to another proxy",
+            "assigns it to another service proxy",
         );
     }
     scene(svc().label("app", "web"), [http("a", "L1")]).expect("{L1}", "{L1}", "{L1}");

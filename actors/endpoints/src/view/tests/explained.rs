@@ -22,15 +22,16 @@ fn rows(scene: &Scene) -> Vec<String> {
 #[test]
 fn zone_hints_are_explained() {
     let found = scene(svc(), [http("a", "R1@a R2@b,c R3~ R4! R5- R6s")]);
-    let zone = "every ready endpoint has hints for zones, and 1 of them name zone a of this node";
+    let zone = "all ready endpoints have zone hints, 1 of them for zone a of this node";
     assert_eq!(topology(&found), ("zone".to_owned(), zone.to_owned()));
     let expected = [
-        "R1: chosen: it is ready, and its hints name zone a of this node",
-        "R2: left out: the hints of every ready endpoint name zones, and this one's are [b, c], not zone a of this node",
-        "R3: left out: it is terminating, and 2 endpoints are ready",
-        "R4: left out: it is neither ready nor serving",
-        "R5: left out: it is terminating and does not serve any more",
-        "R6: left out: it is not ready, and not terminating either",
+        "R1: selected: ready, with a hint for zone a of this node",
+        "R2: not selected: all ready endpoints have hints for zones, and its hints are [b, c], not zone a of \
+         this node",
+        "R3: not selected: terminating, and 2 endpoints are ready",
+        "R4: not selected: neither ready nor serving",
+        "R5: not selected: terminating and no longer serving",
+        "R6: not selected: not ready and not terminating",
     ];
     assert_eq!(reasons(&found), expected);
 }
@@ -38,11 +39,12 @@ fn zone_hints_are_explained() {
 #[test]
 fn node_hints_are_explained() {
     let found = scene(svc(), [http("a", "L1#n1 R1#n2,n3")]);
-    let node = "every ready endpoint has hints for nodes, and 1 of them name this node";
+    let node = "all ready endpoints have node hints, 1 of them for this node";
     assert_eq!(topology(&found), ("node".to_owned(), node.to_owned()));
     let expected = [
-        "L1: chosen: it is ready, and its hints name this node, n1",
-        "R1: left out: the hints of every ready endpoint name nodes, and this one's are [n2, n3], not this node, n1",
+        "L1: selected: ready, with a hint for this node, n1",
+        "R1: not selected: all ready endpoints have hints for nodes, and its hints are [n2, n3], not this \
+         node, n1",
     ];
     assert_eq!(reasons(&found), expected);
 }
@@ -55,60 +57,60 @@ fn why_hints_do_not_choose_is_explained() {
         reason
     };
     assert_eq!(none("R1 R2", Some("a")), "no ready endpoint has hints");
-    assert_eq!(none("R1! R2~@a", Some("a")), "no endpoint is ready, so no hint is looked at");
-    let missing = "1 of 3 ready endpoints has no hints for zones, so none of those count";
+    assert_eq!(none("R1! R2~@a", Some("a")), "no endpoint is ready, so hints are not used");
+    let missing = "1 of 3 ready endpoints has no hints for zones, so hints for zones are not used";
     assert_eq!(none("R1@a R2@a R3", Some("a")), missing);
-    assert_eq!(none("R1@b R2@c", Some("a")), "no hint for zones names zone a of this node");
+    assert_eq!(none("R1@b R2@c", Some("a")), "no zone hint is for zone a of this node");
     assert_eq!(none("R1@b R2@c", None), "this node has no label topology.kubernetes.io/zone");
-    let both = "no hint for nodes names this node; 2 of 3 ready endpoints have no hints for zones, so none of those count";
+    let both = "no node hint is for this node; 2 of 3 ready endpoints have no hints for zones, so hints for \
+                zones are not used";
     assert_eq!(none("R1@a#n2 R2#n2 R3#n2", Some("a")), both);
     let (mode, reason) = topology(&scene(svc(), [http("a", "R1@a#n2 R2@b#n2")]));
     assert_eq!(mode, "zone");
-    assert!(
-        reason.starts_with("no hint for nodes names this node; every ready endpoint has hints for zones")
-    );
+    assert!(reason.starts_with("no node hint is for this node; all ready endpoints have zone hints"));
     let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1@a")]);
-    assert!(topology(&inner).1.starts_with("no traffic of this port may go to other nodes"));
+    assert!(topology(&inner).1.starts_with("no traffic of this port can go to other nodes"));
 }
 
 #[test]
 fn both_sets_are_explained_when_they_differ() {
     let found = scene(svc().external_local(), [http("a", "L1@b L2~@b R1@a R2!")]);
     let expected = [
-        "L1: to any node: left out: the hints of every ready endpoint name zones, and this one's are [b], not zone a \
-         of this node; to this node only: chosen: it is ready",
-        "L2: to any node: left out: it is terminating, and 2 endpoints are ready; to this node only: left out: it is \
+        "L1: cluster set: not selected: all ready endpoints have hints for zones, and its hints are [b], not \
+         zone a of this node; local set: selected: ready",
+        "L2: cluster set: not selected: terminating, and 2 endpoints are ready; local set: not selected: \
          terminating, and 1 endpoint is ready on this node",
-        "R1: to any node: chosen: it is ready, and its hints name zone a of this node; to this node only: left out: \
-         it is not on this node",
-        "R2: left out: it is neither ready nor serving",
+        "R1: cluster set: selected: ready, with a hint for zone a of this node; local set: not selected: not \
+         on this node",
+        "R2: not selected: neither ready nor serving",
     ];
     assert_eq!(reasons(&found), expected);
     // Where both sets are the terminating ones, one sentence does.
     let found = scene(svc().external_local(), [http("a", "L1~ R1~")]);
     let expected = [
-        "L1: chosen: it is terminating but still serving, and nothing is ready",
-        "R1: to any node: chosen: it is terminating but still serving, and nothing is ready; to this node only: left \
-         out: it is not on this node",
+        "L1: selected: terminating and still serving, because no endpoint is ready",
+        "R1: cluster set: selected: terminating and still serving, because no endpoint is ready; local set: \
+         not selected: not on this node",
     ];
     assert_eq!(reasons(&found), expected);
     let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
-    assert_eq!(reasons(&inner), ["L1: chosen: it is ready", "R1: left out: it is not on this node"]);
+    assert_eq!(reasons(&inner), ["L1: selected: ready", "R1: not selected: not on this node"]);
 }
 
 #[test]
 fn copies_are_explained() {
     let found = scene(svc(), [http("a", "R1 R2~ R3! R4! R5+"), http("b", "R1 R2 R3 R4s")]);
     let expected = [
-        "R1: chosen: it is ready",
-        "R1: left out: slice b has the same address and port, and that one is as good and comes later by its name",
-        "R2: chosen: it is ready",
-        "R2: left out: slice b has the same address and port, and that one is not terminating",
-        "R3: chosen: it is ready",
-        "R3: left out: slice b has the same address and port, and that one is ready",
-        "R4: left out: it is not ready, and not terminating either",
-        "R4: left out: slice b has the same address and port, and that one is serving",
-        "R5: chosen: it is ready, although terminating",
+        "R1: selected: ready",
+        "R1: not selected: slice b has the same address and port, and its endpoint has the same conditions \
+         and the later name",
+        "R2: selected: ready",
+        "R2: not selected: slice b has the same address and port, and its endpoint is not terminating",
+        "R3: selected: ready",
+        "R3: not selected: slice b has the same address and port, and its endpoint is ready",
+        "R4: not selected: not ready and not terminating",
+        "R4: not selected: slice b has the same address and port, and its endpoint is serving",
+        "R5: selected: ready and terminating",
     ];
     assert_eq!(reasons(&found), expected);
     let slices: Vec<_> = found.explain().slices.into_iter().map(|it| (it.name, it.used, it.reason)).collect();
@@ -118,7 +120,7 @@ fn copies_are_explained() {
     let slices: Vec<_> =
         copied.slices.iter().map(|it| (it.name.as_str(), it.used, it.reason.as_str())).collect();
     let expected = [
-        ("a", false, "other slices have copies of all its endpoints, and those hold"),
+        ("a", false, "other slices have copies of all its endpoints, which are used instead"),
         ("b", true, ""),
         ("c", false, "it has no endpoints"),
         ("d", false, "it has no ports"),
@@ -131,7 +133,8 @@ fn traffic_is_explained() {
     let service = svc().external_ip(X).external_local().source_ranges(&["192.0.2.0/24", "10.0.0.0/8"]);
     let found = scene(service, [http("a", "L1 R1")]);
     let local = "externalTrafficPolicy is Local: to every ready endpoint on this node";
-    let ranges = "; only sources in 10.0.0.0/8, 192.0.2.0/24 may: any other, also a pod, is dropped";
+    let ranges =
+        "; only sources in 10.0.0.0/8, 192.0.2.0/24 are allowed, all others are dropped, including pods";
     let expected = [
         format!("anyone -> {V}:80: forwarded: to every ready endpoint"),
         format!("outside -> {X}:80: forwarded: {local}"),
@@ -148,22 +151,22 @@ fn traffic_is_explained() {
     let far = scene(svc().internal_local(), [http("a", "R1@a R2@b")]);
     let expected = [
         format!(
-            "anyone -> {V}:80: dropped: internalTrafficPolicy is Local, and only other nodes have endpoints for it"
+            "anyone -> {V}:80: dropped: internalTrafficPolicy is Local, and this node has no endpoint for it"
         ),
-        format!("anyone -> {W}:80: forwarded: to 1 of 2 ready endpoints, by their hints"),
-        "anyone -> node port 30080: forwarded: to 1 of 2 ready endpoints, by their hints".to_owned(),
+        format!("anyone -> {W}:80: forwarded: to 1 of 2 ready endpoints, selected by hints"),
+        "anyone -> node port 30080: forwarded: to 1 of 2 ready endpoints, selected by hints".to_owned(),
     ];
     assert_eq!(rows(&far), expected);
 
     let leaving = scene(svc().internal_local(), [http("a", "L1~ R1~")]);
     let reasons: Vec<_> =
         rows(&leaving).into_iter().map(|row| row.rsplit(": ").next().unwrap().to_owned()).collect();
-    let those = "to those that are terminating but still serve";
-    assert_eq!(reasons, ["to those here that are terminating but still serve", those, those]);
+    let those = "to terminating endpoints that still serve";
+    assert_eq!(reasons, ["to local terminating endpoints that still serve", those, those]);
 
     let nothing = scene(svc().external_local(), []);
     assert!(
-        rows(&nothing).iter().all(|row| row.contains("rejected: no endpoint is ready")),
+        rows(&nothing).iter().all(|row| row.contains("rejected: no endpoint on any node is ready")),
         "{:?}",
         rows(&nothing)
     );
@@ -212,7 +215,7 @@ fn slices_without_their_service_are_told() {
     let slices = [http("b", "L1").build(), http("a", "L1").edit(|slice| slice.metadata = None).build()];
     let told = explain(None, &slices, &n1());
     assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", false));
-    assert_eq!(told.reason, "there is no Service of this name; only slices that name it");
+    assert_eq!(told.reason, "the Service does not exist, only EndpointSlices of it");
     let reasons: Vec<_> = told.slices.iter().map(|it| it.reason.as_str()).collect();
     assert_eq!(reasons, ["it has no label kubernetes.io/service-name", "the Service is not served"]);
     assert_eq!(explain(None, &[], &n1()).slices.len(), 0);
@@ -223,9 +226,6 @@ fn many_faults_are_counted() {
     let slice = (0..8).fold(http("a", "R1"), |slice, number| slice.endpoint(&format!("x{number}"), None));
     let told = scene(svc(), [slice]).explain().slices[0].clone();
     assert!(told.used);
-    assert!(
-        told.reason.starts_with("left out: an endpoint at \"x0\", which is not an IP address; "),
-        "{told:?}"
-    );
+    assert!(told.reason.starts_with("ignored: endpoint address \"x0\" is not an IP address; "), "{told:?}");
     assert!(told.reason.ends_with("; and 3 more"), "{told:?}");
 }

@@ -39,7 +39,7 @@ impl Core {
     fn seen(&mut self, seen: LeaseSeen, turn: &mut Turn) {
         if seen.written.resource_version.is_empty() {
             // A patch without it would be an unconditional one.
-            let reason = self.sentence("read", "the answer has no resourceVersion");
+            let reason = self.sentence("read", "the response has no resourceVersion");
             self.failures += 1;
             self.fail(("read", "no resourceVersion"), reason, turn);
             return self.back_off(Duration::ZERO, turn);
@@ -57,7 +57,7 @@ impl Core {
         {
             self.told_uid.clone_from(&seen.written.uid);
             let (name, before, now) = (&self.policy.name, &record.uid, &seen.written.uid);
-            let text = format!("Lease {name} was made anew by somebody: uid {now}, before {before}");
+            let text = format!("Lease {name} was recreated by another client: uid {now}, before {before}");
             turn.note(true, text);
         }
         let managers_forgotten = known.is_some_and(|record| record.managers_forgotten);
@@ -107,8 +107,9 @@ impl Core {
     fn stand_back(&mut self, turn: &mut Turn) {
         let (name, node) = (&self.policy.name, &self.policy.node);
         let reason = format!(
-            "another process renews Lease {LEASE_NAMESPACE}/{name}, such as a kubelet or an agent of the same node \
-             name; this agent stands back and reports nothing for Node {node} (node.when_contested): stop one of them"
+            "another process renews Lease {LEASE_NAMESPACE}/{name}, for example a kubelet or an agent with \
+             the same node name; this agent stands back and does not report Node {node} \
+             (node.when_contested); stop one of them"
         );
         self.fail(("contest", "StandingBack"), reason, turn);
         if let Some(record) = self.record.as_mut().filter(|record| !record.stood_back) {
@@ -122,17 +123,22 @@ impl Core {
         let (name, now) = (&self.policy.name, self.contest.contention());
         match (before, now) {
             (Contention::Contested, Contention::Uncontested) => {
-                turn.note(false, format!("no other process renews Lease {LEASE_NAMESPACE}/{name} any more"));
+                turn.note(
+                    false,
+                    format!("no other process renews Lease {LEASE_NAMESPACE}/{name} any longer"),
+                );
             }
             (Contention::StandingBack, Contention::Uncontested) => turn.note(
                 true,
-                format!("the other process has stopped renewing Lease {LEASE_NAMESPACE}/{name}; this agent renews it"),
+                format!(
+                    "the other process stopped renewing Lease {LEASE_NAMESPACE}/{name}; this agent renews it"
+                ),
             ),
             (Contention::Uncontested, Contention::Contested) => turn.note(
                 true,
                 format!(
-                    "another process renews Lease {LEASE_NAMESPACE}/{name} too, such as a kubelet or an agent of the same \
-                     node name; this agent goes on: stop one of them"
+                    "another process also renews Lease {LEASE_NAMESPACE}/{name}, for example a kubelet or an \
+                     agent with the same node name; this agent continues; stop one of them"
                 ),
             ),
             _ => {}
@@ -152,7 +158,13 @@ impl Core {
         self.renewed = Some(Renewed { mono_ms: mono_ms(now).saturating_sub(ms), unix_ms });
         self.well(turn);
         let pause = self.jittered(turn).saturating_sub(age);
-        turn.note(false, format!("Lease {} was renewed {age:?} ago; that counts", self.policy.name));
+        turn.note(
+            false,
+            format!(
+                "Lease {} was renewed {age:?} ago by an earlier process; continuing from there",
+                self.policy.name
+            ),
+        );
         self.wait_for(pause, turn);
     }
 
@@ -186,7 +198,7 @@ impl Core {
 
     fn node_seen(&mut self, uid: String, to_create: bool, turn: &mut Turn) {
         if uid.is_empty() {
-            let reason = self.sentence("node", "the answer has no uid");
+            let reason = self.sentence("node", "the response has no uid");
             self.failures += 1;
             if !to_create {
                 return self.renew(turn);
@@ -229,7 +241,7 @@ impl Core {
     fn created(&mut self, lease: LeaseCreate, written: Written, turn: &mut Turn) {
         turn.count("created");
         let (name, uid) = (&lease.name, &written.uid);
-        turn.note(false, format!("Lease {LEASE_NAMESPACE}/{name} is made, uid {uid}"));
+        turn.note(false, format!("Lease {LEASE_NAMESPACE}/{name} created, uid {uid}"));
         self.missing = false;
         self.contest.made(lease.now_unix_us);
         self.lease = Some(Held {
@@ -274,7 +286,7 @@ impl Core {
         if let Some(owner) = patch.owner {
             turn.note(
                 false,
-                format!("Lease {} belongs to Node {} now, uid {}", patch.name, owner.name, owner.uid),
+                format!("Lease {} now has owner Node {}, uid {}", patch.name, owner.name, owner.uid),
             );
             held.owner_uid = Some(owner.uid);
         }
@@ -284,7 +296,7 @@ impl Core {
             held.transitions = acquire.transitions;
             held.acquired_unix_us = Some(acquire.acquire_unix_us);
             if is_takeover {
-                let before = before.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "nobody".into());
+                let before = before.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "no holder".into());
                 let text = format!(
                     "Lease {} taken over from {before}, transition {}",
                     patch.name, acquire.transitions
@@ -318,7 +330,7 @@ impl Core {
         let over = self.sync.second && !tries_left;
         match error.kind {
             ApiErrorKind::NotFound => {
-                turn.note(true, format!("Lease {} was deleted by somebody", patch.name));
+                turn.note(true, format!("Lease {} was deleted by another client", patch.name));
                 self.lease = None;
                 self.missing = true;
             }
@@ -373,11 +385,11 @@ impl Core {
         let (name, node) = (&self.policy.name, &self.policy.node);
         match doing {
             "node" => {
-                format!("Node {node} cannot be read, and its Lease {name} is not made without it: {wrong}")
+                format!("cannot read Node {node}, which is required to create Lease {name}: {wrong}")
             }
-            "create" => format!("Lease {LEASE_NAMESPACE}/{name} cannot be made: {wrong}"),
-            "read" => format!("Lease {LEASE_NAMESPACE}/{name} cannot be read: {wrong}"),
-            _ => format!("Lease {LEASE_NAMESPACE}/{name} cannot be renewed: {wrong}"),
+            "create" => format!("cannot create Lease {LEASE_NAMESPACE}/{name}: {wrong}"),
+            "read" => format!("cannot read Lease {LEASE_NAMESPACE}/{name}: {wrong}"),
+            _ => format!("cannot renew Lease {LEASE_NAMESPACE}/{name}: {wrong}"),
         }
     }
 
@@ -386,23 +398,20 @@ impl Core {
         let (name, node) = (&self.policy.name, &self.policy.node);
         match (doing, error.kind) {
             ("node", ApiErrorKind::NotFound) => {
-                format!(
-                    "Node {node} is gone, or was never registered; Lease {name} is made again when it is there"
-                )
+                format!("Node {node} does not exist; Lease {name} is created when the Node is registered")
             }
             ("create", ApiErrorKind::NotFound) => {
-                self.sentence(doing, &format!("namespace {LEASE_NAMESPACE} seems to be missing ({error})"))
+                self.sentence(doing, &format!("namespace {LEASE_NAMESPACE} may be missing ({error})"))
             }
-            (_, ApiErrorKind::Conflict) => self
-                .sentence(doing, &format!("somebody else writes it at the same time, each time ({error})")),
+            (_, ApiErrorKind::Conflict) => {
+                self.sentence(doing, &format!("another client writes it concurrently ({error})"))
+            }
             (_, ApiErrorKind::Forbidden) => self.sentence(
                 doing,
-                &format!("the credentials do not allow it, compare the RBAC rules of the role ({error})"),
+                &format!("the credentials do not allow it; check the RBAC rules of the role ({error})"),
             ),
-            (_, ApiErrorKind::Unauthorized) => self.sentence(
-                doing,
-                &format!("the credentials are not accepted, renew those in [kube] ({error})"),
-            ),
+            (_, ApiErrorKind::Unauthorized) => self
+                .sentence(doing, &format!("the credentials are rejected; renew those in [kube] ({error})")),
             _ => self.sentence(doing, &error.to_string()),
         }
     }

@@ -71,7 +71,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     assert_eq!(names, expect);
     assert_eq!(bench.closes, 0, "no hook");
     assert!(
-        matches!(bench.core.health(), ChoreHealth::Failing { reason, .. } if reason.contains("somebody else"))
+        matches!(bench.core.health(), ChoreHealth::Failing { reason, .. } if reason.contains("another client"))
     );
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
@@ -101,7 +101,7 @@ fn case_24_an_api_server_that_is_down_for_three_minutes() {
         bench.core.health(),
         ChoreHealth::Failing { since_unix_ms, .. } if since_unix_ms == START_MS + 10_200
     ));
-    assert_eq!(bench.noted("cannot be renewed"), 1, "told once");
+    assert_eq!(bench.noted("cannot renew Lease"), 1, "told once");
     server.down = None;
     let back = bench.now.mono;
     bench.pass(seconds(7), &mut server);
@@ -178,13 +178,13 @@ fn case_26_a_deleted_node_is_looked_for_and_nothing_is_made_for_it() {
         let ChoreHealth::Failing { reason, since_unix_ms, .. } = bench.core.health() else {
             panic!("an alarm")
         };
-        assert!(reason.contains("Node web-1 is gone"), "{reason}");
+        assert!(reason.contains("Node web-1 does not exist"), "{reason}");
         assert_eq!(since_unix_ms, since);
         bench.pass(millis(10_200), &mut server);
         assert_eq!(bench.log(), ["GET node"], "one check for each interval");
     }
     assert_eq!(bench.closes, 0);
-    assert_eq!(bench.noted("is gone"), 1);
+    assert_eq!(bench.noted("does not exist"), 1);
     server.node = Some("second".into());
     bench.pass(millis(10_200), &mut server);
     assert_eq!(bench.log(), ["GET node", "POST"]);
@@ -199,7 +199,7 @@ fn case_26_a_node_that_comes_back_is_not_waited_for() {
     bench.pass(seconds(1), &mut server);
     (server.lease, server.node) = (None, None);
     bench.event(super::Event::NodeChanged(None));
-    assert_eq!(bench.noted("will be deleted"), 1);
+    assert_eq!(bench.noted("is garbage collected"), 1);
     bench.pass(seconds(10), &mut server);
     bench.log();
     server.node = Some("second".into());

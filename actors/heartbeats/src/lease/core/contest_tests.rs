@@ -207,7 +207,7 @@ fn e3_an_agent_that_is_told_to_continues_and_says_so() {
     world.pass(seconds(103));
     let agent_bench = world.agent(agent);
     assert!(agent_bench.count("renewed") - renewals >= 10 - 1, "an interval each");
-    assert_eq!((agent_bench.noted("this agent goes on"), agent_bench.closes), (1, 0));
+    assert_eq!((agent_bench.noted("this agent continues"), agent_bench.closes), (1, 0));
     let view = agent_bench.core.view("s", agent_bench.now);
     assert_eq!(view["contention"], "contested");
     assert!(view["contested_since_unix_ms"].is_i64(), "{view:#}");

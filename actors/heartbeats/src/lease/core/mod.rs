@@ -243,7 +243,7 @@ impl Core {
             let direction = if forward { "forward" } else { "back" };
             turn.note(
                 true,
-                format!("the wall clock stepped {direction} by {by:?}; renewals go on as planned"),
+                format!("the wall clock stepped {direction} by {by:?}; renewals continue as scheduled"),
             );
         }
         // Slewing must not add up to a step.
@@ -383,7 +383,7 @@ impl Core {
             let after = Duration::from_millis(millis);
             turn.note(
                 false,
-                format!("Lease {name} is renewed again after {after:?}, failed requests: {failures}"),
+                format!("Lease {name} renewed again after {after:?}, failed requests: {failures}"),
             );
         }
         self.failures = 0;
@@ -425,7 +425,7 @@ impl Core {
                 if !matches!(self.node, NodeSeen::Gone { .. }) {
                     // Before a Node is registered there is no Lease to lose either.
                     if self.lease.is_some() {
-                        turn.note(true, format!("Node {node} is gone; its Lease will be deleted with it"));
+                        turn.note(true, format!("Node {node} was deleted; its Lease is garbage collected"));
                     }
                     self.node = NodeSeen::Gone { since_unix_ms: turn.now.unix_ms };
                 }
@@ -435,7 +435,7 @@ impl Core {
                     return;
                 }
                 if self.node != NodeSeen::Unknown {
-                    turn.note(false, format!("Node {node} is there, with uid {uid}"));
+                    turn.note(false, format!("Node {node} exists, uid {uid}"));
                 }
                 self.node = NodeSeen::Known(uid);
                 self.hurry(turn);

@@ -30,9 +30,9 @@ impl Core {
     pub(crate) fn summary(&self) -> String {
         let interval = self.policy.interval();
         match self.health() {
-            ChoreHealth::Starting => format!("looks for Lease {}", self.policy.name),
+            ChoreHealth::Starting => format!("reading Lease {}", self.policy.name),
             ChoreHealth::Well if self.contention() == Contention::Contested => {
-                format!("renews Lease {} every {interval:?}, as another process does", self.policy.name)
+                format!("renews Lease {} every {interval:?}, contested by another process", self.policy.name)
             }
             ChoreHealth::Well => format!("renews Lease {} every {interval:?}", self.policy.name),
             ChoreHealth::Failing { reason, .. } => format!("failing: {reason}"),

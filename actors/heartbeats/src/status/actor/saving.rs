@@ -65,7 +65,7 @@ impl StatusReporter {
 
     fn not_saved(&mut self, error: &str, unsaved: Unsaved, ctx: &mut Context<Self>) {
         if self.logged.is_new(error) {
-            let text = format!("what was reported could not be written and is kept in memory: {error}");
+            let text = format!("cannot write the last report; keeping it in memory: {error}");
             tracing::error!(actor = "StatusReporter", "{text}");
             self.recorder().error(text);
         }
@@ -135,7 +135,7 @@ impl StatusReporter {
 
     /// Without its last report the agent compares with what the API server has.
     fn without_records(&self, error: &str) -> Restored {
-        let text = format!("the last report cannot be read; starting without it: {error}");
+        let text = format!("cannot read the last report; starting without it: {error}");
         tracing::error!(actor = "StatusReporter", "{text}");
         self.recorder().error(text);
         Restored::default()

@@ -168,25 +168,22 @@ pub(in crate::status) fn set_contested(status: &mut NodeStatus, contest: Contest
     let list = status.conditions.get_or_insert_default();
     let (value, reason, message) = match contest {
         Contest::None if list.iter().all(|condition| condition.type_ != CONTESTED) => return,
-        Contest::None => (
-            ConditionStatus::False,
-            "NotContested",
-            "no other process reports for the node as the agent does",
-        ),
+        Contest::None => (ConditionStatus::False, "NotContested", "no other process reports for the node"),
         Contest::Lease => (
             ConditionStatus::True,
             "LeaseRenewedByAnother",
-            "another process renews the agent's Lease, such as another agent of the same node name",
+            "another process renews the agent's Lease, for example an agent with the same node name",
         ),
         Contest::Conditions => (
             ConditionStatus::True,
             "ConditionsWrittenByAnother",
-            "another process writes conditions that the agent writes; see keelson node",
+            "another process writes conditions of the agent; see keelson node",
         ),
         Contest::StandingBack => (
             ConditionStatus::True,
             "StandingBack",
-            "another process renews the node's Lease, such as a kubelet; the agent stands back and reports nothing else",
+            "another process renews the node's Lease, for example a kubelet; the agent stands back and \
+             reports only this condition",
         ),
     };
     put(list, (CONTESTED, value, reason.into(), message.into()), &Text::OnFlip, now);
@@ -253,22 +250,22 @@ fn pressure_says(pressure: Pressure, held: bool) -> Says {
     let kind = OWN[pressure as usize];
     let (reason, message) = match (pressure, held) {
         (Pressure::Memory, false) => {
-            ("KubeletHasSufficientMemory", "more memory is left than the eviction threshold")
+            ("KubeletHasSufficientMemory", "available memory is above the eviction threshold")
         }
         (Pressure::Memory, true) => {
-            ("KubeletHasInsufficientMemory", "less memory is left than the eviction threshold")
+            ("KubeletHasInsufficientMemory", "available memory is below the eviction threshold")
         }
         (Pressure::Disk, false) => {
-            ("KubeletHasNoDiskPressure", "more disk space and inodes are left than the eviction thresholds")
+            ("KubeletHasNoDiskPressure", "available disk space and inodes are above the eviction thresholds")
         }
         (Pressure::Disk, true) => {
-            ("KubeletHasDiskPressure", "less disk space or fewer inodes are left than an eviction threshold")
+            ("KubeletHasDiskPressure", "available disk space or inodes are below an eviction threshold")
         }
         (Pressure::Pid, false) => {
-            ("KubeletHasSufficientPID", "more process ids are left than the eviction threshold")
+            ("KubeletHasSufficientPID", "available process IDs are above the eviction threshold")
         }
         (Pressure::Pid, true) => {
-            ("KubeletHasInsufficientPID", "fewer process ids are left than the eviction threshold")
+            ("KubeletHasInsufficientPID", "available process IDs are below the eviction threshold")
         }
     };
     Says::new(kind, if held { ConditionStatus::True } else { ConditionStatus::False }, reason, message)
@@ -287,9 +284,9 @@ fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(
     match runtime {
         RuntimeView::Unheard if was_ready => {}
         RuntimeView::Unheard => add("Unheard", "the container runtime has not answered yet".into()),
-        RuntimeView::Down(reason) => add("Down", format!("the container runtime does not serve: {reason}")),
+        RuntimeView::Down(reason) => add("Down", format!("the container runtime is down: {reason}")),
         RuntimeView::Silent(reason) => {
-            add("Silent", format!("the container runtime does not say whether it is ready: {reason}"));
+            add("Silent", format!("the container runtime does not report whether it is ready: {reason}"));
         }
         RuntimeView::Said(report) => {
             for (kind, what) in [(RUNTIME_READY, "the container runtime"), (NETWORK_READY, "the pod network")]
@@ -310,7 +307,7 @@ fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(
         }
     }
     if !missing.is_empty() {
-        add("Capacity", format!("the capacity of {} could not be read", missing.join(", ")));
+        add("Capacity", format!("cannot read the capacity of {}", missing.join(", ")));
     }
     all
 }
@@ -318,7 +315,7 @@ fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(
 fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool) -> Says {
     if problems.is_empty() {
         memory.not_ready = None;
-        let message = "the container runtime, the pod network and the capacity are as pods need them";
+        let message = "the container runtime and the pod network are ready, and the capacity is known";
         return Says::new(READY, ConditionStatus::True, "KubeletReady", message);
     }
     let kinds: BTreeSet<String> = problems.iter().map(|(kind, _)| kind.clone()).collect();

@@ -89,13 +89,13 @@ impl Core {
                 WriterNews::Contested(kind) => (
                     true,
                     format!(
-                        "another process writes condition {kind} of Node {name} too; the agent writes it once in {:?} at \
-                         most until the other one stops",
+                        "another process also writes condition {kind} of Node {name}; the agent writes it at \
+                         most once per {:?} until the other process stops",
                         self.policy.report_frequency
                     ),
                 ),
                 WriterNews::Over(kind) => {
-                    (false, format!("no other process writes condition {kind} of Node {name} any more"))
+                    (false, format!("no other process writes condition {kind} of Node {name} any longer"))
                 }
             };
             effects.push(Effect::Note { warn, text });

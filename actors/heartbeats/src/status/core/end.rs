@@ -82,15 +82,16 @@ impl Core {
     fn missing_text(&self) -> String {
         let name = &self.policy.node_name;
         match (self.policy.role, self.policy.register) {
-            (Role::Companion, _) => format!("there is no Node {name}; its kubelet has to register it"),
+            (Role::Companion, _) => format!("Node {name} does not exist; its kubelet must register it"),
             (Role::Node, Register::Never) => {
                 format!(
-                    "there is no Node {name}, and node.register_node is \"never\": make it, or change that"
+                    "Node {name} does not exist and node.register_node is \"never\"; create the Node or \
+                     change the setting"
                 )
             }
             (Role::Node, _) => format!(
-                "the Node {name} was deleted; it is not made again, because node.register_node is not \"always\": \
-                 restart the agent, or make it"
+                "Node {name} was deleted and is not recreated, because node.register_node is not \"always\"; \
+                 restart the agent or create the Node"
             ),
         }
     }
@@ -98,7 +99,7 @@ impl Core {
     fn fares_ill(&mut self, reason: String, now: Now, effects: &mut Vec<Effect>) {
         let known = self.failing.take();
         if known.as_ref().is_none_or(|known| known.reason != reason) {
-            effects.push(Effect::Note { warn: true, text: format!("the status is not reported: {reason}") });
+            effects.push(Effect::Note { warn: true, text: format!("cannot report node status: {reason}") });
         }
         let since_unix_ms = known.as_ref().map_or(now.unix_ms, |known| known.since_unix_ms);
         let passes = known.map_or(0, |known| known.passes) + 1;
@@ -112,7 +113,7 @@ impl Core {
                 // Nothing to say says nothing of the server.
                 return;
             }
-            let text = format!("the status is reported again, after {} passes that failed", failing.passes);
+            let text = format!("node status reported again after {} failed attempts", failing.passes);
             effects.push(Effect::Note { warn: false, text });
             self.failing = None;
         }
@@ -136,7 +137,7 @@ impl Core {
                 self.prompt(true, now, effects);
             }
         } else if self.ever && self.missing.is_none() {
-            let text = format!("the Node {} is gone", self.policy.node_name);
+            let text = format!("Node {} was deleted", self.policy.node_name);
             effects.push(Effect::Note { warn: true, text });
         }
     }

@@ -357,12 +357,12 @@ impl Core {
         let (adopted, dropped) = self.externals.adopt(conditions, moment(now));
         if !dropped.is_empty() {
             let text =
-                format!("{} conditions of an earlier process are dropped: too many are set", dropped.len());
+                format!("dropped {} conditions of an earlier process: too many are set", dropped.len());
             effects.extend([Effect::Note { warn: true, text }, Effect::Save(Write::Conditions(dropped))]);
         }
         self.drop_externals(now, effects);
         if adopted > 0 {
-            let text = format!("{adopted} conditions of an earlier process are adopted, read late");
+            let text = format!("adopted {adopted} conditions of an earlier process after a delay");
             effects.push(Effect::Note { warn: false, text });
             self.prompt(true, now, effects);
         }

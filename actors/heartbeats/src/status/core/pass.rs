@@ -149,7 +149,7 @@ impl Core {
         let errors = collected.readings.errors.iter().cloned().collect();
         if self.unread != errors {
             for text in errors.difference(&self.unread) {
-                effects.push(Effect::Note { warn: true, text: format!("not in the status: {text}") });
+                effects.push(Effect::Note { warn: true, text: format!("omitted from node status: {text}") });
             }
             self.unread = errors;
         }
@@ -283,8 +283,7 @@ impl Core {
         }
         let first = self.knowledge.uid.replace(of.clone()).is_none();
         if !first {
-            effects
-                .push(Effect::Note { warn: false, text: format!("the Node was made anew, with uid {of}") });
+            effects.push(Effect::Note { warn: false, text: format!("the Node was recreated, uid {of}") });
         }
         self.last_report = None;
         self.delay = 0;
@@ -366,10 +365,7 @@ impl Core {
             Ok(_) => {
                 self.repair = false;
                 self.heard(now);
-                effects.push(Effect::Note {
-                    warn: false,
-                    text: "the Node's labels are as they should be".into(),
-                });
+                effects.push(Effect::Note { warn: false, text: "labels of the Node repaired".into() });
                 // What else the write changed is the server's to say.
                 if let Some(pass) = &mut self.pass {
                     pass.base = None;
@@ -379,7 +375,7 @@ impl Core {
             Err(error) if error.kind.retry_after().is_some() => self.failed(&error, now, random, effects),
             Err(error) => {
                 // The status does not wait for labels.
-                pass.not_repaired = Some(format!("the labels of the Node cannot be mended: {error}"));
+                pass.not_repaired = Some(format!("cannot repair the labels of the Node: {error}"));
                 self.go_on(now, random, effects);
             }
         }
@@ -456,14 +452,14 @@ impl Core {
                 self.memory = memory;
                 self.repair = false;
                 effects.push(Effect::Count(Counted::Registered));
-                let text = format!("the Node {} was made, with uid {}", self.policy.node_name, uid(&node));
+                let text = format!("Node {} created, uid {}", self.policy.node_name, uid(&node));
                 effects.push(Effect::Note { warn: false, text });
                 // The server keeps the status that a Node is made with; the watch tells if it did not.
                 self.knowledge.expect(node.clone());
                 self.sent(&node, now, random, effects);
             }
             Err(error) if matches!(error.kind, ApiErrorKind::AlreadyExists | ApiErrorKind::Forbidden) => {
-                pass.not_created = Some(format!("the Node cannot be made: {error}"));
+                pass.not_created = Some(format!("cannot create the Node: {error}"));
                 pass.requests += 1;
                 effects.push(Effect::Get);
             }

@@ -18,10 +18,10 @@ impl Core {
         match (&self.failing, self.last_report) {
             (Some(failing), _) => format!("failing: {}", failing.reason),
             (None, _) if self.stands_back() => {
-                format!("stands back: another process reports for {}", self.policy.node_name)
+                format!("standing back: another process reports for {}", self.policy.node_name)
             }
             (None, None) => "nothing reported yet".into(),
-            (None, Some(_)) => format!("reports the status of {}", self.policy.node_name),
+            (None, Some(_)) => format!("reporting the status of {}", self.policy.node_name),
         }
     }
 

@@ -69,7 +69,7 @@ impl PullCoordinator {
     /// Starts from memory: pods must start without a disk. The journal is read when the store opens.
     fn begin_unread(&mut self, reason: &str, ctx: &mut Context<Self>) {
         self.unread = true;
-        self.not_durable("the journal cannot be read yet; pulls are decided from memory", reason);
+        self.not_durable("cannot read the journal yet; using memory only", reason);
         self.core.begin_unread(self.clock.now());
         self.begin(Vec::new(), ctx);
         self.rewrite_later(ctx);
@@ -127,10 +127,7 @@ impl PullCoordinator {
             Ok(()) => {}
             Err(error) => {
                 self.metrics.store_errors.inc();
-                self.not_durable(
-                    "the journal could not be written, pulls go on in memory only",
-                    &chain(&error),
-                );
+                self.not_durable("cannot write the journal; pulls are kept in memory only", &chain(&error));
                 self.rewrite_later(ctx);
             }
         }
@@ -195,7 +192,7 @@ impl PullCoordinator {
     fn reconcile(&mut self, restored: Restored, ctx: &mut Context<Self>) {
         self.unread = false;
         let Restored { pulls, leases, limit, .. } = self.note_restored(restored);
-        let text = format!("the journal has been read late: {} pulls", pulls.len());
+        let text = format!("journal read after a delay: {} pulls", pulls.len());
         tracing::info!(actor = "PullCoordinator", "{text}");
         self.recorder().event(text);
         let now = self.clock.now();

@@ -362,7 +362,7 @@ mod tests {
             (Code::Cancelled, "failed to copy: context canceled", F::Network),
             (Code::DeadlineExceeded, "", F::Network),
             (Code::Unavailable, "error reading from server: EOF", F::Network),
-            (Code::Unavailable, "the container runtime broke the pull off", F::Runtime),
+            (Code::Unavailable, "the container runtime closed the connection during the pull", F::Runtime),
             (Code::ResourceExhausted, "TooManyPullingInParallel: 3", F::Runtime),
             (Code::Unknown, "something else", F::Unknown),
             (Code::Internal, "", F::Unknown),

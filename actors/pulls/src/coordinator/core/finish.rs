@@ -51,7 +51,10 @@ impl Core {
                     self.arm(until, Timer::Lost(id));
                 }
                 fx.push(Effect::Count(Tally::Retried("RuntimeLost")));
-                let text = format!("{} lost its runtime; it goes on when that is back", self.name_of(id));
+                let text = format!(
+                    "{} interrupted by a runtime outage; it continues when the runtime is up",
+                    self.name_of(id)
+                );
                 fx.push(Effect::Note(Note { warn: true, text }));
             }
             Outcome::Answered(reply) if self.is_runtime_full(&reply) => {
@@ -288,8 +291,10 @@ impl Core {
             // Nothing was heard of its pod. It goes on, behind all that callers wait for.
             self.go_on(id, now, fx);
         } else if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Held { .. })) {
-            let text =
-                format!("nobody came back with credentials for {}; its place is given up", self.name_of(id));
+            let text = format!(
+                "no caller returned with credentials for {}; its place is released",
+                self.name_of(id)
+            );
             fx.push(Effect::Note(Note { warn: true, text }));
             self.because(id, "CallerDidNotReturn");
             self.end(id, End::Cancelled, now, fx);
@@ -355,7 +360,7 @@ impl Core {
         if matches!(self.health, Health::Up(_)) {
             fx.push(Effect::Note(Note {
                 warn: true,
-                text: format!("the container runtime is away: {reason}"),
+                text: format!("the container runtime is down: {reason}"),
             }));
         }
         self.health = Health::Down(reason);

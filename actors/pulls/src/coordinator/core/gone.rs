@@ -135,7 +135,7 @@ impl Core {
         let dropped: Vec<PullId> = places.map(|(_, id)| id).filter(is_its_own).collect();
         for id in dropped {
             if let Some(pull) = self.pulls.get(&id) {
-                let text = format!("the place of {} is given up, its pod was deleted", pull.call.name.full());
+                let text = format!("the place of {} is released: its pod was deleted", pull.call.name.full());
                 fx.push(Effect::Note(Note { warn: false, text }));
             }
             self.because(id, "PodDeleted");

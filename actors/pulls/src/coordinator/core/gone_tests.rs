@@ -35,7 +35,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     is_refused(&bench, queued, "web", "r/b");
     let refusal = bench.refusal(queued);
     assert_eq!(refusal.code(), Code::Aborted);
-    assert_eq!(refusal.to_string(), "pod default/web was deleted while its image pull waited: r/b");
+    assert_eq!(refusal.to_string(), "pod default/web was deleted while its image pull was queued: r/b");
     // The slot is untouched, the queue moves up, nothing is cancelled, the record is gone.
     assert_eq!((bench.running(), bench.queued(), bench.cancels.len()), (1, 1, 0));
     assert_eq!(bench.journal.pulls.len(), 2);

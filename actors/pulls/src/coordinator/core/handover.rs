@@ -41,8 +41,11 @@ impl Core {
             });
         self.handed = Some(stay.into_iter().map(|(_, id)| id).collect());
         let leave: BTreeSet<Place> = leave.into_iter().collect();
-        let text =
-            format!("handed over: {} pulls, of which {} go on here", state.pulls.len(), state.running());
+        let text = format!(
+            "handed over: {} pulls, {} of them continue in this process",
+            state.pulls.len(),
+            state.running()
+        );
         for (_, id) in leave {
             self.give_away(id, &mut fx);
         }
@@ -151,7 +154,7 @@ impl Core {
             |id: &PullId| self.pulls.get(id).is_some_and(|pull| matches!(pull.stage, Stage::Predecessor));
         let lost: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).filter(lost).collect();
         if !lost.is_empty() {
-            let text = format!("the agent before this one is gone; {} of its pulls start again", lost.len());
+            let text = format!("the previous agent exited; {} of its pulls restart", lost.len());
             fx.push(Effect::Note(Note { warn: true, text }));
         }
         for id in lost {

@@ -225,7 +225,7 @@ fn a_runtime_without_the_capability_leaves_it_to_the_agent() {
     assert_eq!(bench.running(), 2);
     let view = bench.core.limit_view();
     assert_eq!(view.enforced_by, "agent");
-    assert!(view.enforce_note.contains("does not say"), "{}", view.enforce_note);
+    assert!(view.enforce_note.contains("does not support"), "{}", view.enforce_note);
 }
 
 #[test]

@@ -466,8 +466,8 @@ impl Core {
         }
         fx.push(Effect::Persist(Write::Limit(limit)));
         let text = match limit {
-            Some(limit) => format!("limit set to {limit} by hand"),
-            None => format!("limit back to the settings: {}", self.policy.limit),
+            Some(limit) => format!("limit set to {limit} at runtime"),
+            None => format!("limit reset to the settings: {}", self.policy.limit),
         };
         fx.push(Effect::Note(Note { warn: false, text }));
     }
@@ -484,7 +484,7 @@ impl Core {
             self.refuse(caller, Refusal::Stopping, fx);
         }
         let waiting = self.queue.len() + self.held.len();
-        let text = format!("stopping: {} pulls go on, {waiting} keep their place", self.slots.len());
+        let text = format!("stopping: {} pulls continue, {waiting} keep their place", self.slots.len());
         fx.push(Effect::Note(Note { warn: false, text }));
     }
 

@@ -324,7 +324,7 @@ impl Core {
         let doing = match self.pulls.get(&caller.pull).map(|pull| &pull.stage) {
             Some(Stage::Running | Stage::Predecessor) => "running",
             Some(Stage::Lost { .. }) => "waiting for the container runtime",
-            Some(Stage::Pausing { .. }) => "held back by the container runtime's own limit",
+            Some(Stage::Pausing { .. }) => "waiting for the container runtime's own download limit",
             _ => "queued",
         };
         self.keep_place(id, now);
@@ -386,7 +386,7 @@ impl Core {
         let reason = match &self.health {
             Health::Up(_) => return,
             Health::Down(reason) => reason.clone(),
-            Health::Unknown => "it has not answered since the agent started".to_owned(),
+            Health::Unknown => "no answer since the agent started".to_owned(),
         };
         let held = now.mono.saturating_sub(caller.since);
         self.refuse_and_leave(id, Refusal::RuntimeAway { held, reason }, now, fx);

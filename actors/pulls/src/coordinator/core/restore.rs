@@ -74,7 +74,7 @@ impl Core {
                 Some(false) => held += 1,
                 None => {
                     fx.push(Effect::Persist(Write::DeletePull(record.id)));
-                    let text = format!("pull {} of the journal is not taken up", record.id);
+                    let text = format!("pull {} of the journal is not restored", record.id);
                     fx.push(Effect::Note(Note { warn: true, text }));
                 }
             }
@@ -82,7 +82,7 @@ impl Core {
         self.keep_space(&mut fx);
         if goes_on + held > 0 {
             let text =
-                format!("taken over from the journal: {goes_on} pulls go on, {held} wait for credentials");
+                format!("restored from the journal: {goes_on} pulls continue, {held} wait for credentials");
             fx.push(Effect::Note(Note { warn: false, text }));
         }
         fx

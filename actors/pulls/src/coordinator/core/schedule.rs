@@ -229,7 +229,7 @@ impl Core {
             self.cancel(id, now, fx);
         } else {
             fx.push(Effect::Cancel { pull: id, attempt });
-            let text = format!("{name} was present but is being fetched again; it waits for a slot");
+            let text = format!("{name} was present but is fetched again; it waits for a slot");
             fx.push(Effect::Note(Note { warn: false, text }));
             fx.push(Effect::Count(Tally::Retried("TagMoved")));
             self.back_to_queue(id, now, fx);
@@ -288,7 +288,7 @@ impl Core {
 
     fn kept_words(&self, pull: &Pull) -> &'static str {
         let keeps = pull.lease.is_some() && self.retains();
-        if keeps { "; what has arrived is kept for the next try" } else { "" }
+        if keeps { "; the received content is retained for the next attempt" } else { "" }
     }
 
     /// Cancels a running pull and tells its callers why.

@@ -76,7 +76,7 @@ fn a_stall_counts_from_when_the_pull_was_last_seen_to_move_or_to_wait() {
         assert!(bench.waits(caller), "{before:?}");
         read_for(&mut bench, pull, seconds(1), downloads(Download::Idle, 5));
         let text = bench.refusal(caller).to_string();
-        assert!(text.contains("kept for the next try"), "{text}");
+        assert!(text.contains("retained for the next attempt"), "{text}");
         assert_eq!(bench.journal.leases.len(), 1);
         assert_eq!(bench.finished(), [End::Failed(text)]);
     }

@@ -292,7 +292,8 @@ pub enum Answer {
 pub enum Refusal {
     /// KEP-3673: the limit was reached at every try.
     #[error(
-        "TooManyPullingInParallel: {running} image pulls are in flight and the limit is {limit}; {queued} more wait; no slot was free for this one within {waited:?}"
+        "TooManyPullingInParallel: {running} image pulls are in flight and the limit is {limit}, {queued} \
+         more are queued; no slot was free within {waited:?}"
     )]
     TooMany {
         /// Pulls in flight.
@@ -305,23 +306,23 @@ pub enum Refusal {
         waited: Duration,
     },
     /// `pulls.max_queued_callers` wait already.
-    #[error("keelson is busy: {0} callers wait for image pulls already (pulls.max_queued_callers)")]
+    #[error(
+        "keelson is busy: {0} callers already wait for image pulls (pulls.max_queued_callers); retry later"
+    )]
     TooManyCallers(usize),
     /// The actor's mailbox is full.
-    #[error("keelson is busy: the mailbox of {0} is full; ask again in a moment")]
+    #[error("keelson is busy: the mailbox of {0} is full; retry later")]
     Busy(&'static str),
     /// `pulls.max_queue_time` is over.
     #[error(
-        "the pull waited {0:?} in the queue, as long as pulls.max_queue_time allows; {1} pulls are before it"
+        "the pull waited {0:?} in the queue, the maximum (pulls.max_queue_time); {1} pulls are ahead of it"
     )]
     QueueTime(Duration, usize),
     /// The caller's own deadline.
-    #[error("the caller's deadline passed after {0:?}, while the pull was {1}")]
+    #[error("the caller's deadline expired after {0:?} while the pull was {1}")]
     Deadline(Duration, &'static str),
     /// The runtime is away.
-    #[error(
-        "the container runtime is away and did not come back within {held:?} (cri.hold_timeout): {reason}"
-    )]
+    #[error("the container runtime is down and did not recover within {held:?} (cri.hold_timeout): {reason}")]
     RuntimeAway {
         /// For how long the caller was held.
         held: Duration,
@@ -330,7 +331,7 @@ pub enum Refusal {
     },
     /// No byte came.
     #[error(
-        "no new byte from registry {registry} for {idle:?} (pulls.stall_timeout); the pull was cancelled{kept}"
+        "no data from registry {registry} for {idle:?} (pulls.stall_timeout); the pull was cancelled{kept}"
     )]
     Stalled {
         /// Whose fault it seems to be.
@@ -342,7 +343,8 @@ pub enum Refusal {
     },
     /// `pulls.max_pull_time` is over.
     #[error(
-        "the container runtime did not end the pull within {limit:?} (pulls.max_pull_time); the pull was cancelled while {phase}{kept}"
+        "the container runtime did not finish the pull within {limit:?} (pulls.max_pull_time); the pull was \
+         cancelled while {phase}{kept}"
     )]
     PullTime {
         /// The value of the setting.
@@ -353,7 +355,7 @@ pub enum Refusal {
         kept: &'static str,
     },
     /// The pod of a waiting caller is deleted or terminating.
-    #[error("pod {pod} was deleted while its image pull waited: {image}")]
+    #[error("pod {pod} was deleted while its image pull was queued: {image}")]
     PodGone {
         /// `namespace/name`.
         pod: String,
@@ -361,14 +363,14 @@ pub enum Refusal {
         image: String,
     },
     /// The agent is on its way out.
-    #[error("keelson is stopping; the pull keeps its place for the next start, ask again")]
+    #[error("keelson is stopping; the pull keeps its place for the next start; retry")]
     Stopping,
     /// The pulls were handed over to the agent that replaces this one. The CRI front does not show it to
     /// callers: it asks the successor for them.
-    #[error("the image pull was handed over to the agent that replaces this one; ask again")]
+    #[error("the image pull was handed over to the successor of this agent; retry")]
     Moved,
     /// The coordinator starts again.
-    #[error("the pull coordinator is restarting; ask again, the pull goes on")]
+    #[error("the pull coordinator is restarting and the pull continues; retry")]
     Restarting,
     /// The request itself is wrong.
     #[error("{0}")]

@@ -63,9 +63,11 @@ impl Core {
         let note = match (wanted && !by_runtime, &self.health) {
             (false, _) => "",
             (true, Health::Up(_)) => {
-                "the runtime does not say that it obeys the pull option; the agent keeps the limit"
+                "the runtime does not support the pull option; the agent enforces the limit"
             }
-            (true, _) => "the runtime is away; the agent keeps the limit until it says what it can do",
+            (true, _) => {
+                "the runtime is down; the agent enforces the limit until the runtime reports its features"
+            }
         };
         pb::Limit {
             max_parallel_image_pulls: self.limit(),

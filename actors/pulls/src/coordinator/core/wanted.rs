@@ -35,7 +35,7 @@ impl Core {
         let too_old = age > self.policy.record_max_age;
         if too_old {
             let text = format!(
-                "the pull of {} was last wanted {}s ago (pulls.record_max_age); it is dropped",
+                "the pull of {} was last requested {}s ago (pulls.record_max_age); it is dropped",
                 record.image,
                 age.as_secs()
             );
@@ -91,7 +91,7 @@ impl Core {
         for id in waiting {
             let Some(pull) = self.pulls.get(&id) else { continue };
             if pull.call.pod.as_ref().is_some_and(|pod| !live.contains(&pod.uid)) {
-                let text = format!("the place of {} is given up, its pod is gone", pull.call.name.full());
+                let text = format!("the place of {} is released: its pod was deleted", pull.call.name.full());
                 fx.push(Effect::Note(Note { warn: false, text }));
                 self.because(id, "PodDeleted");
                 self.end(id, End::Cancelled, now, fx);

@@ -37,7 +37,11 @@ fn i7_records_that_nobody_has_wanted_for_long_are_dropped_with_their_leases() {
     let mut bench = kill_and_start_after(bench, 1, limit(1));
     assert!(bench.starts.is_empty() && bench.journal.pulls.is_empty());
     assert_eq!(bench.reaped(), Some(&[][..]), "the lease of the first is released");
-    assert!(bench.notes.iter().any(|note| note.text.contains("last wanted 3600s ago")), "{:?}", bench.notes);
+    assert!(
+        bench.notes.iter().any(|note| note.text.contains("last requested 3600s ago")),
+        "{:?}",
+        bench.notes
+    );
     bench.ask(image("r/new"));
     assert_eq!(bench.starts.len(), 1);
 }

@@ -54,7 +54,7 @@ async fn one_service_and_why_there_is_none() {
     let refused = async || service.explain(about("shop", "wep")).await.unwrap_err();
     let unknown = refused().await;
     assert_eq!(unknown.code(), Code::NotFound);
-    let text = "there is neither a Service shop/wep nor an EndpointSlice of one; 3 are known";
+    let text = "neither a Service shop/wep nor an EndpointSlice of it exists; 3 are known";
     assert_eq!(unknown.message(), text);
 
     let off =
@@ -62,7 +62,7 @@ async fn one_service_and_why_there_is_none() {
     fake.script().endpoints = Ok(off.clone());
     let status = refused().await;
     assert_eq!(status.code(), Code::NotFound);
-    let text = "no Service is known, service endpoints are off: endpoints.source is off";
+    let text = "service endpoints are disabled: endpoints.source is off";
     assert_eq!(status.message(), text);
     assert_eq!(service.get_state(ask("", 9)).await.unwrap().into_inner(), off, "off is an answer");
 

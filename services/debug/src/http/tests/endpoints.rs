@@ -68,12 +68,12 @@ async fn queries_that_make_no_sense_are_not_asked() {
     let fake = Fake::new();
     let long = format!("filter={}", "x".repeat(257));
     for (wrong, part) in [
-        ("max=100001", "at most 100000"),
-        ("filter=a&max=100001", "at most 100000"),
+        ("max=100001", "the maximum is 100000"),
+        ("filter=a&max=100001", "the maximum is 100000"),
         ("max=-1", "max"),
         ("max=x", "max"),
-        ("namespace=a%2Fb", "can be no namespace"),
-        ("namespace=%3Cb%3E", "can be no namespace"),
+        ("namespace=a%2Fb", "is not a valid namespace"),
+        ("namespace=%3Cb%3E", "is not a valid namespace"),
         ("namespaces=a", "namespaces"),
         (&long, "longer than 256 bytes"),
     ] {
@@ -107,7 +107,7 @@ async fn a_service_that_is_not_there() {
     let fake = Fake::new();
     let (status, error) = get_json(&fake, "/debug/endpoints/shop/nothing").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    let text = "there is neither a Service shop/nothing nor an EndpointSlice of one; 3 are known";
+    let text = "neither a Service shop/nothing nor an EndpointSlice of it exists; 3 are known";
     assert_eq!(error, json!({ "error": text }));
     for wrong in ["a%20b/web", "shop/%3Cscript%3E", "shop/a%2Fb", "shop/%FF", "%FF/web"] {
         let (status, error) = get_json(&fake, &format!("/debug/endpoints/{wrong}")).await;
@@ -135,7 +135,7 @@ async fn a_chore_that_is_off_or_has_nothing_yet() {
     assert_eq!((&document["state"], &document["list"]), (&json!("off"), &json!([])));
     let (status, error) = get_json(&fake, "/debug/endpoints/a/b").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    let text = "no Service is known, service endpoints are off: endpoints.source is off";
+    let text = "service endpoints are disabled: endpoints.source is off";
     assert_eq!(error, json!({ "error": text }));
 
     fake.script().endpoints = Ok(pb::State { state: "waiting".into(), reason: "no list yet".into(), ..off });

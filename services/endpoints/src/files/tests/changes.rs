@@ -242,7 +242,7 @@ async fn a_change_without_a_notice_is_found_by_looking() {
     rig.state(&[A2]).await;
     fs::remove_file(&elsewhere).unwrap();
     rig.state(&[]).await;
-    rig.faults(&[("a.yaml", 0, "leads to nothing", false)]).await;
+    rig.faults(&[("a.yaml", 0, "has no target", false)]).await;
 }
 
 #[tokio::test]

@@ -50,11 +50,15 @@ async fn of_two_objects_of_one_name_the_one_in_the_first_file_counts() {
     let other = "# another\n".to_owned() + &service("a", "10.0.0.5");
     let rig = Rig::new(&[("m.yaml", &ab()), ("z.yaml", &other)]);
     rig.state(&[A, B]).await;
-    rig.faults(&[("z.yaml", 2, "Service default/a is in m.yaml, too", false)]).await;
+    rig.faults(&[("z.yaml", 2, "Service default/a is also defined in m.yaml", false)]).await;
     // One that comes first takes over, whenever it was written.
     rig.write("c.yaml", &service("a", "10.0.0.7"));
     rig.state(&[("service default/a", "10.0.0.7"), B]).await;
-    rig.faults(&[("m.yaml", 1, "is in c.yaml, too", false), ("z.yaml", 2, "is in c.yaml, too", false)]).await;
+    rig.faults(&[
+        ("m.yaml", 1, "is also defined in c.yaml", false),
+        ("z.yaml", 2, "is also defined in c.yaml", false),
+    ])
+    .await;
     rig.remove("c.yaml");
     rig.state(&[A, B]).await;
     rig.replace("m.yaml", &service("b", "10.0.0.9"));

@@ -172,8 +172,8 @@ fn anchors_and_merges_work_and_bombs_do_not() {
     assert_eq!(faults("a.yaml", &deep).len(), 1);
     assert_eq!(faults("a.json", &deep).len(), 1);
     let nested = r#"{"apiVersion":"v1","kind":"List","items":["#.repeat(40) + &"]}".repeat(40);
-    assert_eq!(faults("a.json", &nested)[0].1, "too many lists in lists");
-    assert_eq!(faults("a.yaml", &nested)[0].1, "too many lists in lists");
+    assert_eq!(faults("a.json", &nested)[0].1, "lists are nested too deeply");
+    assert_eq!(faults("a.yaml", &nested)[0].1, "lists are nested too deeply");
 }
 
 #[test]
@@ -195,19 +195,19 @@ fn what_is_wrong_is_named_with_its_line() {
         ("a: [", 1, ""),
         ("apiVersion: v1\nkind: Service\n\tmetadata: x\n", 2, "tab"),
         ("a: 1\nb: 2\na: 3\n", 3, "duplicate"),
-        ("- a\n", 1, "an object is expected here, this is a list"),
-        ("hello\n", 1, "this is text"),
+        ("- a\n", 1, "expected an object, found a list"),
+        ("hello\n", 1, "found text"),
         ("kind: Service\n", 1, "apiVersion is missing"),
         ("apiVersion: v1\n", 1, "kind is missing"),
-        ("apiVersion: v1\nkind: 7\n", 2, "kind: is no text"),
-        ("apiVersion: v2\nkind: Service\n", 1, "apiVersion: v2 of Service is not known, v1 is"),
-        ("\nkind: EndpointSlice\napiVersion: discovery.k8s.io/v1beta1\n", 3, "discovery.k8s.io/v1 is"),
+        ("apiVersion: v1\nkind: 7\n", 2, "kind: is not a string"),
+        ("apiVersion: v2\nkind: Service\n", 1, "apiVersion: v2 of Service is not supported; use v1"),
+        ("\nkind: EndpointSlice\napiVersion: discovery.k8s.io/v1beta1\n", 3, "use discovery.k8s.io/v1"),
         ("apiVersion: v1\nkind: Service\nspec: {}\n", 1, "metadata: name is missing"),
         ("apiVersion: v1\nkind: Service\nmetadata:\n  name: ''\nspec: {}\n", 4, "metadata: name is missing"),
         (
             "apiVersion: v1\nkind: Service\nmetadata:\n  name: a/b\nspec: {}\n",
             4,
-            "metadata.name: \"a/b\" is no name",
+            "metadata.name: \"a/b\" is not a valid name",
         ),
         ("apiVersion: v1\nkind: Service\nmetadata: {name: a}\n", 1, "spec is missing"),
         (
@@ -218,9 +218,9 @@ fn what_is_wrong_is_named_with_its_line() {
         (port, 9, "spec.ports[1].port: invalid type: string \"eighty\", expected i32"),
         (&second, 15, "spec.ports[1].port: invalid type"),
         (list, 11, "metadata.name: invalid type: integer `7`, expected a string"),
-        ("apiVersion: v1\nkind: List\nitems: {}\n", 1, "items is no list"),
-        ("apiVersion: v1\nkind: List\nitems:\n- 7\n", 4, "this is a number"),
-        (&format!("{SERVICE}---\n{SERVICE}"), 6, "Service default/a is there twice, first on line 1"),
+        ("apiVersion: v1\nkind: List\nitems: {}\n", 1, "items is not a list"),
+        ("apiVersion: v1\nkind: List\nitems:\n- 7\n", 4, "found a number"),
+        (&format!("{SERVICE}---\n{SERVICE}"), 6, "duplicate Service default/a, first defined on line 1"),
     ] {
         let faults = faults("a.yaml", text);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
@@ -239,12 +239,12 @@ fn what_is_wrong_with_json_is_named_with_its_line() {
         ("{", 1, "EOF"),
         ("{}\n\n}", 3, "expected value"),
         ("\n{}", 2, "kind is missing"),
-        ("[]", 1, "an object is expected here"),
-        ("\n7", 2, "an object is expected here"),
+        ("[]", 1, "expected an object"),
+        ("\n7", 2, "expected an object"),
         (&format!("{good}{port}"), 6, "spec.ports[1].port: invalid type: string \"x\", expected i32"),
         (&list, 8, "spec.ports[1].port"),
-        (&format!("{good}\n{good}"), 4, "Service default/a is there twice, first on line 1"),
-        ("{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":7}", 1, "items is no list"),
+        (&format!("{good}\n{good}"), 4, "duplicate Service default/a, first defined on line 1"),
+        ("{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":7}", 1, "items is not a list"),
     ] {
         let faults = faults("a.json", text);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
@@ -260,7 +260,7 @@ fn every_fault_is_named_but_not_without_end() {
     assert_eq!(faults("a.yaml", &"kind: Service\n---\n".repeat(1000)).len(), 20);
     assert_eq!(
         parse("a.yaml", b"a: 1\nb: \xff\n").unwrap_err(),
-        [Fault { line: 2, reason: "is no UTF-8 text".to_owned() }]
+        [Fault { line: 2, reason: "the file is not valid UTF-8".to_owned() }]
     );
 }
 

@@ -17,7 +17,7 @@ async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free(
     let waiting = nexts.next(has((7, 1))).await.expect("is taken");
     let _watching = watches.watch(from((7, 1))).await.expect("is taken");
     ends_with(nexts.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
-    ends_with(watches.watch(from((0, 0))).await, Code::ResourceExhausted, "2 callers");
+    ends_with(watches.watch(from((0, 0))).await, Code::ResourceExhausted, "2 clients");
     assert_eq!(server.metrics.refused.get(), 2);
     drop(waiting);
     server.served(1).await;

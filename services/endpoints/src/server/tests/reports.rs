@@ -63,10 +63,13 @@ async fn a_report_that_is_none_is_refused_and_changes_nothing() {
     let server = Running::start(&source).await;
     let mut client = server.watch().await;
     for (said, words) in [
-        (Backend::default(), "can be no backend's name"),
+        (Backend::default(), "is not a valid backend name"),
         (Backend { state: "gone".into(), ..synced("nft", 1, (7, 1)) }, "one of pending, synced, failing"),
         (Backend { reason: "a\nb".into(), ..synced("nft", 1, (7, 1)) }, "control character"),
-        (Backend { http: "javascript:alert(1)".into(), ..synced("nft", 1, (7, 1)) }, "http is no address"),
+        (
+            Backend { http: "javascript:alert(1)".into(), ..synced("nft", 1, (7, 1)) },
+            "http is not a valid address",
+        ),
     ] {
         ends_with(client.report(said).await, Code::InvalidArgument, words);
     }

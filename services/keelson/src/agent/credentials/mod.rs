@@ -102,9 +102,9 @@ fn findings(in_use: &CredentialsInUse, now: i64) -> Vec<Finding> {
             Validity::Expired { .. } => {
                 Some(Finding::Expired(format!("the {label} expired at {end}; renew it")))
             }
-            Validity::Expiring { .. } => {
-                Some(Finding::Expiring(format!("the {label} expires at {end} and has not been renewed")))
-            }
+            Validity::Expiring { .. } => Some(Finding::Expiring(format!(
+                "the {label} expires at {end} and has not been renewed; renew it"
+            ))),
             Validity::Healthy { .. } | Validity::Unknown => None,
         }
     };
@@ -171,12 +171,12 @@ impl Credentials {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "keelson_kube_credentials_expiration_timestamp_seconds",
-            "When the credential in use expires, in Unix seconds",
+            "Expiry time of the credential in use, in Unix seconds",
             self.expiry.clone(),
         );
         registry.register(
             "keelson_kube_certificate_renewals",
-            "Requests for a client certificate by result",
+            "Client certificate requests, by result",
             self.renewals.clone(),
         );
     }
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(
             findings(&healthy, 3_500),
             [Finding::Expiring(text(
-                "the token /etc/keelson/token expires at 1970-01-01T01:00:00Z and has not been renewed"
+                "the token /etc/keelson/token expires at 1970-01-01T01:00:00Z and has not been renewed; renew it"
             ))]
         );
         let readable = in_use(vec![token(0, 3_600)], vec!["others can read it".into()]);

@@ -40,18 +40,19 @@ enum RenewalError {
     Api(#[from] ApiError),
     #[error("{0}")]
     Certificate(#[from] CertificateError),
-    #[error("cannot write below {folder}: {error}")]
+    #[error("cannot write to {folder}: {error}")]
     Disk { folder: String, error: std::io::Error },
-    #[error("the certificate signing request {name} was refused: {reason}")]
+    #[error("certificate signing request {name} was denied: {reason}")]
     Refused { name: String, reason: String },
-    #[error("the certificate signing request {name} was not signed within 15 min; {ADVICE}")]
+    #[error("certificate signing request {name} was not signed within 15 min; {ADVICE}")]
     Late { name: String },
-    #[error("the certificate that was issued for {name} is another node's")]
+    #[error("the certificate issued for {name} is for another node")]
     Another { name: String },
 }
 
 /// What a person does about a request that waits.
-const ADVICE: &str = "see kubectl get csr, and approve it with kubectl certificate approve NAME";
+const ADVICE: &str =
+    "list requests with kubectl get csr and approve it with kubectl certificate approve NAME";
 
 /// What the loop needs. Cheap to clone.
 #[derive(Clone)]
@@ -100,7 +101,7 @@ pub(super) async fn run(renewal: Renewal) {
                 tracing::info!(
                     file = %renewal.files.current().display(),
                     expires = super::utc(validity.not_after),
-                    "a client certificate was issued"
+                    "client certificate issued"
                 );
                 tokio::time::sleep(REST).await;
             }
@@ -111,7 +112,7 @@ pub(super) async fn run(renewal: Renewal) {
                     && matches!(&error, RenewalError::Api(error) if error.kind == ApiErrorKind::Unauthorized);
                 renewal.credentials.renewed("error");
                 let reason = format!("cannot get a client certificate: {error}");
-                tracing::warn!(%error, failures, "cannot get a client certificate; it is tried again");
+                tracing::warn!(%error, failures, "cannot get a client certificate; retrying");
                 renewal.fails(reason);
                 tokio::time::sleep(plan::pause(failures, rand::random())).await;
             }
@@ -126,18 +127,19 @@ impl Renewal {
         let pem = match self.files.read_current() {
             Ok(pem) => pem?,
             Err(error) => {
-                tracing::warn!(file = %file.display(), %error, "the client certificate cannot be read");
+                tracing::warn!(file = %file.display(), %error, "cannot read the client certificate");
                 return None;
             }
         };
         match issued_validity(&pem, &self.node) {
             Ok(Some(validity)) => Some(validity),
             Ok(None) => {
-                tracing::warn!(file = %file.display(), node = self.node, "the client certificate is another node's");
+                tracing::warn!(file = %file.display(), node = self.node, "the client certificate is for \
+                                                                          another node");
                 None
             }
             Err(error) => {
-                tracing::warn!(file = %file.display(), %error, "the client certificate cannot be used");
+                tracing::warn!(file = %file.display(), %error, "cannot use the client certificate");
                 None
             }
         }
@@ -189,7 +191,7 @@ impl Renewal {
             }
             if begun.elapsed() > SLOW {
                 self.fails(format!(
-                    "the certificate signing request {} is not signed yet; {ADVICE}",
+                    "certificate signing request {} is not signed yet; {ADVICE}",
                     request.name
                 ));
             }

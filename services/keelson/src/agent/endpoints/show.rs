@@ -36,7 +36,7 @@ impl Endpoints {
         name: &str,
     ) -> Result<Option<pb::Explanation>, ViewError> {
         match self {
-            Self::Off(why) => Err(ViewError::Unavailable(format!("service endpoints are off: {why}"))),
+            Self::Off(why) => Err(ViewError::Unavailable(format!("service endpoints are disabled: {why}"))),
             Self::On(on) => {
                 asked(on.publisher.ask(ExplainService { name: ServiceName::new(namespace, name) })).await
             }
@@ -88,12 +88,12 @@ impl On {
         let reason = match &*self.view.borrow() {
             EndpointsView::Off | EndpointsView::Current => None,
             EndpointsView::NotWatched => {
-                let message = "not watched: nobody follows yet".to_owned();
+                let message = "not watched: no client is connected yet".to_owned();
                 return Check { name, ok: true, message, since_unix_ms: 0 };
             }
             // Just restarted, and served from disk.
             EndpointsView::Starting if has_state => None,
-            EndpointsView::Starting => Some("the state on disk is being read".to_owned()),
+            EndpointsView::Starting => Some("reading the state from disk".to_owned()),
             EndpointsView::Stale { reason, .. } => Some(reason.clone()),
         };
         let since_unix_ms = match self.feed.published.borrow().as_deref().map(|state| &state.freshness) {

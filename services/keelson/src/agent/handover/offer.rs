@@ -116,12 +116,12 @@ async fn serve(listener: &UnixListener, is_stopping: Arc<AtomicBool>, to_main: m
                 let (is_stopping, to_main) = (is_stopping.clone(), to_main.clone());
                 tokio::task::spawn_local(async move {
                     if let Err(error) = answer(stream, &is_stopping, &to_main).await {
-                        tracing::info!(%error, "a process on the hand-over socket did not take over");
+                        tracing::info!(%error, "process on the handover socket did not take over");
                     }
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection on the hand-over socket");
+                tracing::warn!(%error, "cannot accept a connection on the handover socket");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }

@@ -49,7 +49,7 @@ pub(crate) async fn run(
 ) -> Ended {
     let (ends_tx, mut ends) = mpsc::unbounded_channel();
     let Some((mut state, pulls_ended)) = stop_deciding(&mut running, ends_tx).await else {
-        tracing::error!("the pull coordinator does not hand over; the successor starts from the journal");
+        tracing::error!("the pull coordinator did not hand over; the successor starts from the journal");
         return Ended::Done;
     };
     let mut stream = stream;
@@ -57,7 +57,7 @@ pub(crate) async fn run(
         tokio::select! {
             handed = hand_over(stream, &mut state, (&sockets, &offer), &mut ends) => match handed {
                 Ok(stream) => break Some(stream),
-                Err(error) => tracing::warn!(%error, "the successor failed; waiting for another one"),
+                Err(error) => tracing::warn!(%error, "the successor failed; waiting for another"),
             },
             () = signals.stop() => return Ended::Told,
         }
@@ -71,9 +71,9 @@ pub(crate) async fn run(
         Some(_) => tracing::info!(
             pulls = state.pulls.len(),
             running = state.running(),
-            "handed over; calls that run go on here"
+            "handed over; running calls continue in this process"
         ),
-        None => tracing::error!("no successor serves; pulls go on at the next start"),
+        None => tracing::error!("no successor is serving; pulls continue at the next start"),
     }
     match &successor {
         Some(_) => offer.leave(),
@@ -109,7 +109,7 @@ async fn stop_deciding(
     running.pulls.deliver(HandOver { state: to_us, ends });
     let HandedOver { mut state, written, ended } = timeout(FLUSH, answered).await.ok()?.ok()?;
     if timeout(FLUSH, written).await.is_err() {
-        tracing::warn!("the journal does not answer; the successor has the pulls without it");
+        tracing::warn!("the journal does not answer; the successor takes over the pulls without it");
     }
     running.close_store(CLOSE);
     state.salt = Some(running.salt.clone());
@@ -143,7 +143,7 @@ async fn hand_over(
 async fn tell_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<HandedEnd>) {
     while let Some(end) = ends.recv().await {
         if let Err(error) = wire::write(&mut stream, &Frame::Ended(end)).await {
-            return tracing::warn!(%error, "the successor does not hear how pulls end here");
+            return tracing::warn!(%error, "cannot report the results of pulls to the successor");
         }
     }
 }

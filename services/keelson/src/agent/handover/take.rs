@@ -70,7 +70,7 @@ enum Look {
 
 /// Another agent runs and does not stop.
 #[derive(Debug, thiserror::Error)]
-#[error("another agent is running at this CRI socket (process {pid}); stop it or set cri.listen")]
+#[error("another agent (pid {pid}) is using this CRI socket; stop it or set cri.listen")]
 pub(crate) struct StillRunning {
     pid: u32,
 }
@@ -92,7 +92,7 @@ pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
             }
             Look::Running(pid) if over => return Err(StillRunning { pid: *pid }),
             Look::Unclear(reason) if over => {
-                tracing::warn!(socket = %path.display(), reason, "cannot take over from the agent before this one");
+                tracing::warn!(socket = %path.display(), reason, "cannot take over from the previous agent");
                 return Ok(Search { predecessor: None, result: Some(HandoverResult::FAILED) });
             }
             Look::Foreign => {
@@ -100,7 +100,7 @@ pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
                     tracing::warn!(
                         socket = %path.display(),
                         version = VERSION,
-                        "the agent before this one speaks another version of the hand-over; waiting until it has ended"
+                        "the previous agent uses another version of the handover protocol; waiting until it exits"
                     );
                 }
                 until = Instant::now() + PATIENCE;
@@ -113,7 +113,7 @@ pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
             return Ok(Search { predecessor: Some(*predecessor), result });
         }
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::info!(socket = %path.display(), patience = ?PATIENCE, "waiting for the agent before this one");
+            tracing::info!(socket = %path.display(), patience = ?PATIENCE, "waiting for the previous agent");
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -171,7 +171,7 @@ impl Link {
 
     async fn hear(mut self, pulls: Mailbox<PullCoordinator>) {
         if let Err(error) = wire::write(&mut self.0, &Frame::Serving).await {
-            tracing::warn!(%error, "the agent before this one is gone");
+            tracing::warn!(%error, "the previous agent exited");
         }
         loop {
             match wire::read(&mut self.0).await {
@@ -181,7 +181,7 @@ impl Link {
                 Ok(_) => {}
                 Err(error) => {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
-                        tracing::warn!(%error, "the connection to the agent before this one broke");
+                        tracing::warn!(%error, "lost the connection to the previous agent");
                     }
                     return;
                 }

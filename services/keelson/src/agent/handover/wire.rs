@@ -127,7 +127,7 @@ pub(super) async fn receive_socket(stream: &UnixStream) -> io::Result<OwnedFd> {
                 RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
                 _ => None,
             });
-            sockets.ok_or_else(|| invalid("a socket was announced and did not come"))
+            sockets.ok_or_else(|| invalid("an announced socket was not received"))
         })
         .await
 }

@@ -53,11 +53,11 @@ impl Heartbeats {
         match timeout(PATIENCE, on.leave()).await {
             Ok(Ok(count)) => tracing::info!(count, "node conditions removed"),
             Ok(Err(error)) => {
-                tracing::warn!(error, "cannot remove the node conditions; keelson cleanup removes them")
+                tracing::warn!(error, "cannot remove the node conditions; run keelson cleanup to remove them")
             }
             Err(_) => tracing::warn!(
                 timeout = ?PATIENCE,
-                "the API server did not answer in time; keelson cleanup removes the node conditions"
+                "the API server did not answer in time; run keelson cleanup to remove the node conditions"
             ),
         }
     }

@@ -60,9 +60,8 @@ fn health(seen: &watch::Receiver<ChoreHealth>) -> (&'static str, String, i64) {
 }
 
 fn parsed<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, ViewError> {
-    serde_json::from_str(json).map_err(|error| {
-        ViewError::Unavailable(format!("an actor's state is not what it should be: {error}"))
-    })
+    serde_json::from_str(json)
+        .map_err(|error| ViewError::Unavailable(format!("cannot decode the state of an actor: {error}")))
 }
 
 impl Heartbeats {
@@ -99,9 +98,9 @@ impl Heartbeats {
 
     fn on_for_conditions(&self) -> Result<&On, ConditionError> {
         match self {
-            Self::Off(why) => Err(ConditionError::Unavailable(format!("heartbeats are off: {why}"))),
+            Self::Off(why) => Err(ConditionError::Unavailable(format!("heartbeats are disabled: {why}"))),
             Self::On(on) if !on.takes_conditions => {
-                Err(ConditionError::Unavailable("the feature gate ExternalNodeConditions is off".into()))
+                Err(ConditionError::Unavailable("feature gate ExternalNodeConditions is disabled".into()))
             }
             Self::On(on) => Ok(on),
         }
@@ -125,14 +124,14 @@ fn refused(why: ConditionRefused) -> ConditionError {
 fn condition(request: pb::SetConditionRequest) -> Result<ExternalCondition, ConditionError> {
     let status = ConditionStatus::ALL.into_iter().find(|status| status.name() == request.status);
     let status = status.ok_or_else(|| {
-        ConditionError::Invalid(format!("status {:?} is none of True, False and Unknown", request.status))
+        ConditionError::Invalid(format!("status {:?} is not True, False or Unknown", request.status))
     })?;
     let ttl = match u64::try_from(request.ttl_ms) {
         Ok(0) => None,
         Ok(ms) => Some(std::time::Duration::from_millis(ms)),
         Err(_) => {
             return Err(ConditionError::Invalid(format!(
-                "ttl_ms is {}; it cannot be negative",
+                "ttl_ms is {}; it must not be negative",
                 request.ttl_ms
             )));
         }
@@ -251,7 +250,7 @@ mod tests {
             ttl_ms,
         };
         let text = |request| condition(request).expect_err("refused").to_string();
-        assert!(text(request("true", 0)).contains("True, False and Unknown"));
+        assert!(text(request("true", 0)).contains("True, False or Unknown"));
         assert!(text(request("True", -1)).contains("negative"));
         assert_eq!(condition(request("True", 0)).expect("taken").ttl, None);
         let ttl = condition(request("True", 90_000)).expect("taken").ttl;

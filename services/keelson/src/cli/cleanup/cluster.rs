@@ -52,7 +52,9 @@ async fn clean_lease(policy: &LeasePolicy, is_expected: bool, api: &ApiServer, r
         }
         // Without node.companion_lease there is none, unless it was turned off later.
         Err(error) if error.kind == ApiErrorKind::Forbidden && !is_expected => {
-            let detail = format!("the agent renews none now; to look for one of an earlier time, {OTHERS}");
+            let detail = format!(
+                "the agent renews no Lease with these settings; to look for an earlier one, {OTHERS}"
+            );
             report.add(LEASE, shown, Outcome::Skipped, detail);
         }
         Err(error) => report.add(LEASE, shown, Outcome::Failed, error.to_string()),
@@ -62,9 +64,9 @@ async fn clean_lease(policy: &LeasePolicy, is_expected: bool, api: &ApiServer, r
         }
         Ok(_) => {
             let removal = async || match api.delete_lease(&policy.name).await {
-                Err(error) if error.kind == ApiErrorKind::Forbidden => {
-                    Err(format!("{error}; companions may not delete their Lease: {OTHERS}"))
-                }
+                Err(error) if error.kind == ApiErrorKind::Forbidden => Err(format!(
+                    "{error}; the role companion has no permission to delete its Lease: {OTHERS}"
+                )),
                 Err(error) if error.kind != ApiErrorKind::NotFound => Err(error.to_string()),
                 _ => Ok(()),
             };
@@ -78,11 +80,11 @@ async fn clean_conditions(settings: &Settings, api: &ApiServer, report: &mut Rep
     let mut kinds: Vec<String> = status::added_conditions().map(ToOwned::to_owned).collect();
     match recorded(settings).await {
         Ok(recorded) => kinds.extend(recorded),
-        Err(why) => report.add(CONDITION, "of other reporters", Outcome::Skipped, why),
+        Err(why) => report.add(CONDITION, "set with keelson node set-condition", Outcome::Skipped, why),
     }
     let found = match removal::find(api, name, &kinds).await {
         Ok(Some(found)) => found,
-        Ok(None) => return report.add(CONDITION, "", Outcome::Absent, format!("there is no Node {name}")),
+        Ok(None) => return report.add(CONDITION, "", Outcome::Absent, format!("Node {name} does not exist")),
         Err(error) => return report.add(CONDITION, "", Outcome::Failed, error.to_string()),
     };
     let done = match found.is_empty() || report.is_dry_run() {
@@ -116,5 +118,5 @@ async fn recorded(settings: &Settings) -> Result<Vec<String>, String> {
         status::recorded_conditions(&store).map_err(|error| error.to_string())
     };
     let read = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?;
-    read.map_err(|why| format!("the state folder, which names them, cannot be read: {why}"))
+    read.map_err(|why| format!("cannot read the state directory, which records them: {why}"))
 }

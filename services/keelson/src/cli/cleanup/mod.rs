@@ -21,24 +21,25 @@ use super::{
 use crate::settings::{SettingsArgs, or_complain};
 use report::{Outcome, Report};
 
-/// Removes what the agent left behind.
+/// Remove the agent's leases from the container runtime and its objects from the API server.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson cleanup --dry-run      show what would be removed\n  \
-    keelson cleanup                after the agent was stopped for good\n  \
-    keelson cleanup --state        also remove its sockets and its state folder\n\n\
-    Leases of every agent that used this container runtime are deleted: their bytes belong to no image. At the API server\n\
-    the agent's Lease and conditions are deleted, with the credentials of the settings: conditions of earlier versions too,\n\
-    and those that others set through it, which the state folder names. Rules that a service proxy made are removed by\n\
-    `keelson proxy cleanup`. The exit code is 1 if anything could not be removed.")]
+    keelson cleanup                remove them; stop the agent first\n  \
+    keelson cleanup --state        also remove the sockets and the state directory\n\n\
+    Deletes the containerd leases of every agent that used this runtime; their content belongs to no image.\n\
+    Deletes the agent's Lease and node conditions at the API server with the credentials of the settings,\n\
+    including conditions of earlier versions and conditions set with `keelson node set-condition`, which the\n\
+    state directory records. `keelson proxy cleanup` removes the rules of the service proxy. The exit code is 1\n\
+    if an object could not be removed.")]
 pub(crate) struct CleanupArgs {
-    /// Show what would be removed, and remove nothing.
+    /// Print what would be removed without removing it.
     #[arg(long)]
     dry_run: bool,
-    /// Also remove the sockets and the state folder (agent.state_dir).
+    /// Also remove the sockets and the state directory (agent.state_dir).
     #[arg(long)]
     state: bool,
-    /// Clean up although an agent runs. Its running pulls fail or start again.
+    /// Clean up even if an agent is running. Its running pulls fail or restart.
     #[arg(long)]
     force: bool,
     /// Output format.

@@ -22,11 +22,11 @@ const NOTED_REVISION: &str = "noted revision";
 pub(super) async fn running_agent(settings: &Settings) -> Option<String> {
     let dir = &settings.agent.state_dir;
     if is_locked(&dir.join(keelson_storage::LOCK_FILE)) {
-        return Some(format!("an agent uses the state folder {}", dir.display()));
+        return Some(format!("an agent is using the state directory {}", dir.display()));
     }
     for socket in [&settings.cri.listen, &settings.debug.listen] {
         if UnixStream::connect(socket.path()).await.is_ok() {
-            return Some(format!("an agent, or systemd in its place, listens on {socket}"));
+            return Some(format!("an agent or systemd is listening on {socket}"));
         }
     }
     None
@@ -50,7 +50,7 @@ pub(super) fn clean(settings: &Settings, report: &mut Report) {
     let dir = &settings.agent.state_dir;
     // A folder that an agent used has its lock file; any other was named by mistake.
     if dir.exists() && !dir.join(keelson_storage::LOCK_FILE).exists() {
-        let detail = "no agent used it (it has no lock file); remove it yourself";
+        let detail = "it has no lock file, so it may not belong to an agent; remove it manually";
         return report.add(STATE, dir.display().to_string(), Outcome::Skipped, detail);
     }
     report.remove_now(STATE, dir, dir.exists(), || fs::remove_dir_all(dir));
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(running_agent(&settings).await, None, "nobody holds the lock");
         lock.lock().expect("locks");
         let found = running_agent(&settings).await.expect("it is locked");
-        assert!(found.contains("uses the state folder"), "{found}");
+        assert!(found.contains("using the state directory"), "{found}");
         lock.unlock().expect("unlocks");
         let _listener = tokio::net::UnixListener::bind(settings.debug.listen.path()).expect("binds");
         let found = running_agent(&settings).await.expect("it listens");

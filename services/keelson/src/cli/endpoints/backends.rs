@@ -31,7 +31,7 @@ pub(super) fn wrong(backends: &[pb::Backend], now: i64) -> impl Iterator<Item = 
     ill.map(move |backend| match backend.silent {
         true => {
             let silent = since_ms(backend.seen_unix_ms, now);
-            format!("backend {} has said nothing for {silent}{}", name(backend), because(backend))
+            format!("backend {} has not reported for {silent}{}", name(backend), because(backend))
         }
         false => format!("backend {} is failing{}", name(backend), because(backend)),
     })
@@ -52,7 +52,11 @@ fn how(backend: &pb::Backend, now: i64) -> String {
     let state = clean(&backend.state);
     match backend.silent {
         true => {
-            format!("silent for {}, {state} before{}", since_ms(backend.seen_unix_ms, now), because(backend))
+            format!(
+                "no report for {}, last state {state}{}",
+                since_ms(backend.seen_unix_ms, now),
+                because(backend)
+            )
         }
         false => format!("{state}{}", because(backend)),
     }
@@ -68,9 +72,9 @@ fn because(backend: &pb::Backend) -> String {
 /// Revisions of another instance are not behind by a number.
 fn in_effect(backend: &pb::Backend, instance_id: &str) -> String {
     match (backend.instance_id, backend.behind) {
-        (0, _) => "nothing in effect yet".into(),
+        (0, _) => "no revision in effect yet".into(),
         (instance, _) if instance.to_string() != instance_id => {
-            format!("revision {} of another instance", backend.rev)
+            format!("revision {} of another instance ID", backend.rev)
         }
         (_, 0) => format!("revision {}", backend.rev),
         (_, behind) => format!("revision {}, {behind} behind", backend.rev),
@@ -118,22 +122,22 @@ mod tests {
         );
         let ended = pb::Backend {
             silent: true,
-            reason: "its process has ended".into(),
+            reason: "its process has exited".into(),
             service_ports: 1,
             http: String::new(),
             ..nft()
         };
         assert_eq!(
             told(&ended),
-            "nft (pid 1234, 0.1.0), silent for 1.0s, synced before: its process has ended, revision 12, last sync 4.0s \
-             ago, 1 service port; unix:///run/keelson/proxy.sock"
+            "nft (pid 1234, 0.1.0), no report for 1.0s, last state synced: its process has exited, revision \
+             12, last sync 4.0s ago, 1 service port; unix:///run/keelson/proxy.sock"
         );
         assert!(
             told(&pb::Backend { instance_id: 8, behind: 12, ..nft() })
-                .contains(", revision 12 of another instance, ")
+                .contains(", revision 12 of another instance ID, ")
         );
         let pending = pb::Backend { name: "x".into(), state: "pending".into(), ..Default::default() };
-        assert_eq!(told(&pending), "x (pid 0), pending, nothing in effect yet");
+        assert_eq!(told(&pending), "x (pid 0), pending, no revision in effect yet");
         let odd = pb::Backend { name: "\x1b[2J".into(), debug: "unix:///\u{202e}x".into(), ..pending };
         assert!(!told(&odd).contains(['\x1b', '\u{202e}']), "{}", told(&odd));
     }
@@ -150,7 +154,7 @@ mod tests {
             wrong(&backends, 61_000).collect::<Vec<_>>(),
             [
                 "backend nft (pid 1234) is failing: no nft",
-                "backend nft (pid 1234) has said nothing for 1m00s",
+                "backend nft (pid 1234) has not reported for 1m00s",
             ]
         );
     }

@@ -24,8 +24,9 @@ pub(super) fn describe(explanation: &pb::Explanation) -> String {
     }
     if explanation.ports.iter().flat_map(|port| &port.families).any(|family| !family.endpoints.is_empty()) {
         text.push_str(
-            "\nC: in the cluster set, for traffic that may go to any node. L: in the local set, for traffic that\n\
-             stays on this node.\n",
+            "\nSETS: C is the cluster set, for traffic that can go to any node; L is the local set, for \
+             traffic\n\
+             that stays on this node.\n",
         );
     }
     if !explanation.slices.is_empty() {
@@ -39,8 +40,8 @@ fn facts(explanation: &pb::Explanation) -> String {
     let served = match (explanation.served, explanation.reason.as_str()) {
         (true, "") => "yes".into(),
         (true, reason) => format!("yes: {}", one_line(reason)),
-        (false, "") => "NO frontend on this node".into(),
-        (false, reason) => format!("NO frontend on this node: {}", one_line(reason)),
+        (false, "") => "NO".into(),
+        (false, reason) => format!("NO: {}", one_line(reason)),
     };
     let health_check = match explanation.health_check_node_port {
         0 => String::new(),
@@ -66,7 +67,7 @@ fn facts(explanation: &pb::Explanation) -> String {
         text.push_str(&format!("{name}{value}\n"));
     }
     for ignored in &explanation.ignored {
-        text.push_str(&format!("Left out:          {}\n", one_line(ignored)));
+        text.push_str(&format!("Ignored:           {}\n", one_line(ignored)));
     }
     text
 }
@@ -266,7 +267,7 @@ mod tests {
                 node_port: 30_080,
                 families: vec![four, six],
             }],
-            slices: vec![slice("web-x7k2p", true, ""), slice("web-fqdn", false, "names are not looked up")],
+            slices: vec![slice("web-x7k2p", true, ""), slice("web-fqdn", false, "names are not resolved")],
             rev: 12,
             ignored: vec!["external IP \x1b[31m2001:db8::9: another family".into()],
             ..Default::default()
@@ -286,7 +287,7 @@ External traffic:  Local: only endpoints on this node
 Affinity:          ClientIP, 10800 s
 Health check:      node port 32000
 Revision:          12
-Left out:          external IP \u{fffd}[31m2001:db8::9: another family
+Ignored:           external IP \u{fffd}[31m2001:db8::9: another family
 
 Port http 80/TCP, node port 30080
   IPv4, topology: zone: every ready endpoint is hinted, one for a
@@ -302,13 +303,13 @@ Port http 80/TCP, node port 30080
     anyone  [fd00:96::a]:80  rejected  -          no endpoint of this family
     no endpoints
 
-C: in the cluster set, for traffic that may go to any node. L: in the local set, for traffic that
-stays on this node.
+SETS: C is the cluster set, for traffic that can go to any node; L is the local set, for traffic
+that stays on this node.
 
 EndpointSlices
   SLICE      ADDRESSES  ENDPOINTS    USED  WHY
   web-x7k2p  IPv4       2 endpoints  yes   -
-  web-fqdn   FQDN       2 endpoints  NO    names are not looked up
+  web-fqdn   FQDN       2 endpoints  NO    names are not resolved
 ";
         assert_eq!(describe(&explanation()), expected);
     }
@@ -323,7 +324,7 @@ EndpointSlices
         };
         assert_eq!(
             describe(&headless),
-            "Service:           shop/db\nServed:            NO frontend on this node: it is headless\n"
+            "Service:           shop/db\nServed:            NO: it is headless\n"
         );
     }
 

@@ -26,26 +26,27 @@ const DEFAULT_SERVICES: u32 = 1_000;
 /// The agent lists no more.
 const MAX_SERVICES: u32 = 100_000;
 
-/// Shows the service endpoints of a running agent.
+/// Show the sync status, Services and clients of the service endpoints, or explain one Service.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson endpoints                      what is wrong, how the chore and its backends fare, every Service in a line\n  \
-    keelson endpoints --max 0              the same without the Services\n  \
-    keelson endpoints -n shop              the Services of a namespace\n  \
-    keelson endpoints explain shop/web     one Service: who reaches what, and why an endpoint is chosen or not\n  \
-    keelson endpoints watchers             who follows the endpoints, and how far behind\n  \
+    keelson endpoints                      problems, sync status, backends, and one line per Service\n  \
+    keelson endpoints --max 0              the same without Services\n  \
+    keelson endpoints -n shop              Services of one namespace\n  \
+    keelson endpoints explain shop/web     frontends, traffic policies and endpoint selection of one Service\n  \
+    keelson endpoints watchers             connected clients and how many revisions each is behind\n  \
     keelson endpoints -o json | jq -r '.list[] | select(.selected == 0) | .namespace + \"/\" + .name'\n  \
     keelson endpoints --max 0 -o json | jq '.backends[] | select(.silent or .state == \"failing\")'")]
 pub(crate) struct EndpointsArgs {
     #[command(subcommand)]
     what: Option<What>,
-    /// Of this namespace only; with explain, the namespace of a NAME without one [default: default].
+    /// Show only Services of this namespace; with explain, the namespace of a NAME without one [default:
+    /// default].
     #[arg(short, long, global = true, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// At most so many Services, 0 for none [default: 1000].
+    /// Maximum number of Services to list (0: none) [default: 1000].
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_SERVICES)))]
     max: Option<u32>,
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -54,20 +55,20 @@ pub(crate) struct EndpointsArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// How the chore fares, and every Service in a line; the same as without a word.
+    /// Show sync status and one line per Service (default).
     List,
-    /// One Service: frontends, policies, and why each endpoint is chosen or not.
+    /// Explain one Service: frontends, traffic policies, and why each endpoint is selected or not.
     #[command(after_help = "Examples:\n  \
         keelson endpoints explain shop/web\n  \
         keelson endpoints explain web -n shop\n  \
         keelson endpoints explain kubernetes        in the namespace default\n\n\
-        The exit code is 1 if neither a Service nor an EndpointSlice of that name is known.")]
+        The exit code is 1 if the agent knows neither the Service nor an EndpointSlice of it.")]
     Explain {
-        /// Its name, with or without a namespace.
+        /// Service to explain.
         #[arg(value_name = "[NAMESPACE/]NAME")]
         service: String,
     },
-    /// Who follows the endpoints.
+    /// Show the clients that are connected to the Endpoints API.
     Watchers,
 }
 
@@ -107,11 +108,9 @@ async fn run(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
 fn wrong_usage(args: &EndpointsArgs) -> Option<&'static str> {
     match &args.what {
         None | Some(What::List) => None,
-        Some(What::Explain { .. }) if args.max.is_some() => {
-            Some("--max is for lists; explain shows one Service whole")
-        }
+        Some(What::Explain { .. }) if args.max.is_some() => Some("--max cannot be used with explain"),
         Some(What::Watchers) if args.max.is_some() || args.namespace.is_some() => {
-            Some("-n and --max are for Services; watchers shows everybody who follows")
+            Some("-n and --max cannot be used with watchers, which lists all clients")
         }
         Some(_) => None,
     }

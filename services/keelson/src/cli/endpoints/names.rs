@@ -31,10 +31,10 @@ impl ServiceRef {
             (Some((of, _)), Some(given)) => {
                 return Err(format!("{:?} is in the namespace {:?}, but -n says {:?}", text, of, given));
             }
-            (Some(_), None) => return Err(format!("{text:?} is no name of a Service")),
+            (Some(_), None) => return Err(format!("{text:?} is not a Service name")),
         };
         if of.is_empty() || name.is_empty() || name.contains('/') {
-            return Err(format!("{text:?} is no name of a Service; write NAMESPACE/NAME or NAME"));
+            return Err(format!("{text:?} is not a Service name; write NAMESPACE/NAME or NAME"));
         }
         Ok(Self { namespace: of.into(), name: name.into() })
     }
@@ -45,7 +45,7 @@ pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
     let similar = similar(wanted, known);
     match similar.as_slice() {
         [] if known.is_empty() => String::new(),
-        [] => "; keelson endpoints lists them".into(),
+        [] => "; list Services with keelson endpoints".into(),
         some => format!("; did you mean {}?", some.join(" or ")),
     }
 }
@@ -114,7 +114,10 @@ mod tests {
         let services = known(&["blog/web", "shop/cart", "shop/weg", "shop/wen", "test/wob", "x/other"]);
         assert_eq!(hint(&wanted("shop/web"), &services), "; did you mean blog/web or shop/weg or shop/wen?");
         assert_eq!(hint(&wanted("shop/crat"), &services), "; did you mean shop/cart?");
-        assert_eq!(hint(&wanted("shop/nothing-like-it"), &services), "; keelson endpoints lists them");
+        assert_eq!(
+            hint(&wanted("shop/nothing-like-it"), &services),
+            "; list Services with keelson endpoints"
+        );
         assert_eq!(hint(&wanted("shop/web"), &[]), "");
         assert_eq!(similar(&wanted(&"w".repeat(100_000)), &services), Vec::<String>::new());
     }

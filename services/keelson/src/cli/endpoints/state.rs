@@ -8,7 +8,7 @@ use keelson_proto::endpoints as pb;
 
 use super::backends;
 use crate::cli::{
-    format::{bytes, clean, count, one_line, since_ms},
+    format::{bytes, clean, count, one_line, since_ms, status_word},
     table::Table,
 };
 
@@ -22,8 +22,8 @@ pub(super) fn cut(state: &pb::State, namespace: &str, max: u32) -> Option<String
         return None;
     }
     Some(match namespace {
-        "" => format!("not listed: {}; --max lists more", count(state.services - listed, "Service")),
-        _ => format!("the first {listed} Services are listed, there may be more; --max lists more"),
+        "" => format!("{} not listed; raise --max", count(state.services - listed, "Service")),
+        _ => format!("the list is limited to {listed} Services; raise --max to list more"),
     })
 }
 
@@ -46,7 +46,7 @@ pub(super) fn describe(state: &pb::State, namespace: &str, max: u32, now: i64) -
     text.push('\n');
     match (state.list.is_empty(), namespace) {
         (true, "") => text.push_str("No Services.\n"),
-        (true, _) => text.push_str(&format!("No Services in the namespace {}.\n", clean(namespace))),
+        (true, _) => text.push_str(&format!("No Services in namespace {}.\n", clean(namespace))),
         (false, _) => text.push_str(&services(&state.list)),
     }
     text
@@ -55,9 +55,10 @@ pub(super) fn describe(state: &pb::State, namespace: &str, max: u32, now: i64) -
 fn off(reason: &str) -> String {
     let because = if reason.is_empty() { String::new() } else { format!(": {}", one_line(reason)) };
     format!(
-        "Service endpoints are off{because}.\n\n\
-         With an API server in [kube] they are on by themselves. Without one, put manifests of Services and\n\
-         EndpointSlices into a folder, name it in /etc/keelson/keelson.toml, and restart the agent:\n\n  \
+        "Service endpoints are disabled{because}.\n\n\
+         By default they are enabled if [kube] configures an API server. Without one, put manifests of Services \
+         and\n\
+         EndpointSlices into a directory, set it in /etc/keelson/keelson.toml, and restart the agent:\n\n  \
          [endpoints]\n  source = \"files\"\n  manifests = \"/etc/keelson/manifests\"\n"
     )
 }
@@ -66,11 +67,11 @@ fn off(reason: &str) -> String {
 fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.state == "not-watched" {
-        lines.push(format!("Not watched: {}", one_line(&state.reason)));
+        lines.push(format!("PENDING: Services are not watched: {}", one_line(&state.reason)));
     } else if state.state != "current" {
         lines.push(format!(
             "{}{}",
-            clean(&state.state).to_uppercase(),
+            status_word(&state.state).to_uppercase(),
             because(state.since_unix_ms, &state.reason, now)
         ));
     }
@@ -87,30 +88,33 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         lines.push(format!(
             "{}: {}{listed}{}",
             resources.join(", "),
-            clean(health),
+            status_word(health),
             because(since, reason, now)
         ));
     }
     for fault in state.faults.iter().take(FAULTS) {
         let line = if fault.line == 0 { String::new() } else { format!(":{}", fault.line) };
-        let instead = if fault.earlier_in_use { " (its last good version is in use)" } else { "" };
+        let instead = if fault.earlier_in_use { " (the last valid version stays in use)" } else { "" };
         lines.push(format!("{}{line}: {}{instead}", clean(&fault.file), one_line(&fault.reason)));
     }
     if let Some(more @ 1..) = state.faults.len().checked_sub(FAULTS) {
-        lines.push(format!("and {more} more faults in manifests; -o json has all"));
+        lines.push(format!("and {more} more invalid manifests; use -o json to list all"));
     }
     if state.rev > 0 && !state.durable {
-        lines.push("what is served is not on disk: after a restart clients may have to begin anew".into());
+        lines.push(
+            "the served state is not on disk; after a restart, clients may have to read the full state"
+                .into(),
+        );
     }
     lines.extend(backends::wrong(&state.backends, now));
     // A folder of manifests need not hold the Node.
     if let Some(node) = state.node.as_ref().filter(|node| !node.exists && state.source != "files") {
         let effect = if node.zone.is_empty() {
-            "its zone is not known, so hints for zones do not count"
+            "its zone is unknown, so zone hints are ignored"
         } else {
-            "what was last known of it is used"
+            "its last known values stay in use"
         };
-        lines.push(format!("there is no Node {}: {effect}", clean(&node.name)));
+        lines.push(format!("Node {} does not exist: {effect}", clean(&node.name)));
     }
     lines
 }
@@ -142,12 +146,12 @@ fn facts(state: &pb::State, now: i64) -> Vec<String> {
     };
     let behind = state.watchers.iter().filter(|watcher| watcher.behind > 0).count();
     let watchers = match (state.watchers.len(), behind) {
-        (0, _) => "nobody follows".into(),
+        (0, _) => "none".into(),
         (all, 0) => format!("{all}, none behind"),
         (all, behind) => format!("{all}, {behind} behind (keelson endpoints watchers)"),
     };
     let lines = [
-        ("State:    ", clean(&state.state)),
+        ("State:    ", status_word(&state.state)),
         ("Source:   ", list([&state.source, &state.source_place])),
         ("Objects:  ", objects.join(", ")),
         (
@@ -155,7 +159,7 @@ fn facts(state: &pb::State, now: i64) -> Vec<String> {
             format!("{}, {}", count(state.services, "Service"), count(state.endpoints, "endpoint")),
         ),
         ("Revision: ", revision),
-        ("Events:   ", format!("{}, of which came {}", state.events, count(state.revisions, "revision"))),
+        ("Events:   ", format!("{}, published as {}", state.events, count(state.revisions, "revision"))),
         ("Node:     ", state.node.as_ref().map(node).unwrap_or_default()),
         ("Listens:  ", list(&state.listen)),
         ("Watchers: ", watchers),
@@ -173,7 +177,7 @@ fn facts(state: &pb::State, now: i64) -> Vec<String> {
 fn node(node: &pb::NodeState) -> String {
     let mut parts = vec![clean(&node.name)];
     if !node.exists {
-        parts.push("no such Node is known".into());
+        parts.push("Node not found".into());
     }
     parts.push(if node.zone.is_empty() { "no zone".into() } else { format!("zone {}", clean(&node.zone)) });
     for (name, values) in [("", &node.ips), ("pods ", &node.pod_cidrs), ("Services ", &node.service_cidrs)] {
@@ -182,7 +186,7 @@ fn node(node: &pb::NodeState) -> String {
         }
     }
     if node.exists && !node.eligible {
-        parts.push("not for load balancers".into());
+        parts.push("excluded from load balancers".into());
     }
     parts.join(", ")
 }
@@ -195,8 +199,17 @@ fn list<'a>(values: impl IntoIterator<Item = &'a String>) -> String {
 }
 
 fn services(services: &[pb::ServiceSummary]) -> String {
-    let mut table =
-        Table::new(&["NAMESPACE", "NAME", "TYPE", "CLUSTER-IP", "PORTS", "READY", "LOCAL", "CHOSEN", "REV"]);
+    let mut table = Table::new(&[
+        "NAMESPACE",
+        "NAME",
+        "TYPE",
+        "CLUSTER-IP",
+        "PORTS",
+        "READY",
+        "LOCAL",
+        "SELECTED",
+        "REV",
+    ]);
     for service in services {
         table.row([
             clean(&service.namespace),
@@ -219,7 +232,7 @@ pub(super) fn watchers(state: &pb::State, now: i64) -> String {
         return off(&state.reason);
     }
     if state.watchers.is_empty() {
-        return format!("Nobody follows the endpoints. They are served at {}.\n", list(&state.listen));
+        return format!("No client is connected to the Endpoints API ({}).\n", list(&state.listen));
     }
     let mut watchers: Vec<&pb::Watcher> = state.watchers.iter().collect();
     watchers.sort_by_key(|watcher| (std::cmp::Reverse(watcher.behind), watcher.id));
@@ -321,7 +334,7 @@ Source:   kube, https://192.0.2.1:6443
 Objects:  services 2, endpointslices 3
 Served:   2 Services, 3 endpoints
 Revision: 12, published 10s ago, instance 17293822569102704640
-Events:   40, of which came 12 revisions
+Events:   40, published as 12 revisions
 Node:     worker-7, zone a, 192.0.2.17, pods 10.180.7.0/24
 Listens:  unix:///run/keelson-endpoints/endpoints.sock, tcp://127.0.0.1:12345
 Watchers: 2, 1 behind (keelson endpoints watchers)
@@ -330,14 +343,14 @@ Watchers: 2, 1 behind (keelson endpoints watchers)
     #[test]
     fn a_state_that_is_current() {
         let expected = format!(
-            "State:    current\n{FACTS}\n\
-NAMESPACE  NAME   TYPE      CLUSTER-IP              PORTS                        READY  LOCAL  CHOSEN  REV
-shop       web    NodePort  10.96.0.10, fd00:96::a  http 80:30080/TCP, 9090/TCP  3      1      2       12
-shop       x\u{fffd}[2J  -         -                       -                            0      0      0       0
+            "State:    synced\n{FACTS}\n\
+NAMESPACE  NAME   TYPE      CLUSTER-IP              PORTS                        READY  LOCAL  SELECTED  REV
+shop       web    NodePort  10.96.0.10, fd00:96::a  http 80:30080/TCP, 9090/TCP  3      1      2         12
+shop       x\u{fffd}[2J  -         -                       -                            0      0      0         0
 "
         );
         assert_eq!(describe(&current(), "", 10, 61_000), expected);
-        assert_eq!(describe(&current(), "", 0, 61_000), format!("State:    current\n{FACTS}"));
+        assert_eq!(describe(&current(), "", 0, 61_000), format!("State:    synced\n{FACTS}"));
     }
 
     #[test]
@@ -363,26 +376,29 @@ shop       x\u{fffd}[2J  -         -                       -                    
         let expected = "\
 STALE for 12s: the server cannot be reached
 services, endpointslices: failing for 12s: the server cannot be reached
-nodes: well, not listed yet
-web.yaml:12: no mapping (its last good version is in use)
+nodes: healthy, not listed yet
+web.yaml:12: no mapping (the last valid version stays in use)
 web.yaml: no mapping
-what is served is not on disk: after a restart clients may have to begin anew
-there is no Node worker-7: its zone is not known, so hints for zones do not count
+the served state is not on disk; after a restart, clients may have to read the full state
+Node worker-7 does not exist: its zone is unknown, so zone hints are ignored
 
 State:    stale
 ";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.contains("\nNode:     worker-7, no such Node is known, no zone\n"), "{text}");
-        assert!(text.ends_with("\n\nNo Services in the namespace shop.\n"), "{text}");
+        assert!(text.contains("\nNode:     worker-7, Node not found, no zone\n"), "{text}");
+        assert!(text.ends_with("\n\nNo Services in namespace shop.\n"), "{text}");
         // P4: a Node that was deleted keeps its zone.
         state.node = Some(pb::NodeState { name: "worker-7".into(), zone: "a".into(), ..Default::default() });
         let text = describe(&state, "", 0, 61_000);
-        assert!(text.contains("\nthere is no Node worker-7: what was last known of it is used\n"), "{text}");
+        assert!(
+            text.contains("\nNode worker-7 does not exist: its last known values stay in use\n"),
+            "{text}"
+        );
         state.source = "files".into();
-        assert!(!describe(&state, "", 0, 61_000).contains("there is no Node"), "manifests need not hold it");
+        assert!(!describe(&state, "", 0, 61_000).contains("does not exist"), "manifests need not hold it");
         state.faults = vec![fault(1, false); 13];
         let text = describe(&state, "", 10, 61_000);
-        assert!(text.contains("and 3 more faults in manifests; -o json has all\n"), "{text}");
+        assert!(text.contains("and 3 more invalid manifests; use -o json to list all\n"), "{text}");
         assert!(text.ends_with("\n\nNo Services.\n"), "{text}");
     }
 
@@ -397,43 +413,48 @@ State:    stale
             ..Default::default()
         };
         let expected = "\
-WAITING for 1.0s: services are not listed yet
+PENDING for 1.0s: services are not listed yet
 
-State:    waiting
+State:    pending
 Source:   files, /srv/m
 Served:   0 Services, 0 endpoints
 Revision: none yet
-Events:   0, of which came 0 revisions
-Watchers: nobody follows
+Events:   0, published as 0 revisions
+Watchers: none
 ";
         assert_eq!(describe(&waiting, "", 0, 61_000), expected);
         let source =
             pb::SourceState { resource: "services".into(), health: "starting".into(), ..Default::default() };
         let not_watched = pb::State {
             state: "not-watched".into(),
-            reason: "nobody follows yet".into(),
+            reason: "no client is connected".into(),
             sources: vec![source],
             ..waiting.clone()
         };
         let text = describe(&not_watched, "", 0, 61_000);
-        assert!(text.starts_with("Not watched: nobody follows yet\n\nState:    not-watched\n"), "{text}");
+        assert!(
+            text.starts_with(
+                "PENDING: Services are not watched: no client is connected\n\nState:    pending\n"
+            ),
+            "{text}"
+        );
         let nft = pb::Backend { name: "nft".into(), pid: 12, state: "failing".into(), ..Default::default() };
         let with = pb::State { backends: vec![nft], ..waiting };
         let text = describe(&with, "", 0, 61_000);
         assert!(
-            text.contains("not listed yet\nbackend nft (pid 12) is failing\n\nState:    waiting\n"),
+            text.contains("not listed yet\nbackend nft (pid 12) is failing\n\nState:    pending\n"),
             "{text}"
         );
         assert!(
-            text.ends_with(
-                "Watchers: nobody follows\nBackend:  nft (pid 12), failing, nothing in effect yet\n"
-            ),
+            text.ends_with("Watchers: none\nBackend:  nft (pid 12), failing, no revision in effect yet\n"),
             "{text}"
         );
         let off = pb::State { state: "off".into(), reason: "no API server".into(), ..Default::default() };
         let text = describe(&off, "", 10, 61_000);
         assert!(
-            text.starts_with("Service endpoints are off: no API server.\n\nWith an API server in [kube]"),
+            text.starts_with(
+                "Service endpoints are disabled: no API server.\n\nBy default they are enabled if [kube]"
+            ),
             "{text}"
         );
         assert!(text.contains("\n  source = \"files\"\n"), "{text}");
@@ -449,18 +470,18 @@ ID  PEER   API    FOR    REV  BEHIND  ITEMS  SENT     LISTENER
 ";
         assert_eq!(watchers(&current(), 61_000), expected);
         let nobody = pb::State { watchers: Vec::new(), ..current() };
-        let expected = "Nobody follows the endpoints. They are served at unix:///run/keelson-endpoints/endpoints.sock, \
-                        tcp://127.0.0.1:12345.\n";
+        let expected = "No client is connected to the Endpoints API \
+                        (unix:///run/keelson-endpoints/endpoints.sock, tcp://127.0.0.1:12345).\n";
         assert_eq!(watchers(&nobody, 61_000), expected);
     }
 
     #[test]
     fn a_list_that_is_cut_says_so() {
         let state = pb::State { services: 10_000, ..current() };
-        assert_eq!(cut(&state, "", 2).unwrap(), "not listed: 9998 Services; --max lists more");
+        assert_eq!(cut(&state, "", 2).unwrap(), "9998 Services not listed; raise --max");
         assert_eq!(
             cut(&state, "shop", 2).unwrap(),
-            "the first 2 Services are listed, there may be more; --max lists more"
+            "the list is limited to 2 Services; raise --max to list more"
         );
         for (namespace, max) in [("", 0), ("shop", 3), ("shop", 0)] {
             assert_eq!(cut(&state, namespace, max), None, "{namespace:?} {max}");

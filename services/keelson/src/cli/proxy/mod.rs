@@ -34,64 +34,66 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// What one wants to know of a running proxy.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProxyLook {
-    /// Show how a running proxy fares; exit code 1 if anything is wrong.
+    /// Show the sync status of a running proxy; exit with code 1 if there is a problem.
     State(StateArgs),
-    /// Show the way that a packet to an address and port takes through the rules, and why.
+    /// Explain which rules a packet to an address and port matches, and which endpoints can receive it.
     Explain(ExplainArgs),
-    /// Print the ruleset of a running proxy, as text for `nft -f`.
+    /// Print the ruleset of a running proxy as text for `nft -f`.
     Print(PrintArgs),
 }
 
 /// Which proxy is asked.
 #[derive(Debug, Clone, Args)]
 struct SocketArgs {
-    /// The debug socket of the proxy [default: proxy.listen of the settings, as a rule
+    /// Debug socket of the proxy [default: proxy.listen of the settings, usually
     /// unix:///run/keelson-proxy/proxy.sock].
     #[arg(long, value_name = "unix://PATH", value_parser = SocketSpec::parse)]
     socket: Option<SocketSpec>,
 }
 
-/// Shows how a proxy fares.
+/// Show the sync status of a running proxy.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson proxy state\n  \
     keelson proxy state -o json | jq '.families[] | {family, state, reason}'\n\n\
-    What is wrong comes first. The exit code is 1 if anything is, or if no proxy answers.")]
+    Problems are listed first. The exit code is 1 if there is one, or if the proxy does not answer.")]
 pub(crate) struct StateArgs {
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
     socket: SocketArgs,
 }
 
-/// Shows the way of a packet.
+/// Explain which rules a packet matches.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    keelson proxy explain 10.96.0.10:80                      the first packet of a connection: from a pod, the node, outside\n  \
+    keelson proxy explain 10.96.0.10:80                      the first packet of a connection from a pod, the \
+    node \
+    and outside\n  \
     keelson proxy explain '[fd00:96::a]:53/UDP' --from pod\n  \
     keelson proxy explain 192.0.2.10:30080 --from 198.51.100.7\n\n\
-    It is told from the rules that the proxy has in the kernel; other tables of the node are not looked at.")]
+    The explanation uses the rules that the proxy has programmed; other tables of the node are not considered.")]
 pub(crate) struct ExplainArgs {
-    /// To where: an address (names are not looked up), a port, and a protocol if it is not TCP.
+    /// Destination: an IP address, a port, and a protocol if it is not TCP.
     #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]")]
     target: Target,
-    /// Who sends: an address, pod, node or outside [default: each of the three].
-    #[arg(long, value_name = "WHO")]
+    /// Source: an IP address, pod, node or outside [default: pod, node and outside].
+    #[arg(long, value_name = "SOURCE")]
     from: Option<Sender>,
-    /// How to write it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
     socket: SocketArgs,
 }
 
-/// Prints the ruleset.
+/// Print the ruleset of a running proxy.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson proxy print > keelson.nft\n  \
     keelson proxy print | grep 10.96.0.10\n\n\
-    It is what the proxy wants the kernel to have. `nft list table ip keelson` shows what the kernel has.")]
+    This is the ruleset that the proxy programs. `nft list table ip keelson` shows what the kernel has.")]
 pub(crate) struct PrintArgs {
     #[command(flatten)]
     socket: SocketArgs,
@@ -114,7 +116,7 @@ async fn open(args: &SocketArgs, settings: &SettingsArgs) -> anyhow::Result<Prox
         Some(socket) => socket.clone(),
         None => {
             let loaded = settings.load().context(
-                "the settings do not say where the proxy's debug socket is; name it with --socket",
+                "cannot read the address of the proxy's debug socket from the settings; pass it with --socket",
             )?;
             loaded.settings.proxy.listen.clone()
         }
@@ -176,7 +178,7 @@ async fn print_ruleset(args: PrintArgs, settings: &SettingsArgs) -> anyhow::Resu
     // No time limit: whoever reads may be slow.
     let mut texts = client.print(pb::PrintRequest {}).await.map_err(refused)?.into_inner();
     let mut lines = Lines::default();
-    while let Some(text) = texts.message().await.map_err(refused).context("the ruleset was cut off")? {
+    while let Some(text) = texts.message().await.map_err(refused).context("the ruleset is incomplete")? {
         if !lines.write(&text.text)? {
             return Ok(ExitCode::SUCCESS);
         }

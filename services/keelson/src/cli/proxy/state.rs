@@ -52,26 +52,32 @@ pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now
 pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.link != "following" {
-        let link = clean(&state.link).to_uppercase();
-        lines.push(format!("{link}: the agent at {}{}", clean(&state.target), because(&state.link_reason)));
+        let link = link_word(&state.link).to_uppercase();
+        let target = clean(&state.target);
+        lines.push(format!("{link}: connection to the agent at {target}{}", because(&state.link_reason)));
     }
     if state.stale {
         let since = match state.stale_since_unix_ms {
             0 => String::new(),
-            since => format!(", not confirmed for {}", since_ms(since, now)),
+            since => format!(" for {}", since_ms(since, now)),
         };
-        lines.push(format!("STALE: what the agent knows is old{since}{}", because(&state.stale_reason)));
+        lines.push(format!(
+            "STALE: the agent's service endpoints are stale{since}{}",
+            because(&state.stale_reason)
+        ));
     }
     if state.endpoints_too_stale {
-        lines
-            .push("TOO STALE: /healthz answers 503 (proxy.max_staleness); rules stay as they are".to_owned());
+        lines.push(
+            "STALE: longer than proxy.max_staleness, so /healthz answers 503; the rules stay unchanged"
+                .to_owned(),
+        );
     }
     for family in &state.families {
         let name = clean(&family.family);
         let late =
             family.pending_since_unix_ms > 0 && now.saturating_sub(family.pending_since_unix_ms) > LATE_MS;
         let waiting = if late {
-            format!("; changes wait for {}", since_ms(family.pending_since_unix_ms, now))
+            format!("; changes pending for {}", since_ms(family.pending_since_unix_ms, now))
         } else {
             String::new()
         };
@@ -82,12 +88,12 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
                 because(&family.reason)
             ));
         } else if late {
-            lines.push(format!("{name}: LATE{}{waiting}", because(&family.reason)));
+            lines.push(format!("{name}: PENDING{}{waiting}", because(&family.reason)));
         }
     }
     for check in state.health_checks.iter().filter(|check| !check.reason.is_empty()) {
         lines.push(format!(
-            "health check of {}/{}: it does not listen on port {}{}",
+            "health check node port of {}/{}: not listening on port {}{}",
             clean(&check.namespace),
             clean(&check.name),
             check.port,
@@ -95,9 +101,18 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         ));
     }
     if !state.healthy {
-        lines.push("NOT HEALTHY: /healthz and /livez of the proxy fail".into());
+        lines.push("FAILING: /healthz and /livez of the proxy fail".into());
     }
     lines
+}
+
+/// The state of the connection to the agent, in the terms of the glossary.
+fn link_word(link: &str) -> String {
+    match link {
+        "following" => "connected".into(),
+        "connecting" => "pending".into(),
+        link => clean(link),
+    }
 }
 
 fn because(reason: &str) -> String {
@@ -110,17 +125,17 @@ fn facts(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> Vec<
         started => format!(", up {}", since_ms(started, now)),
     };
     let health = match (state.healthy, state.node_eligible) {
-        (true, true) => "healthy, load balancers may use this node",
-        (true, false) => "healthy, load balancers must not use this node",
-        (false, true) => "not healthy",
-        (false, false) => "not healthy, load balancers must not use this node",
+        (true, true) => "healthy, node eligible for load balancers",
+        (true, false) => "healthy, node excluded from load balancers",
+        (false, true) => "failing",
+        (false, false) => "failing, node excluded from load balancers",
     };
     let lines = [
         (
             "Backend:  ",
             format!("{}, version {}, pid {}{up}", clean(&state.backend), clean(&state.version), state.pid),
         ),
-        ("Agent:    ", format!("{}, {}", clean(&state.link), clean(&state.target))),
+        ("Agent:    ", format!("{}, {}", link_word(&state.link), clean(&state.target))),
         ("Revision: ", revision(state, newest)),
         ("Health:   ", health.into()),
         ("Settings: ", state.settings.iter().map(|setting| one_line(setting)).collect::<Vec<_>>().join(", ")),
@@ -135,21 +150,21 @@ fn facts(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> Vec<
 /// What the kernel has, against what the agent serves.
 fn revision(state: &pb::State, newest: Option<&endpoints::State>) -> String {
     if state.rev == 0 {
-        return "nothing is in the kernel yet".into();
+        return "none in the kernel yet".into();
     }
     let against = match newest {
         None => String::new(),
         Some(newest) if newest.instance_id != state.instance_id => {
             format!(
-                ", of another instance than the agent's {} (revision {})",
+                ", from another instance ID than the agent's {} (revision {})",
                 clean(&newest.instance_id),
                 newest.rev
             )
         }
         Some(newest) => match newest.rev.checked_sub(state.rev) {
-            Some(behind @ 1..) => format!(", {behind} behind the agent's"),
+            Some(behind @ 1..) => format!(", {behind} behind the agent"),
             // The agent may have been asked before the proxy got its newest.
-            _ => ", the agent's newest".into(),
+            _ => ", same as the agent".into(),
         },
     };
     format!("{}{against}, instance {}", state.rev, clean(&state.instance_id))
@@ -206,7 +221,8 @@ fn affinity(families: &[pb::FamilyState]) -> String {
         for (map, used) in maps {
             if used.saturating_mul(100) > max.saturating_mul(NEARLY_FULL) {
                 text.push_str(&format!(
-                    "{name}: WARNING: {} is nearly full: when it is full, further clients of its Services have no affinity\n",
+                    "{name}: WARNING: {} is more than 90 % full; when it is full, new clients of its \
+                     Services get no session affinity\n",
                     clean(map)
                 ));
             }
@@ -231,7 +247,7 @@ fn notes(families: &[pb::FamilyState]) -> String {
         text.push_str(&format!("{note}\n"));
     }
     if let Some(more @ 1..) = all.len().checked_sub(NOTES) {
-        text.push_str(&format!("and {more} more; -o json has all\n"));
+        text.push_str(&format!("and {more} more; use -o json to list all\n"));
     }
     text
 }

@@ -47,7 +47,7 @@ fn command_lines() {
         assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
     }
     let says = parsed(&["explain", "web:80"]).unwrap_err().to_string();
-    assert!(says.contains("names are not looked up"), "{says}");
+    assert!(says.contains("names are not resolved"), "{says}");
 }
 
 fn family(name: &str) -> pb::FamilyState {
@@ -90,9 +90,9 @@ fn well() -> pb::State {
 
 const FACTS: &str = "\
 Backend:  nft, version 1.2.3, pid 12, up 1m00s
-Agent:    following, unix:///run/keelson-endpoints/endpoints.sock
+Agent:    connected, unix:///run/keelson-endpoints/endpoints.sock
 Revision: 41, instance 17293822569102704640
-Health:   healthy, load balancers may use this node
+Health:   healthy, node eligible for load balancers
 Settings: nodeport-addresses: primary, masquerade-bit: 14
 ";
 
@@ -125,7 +125,10 @@ fn p8_how_full_the_maps_of_session_affinity_are() {
     assert!(shown.contains(line) && !shown.contains("WARNING"), "{shown}");
     state.families[0].affinity_clients.insert("affinity-0".into(), 117_965);
     let shown = state::describe(&state, None, 61_000);
-    assert!(shown.contains("affinity-3 7/131072\nIPv4: WARNING: affinity-0 is nearly full: "), "{shown}");
+    assert!(
+        shown.contains("affinity-3 7/131072\nIPv4: WARNING: affinity-0 is more than 90 % full; "),
+        "{shown}"
+    );
     assert_eq!(state::wrong(&state, 61_000), Vec::<String>::new(), "no failure");
 }
 
@@ -135,16 +138,19 @@ fn the_revision_against_the_agents() {
         |instance: &str, rev| endpoints::State { instance_id: instance.into(), rev, ..Default::default() };
     let mine = "17293822569102704640";
     for (newest, says) in [
-        (newest(mine, 41), "\nRevision: 41, the agent's newest, instance 1"),
-        (newest(mine, 44), "\nRevision: 41, 3 behind the agent's, instance 1"),
-        (newest(mine, 40), "\nRevision: 41, the agent's newest, instance 1"),
-        (newest("7", 1), "\nRevision: 41, of another instance than the agent's 7 (revision 1), instance 1"),
+        (newest(mine, 41), "\nRevision: 41, same as the agent, instance 1"),
+        (newest(mine, 44), "\nRevision: 41, 3 behind the agent, instance 1"),
+        (newest(mine, 40), "\nRevision: 41, same as the agent, instance 1"),
+        (
+            newest("7", 1),
+            "\nRevision: 41, from another instance ID than the agent's 7 (revision 1), instance 1",
+        ),
     ] {
         let text = state::describe(&well(), Some(&newest), 61_000);
         assert!(text.contains(says), "{text}");
     }
     let none = pb::State { rev: 0, ..well() };
-    assert!(state::describe(&none, None, 61_000).contains("\nRevision: nothing is in the kernel yet\n"));
+    assert!(state::describe(&none, None, 61_000).contains("\nRevision: none in the kernel yet\n"));
 }
 
 #[test]
@@ -183,18 +189,18 @@ fn what_is_wrong_comes_first() {
         ..well()
     };
     let expected = "\
-FAILING: the agent at unix:///run/keelson-endpoints/endpoints.sock: connection refused
-STALE: what the agent knows is old, not confirmed for 1m00s: services: forbidden
-TOO STALE: /healthz answers 503 (proxy.max_staleness); rules stay as they are
-IPv4: LATE; changes wait for 10s
-IPv6: FAILING: no space left; changes wait for 1m00s
-health check of shop/web: it does not listen on port 32000: address in use
-NOT HEALTHY: /healthz and /livez of the proxy fail
+FAILING: connection to the agent at unix:///run/keelson-endpoints/endpoints.sock: connection refused
+STALE: the agent's service endpoints are stale for 1m00s: services: forbidden
+STALE: longer than proxy.max_staleness, so /healthz answers 503; the rules stay unchanged
+IPv4: PENDING; changes pending for 10s
+IPv6: FAILING: no space left; changes pending for 1m00s
+health check node port of shop/web: not listening on port 32000: address in use
+FAILING: /healthz and /livez of the proxy fail
 
 Backend:  nft, version 1.2.3, pid 12, up 1m00s
 Agent:    failing, unix:///run/keelson-endpoints/endpoints.sock
 Revision: 41, instance 17293822569102704640
-Health:   not healthy, load balancers must not use this node
+Health:   failing, node excluded from load balancers
 
 FAMILY  STATE    SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  REPAIRED
 IPv4    synced   2         3      7          17      10        10s ago    1.9ms  +2 -1    12     1     0       0
@@ -210,7 +216,7 @@ shop/web      32000  1 endpoint  -
     assert_eq!(state::describe(&bad, None, 61_000), expected);
     let many = pb::FamilyState { conflicts: vec!["x".into(); 13], ..family("IPv4") };
     let text = state::describe(&pb::State { families: vec![many], ..well() }, None, 61_000);
-    assert!(text.contains("IPv4: x\nand 3 more; -o json has all\n"), "{text}");
+    assert!(text.contains("IPv4: x\nand 3 more; use -o json to list all\n"), "{text}");
 }
 
 #[test]
@@ -227,7 +233,7 @@ fn a_proxy_that_has_just_started_is_not_well_yet() {
     };
     assert_eq!(
         state::wrong(&starting, 61_000),
-        ["CONNECTING: the agent at unix:///run/keelson-endpoints/endpoints.sock", "IPv4: PENDING"]
+        ["PENDING: connection to the agent at unix:///run/keelson-endpoints/endpoints.sock", "IPv4: PENDING"]
     );
 }
 
@@ -342,10 +348,10 @@ async fn exit_codes_of_commands_that_reach_a_proxy() {
     let crossed = run(&good, &["explain", "10.96.0.10:80", "--from", "fd00::1"]).await;
     assert_eq!(crossed, Ok(format!("{:?}", ExitCode::from(2))));
     let unknown = run(&good, &["explain", "10.96.0.10:80", "--from", "node"]).await;
-    assert_eq!(unknown, Err("the proxy cannot say now: nothing is known yet".into()));
+    assert_eq!(unknown, Err("the proxy cannot answer yet: nothing is known yet".into()));
     let cut = vec![Ok("table ip keel".into()), Err(ViewError::Unavailable("gone".into()))];
     let cut = run(&Fake { pieces: cut, ..good }, &["print"]).await;
-    assert_eq!(cut, Err("the ruleset was cut off: the proxy cannot say now: gone".into()));
+    assert_eq!(cut, Err("the ruleset is incomplete: the proxy cannot answer yet: gone".into()));
 }
 
 #[tokio::test]
@@ -358,5 +364,5 @@ async fn without_a_socket_the_settings_say_where() {
     let sets = vec![format!("proxy.listen=unix://{}/none.sock", folder.path().display())];
     let settings = SettingsArgs { config: None, sets, feature_gates: Vec::new() };
     let error = super::run_proxy_look(parsed(&["print"]).unwrap(), &settings).await.unwrap_err();
-    assert!(error.to_string().contains("/none.sock: there is no such socket"), "{error:#}");
+    assert!(error.to_string().contains("/none.sock: the socket does not exist"), "{error:#}");
 }

@@ -79,9 +79,9 @@ impl Watch {
                 Over::Idle => return Ok(()),
                 Over::Lost(reason) => reason,
             };
-            screen.note(&format!("the agent is gone ({reason}); waiting for it to come back"))?;
+            screen.note(&format!("disconnected from the agent ({reason}); reconnecting"))?;
             lists = self.reopen().await?;
-            screen.note("the agent is back")?;
+            screen.note("reconnected to the agent")?;
         }
     }
 
@@ -98,7 +98,7 @@ impl Watch {
                         return Ok(Over::Idle);
                     }
                 }
-                Ok(None) => return Ok(Over::Lost("it ended the stream".into())),
+                Ok(None) => return Ok(Over::Lost("the agent ended the stream".into())),
                 Err(status) if comes_back(&status) => return Ok(Over::Lost(reason(&status))),
                 Err(status) => return Err(client::Refused::from(status).into()),
             }

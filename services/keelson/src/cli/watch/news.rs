@@ -97,7 +97,7 @@ impl News {
         let limit = list.limit.as_ref().map_or(0, |limit| limit.max_parallel_image_pulls);
         if !first && limit != self.limit {
             let words = |limit| if limit == 0 { "none".into() } else { format!("{limit}") };
-            lines.push(format!("limit: {} instead of {}", words(limit), words(self.limit)));
+            lines.push(format!("limit changed: {} (was {})", words(limit), words(self.limit)));
         }
         if !first && list.runtime_health != self.health {
             let mut line = format!("runtime: {}", clean(&list.runtime_health));
@@ -125,7 +125,7 @@ fn quarter(pull: &pb::Pull) -> u64 {
 fn line(pull: &pb::Pull) -> String {
     let mut line = format!("{}: {}", state(pull), image(&pull.image));
     if pull.position > 0 {
-        line.push_str(&format!(", place {}", pull.position));
+        line.push_str(&format!(", position {}", pull.position));
     }
     if pull.callers > 1 {
         line.push_str(&format!(", {}", count(pull.callers.into(), "caller")));
@@ -201,7 +201,7 @@ mod tests {
         let came = list(vec![half, pull(3, S::Queued, 1), pull(4, S::Queued, 2)], vec![old.clone()]);
         assert_eq!(
             news.of(&came),
-            ["running: r.example/image:2, 52%  52 B of 100 B", "queued: r.example/image:4, place 2"]
+            ["running: r.example/image:2, 52%  52 B of 100 B", "queued: r.example/image:4, position 2"]
         );
 
         let failed = pb::Pull {
@@ -225,7 +225,7 @@ mod tests {
         list.limit = None;
         list.runtime_health = "down".into();
         list.runtime_error = "refused".into();
-        assert_eq!(news.of(&list), ["limit: none instead of 1", "runtime: down: refused"]);
+        assert_eq!(news.of(&list), ["limit changed: none (was 1)", "runtime: down: refused"]);
     }
 
     #[test]

@@ -229,7 +229,7 @@ fn parsed(words: &[&str]) -> Result<WatchArgs, clap::Error> {
     Line::try_parse_from(["watch"].iter().chain(words)).map(|line| line.watch)
 }
 
-const RESUME: &str = "keelson: to resume here: --instance-id 18446744073709551615 --rev 5\n";
+const RESUME: &str = "keelson: to resume from this revision: --instance-id 18446744073709551615 --rev 5\n";
 const STALE: &str = "keelson: this state is stale since 2023-11-14T22:13:20Z: the API server is gone\n";
 
 #[test]
@@ -262,7 +262,7 @@ fn the_settings_say_where_unless_the_flags_do() {
     std::fs::write(&file, "[endpoints]\nlisten = [\"unix:///run/elsewhere.sock\"]\n").unwrap();
     assert_eq!(served_at(Some(file.clone())).unwrap().to_string(), "unix:///run/elsewhere.sock");
     std::fs::write(&file, "[endpoints]\nlisten = 7\n").unwrap();
-    assert!(format!("{:#}", served_at(Some(file)).unwrap_err()).contains("name it with --target"));
+    assert!(format!("{:#}", served_at(Some(file)).unwrap_err()).contains("pass it with --target"));
     assert!(parsed(&["--config", "x", "--target", "unix:///x"]).is_err());
 }
 
@@ -341,7 +341,7 @@ async fn once_of_a_service_that_is_none() {
     let rig = Rig::start(Vec::new());
     let (code, out, said) = rig.once(&["shop/none"]).await;
     assert_eq!((code, &*out), (ExitCode::FAILURE, ""));
-    assert_eq!(said, format!("keelson: no Service shop/none has a cluster IP\n{RESUME}"));
+    assert_eq!(said, format!("keelson: Service shop/none does not exist or has no cluster IP\n{RESUME}"));
 }
 
 fn first() -> Vec<Item> {
@@ -369,7 +369,7 @@ async fn changes_as_lines() {
 ! stale since 2023-11-14T22:13:20Z: the API server is gone
 ";
     assert_eq!(out, expected);
-    assert_eq!(said, "keelson: to resume here: --instance-id 18446744073709551615 --rev 2");
+    assert_eq!(said, "keelson: to resume from this revision: --instance-id 18446744073709551615 --rev 2");
 }
 
 #[tokio::test]

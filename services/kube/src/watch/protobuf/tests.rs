@@ -67,16 +67,17 @@ async fn a_list_without_its_end_is_none() {
 #[tokio::test]
 async fn what_is_no_list_of_such_objects_is_refused() {
     for (bytes, why) in [
-        (Bytes::from_static(b"<html></html>"), "no protobuf"),
-        (Bytes::from_static(b"{\"kind\":\"EndpointSliceList\"}"), "no protobuf"),
-        (wire::list("Service", "5", &[wire::slice("a", 1)]), "no EndpointSliceList"),
-        (wire::enveloped("EndpointSlice", &wire::slice("a", 1)), "no EndpointSliceList"),
+        (Bytes::from_static(b"<html></html>"), "not protobuf"),
+        (Bytes::from_static(b"{\"kind\":\"EndpointSliceList\"}"), "not protobuf"),
+        (wire::list("Service", "5", &[wire::slice("a", 1)]), "not of kind EndpointSliceList"),
+        (wire::enveloped("EndpointSlice", &wire::slice("a", 1)), "not of kind EndpointSliceList"),
         (wire::list("EndpointSlice", "", &[wire::slice("a", 1)]), "no resourceVersion"),
         (wire::list("EndpointSlice", "5", &[EndpointSlice::default()]), "without a name"),
-        (wire::list("EndpointSlice", "5", &["no object".to_owned()]), "cannot be decoded"),
+        (wire::list("EndpointSlice", "5", &["no object".to_owned()]), "cannot decode"),
         // The list says that it is longer than any, and so does an object in it.
         ([MAGIC, b"\x0a\x13\x12\x11EndpointSliceList\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\xff\xff\xff\xff\x7f"].concat().into(), "8 MiB"),
-        ([MAGIC, b"\x0a\x13\x12\x11EndpointSliceList\x12\x05\x12\x7f"].concat().into(), "behind its message"),
+        ([MAGIC, b"\x0a\x13\x12\x11EndpointSliceList\x12\x05\x12\x7f"].concat().into(), "longer than its \
+                                                                                         message"),
         ([MAGIC, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"].concat().into(), "ten bytes"),
         ([MAGIC, b"\x0f"].concat().into(), "no known type"),
     ] {
@@ -204,12 +205,12 @@ fn what_is_no_event_of_such_objects_is_refused() {
     let nameless = EndpointSlice::default();
     for (frame, why) in [
         (wire::framed(b""), "something else than a EndpointSlice"),
-        (wire::framed(b"\xff\xff"), "cannot be decoded"),
+        (wire::framed(b"\xff\xff"), "cannot decode"),
         (wire::event("ADDED", "Service", &slice), "something else than a EndpointSlice"),
         (wire::event("LATER", "EndpointSlice", &slice), "unknown type"),
         (wire::event("ADDED", "EndpointSlice", &nameless), "without a name or a resourceVersion"),
         (wire::event("BOOKMARK", "EndpointSlice", &nameless), "without a resourceVersion"),
-        (wire::event("ADDED", "EndpointSlice", &"no object".to_owned()), "cannot be decoded"),
+        (wire::event("ADDED", "EndpointSlice", &"no object".to_owned()), "cannot decode"),
         (wire::event("ERROR", "EndpointSlice", &slice), "without a Status"),
     ] {
         let reason = of(frame);

@@ -195,7 +195,7 @@ impl Servers {
             }
         }
         for (address, name, holder) in plan.conflicts {
-            failing.insert((address, name), format!("the Service {holder} has it"));
+            failing.insert((address, name), format!("the port is used by Service {holder}"));
         }
         for ((address, name), reason) in &failing {
             if self.failing.get(&(*address, name.clone())) != Some(reason) {
@@ -207,7 +207,7 @@ impl Servers {
             }
         }
         self.failing = failing;
-        tracing::debug!(took = ?started.elapsed(), sockets = self.open.len(), "health check node ports settled");
+        tracing::debug!(took = ?started.elapsed(), sockets = self.open.len(), "health check node ports synced");
     }
 
     fn serve(&self, address: SocketAddr, check: &ServiceHealthCheck) -> std::io::Result<Server> {

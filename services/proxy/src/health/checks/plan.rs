@@ -37,7 +37,7 @@ impl ServiceHealthCheck {
     }
 }
 
-/// Where health check node ports listen: at the addresses at which node ports answer.
+/// Where health check node ports listen: at the addresses at which node ports are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOn {
     /// In IPv4. All local ones: `0.0.0.0`.

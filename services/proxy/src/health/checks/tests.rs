@@ -236,7 +236,7 @@ fn of_two_services_that_want_one_port_one_has_it_and_the_other_gets_it_then() {
         checks.apply(vec![a.clone(), b.clone()], everywhere());
         let states = settled(&checks, |states| states.len() == 2).await;
         assert!(open(&states, &[("a", &[]), ("b", &[any_v4(30_500)])]), "{states:?}");
-        let failing = SocketState::Failing("the Service default/b has it".to_owned());
+        let failing = SocketState::Failing("the port is used by Service default/b".to_owned());
         assert_eq!(states[0].sockets, [Socket { address: any_v4(30_500), state: failing }]);
         checks.apply(vec![a], everywhere());
         settled(&checks, |states| open(states, &[("a", &[any_v4(30_500)])])).await;

@@ -41,7 +41,7 @@ struct Now {
 
 pub(super) async fn events<V: ProxyView>(State(shared): State<Shared<V>>) -> Response {
     let Ok(slot) = shared.event_streams.clone().try_acquire_owned() else {
-        let text = "too many event streams are open; close a page that shows this proxy";
+        let text = "too many event streams are open; close another page of this proxy";
         return Failure::new(StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let follower = Follower::new(shared.view.changes(), shared.stop.clone(), INTERVAL, Some(REFRESH));
@@ -68,7 +68,7 @@ fn follow<V: ProxyView>(
         let now = Now { now_unix_ms: now_unix_ms(), state: state.ok(), state_error };
         let event = Event::default().event("state").retry(RETRY).json_data(now);
         // Nothing in the document can fail to be JSON; a comment keeps the stream whole if it did.
-        let event = event.unwrap_or_else(|_| Event::default().comment("the state could not be written"));
+        let event = event.unwrap_or_else(|_| Event::default().comment("cannot encode the state"));
         Some((Ok(event), (view, follower, slot)))
     })
 }

@@ -72,11 +72,11 @@ async fn questions_about_packets() {
     assert_eq!((asked[1].target.to_string().as_str(), asked[1].from), ("10.96.0.10:80/TCP", Sender::Any));
     for (wrong, says) in [
         ("", "missing field `to`"),
-        ("to=web:80", "names are not looked up"),
+        ("to=web:80", "names are not resolved"),
         ("to=10.0.0.1:0", "ports are 1 to 65535"),
-        ("to=10.0.0.1:80/GRE", "TCP, UDP and SCTP"),
+        ("to=10.0.0.1:80/GRE", "TCP, UDP or SCTP"),
         ("to=10.0.0.1:80&from=me", "pod, node or outside"),
-        ("to=10.0.0.1:80&from=fd00::1", "one is IPv4"),
+        ("to=10.0.0.1:80&from=fd00::1", "families differ"),
         ("to=10.0.0.1:80&form=pod", "form"),
     ] {
         let (status, error) = get_json(&fake, &format!("/debug/explain?{wrong}")).await;

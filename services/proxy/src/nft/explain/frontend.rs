@@ -54,15 +54,15 @@ pub(super) fn no_answer(place: &Place<'_>, address: IpAddr) -> Option<String> {
             let named: Vec<String> = listed.iter().map(ToString::to_string).collect();
             let where_else =
                 if named.is_empty() { "nowhere".into() } else { format!("at {}", named.join(", ")) };
-            Some(format!("node ports answer {where_else}, not at {address}"))
+            Some(format!("node ports are served {where_else}, not at {address}"))
         }
         NodePortMatch::AllLocal if address.is_loopback() => {
-            Some(format!("node ports do not answer at loopback addresses such as {address}"))
+            Some(format!("node ports are not served at loopback addresses such as {address}"))
         }
         NodePortMatch::AllLocal if place.is_local(address) => None,
-        NodePortMatch::AllLocal => {
-            Some(format!("node ports answer at the node's addresses, of which {address} is none"))
-        }
+        NodePortMatch::AllLocal => Some(format!(
+            "node ports are served at the addresses of the node, and {address} is not one of them"
+        )),
     }
 }
 
@@ -83,18 +83,21 @@ fn elsewhere(place: &Place<'_>, target: Target) -> String {
         return format!("{address} is an external address of {service}, which has no port {port}/{protocol}");
     }
     if let Some(net) = place.plan.node_facts().service_cidrs.iter().find(|net| net.contains(&address)) {
-        return format!("{address} is in the ServiceCIDR {net}, and no Service has it");
+        return format!("{address} is in the ServiceCIDR {net}, but no Service uses it");
     }
     if place.is_local(address) {
         return format!(
-            "{address} is an address of this node, and no Service has the node port {port}/{protocol}"
+            "{address} is an address of this node, but no Service has the node port {port}/{protocol}"
         );
     }
     let family = match address {
         IpAddr::V4(_) => Family::V4,
         IpAddr::V6(_) => Family::V6,
     };
-    format!("{target} is none of ours: it is no Service's, in no {family} ServiceCIDR, and not this node's")
+    format!(
+        "{target} is not a frontend: {address} belongs to no Service, no {family} ServiceCIDR and not to \
+         this node"
+    )
 }
 
 /// What matters of the service port for this frontend.
@@ -108,7 +111,7 @@ fn facts(found: &Found<'_>) -> String {
         text.push_str(&format!(", {which} Local"));
     }
     if found.port.lacks_affinity() {
-        text.push_str(", without the session affinity that it asks for (too many have it)");
+        text.push_str(", without the requested session affinity (too many service ports use it)");
     }
     if let Some(why) = why_refused(found) {
         text.push_str(&format!(": {why}"));
@@ -123,8 +126,8 @@ fn rivals(place: &Place<'_>, found: &Found<'_>) -> String {
         conflict.map_or_else(Vec::new, |conflict| conflict.others.iter().map(ToString::to_string).collect());
     match others.as_slice() {
         [] => String::new(),
-        [one] => format!("; {one} claims it too"),
-        some => format!("; {} claim it too", some.join(", ")),
+        [one] => format!("; {one} also claims it"),
+        some => format!("; {} also claim it", some.join(", ")),
     }
 }
 
@@ -132,10 +135,10 @@ fn rivals(place: &Place<'_>, found: &Found<'_>) -> String {
 pub(super) fn why_refused(found: &Found<'_>) -> Option<&'static str> {
     match found.target {
         Leads::Number(_) => None,
-        Leads::Reject => Some("no endpoint could serve it, here or elsewhere"),
+        Leads::Reject => Some("no usable endpoint on any node"),
         Leads::Drop if found.kind == Kind::ClusterIp => {
-            Some("it has endpoints, but none on this node, and internalTrafficPolicy is Local")
+            Some("no endpoint on this node, and internalTrafficPolicy is Local")
         }
-        Leads::Drop => Some("it has endpoints, but none that it may be sent to from here"),
+        Leads::Drop => Some("it has endpoints, but none that this node can send to"),
     }
 }

@@ -54,9 +54,9 @@ pub(super) fn senders(place: &Place<'_>, table: &Table, question: &Question) -> 
 fn pod(place: &Place<'_>) -> Sender {
     let label = match &place.base.detector {
         Some(Detector::Cidr(net)) => format!("a pod ({net})"),
-        Some(Detector::Bridge(name)) => format!("a pod (by the interface {name})"),
-        Some(Detector::InterfacePrefix(prefix)) => format!("a pod (by an interface {prefix}*)"),
-        None => "a pod (no detector tells pods from anybody outside)".into(),
+        Some(Detector::Bridge(name)) => format!("a pod (by interface {name})"),
+        Some(Detector::InterfacePrefix(prefix)) => format!("a pod (by interface {prefix}*)"),
+        None => "a pod (no setting distinguishes pods from other sources)".into(),
     };
     Sender { label, origin: Origin::Pod, address: None, admitted: true }
 }
@@ -91,12 +91,12 @@ fn one(place: &Place<'_>, address: IpAddr) -> Vec<Sender> {
             vec![sender(format!("a pod ({net})"), Origin::Pod)]
         }
         Some(Detector::Bridge(name)) => vec![
-            sender(format!("if it comes in by {name}: a pod"), Origin::Pod),
-            sender(format!("if it does not come in by {name}"), Origin::Outside),
+            sender(format!("if received on {name}: a pod"), Origin::Pod),
+            sender(format!("if not received on {name}"), Origin::Outside),
         ],
         Some(Detector::InterfacePrefix(prefix)) => vec![
-            sender(format!("if it comes in by an interface {prefix}*: a pod"), Origin::Pod),
-            sender(format!("if it does not come in by an interface {prefix}*"), Origin::Outside),
+            sender(format!("if received on an interface {prefix}*: a pod"), Origin::Pod),
+            sender(format!("if not received on an interface {prefix}*"), Origin::Outside),
         ],
         Some(Detector::Cidr(_)) | None => vec![sender("outside".into(), Origin::Outside)],
     }

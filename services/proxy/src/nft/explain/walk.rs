@@ -113,7 +113,7 @@ impl<'a> Walk<'a> {
             Flow::Return => {
                 let flow = self.deliver(&mut packet, self.target.address);
                 if flow == Flow::Return {
-                    packet.steps.push("no rule here concerns it: other tables and routes decide".into());
+                    packet.steps.push("no rule matches; other tables and routes decide".into());
                 }
                 way.verdict = verdict(&flow).into();
                 way.masqueraded = packet.masqueraded;
@@ -137,9 +137,9 @@ impl<'a> Walk<'a> {
                 way.endpoints.push(endpoint.to_string());
                 if one.masqueraded { masqueraded.push(endpoint) } else { plain.push(endpoint) }
             } else {
-                packet.steps.extend(
-                    one.steps.into_iter().map(|step| format!("{step} (where {endpoint} was chosen)")),
-                );
+                packet
+                    .steps
+                    .extend(one.steps.into_iter().map(|step| format!("{step} (if {endpoint} is selected)")));
                 worst = flow;
             }
         }
@@ -164,8 +164,8 @@ impl<'a> Walk<'a> {
             self.sender.origin != Origin::Node && endpoints.any(|endpoint| !self.place.is_local(endpoint.ip));
         (is_added && is_forwarded).then(|| {
             format!(
-                "{chain}: once it is established and where both interfaces are in the flowtable {FLOWTABLE}, \
-                 its packets bypass all chains"
+                "{chain}: when the connection is established and both interfaces are in flowtable \
+                 {FLOWTABLE}, its packets bypass all chains"
             )
         })
     }
@@ -177,20 +177,16 @@ impl<'a> Walk<'a> {
         if marked && !masqueraded.is_empty() {
             let mark = self.place.base.mark;
             steps.push(format!(
-                "{chain}: the mark {mark:#x} is set, so it is masqueraded: the endpoint sees an address of \
-                 the node"
+                "{chain}: the mark {mark:#x} is set, masqueraded: the endpoint sees an address of the node"
             ));
         } else if !masqueraded.is_empty() {
             let to = words::endpoints(masqueraded);
-            steps.push(format!(
-                "{chain}: {to} would answer to itself, so it is masqueraded where that is chosen (hairpin)"
-            ));
+            steps.push(format!("{chain}: {to} is also the source, masqueraded if it is selected (hairpin)"));
         }
         if marked && !plain.is_empty() {
             let at = words::endpoints(plain);
             steps.push(format!(
-                "{at} is at an address of this node: delivered here, with the sender's address in spite of \
-                 the mark"
+                "{at} is at an address of this node: delivered locally and not masqueraded, although marked"
             ));
         }
         let hairpin: Vec<Endpoint> =
@@ -201,9 +197,7 @@ impl<'a> Walk<'a> {
             && !hairpin.is_empty()
         {
             let to = words::endpoints(&hairpin);
-            steps.push(format!(
-                "{chain}: where the sender itself is what was chosen of {to}, it is masqueraded (hairpin)"
-            ));
+            steps.push(format!("{chain}: masqueraded if the sender itself is selected from {to} (hairpin)"));
         }
         steps
     }
@@ -254,7 +248,7 @@ impl<'a> Walk<'a> {
         if chain == Chain::Services && packet.steps.len() == seen {
             let key = words::key(self.family, SetName::ClusterIpPorts, self.frontend(packet));
             packet.steps.push(format!(
-                "{chain}: {key} is neither in {} nor in {}, and as a node port not in {}",
+                "{chain}: {key} is not in {} and not in {}, and its port is not in {}",
                 SetName::ClusterIpPorts,
                 SetName::ExternalPorts,
                 SetName::NodePorts

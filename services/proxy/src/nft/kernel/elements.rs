@@ -296,7 +296,7 @@ fn data_key(data: &[u8]) -> Result<Key, String> {
 }
 
 fn too_long(value: &[u8]) -> String {
-    format!("data of {} bytes, which is more than any of ours has", value.len())
+    format!("data of {} bytes, more than any set of this table has", value.len())
 }
 
 #[cfg(test)]

@@ -30,13 +30,14 @@ pub enum Kind {
 pub enum KernelError {
     /// EPERM.
     #[error(
-        "the kernel does not let this process change nftables (EPERM): it needs CAP_NET_ADMIN in the user namespace that owns \
-         its network namespace; give it that capability, and no other"
+        "cannot change nftables: operation not permitted (EPERM); the process needs only CAP_NET_ADMIN in \
+         the user namespace that owns its network namespace"
     )]
     NotPermitted,
     /// The kernel has no nf_tables, or not this part of it.
     #[error(
-        "this kernel has no {feature} ({errno}): load its module, or use a kernel that has it; docs/proxy.md lists what is needed"
+        "the kernel does not support {feature} ({errno}); load the module or use another kernel; \
+         docs/proxy.md lists the requirements"
     )]
     Unsupported {
         /// Which part, in words.
@@ -45,7 +46,7 @@ pub enum KernelError {
         errno: Errno,
     },
     /// It refused one change, and so the whole transaction.
-    #[error("the kernel refused to {change} in table {family} keelson: {errno}{}", said(.message))]
+    #[error("cannot {change} in table {family} keelson: {errno}{}", said(.message))]
     Refused {
         /// Which table.
         family: Family,
@@ -59,7 +60,7 @@ pub enum KernelError {
         message: Option<String>,
     },
     /// It refused a transaction as a whole.
-    #[error("the kernel refused a transaction of {changes} changes in table {family} keelson: {errno}")]
+    #[error("the kernel rejected a transaction of {changes} changes in table {family} keelson: {errno}")]
     Transaction {
         /// Which table.
         family: Family,
@@ -69,7 +70,7 @@ pub enum KernelError {
         errno: Errno,
     },
     /// It refused to delete a table.
-    #[error("the kernel refused to delete the table {family} {name}: {errno}")]
+    #[error("cannot delete table {family} {name}: {errno}")]
     Table {
         /// The family of the table.
         family: Family,
@@ -79,7 +80,7 @@ pub enum KernelError {
         errno: Errno,
     },
     /// It refused a question.
-    #[error("the kernel does not say {question}: {errno}")]
+    #[error("cannot read {question} from the kernel: {errno}")]
     Question {
         /// What was asked, in words.
         question: String,
@@ -96,7 +97,8 @@ pub enum KernelError {
     },
     /// The answer to a transaction was lost, so it may have been made or not.
     #[error(
-        "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost: it may have been made or not"
+        "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost; the \
+         transaction may have been committed"
     )]
     Undecided {
         /// Which table.
@@ -106,7 +108,8 @@ pub enum KernelError {
     },
     /// The rules changed whenever we read them.
     #[error(
-        "the rules of this network namespace changed {attempts} times while table {family} keelson was read; something commits all the time"
+        "the ruleset of this network namespace changed {attempts} times while table {family} keelson was \
+         read; another program commits continuously"
     )]
     Unsteady {
         /// Which table.
@@ -115,7 +118,7 @@ pub enum KernelError {
         attempts: u32,
     },
     /// An answer that cannot be understood.
-    #[error("the kernel's answer about {what} cannot be understood: {why}")]
+    #[error("cannot decode the kernel's answer about {what}: {why}")]
     Malformed {
         /// What was asked, in words.
         what: String,
@@ -191,15 +194,15 @@ pub(super) fn describe(change: &Change) -> String {
         format!("{verb} the element {:?}{end} of {}", element.key, element.set)
     };
     match change {
-        Change::MakeTable => "make the table".to_owned(),
+        Change::MakeTable => "add the table".to_owned(),
         Change::DeleteTable => "delete the table".to_owned(),
-        Change::MakeChain(chain) => format!("make the chain {chain}"),
+        Change::MakeChain(chain) => format!("add the chain {chain}"),
         Change::DeleteChain(chain) => format!("delete the chain {chain}"),
         Change::Rules(chain, _) => format!("set the rules of the chain {chain}"),
-        Change::MakeSet(set) => format!("make the set {set}"),
+        Change::MakeSet(set) => format!("add the set {set}"),
         Change::DeleteChainNamed(name) => format!("delete the chain {name}"),
         Change::DeleteSetNamed(name) => format!("delete the set {name}"),
-        Change::MakeFlowtable => format!("make the flowtable {FLOWTABLE}"),
+        Change::MakeFlowtable => format!("add the flowtable {FLOWTABLE}"),
         Change::DeleteFlowtable(name) => format!("delete the flowtable {name}"),
         Change::AddDevices(names) => format!("add {} to the flowtable {FLOWTABLE}", names.join(", ")),
         Change::RemoveDevices(names) => format!("remove {} from the flowtable {FLOWTABLE}", names.join(", ")),

@@ -169,7 +169,9 @@ impl Netlink {
     /// Asks, and hands every message of the answer to `each`, with its kind, family and attributes.
     ///
     /// The kernel marks a dump as interrupted (`NLM_F_DUMP_INTR`) when any transaction of the namespace is committed
-    /// meanwhile, of whatever table. The mark is ignored: it says nothing about our table, and next to a program that commits
+    /// meanwhile, of whatever table. The mark is ignored: it says nothing about the table, and next to a program
+    /// that
+    /// commits
     /// all the time every long dump has it. What a dump must contain is checked by counts.
     fn ask(
         &mut self,
@@ -255,7 +257,7 @@ impl Netlink {
                     last = Some(found);
                 }
                 Err(Unanswered::Disturbed) => {}
-                Err(error) => return Err(error.into_error("our table")),
+                Err(error) => return Err(error.into_error("the table")),
             }
             std::thread::sleep(Duration::from_millis(u64::from(attempt)));
         }
@@ -268,7 +270,7 @@ impl Netlink {
         let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
         let mut table = parse::FoundTable::default();
         let asked = self.ask(
-            "our table",
+            "the table",
             protocol(family),
             0,
             NfTablesMessage::GetTable(named),
@@ -448,7 +450,7 @@ impl Tables for Netlink {
     fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         let Some((mut found, counts)) = self.structure(family)? else { return Ok(None) };
         let read = self.read_elements(family, &counts, &mut found);
-        read.map_err(|error| error.into_error("the elements of our table"))?;
+        read.map_err(|error| error.into_error("the elements of the table"))?;
         Ok(Some(found))
     }
 
@@ -509,7 +511,7 @@ impl Tables for Netlink {
     }
 
     fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
-        const QUESTION: &str = "which tables there are";
+        const QUESTION: &str = "the list of tables";
         let unspec = NetfilterProtoFamily::Unspec;
         self.retry(QUESTION, |netlink| {
             let mut tables = Vec::new();
@@ -526,7 +528,7 @@ impl Tables for Netlink {
     }
 
     fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
-        const QUESTION: &str = "whether there is a chain";
+        const QUESTION: &str = "whether a chain exists";
         let attributes =
             vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
         let message = NfTablesMessage::GetChain(ChainMessage { attributes });

@@ -28,7 +28,7 @@ pub enum Frontend {
         /// The port.
         port: u16,
     },
-    /// NP, at the addresses at which node ports answer.
+    /// NP, at the addresses at which node ports are served.
     NodePort {
         /// The protocol.
         protocol: Protocol,

@@ -51,7 +51,7 @@ pub struct NodeFacts {
     pub service_cidrs: Vec<IpNet>,
     /// The addresses that stand for the node in source ranges.
     pub node_ips: Vec<IpAddr>,
-    /// The addresses at which node ports answer; empty where they answer at all local ones.
+    /// The addresses at which node ports are served; empty where they answer at all local ones.
     pub node_port_addresses: Vec<IpAddr>,
 }
 

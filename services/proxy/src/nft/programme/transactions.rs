@@ -116,7 +116,7 @@ impl Programme {
     ) -> Result<(), KernelError> {
         tracing::warn!(
             family = %self.family(),
-            "cannot repair the table in place; replacing it in one transaction, which drops session affinity"
+            "cannot repair the table in place; replacing it in one transaction, which discards session affinity"
         );
         let mut changes = vec![Change::DeleteTable];
         changes.extend(self.structure());
@@ -167,7 +167,7 @@ fn commit(family: Family, tables: &mut dyn Tables, changes: &[Change]) -> Result
     loop {
         match tables.commit(family, changes) {
             Err(error) if error.kind() == Kind::Retry && tries < TRIES => {
-                tracing::debug!(%family, %error, tries, "a transaction is tried again");
+                tracing::debug!(%family, %error, tries, "retrying a transaction");
                 std::thread::sleep(Duration::from_millis(1 << tries));
                 tries += 1;
             }

@@ -44,7 +44,7 @@ pub struct Base {
     pub mark: u32,
     /// How to tell a pod's traffic. None: traffic to cluster IPs is not masqueraded, and pods are like anybody outside.
     pub detector: Option<Detector>,
-    /// Where node ports answer.
+    /// Where node ports are served.
     pub node_ports: NodePortMatch,
 }
 
@@ -60,7 +60,7 @@ pub enum Detector {
     InterfacePrefix(String),
 }
 
-/// Where node ports answer (kube-proxy: `nodePortAddresses`).
+/// Where node ports are served (kube-proxy: `nodePortAddresses`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodePortMatch {
     /// At every address of the node but loopback ones.
@@ -205,7 +205,7 @@ fn choose(set: SetName) -> Rule {
     Rule::of([Part::Choose(vec![Field::Number], set)])
 }
 
-/// Whether the destination is an address where node ports answer.
+/// Whether the destination is an address where node ports are served.
 fn node_ports(base: &Base) -> Vec<Part> {
     match base.node_ports {
         NodePortMatch::Addresses => vec![is_in(Field::Destination, SetName::NodePortAddresses)],

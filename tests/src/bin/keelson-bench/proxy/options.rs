@@ -136,7 +136,7 @@ impl Options {
             "--long" => self.long = seconds()?,
             "--turns" => self.turns = number(value)?,
             "--ranges" => self.ranges = number(value)?,
-            _ => bail!("there is no such flag"),
+            _ => bail!("unknown flag"),
         }
         Ok(())
     }
@@ -159,11 +159,11 @@ impl Options {
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
-    text.parse().ok().with_context(|| format!("{text:?} is no number"))
+    text.parse().ok().with_context(|| format!("{text:?} is not a number"))
 }
 
 fn size(text: &str) -> Result<Size> {
-    let (services, each) = text.split_once('x').with_context(|| format!("{text:?} is no size"))?;
+    let (services, each) = text.split_once('x').with_context(|| format!("{text:?} is not a size"))?;
     let size = Size { services: number(services)?, each: number(each)? };
     ensure!(size.services > 0 && size.each > 0, "{text:?} has no endpoints");
     Ok(size)

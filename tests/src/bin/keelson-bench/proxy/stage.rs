@@ -157,7 +157,7 @@ impl Stage {
     pub(super) async fn fill(&mut self, ranges: usize) -> Result<()> {
         // First, so that the API server gives their addresses to nobody else.
         let made = bulk::make(&self.cluster, self.size.services, self.size.each).await?;
-        eprintln!("{} Services with endpoints were made in {:.0} s", self.size, made.took.as_secs_f64());
+        eprintln!("{} Services with endpoints were created in {:.0} s", self.size, made.took.as_secs_f64());
         let asked = service(ASKED, &[port("http", 80)], &json!({}));
         self.asked = Some(self.make(asked, &[port("http", ANSWERING[0])]).await?);
         for load in Load::ALL {

@@ -193,7 +193,7 @@ fn pulls(flow: &Result<FlowView, String>, stalled_after: i64) -> Finding {
     }
     let long = |time: Option<Duration>| time.is_some_and(|time| millis(time) >= stalled_after);
     if flow.queued > 0 && long(flow.oldest_wait) && long(flow.since_moved) {
-        let message = "image pulls wait for a slot, and no running pull receives data";
+        let message = "image pulls are queued, and no running pull receives data";
         return Finding::problem("PullsStalled", message);
     }
     Finding::healthy("PullsNotStalled", "no image pull is stalled")
@@ -203,7 +203,7 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
     let cause = match view {
         EndpointsView::Stale { cause, .. } => Some(*cause),
         EndpointsView::NotWatched => {
-            let message = "no client follows the service endpoints, so that the agent does not watch them";
+            let message = "no client is connected to the Endpoints API, so the agent does not watch Services";
             return Finding::unknown("NotWatched", message);
         }
         EndpointsView::Off | EndpointsView::Starting | EndpointsView::Current => None,
@@ -212,32 +212,33 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
         (None, EndpointsOrigin::ApiServer) => {
             Finding::healthy("EndpointsSynced", "the service endpoints are synced with the API server")
         }
-        (None, EndpointsOrigin::Manifests) => {
-            Finding::healthy("EndpointsSynced", "the service endpoints are synced with the manifests folder")
-        }
+        (None, EndpointsOrigin::Manifests) => Finding::healthy(
+            "EndpointsSynced",
+            "the service endpoints are synced with the manifests directory",
+        ),
         (Some(StaleCause::NotSynced), EndpointsOrigin::ApiServer) => {
             let message =
                 "the service endpoints are not synced with the API server yet; see keelson endpoints";
             Finding::problem("NotSynced", message)
         }
         (Some(StaleCause::NotSynced), EndpointsOrigin::Manifests) => {
-            let message =
-                "the service endpoints are not synced with the manifests folder yet; see keelson endpoints";
+            let message = "the service endpoints are not synced with the manifests directory yet; see \
+                           keelson endpoints";
             Finding::problem("NotSynced", message)
         }
         (Some(StaleCause::SourceUnavailable), EndpointsOrigin::ApiServer) => {
-            let message = "the API server does not answer as it should; the service endpoints are the last ones that were \
-                           synced; see keelson endpoints";
+            let message = "the API server does not answer correctly; the last synced service endpoints stay \
+                           in use; see keelson endpoints";
             Finding::problem(SOURCE_UNAVAILABLE, message)
         }
         (Some(StaleCause::SourceRefused), EndpointsOrigin::ApiServer) => {
-            let message = "the API server does not allow the agent to watch what service endpoints are made of; they are \
-                           the last ones that were synced; see keelson endpoints";
+            let message = "the API server does not allow the agent to watch Services or EndpointSlices; the \
+                           last synced service endpoints stay in use; see keelson endpoints";
             Finding::problem("SourceRefused", message)
         }
         (Some(_), EndpointsOrigin::Manifests) => {
-            let message = "the manifests folder cannot be read; the service endpoints are the last ones that were synced; \
-                           see keelson endpoints";
+            let message = "the manifests directory cannot be read; the last synced service endpoints stay in \
+                           use; see keelson endpoints";
             Finding::problem(SOURCE_UNAVAILABLE, message)
         }
     }
@@ -247,8 +248,7 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
 fn state(store: &StoreState, flow: &Result<FlowView, String>) -> Option<Finding> {
     let is_behind = matches!(flow, Ok(FlowView { durable: false, .. }));
     let not_open = || {
-        let message =
-            "the state store is not open, so that a restart loses the image pull queue; see /readyz";
+        let message = "the state store is not open; a restart loses the image pull queue; see /readyz";
         Finding::problem("StoreNotOpen", message)
     };
     match store {

@@ -117,7 +117,7 @@ fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
     assert_eq!((world.verbs(), world.requests[0].at), (vec!["patch"], at));
     let ready = world.condition("Ready");
     assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("KubeletNotReady")));
-    assert_eq!(ready["message"], "the container runtime does not serve: unix:///r.sock: connection refused");
+    assert_eq!(ready["message"], "the container runtime is down: unix:///r.sock: connection refused");
     let before = world.node.clone().expect("a Node");
     assert_eq!(before["status"]["images"], json!([{"names": ["r/a:1"], "sizeBytes": 7}]), "kept");
     // Ever new words for the same trouble are no news.
@@ -164,7 +164,7 @@ fn a_runtime_that_says_nothing_is_given_thirty_seconds_since_its_last_word() {
     world.pass(22 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
     let message = world.condition("Ready")["message"].clone();
-    assert!(message.as_str().expect("a text").contains("does not say whether it is ready"), "{message}");
+    assert!(message.as_str().expect("a text").contains("does not report whether it is ready"), "{message}");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_node_without_capacity_is_not_ready() {
     world.restart();
     assert_eq!(
         world.condition("Ready")["message"],
-        "the capacity of cpu, memory, ephemeral-storage could not be read"
+        "cannot read the capacity of cpu, memory, ephemeral-storage"
     );
     assert!(world.notes.iter().any(|note| note.contains("/proc/meminfo: gone")), "{:?}", world.notes);
     let notes = world.notes.len();

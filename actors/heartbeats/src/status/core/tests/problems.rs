@@ -187,7 +187,7 @@ fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
         (stale(StaleCause::SourceUnavailable, "x"), "SourceUnavailable"),
     ] {
         let origins =
-            [(EndpointsOrigin::ApiServer, "API server"), (EndpointsOrigin::Manifests, "manifests folder")];
+            [(EndpointsOrigin::ApiServer, "API server"), (EndpointsOrigin::Manifests, "manifests directory")];
         for (origin, word) in origins {
             let mut world = World::with(StatusPolicy {
                 endpoints_origin: origin,

@@ -40,7 +40,7 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
             (&json!("True"), &json!("ConditionsWrittenByAnother")),
             "within two periods, {role:?}"
         );
-        assert_eq!(world.notes.iter().filter(|note| note.contains("another process writes")).count(), 1);
+        assert_eq!(world.notes.iter().filter(|note| note.contains("another process also writes")).count(), 1);
         assert_eq!(world.counted.iter().filter(|of| **of == Counted::ForeignWrite).count(), 2);
         assert_eq!(world.core.contested_conditions(), 1);
         let view = world.core.view(world.now());

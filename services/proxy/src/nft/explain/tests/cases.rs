@@ -117,11 +117,11 @@ fn case_38_hairpin() {
     let explanation = two.explain(V, "10.244.0.9");
     assert_eq!(short(&explanation.ways[0]), "forwarded L9 R1 -M");
     let last = explanation.ways[0].steps.last().unwrap();
-    assert!(last.contains("10.244.0.9:8080 would answer to itself, so it is masqueraded"), "{last}");
+    assert!(last.contains("10.244.0.9:8080 is also the source, masqueraded"), "{last}");
     let outside = two.explain(W, "outside").ways.swap_remove(0).steps.join("\n");
     assert!(!outside.contains("hairpin"), "{outside}");
     let last = two.explain(V, "pod").ways[0].steps.last().unwrap().clone();
-    assert!(last.contains("where the sender itself is what was chosen of 10.244.0.9:8080"), "{last}");
+    assert!(last.contains("masqueraded if the sender itself is selected from 10.244.0.9:8080"), "{last}");
 }
 
 #[test]
@@ -241,10 +241,7 @@ fn case_47_affinity_chooses_among_the_same_endpoints() {
         (W, "node", "forwarded L1 R1 R2 +M"),
     ]);
     let steps = world.explain(V, "pod").ways[0].steps.join("\n");
-    assert!(
-        steps.contains("affinity-3-10800-0: a client that affinity-0 remembers keeps its endpoint"),
-        "{steps}"
-    );
+    assert!(steps.contains("affinity-3-10800-0: a client in affinity-0 keeps its endpoint"), "{steps}");
     assert!(steps.contains("for 10800 s"), "{steps}");
 }
 
@@ -290,7 +287,7 @@ fn two_services_of_one_frontend() {
     let explanation = world.explain(V, "pod");
     assert_eq!(explanation.service_port, "default/a:http");
     assert!(
-        explanation.frontend.ends_with("of default/a:http; default/web:http claims it too"),
+        explanation.frontend.ends_with("of default/a:http; default/web:http also claims it"),
         "{explanation:?}"
     );
 }

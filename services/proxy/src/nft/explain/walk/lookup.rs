@@ -23,7 +23,7 @@ impl Values {
         match self.lacking {
             0 => String::new(),
             lacking => {
-                format!("; {} more should be there, and a packet that draws such a one is dropped", lacking)
+                format!("; {} more are missing, and a packet that selects a missing one is dropped", lacking)
             }
         }
     }

@@ -38,12 +38,12 @@ impl Walk<'_> {
             Part::LocalDestination => self.local_destination(packet, told),
             Part::Address { field, net, inside } => self.address(*field, net, *inside, rule, packet, told),
             Part::Interface { name, prefix, is } => {
-                let by = format!("by {name}{}", if *prefix { "*" } else { "" });
+                let by = format!("on interface {name}{}", if *prefix { "*" } else { "" });
                 self.pod(
                     self.sender.origin == Origin::Pod,
                     *is,
-                    &format!("comes in {by}"),
-                    &format!("does not come in {by}"),
+                    &format!("is {by}"),
+                    &format!("is not {by}"),
                     rule,
                     told,
                 )
@@ -51,7 +51,7 @@ impl Walk<'_> {
             Part::In { fields, set, inside } => self.is_in(fields, *set, *inside, packet, told),
             Part::Mark(_) => {
                 packet.marked = true;
-                told.said.push("marked to be masqueraded".into());
+                told.said.push("marked for masquerading".into());
                 Then::Next
             }
             Part::ToggleMark(_) | Part::Offload => Then::Next,
@@ -63,7 +63,8 @@ impl Walk<'_> {
             // Comes only where the kernel remembers a client, which is told as a choice.
             Part::SetNumberToService | Part::Forget { .. } => Then::Next,
             Part::Remember { seconds, .. } => {
-                told.said.push(format!("the kernel remembers the client's endpoint for {seconds} s"));
+                told.said
+                    .push(format!("session affinity keeps this endpoint for the client for {seconds} s"));
                 Then::Next
             }
             Part::CountsCluster => when(packet.numbers.iter().any(|number| number.counts_cluster())),
@@ -95,7 +96,7 @@ impl Walk<'_> {
         if local {
             told.said.push("the source is an address of the node".into());
         } else {
-            told.not = Some("the source is no address of the node".into());
+            told.not = Some("the source is not an address of the node".into());
         }
         when(local)
     }
@@ -140,9 +141,9 @@ impl Walk<'_> {
     fn pod(&self, is: bool, wanted: bool, yes: &str, no: &str, rule: &Rule, told: &mut Told) -> Then {
         let marks = rule.parts.iter().any(|part| matches!(part, Part::Mark(_)));
         let found = match (is, marks) {
-            (true, true) => format!("the source {yes}, as pods do: not marked to be masqueraded"),
-            (true, false) => format!("the source {yes}, as pods do"),
-            (false, _) => format!("the source {no}, so it is no pod"),
+            (true, true) => format!("the source {yes}, so it is a pod: not marked for masquerading"),
+            (true, false) => format!("the source {yes}, so it is a pod"),
+            (false, _) => format!("the source {no}, so it is not a pod"),
         };
         if is == wanted {
             told.said.push(found)
@@ -175,12 +176,12 @@ impl Walk<'_> {
         };
         let set = SetName::SourceRanges;
         let (flow, step) = if ranges.is_empty() {
-            (Flow::Drop, format!("{set} let nobody in, dropped"))
+            (Flow::Drop, format!("{set} allow no source, dropped"))
         } else if holding.is_empty() {
             let named = words::ranges(&ranges);
-            (Flow::Drop, format!("{set} do not let the source in (only {named}), dropped"))
+            (Flow::Drop, format!("{set} do not allow the source (only {named}), dropped"))
         } else {
-            (Flow::Return, format!("{set} let the source in ({})", words::ranges(&holding)))
+            (Flow::Return, format!("{set} allow the source ({})", words::ranges(&holding)))
         };
         packet.steps.push(format!("{chain}: {step}"));
         flow
@@ -189,7 +190,7 @@ impl Walk<'_> {
     fn set_number(&self, fields: &[Field], map: SetName, packet: &mut Packet, told: &mut Told) -> Then {
         if map.is_dynamic() {
             told.not = Some(format!(
-                "a client that {map} remembers keeps its endpoint, if that is among those here; others get one now"
+                "a client in {map} keeps its endpoint if it is still selectable; a new client gets one now"
             ));
             return Then::Stop;
         }
@@ -204,7 +205,7 @@ impl Walk<'_> {
             }
             _ => {
                 format!(
-                    "one of the {} in {map} at random{}",
+                    "random selection from {} in {map}{}",
                     words::count(numbers.len(), "endpoint number"),
                     values.missing()
                 )
@@ -231,7 +232,7 @@ impl Walk<'_> {
                         Some(format!("{name} is not in {map} (externalTrafficPolicy Cluster)"))
                     }
                     SetName::LocalChoice => Some(format!(
-                        "{name} is not in {map}: no endpoint on this node takes traffic from outside"
+                        "{name} is not in {map}: no endpoint on this node accepts traffic from outside"
                     )),
                     SetName::InternalChoice | SetName::ExternalChoice => {
                         Some(format!("{name} is not in {map}"))
@@ -266,7 +267,7 @@ impl Walk<'_> {
             [only] => format!("the destination becomes {only}, the only endpoint in {map}{missing}"),
             _ if matches!(fields, [_, Field::Random(_)]) => {
                 format!(
-                    "the destination becomes one of {} in {map} at random{missing}",
+                    "the destination becomes a random one of {} in {map}{missing}",
                     words::count(endpoints.len(), "endpoint")
                 )
             }

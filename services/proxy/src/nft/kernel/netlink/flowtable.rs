@@ -31,7 +31,7 @@ impl Netlink {
     }
 
     pub(super) fn our_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
-        const QUESTION: &str = "the flowtables of our table";
+        const QUESTION: &str = "the flowtables of the table";
         self.retry(QUESTION, |netlink| Ok(netlink.flowtables(family)?.remove(FLOWTABLE)))
     }
 
