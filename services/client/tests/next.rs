@@ -183,7 +183,7 @@ async fn a_server_that_hangs_in_the_middle_is_left() {
         timeout(LONG, call.left()).await.expect("the client leaves");
     };
     let options = |options| Options { stall_timeout: Duration::from_millis(300), ..options };
-    recovers_from(fail, options, "sent nothing more for 300ms").await;
+    recovers_from(fail, options, "then nothing for 300ms").await;
 }
 
 #[tokio::test]
@@ -195,15 +195,15 @@ async fn garbage_is_thrown_away() {
         call.next(7, 2).await;
         call.item("", 2).await;
     };
-    recovers(nameless, "without a name").await;
+    recovers(nameless, "has no name").await;
     let twice = async |call: common::Call| call.state(7, 2, &[("a", 1), ("b", 1), ("a", 2)]).await;
-    recovers(twice, "the Service ns/a twice").await;
+    recovers(twice, "duplicate Service ns/a").await;
     let two_states = async |call: common::Call| {
         call.next(7, 2).await;
         call.next(7, 3).await;
     };
     recovers(two_states, "two states in one response").await;
-    recovers(async |call: common::Call| call.status(0).await, "ended the stream without a state").await;
+    recovers(async |call: common::Call| call.status(0).await, "ended the stream without sending a state").await;
     let the_same = async |call: common::Call| call.state(7, 1, &[("a", 1)]).await;
     recovers(the_same, "the state that the request excluded").await;
 }

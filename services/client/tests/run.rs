@@ -215,9 +215,9 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
     let errors = running.errors.lock().unwrap().join("\n");
     for said in [
         "deltas without a full state before them",
-        "ended the stream of changes",
+        "ended the stream of deltas",
         "then nothing for",
-        "the Service ns/z cannot be decoded",
+        "cannot decode Service ns/z",
     ] {
         assert!(errors.contains(said), "{said}: {errors}");
     }

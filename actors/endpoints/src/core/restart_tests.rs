@@ -141,7 +141,7 @@ fn whatever_is_damaged_counts_as_lost() {
         ("s/ns/a", "cannot decode", |batch, key, _| {
             batch.put(Table::Endpoints, key, [0xff; 9]);
         }),
-        ("s/ns/a", "something else", |batch, key, _| {
+        ("s/ns/a", "another type", |batch, key, _| {
             batch.put(Table::Endpoints, key, [8, 1]);
         }),
         ("s/ns/a", "has the key", |batch, _, value| {
