@@ -190,7 +190,7 @@ fn json_goes_in_and_out_and_bad_records_are_reported(make: fn() -> Made) {
     assert_eq!(good, [(1u64.to_be_bytes().to_vec(), pull)]);
     let keys: Vec<&[u8]> = bad.iter().map(|record| &record.key[..]).collect();
     assert_eq!(keys, [&2u64.to_be_bytes()[..], b"three"]);
-    assert!(bad[0].to_string().starts_with("the record pulls/2 cannot be decoded: "), "{}", bad[0]);
+    assert!(bad[0].to_string().starts_with("cannot decode record pulls/2: "), "{}", bad[0]);
 }
 
 fn stats_count_records(make: fn() -> Made) {

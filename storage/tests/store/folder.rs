@@ -157,7 +157,7 @@ fn a_store_that_five_processes_did_not_survive_is_moved_aside() {
     assert!(!count.exists(), "an opening that came to its end is not counted");
     fs::write(&count, "5\n").unwrap();
     let Outcome::Recovered { reason, .. } = open(dir.path()).unwrap().outcome else { panic!("opened") };
-    assert!(reason.contains("5 processes"), "{reason}");
+    assert!(reason.contains("5 consecutive processes"), "{reason}");
 }
 
 #[test]

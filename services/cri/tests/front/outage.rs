@@ -55,7 +55,8 @@ fn an_absent_runtime_is_unavailable_by_name_when_the_hold_time_is_over() {
             let reply = client.call(path, EMPTY).await;
             assert_eq!(since.elapsed().as_secs(), HOLD.as_secs(), "{path}");
             assert_eq!(reply.code(), 14);
-            let expected = format!("does not answer at unix://{}", sockets.runtime().display());
+            let expected =
+                format!("the container runtime at unix://{} did not answer", sockets.runtime().display());
             assert!(reply.text().contains(&expected), "{}", reply.text());
             assert!(reply.text().contains("cri.hold_timeout"), "{}", reply.text());
         }
