@@ -203,7 +203,8 @@ async fn garbage_is_thrown_away() {
         call.next(7, 3).await;
     };
     recovers(two_states, "two states in one response").await;
-    recovers(async |call: common::Call| call.status(0).await, "ended the stream without sending a state").await;
+    recovers(async |call: common::Call| call.status(0).await, "ended the stream without sending a state")
+        .await;
     let the_same = async |call: common::Call| call.state(7, 1, &[("a", 1)]).await;
     recovers(the_same, "the state that the request excluded").await;
 }
