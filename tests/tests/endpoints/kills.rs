@@ -53,7 +53,7 @@ fn consumers_come_to_the_truth_through_fifty_kills() -> Result<()> {
             "too little happened: {writes} writes, {rev} revisions"
         );
         let log = stage.agent.log()?;
-        for word in ["DAMAGED", "panic", "ERROR"] {
+        for word in ["state store damaged", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
             ensure!(line.is_none(), "the agent's log says {line:?}");
         }

@@ -42,7 +42,7 @@ async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<
         let found = digests(&store)?;
         let from = agent.log()?.len();
         agent.start_again().await?;
-        logged(&agent, from, "DAMAGED").await?;
+        logged(&agent, from, "state store damaged").await?;
         let aside = damaged_folders(&agent.state_dir())?;
         ensure!(aside.len() == n + 1, "after damage {n} these are there: {aside:?}");
         let newest = aside.last().context("one was moved aside")?;
@@ -61,7 +61,7 @@ async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<
     agent.kill9()?;
     agent.start_again().await?;
     let log = agent.log()?.split_off(from);
-    ensure!(!log.contains("DAMAGED"), "{log}");
+    ensure!(!log.contains("state store damaged"), "{log}");
     ensure!(damaged_folders(&agent.state_dir())?.len() == 3);
     Ok(())
 }
@@ -158,7 +158,7 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
     agent.cri().await?.pull_image(&node.name(&images[1])).await?;
     agent.kill9()
 }

@@ -172,7 +172,7 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
     serves(&agent, &images[3]).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
@@ -230,7 +230,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
     }
     ensure!(agent.end().await?.success());
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("DAMAGED"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
     eventually(PATIENCE, "both go on without a caller", || async {
         let pulls = agent.pulls_json().await?;
         ensure!(pulls["running"] == 1 && pulls["queued"] == 1 && pulls["callers"] == 0, "{pulls}");
