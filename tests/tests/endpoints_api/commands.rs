@@ -148,7 +148,7 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
     ensure!(some["services"] == json!([gateway]), "{some}");
     let told = stage.watch(&["--once", "default/nobody"]).await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["no Service default/nobody has a cluster IP"])?;
+    says(&told.err, &["Service default/nobody does not exist or has no cluster IP"])?;
     Ok(())
 }
 
@@ -177,7 +177,7 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     stage.at_rev(4).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
     stage.at_rev(5).await?;
-    let args: Vec<_> = told.err.trim().split_once("here: ").context("no arguments")?.1.split(' ').collect();
+    let args: Vec<_> = told.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
     let changed = "~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  2 ready, 2 selected";
     let mut watch = Running::watch(&stage, &args)?;
     let mut lines = [watch.line().await?, watch.line().await?];
@@ -328,8 +328,10 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
             "Node:     node, zone zone-a, 192.0.2.10, pods 10.244.1.0/24, Services 10.96.0.0/16",
             &format!("Listens:  {}, {}", stage.target(), stage.tcp),
             "Watchers: none",
-            "edge         gateway  LoadBalancer  10.96.20.1              https 443:30443/TCP            1      0 \
-                  1         1",
+            concat!(
+                "edge         gateway  LoadBalancer  10.96.20.1              https 443:30443/TCP            ",
+                "1      0      1         1"
+            ),
         ],
     )?;
     let state = stage.state().await?;

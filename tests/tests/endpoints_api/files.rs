@@ -140,7 +140,7 @@ async fn before_the_folder_was_ever_read_nothing_is_served() -> Result<()> {
         ensure!(state["state"] == "waiting" && state["rev"] == 0, "{state}");
         ensure!(state["watchers"].as_array().is_some_and(|all| all.len() == 2), "{state}");
         says(&state.to_string(), &[&place])?;
-        says(&stage.endpoints(&[]).await?.success()?.out, &["WAITING", &place])
+        says(&stage.endpoints(&[]).await?.success()?.out, &["PENDING", &place])
     })
     .await?;
     ensure!(followers.watch.seen().is_empty() && followers.next.seen().is_empty());
