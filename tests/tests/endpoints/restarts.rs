@@ -128,7 +128,11 @@ fn a_lost_store_means_another_instance() -> Result<()> {
             stage.says_current().await?;
             pair = after;
         }
-        ensure!(stage.agent.log()?.contains("state store damaged"), "the damage is said:\n{}", stage.agent.log()?);
+        ensure!(
+            stage.agent.log()?.contains("state store damaged"),
+            "the damage is said:\n{}",
+            stage.agent.log()?
+        );
         // What is there now survives again.
         stage.kill_and_start().await?;
         stage.says_current().await?;

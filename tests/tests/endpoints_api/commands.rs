@@ -177,7 +177,8 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     stage.at_rev(4).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
     stage.at_rev(5).await?;
-    let args: Vec<_> = told.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
+    let args: Vec<_> =
+        told.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
     let changed = "~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  2 ready, 2 selected";
     let mut watch = Running::watch(&stage, &args)?;
     let mut lines = [watch.line().await?, watch.line().await?];

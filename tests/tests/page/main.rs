@@ -140,7 +140,7 @@ async fn the_page_shows_heartbeats_what_is_wrong_with_them_and_that_they_are_off
     let agent = node.agent(&settings).await?;
     let desk = Browser::start(&node.scratch, DESK).await?;
     desk.open(&agent.url()).await?;
-    desk.until("document.getElementById('beat').innerText === 'well'").await?;
+    desk.until("document.getElementById('beat').innerText === 'healthy'").await?;
     desk.until("/Ready[\\s\\S]*KubeletReady/.test(document.getElementById('conditions').innerText)").await?;
     ensure!(desk.eval("document.getElementById('role').innerText").await? == "node", "the role is shown");
     keep(&desk, "heartbeats").await?;
@@ -149,13 +149,13 @@ async fn the_page_shows_heartbeats_what_is_wrong_with_them_and_that_they_are_off
     desk.until("document.getElementById('beat').innerText.startsWith('failing for')").await?;
     keep(&desk, "heartbeats-failing").await?;
     cluster.api.start_again().await?;
-    desk.until("document.getElementById('beat').innerText === 'well'").await?;
+    desk.until("document.getElementById('beat').innerText === 'healthy'").await?;
 
     let off = node.agent(&Settings::new()).await?;
     let phone = Browser::start(&node.scratch, PHONE).await?;
     phone.open(&off.url()).await?;
     phone
-        .until("document.getElementById('heartbeats-off').innerText.startsWith('Off: no API server')")
+        .until("document.getElementById('heartbeats-off').innerText.startsWith('Disabled: no API server')")
         .await?;
     ensure!(
         phone.eval("document.getElementById('heartbeats').hidden").await? == true,
