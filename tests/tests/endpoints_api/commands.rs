@@ -380,6 +380,6 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     .await?;
     let told = stage.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["no agent answers on unix:///nowhere/at.sock"])?;
+    says(&told.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
     Ok(())
 }

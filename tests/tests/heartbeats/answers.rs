@@ -83,7 +83,7 @@ fn refusals_are_tried_once_an_interval_and_a_server_that_wants_to_be_left_alone_
         per_second: 4.0 / 3.0 + 0.2,
     };
     run(all(vec![
-        (refused("unauthorized", 401, "not accepted"), Role::Companion),
+        (refused("unauthorized", 401, "credentials are rejected"), Role::Companion),
         (refused("forbidden", 403, "do not allow it"), Role::Companion),
         (refused("faulty-node", 403, "do not allow it"), Role::Node),
         (later("too-many", 429, "HTTP 429"), Role::Companion),

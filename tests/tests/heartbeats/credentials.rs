@@ -33,7 +33,7 @@ async fn token_of_an_account_made_anew(cluster: &Cluster) -> Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.client(), "kube-system");
     accounts.delete("token", &DeleteParams::default()).await.context("cannot delete the account")?;
     cluster.admin.ensure_service_account("kube-system", "token").await?;
-    rig.says_failing("not accepted").await?;
+    rig.says_failing("credentials are rejected").await?;
     let failures = rig.metric("keelson_lease_renewals_total{result=\"Unauthorized\"}").await?;
     pass(5).await;
     let more = rig.metric("keelson_lease_renewals_total{result=\"Unauthorized\"}").await? - failures;

@@ -44,7 +44,7 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
     says(
         &told.err,
         &[
-            "mode iptables: Services are made of nftables rules",
+            "mode iptables: Services are programmed with nftables",
             "iptables.localhostNodePorts has no effect",
             "unknown field \"strictArp\"",
             "node ports are served at all addresses",
