@@ -92,7 +92,7 @@ macro_rules! handles_restart {
     };
 }
 
-/// What every actor does with a [`Restart`] before it stops: see [`handles_restart`](crate::handles_restart).
+/// What every actor does with a [`Restart`] before it stops: see [`handles_restart`].
 ///
 /// # Panics
 /// The message's reason is `PANIC`, and this is no release build.
