@@ -4,6 +4,8 @@
 //! services that keep and show a pull's progress, and of the agent's own APIs.
 //! In: nothing. Out: types, clients, servers, and the descriptor set for gRPC reflection. No I/O.
 
+#![deny(missing_docs)] // Other projects link this crate.
+
 mod json;
 
 /// The part of the CRI (package `runtime.v1`) that the agent reads or asks for itself.

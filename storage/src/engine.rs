@@ -24,15 +24,19 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Records a batch when a generation is filled.
 const FILL_BATCH: usize = 500;
 
-/// What went wrong below the store.
 #[derive(Debug)]
 pub(crate) enum EngineError {
     /// The files do not hold what was acknowledged.
     Damaged(String),
-    /// sled says so.
-    Sled { operation: &'static str, source: sled::Error },
-    /// The file system says so.
-    Io { operation: &'static str, path: PathBuf, source: io::Error },
+    Sled {
+        operation: &'static str,
+        source: sled::Error,
+    },
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
 }
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -40,7 +44,6 @@ type Result<T> = std::result::Result<T, EngineError>;
 /// Numbers that are kept up to date as batches are applied.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Totals {
-    /// Records by table tag.
     pub(crate) by_tag: BTreeMap<u8, u64>,
     /// Bytes of all keys and values.
     pub(crate) live_bytes: u64,
@@ -62,7 +65,6 @@ impl Totals {
     }
 }
 
-/// An open generation.
 pub(crate) struct Engine {
     db: sled::Db,
     dir: PathBuf,
@@ -179,7 +181,6 @@ impl Engine {
         &self.totals
     }
 
-    /// Number of the last batch.
     pub(crate) fn batch(&self) -> u64 {
         self.seal.batch
     }

@@ -15,7 +15,6 @@ const FIRST_LINE: &str = "keelson-state";
 /// What the manifest of a store says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    /// Version of the records' form.
     pub schema: u32,
     /// Number of the generation that counts.
     pub generation: u64,
@@ -25,22 +24,11 @@ pub struct Manifest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// The file system refused.
     #[error("cannot read {path}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// It is not there, or not what was written.
     #[error("{path}: {reason}")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Damaged { path: PathBuf, reason: String },
 }
 
 impl Manifest {

@@ -15,7 +15,6 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store.
     pub fn new() -> Self {
         Self::default()
     }

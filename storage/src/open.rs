@@ -17,7 +17,7 @@ use crate::migrate::{OLDEST_VERSION, Records, SCHEMA_VERSION, migrate};
 use crate::seal::checksum;
 use crate::sled_store::{OPEN_LIMIT, SledStore};
 
-/// So many processes in a row may end while they open a store before it counts as the cause: what sled reads
+/// Number of processes in a row that may end while they open a store, before it counts as the cause: what sled reads
 /// may make it abort the process, which no thread can catch.
 const OPENING_ATTEMPTS: u32 = 5;
 const OPENING_FILE: &str = "opening";
@@ -29,11 +29,9 @@ pub const LOCK_FILE: &str = "lock";
 pub struct Opened {
     /// The store. It holds the folder's lock until it is dropped.
     pub store: Arc<SledStore>,
-    /// What was found.
     pub outcome: Outcome,
 }
 
-/// What opening a state folder found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -42,26 +40,11 @@ pub enum Outcome {
     /// A whole store of the current schema version.
     Opened,
     /// A whole store of an older schema version, which has been migrated.
-    Migrated {
-        /// The version it had.
-        from: u32,
-        /// The version it has now.
-        to: u32,
-    },
+    Migrated { from: u32, to: u32 },
     /// A store of a newer schema version, which has been moved aside untouched. The store is new.
-    NewerSetAside {
-        /// The version it has.
-        found: u32,
-        /// Where it is now.
-        moved_to: PathBuf,
-    },
+    NewerSetAside { found: u32, moved_to: PathBuf },
     /// A damaged store, which has been moved aside. The store is new.
-    Recovered {
-        /// Where the damaged one is now.
-        moved_to: PathBuf,
-        /// What was wrong with it.
-        reason: String,
-    },
+    Recovered { moved_to: PathBuf, reason: String },
 }
 
 /// Opens the store in `state_dir`, which is made if it is missing.

@@ -24,7 +24,6 @@ const ACKED_LEN: usize = 16;
 /// What the records must add up to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seal {
-    /// Number of the last batch.
     pub(crate) batch: u64,
     /// Number of records, those of the store itself not counted.
     pub(crate) records: u64,

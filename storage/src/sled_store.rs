@@ -150,7 +150,7 @@ impl SledStore {
         }
     }
 
-    /// Fails when there may be no room for so many bytes more. What is wrong is left to whoever meets it.
+    /// Fails when there may be no room for this number of bytes. Other errors are left to the write.
     fn room_for(&self, inner: &mut Inner, bytes: u64) -> Result<(), StoreError> {
         let path = self.dir.clone();
         // On the guarded thread: a file system may hang, too.

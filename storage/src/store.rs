@@ -11,7 +11,6 @@ use crate::deferred::StoreState;
 use crate::error::StoreError;
 use crate::table::{Batch, Table, printable_key};
 
-/// Records with their keys.
 pub type Keyed<T> = Vec<(Vec<u8>, T)>;
 
 /// Records in tables, ordered by key, written in batches.
@@ -24,7 +23,6 @@ pub trait StateStore: Send + Sync + 'static {
     /// disk, say) is gone, without being opened anew.
     fn apply(&self, batch: &Batch) -> Result<(), StoreError>;
 
-    /// The value of a record.
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// All records of a table, in key order.
@@ -40,14 +38,12 @@ pub trait StateStore: Send + Sync + 'static {
     }
 }
 
-/// What a store tells about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {
     /// `sled` or `memory`.
     pub backend: String,
     /// The store's folder, if it has one.
     pub path: Option<PathBuf>,
-    /// Version of the records' form.
     pub schema_version: u32,
     /// Bytes on disk; for a store in memory, bytes of keys and values.
     pub size_bytes: u64,
@@ -57,18 +53,14 @@ pub struct StoreStats {
     pub errors: u64,
     /// Where a damaged store was moved to when this one was opened.
     pub damaged_moved_to: Option<PathBuf>,
-    /// Records by table.
     pub tables: Vec<(String, u64)>,
 }
 
 /// A record that its reader cannot decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadRecord {
-    /// The table it is in.
     pub table: Table,
-    /// Its key.
     pub key: Vec<u8>,
-    /// What is wrong with it.
     pub reason: String,
 }
 

@@ -39,7 +39,6 @@ macro_rules! tables {
                 match self { $(Table::$variant => $tag),+ }
             }
 
-            /// The table with this name.
             pub fn from_name(name: &str) -> Option<Table> {
                 match name { $($name => Some(Table::$variant),)+ _ => None }
             }
@@ -78,12 +77,9 @@ impl fmt::Display for Table {
     }
 }
 
-/// One write of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Op {
-    /// The table it is for.
     pub table: Table,
-    /// The record's key.
     pub key: Vec<u8>,
     /// The value to put, or `None` to delete the record.
     pub value: Option<Vec<u8>>,
@@ -96,12 +92,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// An empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds or replaces a record.
     pub fn put(&mut self, table: Table, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> &mut Self {
         self.ops.push(Op { table, key: key.into(), value: Some(value.into()) });
         self
@@ -133,12 +127,10 @@ impl Batch {
         self
     }
 
-    /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// How many writes there are.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
@@ -153,7 +145,6 @@ impl Batch {
         self.ops.iter().map(|op| (op.key.len() + op.value.as_ref().map_or(0, Vec::len)) as u64).sum()
     }
 
-    /// Refuses what no store takes.
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         for op in &self.ops {
             let (table, len) = (op.table, op.key.len());

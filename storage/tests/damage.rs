@@ -91,7 +91,11 @@ fn one_case(template: &Path, expected: &Content, seed: u64) -> (&'static str, St
     let after = content(&*opened.store);
     drop(opened);
     let again = open(dir.path()).unwrap();
-    assert_eq!(again.outcome, Outcome::Opened, "seed {seed}: {what}: the second start finds nothing to mend");
+    assert_eq!(
+        again.outcome,
+        Outcome::Opened,
+        "seed {seed}: {what}: the second start finds nothing to repair"
+    );
     assert!(content(&*again.store) == after, "seed {seed}: {what}");
     (what, outcome)
 }

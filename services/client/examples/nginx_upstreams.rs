@@ -78,7 +78,7 @@ impl Handlers for Upstreams {
             let run = move || Command::new("sh").args(["-c", &line]).status();
             let status = tokio::task::spawn_blocking(run).await??;
             if !status.success() {
-                // Whoever returns an error is called again.
+                // A handler that returns an error is called again.
                 return Err(format!("the command that follows a change failed: {status}").into());
             }
         }

@@ -119,7 +119,7 @@ impl Connection {
         State::new(next.into(), first.node, services)
     }
 
-    /// Says how a backend fares.
+    /// Reports the status of a backend.
     ///
     /// # Errors
     /// The server does not want to know, or does not know how: [`Error::is_unimplemented`].

@@ -1,4 +1,4 @@
-//! Who is told.
+//! The handlers of a consumer.
 //!
 //! Owns: [`Handlers`], what a consumer of endpoints has to be. Out: nothing; the calls come from
 //! [`crate::Client::run`] and [`crate::DiffStore`].

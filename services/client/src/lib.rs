@@ -30,10 +30,12 @@
 //!
 //! What else there is: [`Client::next`] for whole states one by one, [`DiffStore`] to compare such states,
 //! [`EndpointsArgs`] for the flags of a program that uses clap (feature `clap`, on by default), [`Reporter`] for backends that
-//! let people see with the agent how they fare, and two complete programs in the folder `examples`.
+//! report their status to the agent, and two complete programs in the folder `examples`.
 //!
 //! Owns: connections, retries, comparison. In: [`Options`]. Out: calls of [`Handlers`], or [`State`]s; errors to
 //! `tracing` and [`Client::on_trouble`].
+
+#![deny(missing_docs)] // Other projects link this crate.
 
 #[cfg(feature = "clap")]
 mod args;

@@ -1,4 +1,4 @@
-//! Telling the agent how a backend fares.
+//! Reports of a backend's status to the agent.
 //!
 //! Owns: [`report`] and [`Reporter`], and what a text must be to be taken. In: what a backend is and has done. Out: whether it
 //! was taken, to be shown by `keelson endpoints` and on the agent's page. It has a connection of its own: whatever becomes
@@ -27,7 +27,7 @@ pub enum Reported {
     Unsupported,
 }
 
-/// Says once how a backend fares; see [`Reporter`] for who says it again and again.
+/// Sends one report of a backend's status; see [`Reporter`] for repeated reports.
 ///
 /// # Errors
 /// Nobody took it within 5 s, or the agent refuses it. A backend goes on without.
@@ -35,7 +35,7 @@ pub async fn report(target: &Target, backend: Backend) -> Result<Reported, Error
     Reporter::new(target.clone()).report(backend).await
 }
 
-/// Says how a backend fares, whenever that changes and at least every 10 s.
+/// Reports a backend's status, with each change and at least every 10 s.
 ///
 /// ```no_run
 /// # async fn example() {

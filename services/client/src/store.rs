@@ -16,7 +16,7 @@ use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
 
 use crate::{Error, Handlers, Position, RawService, ServiceName, State, state::decode};
 
-/// Up to so many bytes of changed Services are decoded at once. Where more have changed, as at the start, each is decoded to
+/// Maximum number of bytes of changed Services that are decoded at once. Where more have changed, as at the start, each is decoded to
 /// see whether all is sound and again when it is delivered: that takes less memory than holding all of them decoded.
 const DECODED_AT_ONCE: usize = 1 << 20;
 

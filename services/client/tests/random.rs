@@ -34,7 +34,7 @@ enum Step {
     Forget,
     /// The client receives the newest state.
     Deliver,
-    /// The same, but the connection breaks after so many items.
+    /// The same, but the connection breaks after this number of items.
     Break(usize),
     /// The consumer fails at the next state.
     Fail,

@@ -16,14 +16,10 @@ use crate::tree::{ReadError, Tree};
 const V4_ROUTES: &str = "proc/net/route";
 const V6_ROUTES: &str = "proc/net/ipv6_route";
 
-/// An address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The interface.
     pub(crate) interface: String,
-    /// Its flags.
     pub(crate) flags: InterfaceFlags,
-    /// The address.
     pub(crate) ip: IpAddr,
 }
 

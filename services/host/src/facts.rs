@@ -16,7 +16,6 @@ const SYSTEM_UUID: [&str; 3] =
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 const OS_RELEASE: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
 
-/// Reads them.
 pub(crate) fn read(tree: &Tree) -> HostFacts {
     let machine_id = said(first(tree, &MACHINE_ID)).trim().to_owned();
     let system_uuid = first(tree, &SYSTEM_UUID).map(|uuid| uuid.trim_matches(['\0', ' ', '\n']).to_owned());

@@ -26,21 +26,12 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Why the size of a file system is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FileSystemError {
-    /// It said so.
     #[error("cannot read the capacity of the file system of {path}: {reason}", path = .path.display())]
-    Failed {
-        /// The directory.
-        path: PathBuf,
-        /// The system's words.
-        reason: String,
-    },
+    Failed { path: PathBuf, reason: String },
     /// It does not answer.
     #[error("the file system of {path} did not answer within {PATIENCE:?}; check its server if it is a \
              network file system", path = .path.display())]
-    Hangs {
-        /// The directory.
-        path: PathBuf,
-    },
+    Hangs { path: PathBuf },
 }
 
 type Answer = Result<FileSystem, FileSystemError>;
@@ -93,7 +84,7 @@ impl FileSystems {
         let thread = thread::Builder::new().name("file-system".to_owned()).spawn(move || {
             let answer = (me.measure)(&of).map_err(|error| failed(&of, error.to_string()));
             me.asking().remove(&of);
-            // Whoever asked may have left.
+            // The caller may have left.
             let _ = tell.send(answer);
         });
         if let Err(error) = thread {

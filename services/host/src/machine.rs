@@ -10,7 +10,6 @@ const LOADAVG: &str = "proc/loadavg";
 /// The kernel obeys the smaller of the two.
 const TASK_LIMITS: [&str; 2] = ["proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"];
 
-/// Processors that are online.
 pub(crate) fn cpus(tree: &Tree) -> Result<u32, ReadError> {
     let online = match tree.text(ONLINE) {
         Ok(online) => online,

@@ -34,7 +34,6 @@ pub(crate) struct MemInfo {
 }
 
 impl MemInfo {
-    /// Reads it.
     pub(crate) fn read(tree: &Tree) -> Result<Self, ReadError> {
         Ok(Self { tree: tree.clone(), text: tree.text(MEMINFO)? })
     }

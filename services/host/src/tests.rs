@@ -16,7 +16,6 @@ const KIB: u64 = 1024;
 const MEMINFO: &str = "MemTotal:       16000000 kB\nMemFree:         4000000 kB\nMemAvailable:   9000000 kB\n\
     Inactive(file):  3000000 kB\nSwapTotal:       2000000 kB\nHugePages_Total:       0\n";
 
-/// A machine of files.
 struct Machine {
     folder: TempDir,
 }

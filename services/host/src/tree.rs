@@ -13,20 +13,10 @@ use std::{
 pub(crate) enum ReadError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}", path = .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// The file says something else than the kernel's documentation promises.
     #[error("{path} does not contain {expected}", path = .path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What should be there.
-        expected: &'static str,
-    },
+    Content { path: PathBuf, expected: &'static str },
 }
 
 impl ReadError {
@@ -48,7 +38,6 @@ impl Tree {
         Self { root }
     }
 
-    /// The whole path.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.root.join(path)
     }

@@ -38,7 +38,6 @@ impl Failure {
     }
 }
 
-/// A whole answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -74,7 +73,6 @@ impl From<protobuf::Status> for Status {
     }
 }
 
-/// Its details, in part.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct StatusDetails {
@@ -82,7 +80,6 @@ pub(crate) struct StatusDetails {
     causes: Option<Vec<StatusCause>>,
 }
 
-/// A cause, in part.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct StatusCause {
@@ -218,7 +215,6 @@ pub(crate) fn written(body: &[u8]) -> Result<Written, Failure> {
     Ok(written)
 }
 
-/// A whole Lease.
 pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
     let lease: Lease = json(body)?;
     let (uid, resource_version) = (lease.metadata.uid, lease.metadata.resource_version);

@@ -37,12 +37,10 @@ pub(crate) fn leases_path() -> String {
     format!("/apis/coordination.k8s.io/v1/namespaces/{LEASE_NAMESPACE}/leases")
 }
 
-/// The path of a Lease.
 pub(crate) fn lease_path(name: &str) -> String {
     format!("{}/{}", leases_path(), escaped(name))
 }
 
-/// The path of a Node.
 pub(crate) fn node_path(name: &str) -> String {
     format!("/api/v1/nodes/{}", escaped(name))
 }
@@ -52,7 +50,6 @@ pub(crate) fn events_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{}/events", escaped(namespace))
 }
 
-/// The path of an Event.
 pub(crate) fn event_path(namespace: &str, name: &str) -> String {
     format!("{}/{}", events_path(namespace), escaped(name))
 }

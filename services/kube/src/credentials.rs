@@ -55,7 +55,6 @@ impl Memory {
     }
 }
 
-/// The link in use.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     source: ClusterSource,

@@ -32,7 +32,6 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 /// Why there is no key, request or certificate. Never holds anything of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// The random generator failed.
     #[error("cannot generate a private key")]
     Key,
     /// The text is not a private key in PEM.
@@ -44,7 +43,6 @@ pub enum CertificateError {
     /// The text is not a certificate in PEM that can be read.
     #[error("no valid certificate in PEM found")]
     NoCertificate,
-    /// Another key's certificate.
     #[error("certificate and key do not match")]
     Mismatch,
 }
@@ -64,7 +62,6 @@ impl fmt::Debug for ClientKey {
     }
 }
 
-/// A request to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRequest {
     /// The object's name: the same for the same key, so that a request whose answer was lost is found again.
@@ -112,14 +109,12 @@ impl ClientKey {
     }
 }
 
-/// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestState {
     /// Neither approved nor denied, or not signed yet.
     Pending,
     /// It was denied, or the signer failed: why.
     Refused(String),
-    /// The certificate, in PEM.
     Issued(String),
 }
 

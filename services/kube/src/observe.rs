@@ -33,7 +33,7 @@ impl RequestSeen {
     }
 }
 
-/// Is told of each request. Called on the task that made the request; must not block.
+/// Called with each request, on the task that made the request; must not block.
 #[derive(Clone)]
 pub struct RequestObserver(Arc<dyn Fn(&RequestSeen) + Send + Sync>);
 

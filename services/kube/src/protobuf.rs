@@ -116,7 +116,6 @@ pub(crate) fn metadata(body: &[u8]) -> Option<ObjectMeta> {
     PartialObjectMetadata::decode(open(body)?.raw).ok()?.metadata
 }
 
-/// The Status in an answer.
 pub(crate) fn status(body: &[u8]) -> Option<Status> {
     let envelope = open(body)?;
     if envelope.type_meta.as_ref().is_none_or(|t| t.kind != "Status") {

@@ -39,7 +39,6 @@ const ANSWER_MAX: usize = 8 << 20;
 /// What an [`ApiServer`] is made of.
 #[derive(Debug, Clone)]
 pub struct ApiServerParts {
-    /// Where it is, and the credentials.
     pub source: ClusterSource,
     /// How long one request may take, with its connection and its answer. The kubelet's heartbeats have the
     /// lease duration, and 10 s at the most.
@@ -47,13 +46,11 @@ pub struct ApiServerParts {
     /// How long the head of a list or a watch may take, if that is longer. An API server that is busy (API Priority and
     /// Fairness) keeps a request waiting for up to a minute before it answers.
     pub head_timeout: Duration,
-    /// How a silent connection is tested.
     pub keep_alive: KeepAlive,
-    /// Is told of each request.
     pub observer: RequestObserver,
     /// Shared by all connections to one API server.
     pub signals: ServerSignals,
-    /// Is told of the credentials each time they are read.
+    /// Receives the credentials each time they are read.
     pub credentials: CredentialsObserver,
 }
 
@@ -100,7 +97,6 @@ impl fmt::Debug for ApiServer {
 /// One request, as it is written down.
 pub(crate) struct Call {
     pub(crate) method: Method,
-    /// For metrics.
     pub(crate) resource: &'static str,
     /// Path and query.
     pub(crate) target: String,
@@ -125,7 +121,6 @@ impl Call {
     }
 }
 
-/// How far a request got.
 #[derive(Default)]
 struct Progress {
     used: Option<Held>,

@@ -37,7 +37,6 @@ pub struct Rollback {
     pub of: String,
     /// The resource version that was seen before.
     pub seen: u64,
-    /// The one that was seen after.
     pub now: u64,
 }
 
@@ -45,7 +44,6 @@ pub struct Rollback {
 #[derive(Debug, Default)]
 struct History {
     rollbacks: u64,
-    /// The highest, by path.
     versions: BTreeMap<String, u64>,
 }
 
@@ -131,7 +129,6 @@ struct Signals {
     answers_again: Notify,
     learned: Mutex<Learned>,
     history: Mutex<History>,
-    /// How many there were.
     rollbacks: watch::Sender<u64>,
     on_rollback: Box<dyn Fn(&Rollback) + Send + Sync>,
 }
@@ -214,7 +211,6 @@ impl ServerSignals {
         self.tell(rollback);
     }
 
-    /// Changes with each rollback.
     pub(crate) fn rollbacks(&self) -> watch::Receiver<u64> {
         self.0.rollbacks.subscribe()
     }

@@ -34,7 +34,6 @@ const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 pub enum ClusterSource {
     /// A kubeconfig file, as the kubelet has one.
     Kubeconfig {
-        /// The file.
         path: PathBuf,
         /// The context to use; `current-context` if none is given.
         context: Option<String>,
@@ -55,11 +54,9 @@ pub enum ClusterSource {
 /// A server and the files with which to speak to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExplicitSource {
-    /// The server's URL.
     pub server: String,
     /// PEM file with the certificate authorities that sign the server's certificate; the system's if none is given.
     pub ca_file: Option<PathBuf>,
-    /// File with a bearer token.
     pub token_file: Option<PathBuf>,
     /// PEM file with the client certificate and what leads from it to the cluster's authority.
     pub client_certificate_file: Option<PathBuf>,
@@ -88,30 +85,15 @@ impl fmt::Display for ClusterSource {
 pub(crate) enum SourceError {
     /// A file cannot be read.
     #[error("cannot read {what} {path}: {reason}")]
-    Read {
-        /// What the file is.
-        what: &'static str,
-        /// The file.
-        path: String,
-        /// The system's reason.
-        reason: String,
-    },
+    Read { what: &'static str, path: String, reason: String },
     /// Every user of the machine could replace what is in a file.
     #[error(
         "the {what} {path} is writable by every user (mode {mode:04o}); not used; run: chmod go-w {path}"
     )]
-    WorldWritable {
-        /// What the file is.
-        what: &'static str,
-        /// The file.
-        path: String,
-        /// Its permission bits.
-        mode: u32,
-    },
+    WorldWritable { what: &'static str, path: String, mode: u32 },
     /// What was read cannot be used.
     #[error("{source_name}: {reason}")]
     Unusable {
-        /// The source, for people.
         source_name: String,
         /// What is wrong, and what to do.
         reason: String,
@@ -126,7 +108,6 @@ pub(crate) struct Loaded {
     pub(crate) files: Vec<PathBuf>,
     /// A command is run for the credentials, so that they can change without any file changing.
     pub(crate) plugin: bool,
-    /// What the credentials say of themselves.
     pub(crate) credentials: Vec<Credential>,
     /// Files with a secret that others than their owner may read.
     pub(crate) warnings: Vec<String>,

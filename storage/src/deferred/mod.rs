@@ -26,29 +26,18 @@ use thread::{Failure, Job, StoreThread};
 /// disk has answered.
 pub const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether records are durable now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreState {
     /// The first attempt to open the store is under way.
-    Opening {
-        /// When it began.
-        since: SystemTime,
-    },
+    Opening { since: SystemTime },
     /// The store is open and its last write succeeded.
     Open,
     /// The store is open, but its last call failed. Calls are still tried.
-    Failing {
-        /// The error with its sources.
-        reason: String,
-        /// Since when calls fail.
-        since: SystemTime,
-    },
+    Failing { reason: String, since: SystemTime },
     /// The store could not be opened, or the disk does not answer. Calls fail at once.
     Unavailable {
-        /// The error with its sources.
         reason: String,
-        /// Since when.
         since: SystemTime,
         /// When the store is opened again; `None` while an attempt or a call is under way.
         next_try: Option<SystemTime>,
@@ -63,7 +52,6 @@ impl StoreState {
         matches!(self, StoreState::Open)
     }
 
-    /// Whether calls are tried at all.
     pub fn is_open(&self) -> bool {
         matches!(self, StoreState::Open | StoreState::Failing { .. })
     }
@@ -143,7 +131,6 @@ impl DeferredStore {
         Ok(Self { shared })
     }
 
-    /// The state now.
     pub fn state(&self) -> StoreState {
         self.shared.state.borrow().clone()
     }

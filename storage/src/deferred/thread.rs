@@ -30,7 +30,6 @@ const CHECK_KEY: &[u8] = b"write_check";
 /// Work on the store, if it is open. `None`: it was not done.
 pub(super) type Work = Box<dyn FnOnce(Option<&dyn StateStore>) -> Option<Result<(), Failure>> + Send>;
 
-/// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The disk refused; another call may succeed.
@@ -48,7 +47,6 @@ impl Failure {
 
 pub(super) enum Job {
     Run(Work),
-    /// Look at the state again.
     Wake,
     Close(SyncSender<()>),
 }
@@ -195,7 +193,6 @@ impl StoreThread {
     }
 }
 
-/// A write that changes nothing.
 fn check() -> Work {
     Box::new(|store| {
         let mut batch = Batch::new();

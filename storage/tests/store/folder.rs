@@ -88,7 +88,7 @@ fn what_is_in_the_way_is_named() {
     let text = message(open(&state_dir).unwrap_err());
     assert!(text.contains("lock-is-a-folder/lock") && text.contains("in its place"), "{text}");
 
-    // sysfs takes no folders, whoever asks.
+    // sysfs takes no folders, not even from root.
     let text = message(open(std::path::Path::new("/sys/keelson")).unwrap_err());
     assert!(text.contains("/sys/keelson"), "{text}");
 }

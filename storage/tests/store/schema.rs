@@ -111,7 +111,7 @@ fn a_manifest_and_a_store_that_disagree_are_moved_aside_whole() {
     let Outcome::Recovered { moved_to, reason } = opened.outcome else { panic!("{:?}", opened.outcome) };
     assert!(reason.contains("2 in the store and 1 in the manifest"), "{reason}");
     drop(opened.store);
-    // A person who mends the manifest gets everything back.
+    // A person who repairs the manifest gets everything back.
     let rescued = tempfile::tempdir().unwrap();
     copy_dir(&moved_to, &rescued.path().join("state"));
     Manifest { schema: 2, generation: 1 }.write(rescued.path()).unwrap();

@@ -24,12 +24,9 @@ const DUE_MOST: i64 = 30 * 86_400;
 /// As long before its end where the lifetime is not known, in seconds.
 const DUE_UNKNOWN: i64 = 86_400;
 
-/// What a credential is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CredentialKind {
-    /// A client certificate.
     ClientCertificate,
-    /// A bearer token.
     Token,
 }
 
@@ -43,7 +40,6 @@ impl CredentialKind {
         }
     }
 
-    /// The name in sentences.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -56,7 +52,6 @@ impl CredentialKind {
 /// A credential in use. Times are Unix seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// What it is.
     pub kind: CredentialKind,
     /// The file it was read from; none if it is part of a kubeconfig.
     pub file: Option<PathBuf>,
@@ -66,7 +61,7 @@ pub struct Credential {
     pub bound_node: Option<String>,
     /// When it was issued, or becomes valid.
     pub not_before: Option<i64>,
-    /// When it expires.
+    /// Expiry in Unix seconds; absent if it does not expire.
     pub not_after: Option<i64>,
 }
 
@@ -75,25 +70,22 @@ pub struct Credential {
 pub enum Validity {
     /// It does not say when it expires.
     Unknown,
-    /// Long enough.
     Healthy {
-        /// Until it expires.
+        /// Seconds until it expires.
         left: i64,
     },
     /// It ends soon, and whatever should have renewed it has not.
     Expiring {
-        /// Until it expires.
+        /// Seconds until it expires.
         left: i64,
     },
-    /// It has expired.
     Expired {
-        /// Since it expired.
+        /// Seconds since it expired.
         since: i64,
     },
 }
 
 impl Validity {
-    /// The status word.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -169,7 +161,7 @@ pub struct CredentialsInUse {
     pub error: Option<String>,
 }
 
-/// Is told of the credentials by the connections that share it. Cheap to clone.
+/// Receives the credentials from the connections that share it. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct CredentialsObserver(watch::Sender<CredentialsInUse>);
 
@@ -180,7 +172,6 @@ impl CredentialsObserver {
         self.0.borrow().clone()
     }
 
-    /// The same with each change.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<CredentialsInUse> {
         self.0.subscribe()

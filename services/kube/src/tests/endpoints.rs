@@ -36,7 +36,6 @@ struct Sink {
     tell: mpsc::UnboundedSender<SourceEvent>,
     /// What it answers; [`Answer::Taken`] after these.
     answers: Mutex<VecDeque<Answer>>,
-    /// How many answers may be given.
     room: Semaphore,
 }
 
@@ -51,7 +50,6 @@ impl EventSink for Sink {
     }
 }
 
-/// What a source says, in short.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Said {
     Listing,
@@ -61,11 +59,9 @@ enum Said {
     Refused,
     Well,
     Failing(String),
-    /// A batch of nothing.
     Nothing,
 }
 
-/// A source under way.
 struct Source {
     events: mpsc::UnboundedReceiver<SourceEvent>,
     said: VecDeque<Said>,
@@ -90,7 +86,6 @@ impl Source {
         Self { events, said: VecDeque::new(), sink, task }
     }
 
-    /// EndpointSlices of this server.
     fn slices(server: &Server) -> Self {
         Self::slices_of(server.api(), Semaphore::MAX_PERMITS)
     }
@@ -164,7 +159,6 @@ fn begin(server: &Server) -> Feed {
     feed
 }
 
-/// Feeds of slices.
 trait Slices {
     fn slice(&self, of: &str, name: &str, version: u64);
     fn listed(&self, version: u64);
@@ -185,12 +179,10 @@ impl Slices for Feed {
     }
 }
 
-/// An answer in protobuf.
 fn answer(code: u16, body: Bytes) -> Reply {
     Reply::Answer(code, vec![("content-type", "application/vnd.kubernetes.protobuf".into())], body)
 }
 
-/// A refusal in protobuf.
 fn refusal(code: u16, reason: &str) -> Reply {
     answer(code, wire::enveloped("Status", &wire::status(code.into(), reason)))
 }
@@ -441,7 +433,7 @@ async fn a_sink_that_has_forgotten_hears_everything_again() {
     feed_again.slice("ADDED", "a", 1);
     feed_again.slice("ADDED", "b", 5);
     feed_again.listed(6);
-    // How the watch fares is said again, too.
+    // The health of the watch is reported again, too.
     source.says(&[Said::Listing, put("a", 1), put("b", 5), Said::Listed, Said::Well]).await;
     server.nothing_more();
 }

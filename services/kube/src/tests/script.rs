@@ -69,7 +69,6 @@ pub(super) enum Reply {
     Stream(mpsc::UnboundedReceiver<Result<Bytes, std::io::Error>>),
     /// 200 with a body of the test's own.
     Body(Body),
-    /// No answer, ever.
     Silence,
 }
 
@@ -89,7 +88,6 @@ impl Reply {
     }
 }
 
-/// The server's end of a stream.
 pub(super) struct Feed(mpsc::UnboundedSender<Result<Bytes, std::io::Error>>);
 
 impl Feed {
@@ -105,7 +103,6 @@ impl Feed {
         self.line(&format!(r#"{{"type":"{kind}","object":{object}}}"#));
     }
 
-    /// Breaks the connection off.
     pub(super) fn cut(self) {
         let _ = self.0.send(Err(std::io::Error::other("cut")));
     }
@@ -116,7 +113,6 @@ impl Feed {
     }
 }
 
-/// The server. Dropping it ends it.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     replies: mpsc::UnboundedSender<Reply>,
@@ -274,7 +270,6 @@ pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// Certificate and key in PEM.
 pub(super) struct Identity {
     pub(super) certificate: String,
     pub(super) key: String,

@@ -6,7 +6,6 @@ use prost::Message;
 
 use crate::protobuf::{ListMeta, MAGIC, RawExtension, Status, TypeMeta, Unknown, WatchEvent};
 
-/// An object in its envelope.
 pub(crate) fn enveloped(kind: &str, object: &impl Message) -> Bytes {
     let type_meta = Some(TypeMeta { api_version: "any/v1".into(), kind: kind.into() });
     let envelope = Unknown { type_meta, raw: object.encode_to_vec().into() };
@@ -71,7 +70,6 @@ pub(crate) fn slice(name: &str, version: u64) -> EndpointSlice {
     }
 }
 
-/// A bookmark.
 pub(crate) fn bookmark(version: u64, initial_end: bool) -> EndpointSlice {
     let mut meta = ObjectMeta { resource_version: version.to_string(), ..ObjectMeta::default() };
     if initial_end {

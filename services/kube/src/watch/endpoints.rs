@@ -196,7 +196,7 @@ fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
 /// one that answers [`Answer::ListAgain`] hears everything of that kind again. About once a minute, with the server's
 /// bookmark, it gets a batch of nothing, so that it can give that answer when nothing happens.
 ///
-/// How each watch fares is an event too, the first when it is well or has failed. A server without ServiceCIDRs, as one
+/// The health of each watch is an event too, the first when it is healthy or has failed. A server without ServiceCIDRs, as one
 /// before 1.33, has none; that is well, and it is asked again every ten minutes. If it refuses to list
 /// them (403), those known before stay, and that is a failure of this watch alone: an API server that starts refuses for a moment.
 pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {

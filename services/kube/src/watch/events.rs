@@ -22,7 +22,6 @@ pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(30);
 /// The annotation of the bookmark after the objects that there were.
 pub(crate) const INITIAL_END: &str = "k8s.io/initial-events-end";
 
-/// Something that happened.
 #[derive(Debug)]
 pub(crate) enum Event<T> {
     /// `ADDED` or `MODIFIED`.
@@ -46,10 +45,8 @@ pub(crate) enum Part<T> {
     End(ListEnd),
 }
 
-/// The metadata of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ListEnd {
-    /// Its resourceVersion.
     pub(crate) version: String,
     /// What to ask for the next page with; empty: there is none.
     pub(crate) continuation: String,
@@ -64,11 +61,8 @@ pub(crate) trait ListReader<T>: Default + Send {
     fn part(&mut self, held: &mut BytesMut, ended: bool) -> Result<Part<T>, Failure>;
 }
 
-/// How lists and events are written.
 pub(crate) trait Encoding: Send {
-    /// What is read of an object.
     type Object: Send;
-    /// Reads lists.
     type List: ListReader<Self::Object>;
 
     /// Takes the next whole event off `held`; none when more is needed. `searched` is for the encoding's own use, 0 at
@@ -119,9 +113,7 @@ where
 /// Why no more events can be read.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The connection broke.
     Broken(Failure),
-    /// What came is no event.
     Senseless(Failure),
 }
 

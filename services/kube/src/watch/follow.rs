@@ -31,9 +31,9 @@ use crate::{
     signals::Rollback,
 };
 
-/// A batch is handed over when it has so many objects.
+/// Number of objects at which a batch is handed over.
 const BATCH_OBJECTS: usize = 200;
-/// Or when these were so many bytes on the wire.
+/// Number of bytes on the wire at which it is handed over.
 const BATCH_BYTES: usize = 1 << 20;
 /// Objects in a page of a list, as client-go asks for.
 const PAGE: usize = 500;
@@ -44,7 +44,6 @@ const PULSE: Duration = Duration::from_secs(60);
 /// A watch that ends earlier than this before the time it was asked to end at was interrupted.
 const EARLY: Duration = Duration::from_secs(5);
 
-/// Runs a watch for ever.
 pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
     let mut follower = Follower {
         rollbacks: api.signals().rollbacks(),
@@ -68,7 +67,6 @@ struct Follower<'a, S: Subject> {
     rollbacks: watch::Receiver<u64>,
     subject: &'a mut S,
     reflector: Reflector,
-    /// What the sink was told last.
     health: ChoreHealth,
     batch: Batch<Object<S>>,
     /// A listing has begun and is not complete.
@@ -349,7 +347,6 @@ impl<'a, S: Subject> Follower<'a, S> {
         Ok(())
     }
 
-    /// An object of a listing.
     async fn put(&mut self, object: Object<S>, bytes: usize) -> Result<(), Stop> {
         self.begin_listing();
         self.push(Change::Put(object), bytes).await
@@ -362,7 +359,6 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
     }
 
-    /// The listing is complete.
     fn listed(&mut self, version: String) {
         self.begin_listing();
         self.listing = false;

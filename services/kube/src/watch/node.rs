@@ -28,7 +28,6 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 /// kubectl's copy of what was applied, which nothing here reads.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Takes the Node.
 pub trait NodeSink: Send {
     /// The Node as it is now; none when it does not exist. Must not block.
     fn node(&mut self, node: Option<Arc<Node>>);

@@ -28,7 +28,6 @@ use crate::{
 /// A pod that has ended needs no image any more; its metadata do not tell.
 const HAS_NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// Which pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodRef {
     /// `metadata.uid`.
@@ -39,7 +38,6 @@ pub struct PodRef {
     pub name: String,
 }
 
-/// What became of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodEvent {
     /// It is bound to this node and nobody deletes it.
@@ -82,7 +80,6 @@ struct Meta {
     annotations: Annotations,
 }
 
-/// The annotations that are looked at.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Annotations {
@@ -91,7 +88,6 @@ struct Annotations {
     mirror: Option<String>,
 }
 
-/// What is known of the pods.
 #[derive(Debug, Default)]
 struct Table {
     pods: HashMap<String, Known>,

@@ -25,7 +25,6 @@ pub(crate) trait ApiObject: Message + Default + 'static {
     /// What `kind` says of it.
     const KIND: &'static str;
 
-    /// Its metadata.
     fn metadata(&mut self) -> &mut Option<ObjectMeta>;
 
     /// Lets go of what nobody reads, right after it was decoded.
@@ -108,15 +107,13 @@ fn is_a(types: Option<&TypeMeta>, kind: &str, suffix: &str) -> bool {
     types.is_some_and(|types| types.kind.strip_suffix(suffix) == Some(kind))
 }
 
-/// How far a list was read.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum At {
-    /// Nothing yet.
     #[default]
     Start,
     /// In the envelope, before the list.
     Envelope,
-    /// In the list, of which so many bytes are left.
+    /// In the list, with the number of bytes that are left.
     List(u64),
     /// In the envelope, behind the list.
     End,
@@ -206,12 +203,10 @@ fn list_meta(bytes: Bytes) -> Result<ListEnd, Failure> {
     Ok(ListEnd { version: meta.resource_version, continuation: meta.continuation })
 }
 
-/// The beginning of a field.
 struct Head {
     number: u64,
     /// Of tag and length, or of a whole number.
     size: usize,
-    /// Bytes that follow.
     payload: u64,
     /// The payload is bytes, a string or a message.
     delimited: bool,

@@ -35,7 +35,6 @@ pub(crate) const SHORT_WATCH: Duration = Duration::from_secs(1);
 const CHECK_FIRST: Duration = Duration::from_secs(60);
 const CHECK_SPREAD: Duration = Duration::from_secs(180);
 
-/// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     /// List everything. `exact`: as it is in the store now, not as the server happens to have cached it. `paged`: in parts.
@@ -44,23 +43,18 @@ pub(crate) enum Step {
     Watch { from: Option<String> },
 }
 
-/// How the next listing is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum ListMode {
     /// As the beginning of a watch.
     #[default]
     Streaming,
-    /// By LIST, in parts.
     Paged,
-    /// By one LIST.
     Whole,
 }
 
-/// The time before the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pause {
     pub(crate) wait: Duration,
-    /// Whether health shows it.
     pub(crate) is_failure: bool,
     /// Whether a sign that the server answers again ends it.
     pub(crate) can_be_woken: bool,
@@ -78,7 +72,6 @@ pub(crate) struct WentBack {
     pub(crate) now: u64,
 }
 
-/// Where a watch stands.
 #[derive(Debug, Default)]
 pub(crate) struct Reflector {
     /// Everything up to this version is known.
@@ -255,7 +248,6 @@ pub(crate) fn watch_seconds(random: f64) -> u64 {
     Duration::from_secs_f64(WATCH_SECONDS * (1.0 + random)).as_secs()
 }
 
-/// Doubling waits with jitter.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     last: Option<(Instant, Duration)>,

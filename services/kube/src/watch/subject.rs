@@ -28,7 +28,6 @@ pub(crate) enum Change<T> {
     Refused,
 }
 
-/// Which objects of a collection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Selectors {
     /// `labelSelector`, if there is one.
@@ -38,7 +37,6 @@ pub(crate) struct Selectors {
 }
 
 impl Selectors {
-    /// By fields alone.
     pub(crate) fn fields(fields: impl Into<String>) -> Self {
         Self { labels: None, fields: Some(fields.into()) }
     }
@@ -62,7 +60,6 @@ impl Selectors {
 
 /// What is being watched: one collection, narrowed by selectors, and what becomes of what is seen.
 pub(crate) trait Subject: Send {
-    /// How it is read.
     type Encoding: Encoding;
     /// For metrics.
     const RESOURCE: &'static str;
@@ -75,9 +72,7 @@ pub(crate) trait Subject: Send {
     /// as soon as the API server is back.
     const LIST_AFTER_INTERRUPTION: bool = false;
 
-    /// Path of the collection.
     fn path(&self) -> &'static str;
-    /// Which objects of it.
     fn selectors(&self) -> Selectors;
     /// Gives up the selector that the server does not know, and leaves objects out here from now on. False: there is none.
     fn widen(&mut self) -> bool {

@@ -239,7 +239,6 @@ async fn e2_a_watch_that_is_interrupted_does_not_ask_for_what_another_was_refuse
     }
 }
 
-/// Counts rollbacks.
 fn counting() -> (ServerSignals, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);

@@ -17,14 +17,17 @@ pub(super) const SLOW: Duration = Duration::from_secs(10);
 
 /// Why a step did not succeed.
 pub(super) enum Stop {
-    /// An error, and whether health shows it. A connection that broke is no failure of the chore before it cannot be
+    /// An error, and whether health shows it. A connection that broke is no failure of the watch before it cannot be
     /// made again. `cut_off`: a streaming list had begun.
-    Broken { err: ApiError, tell: bool, cut_off: bool },
+    Broken {
+        err: ApiError,
+        tell: bool,
+        cut_off: bool,
+    },
     /// What the server sends cannot be read. What was seen of it is not to be built upon.
     Senseless(ApiError),
     /// The sink has forgotten what it was told.
     Forgotten,
-    /// The store was rolled back.
     RolledBack,
 }
 
@@ -48,11 +51,8 @@ impl<T> Default for Batch<T> {
     }
 }
 
-/// A resourceVersion.
 pub(super) enum Reached {
-    /// Of a complete listing.
     Listed(String),
-    /// Of an event.
     Saw(String),
 }
 
@@ -65,17 +65,14 @@ pub(super) struct Slow {
 /// A watch that the server has begun to answer.
 pub(super) struct Open {
     pub(super) since: Instant,
-    /// When something came last.
     pub(super) heard: Instant,
     /// After this time the server is to end it.
     pub(super) asked: Duration,
-    /// What comes is what there is.
     pub(super) initial: bool,
     /// Something came after that, or nothing came for long enough.
     pub(super) seen: bool,
 }
 
-/// What a watch waits for.
 pub(super) enum Turn<T> {
     Frame(T),
     /// Open for a second without an error: it works, though nothing happens.
