@@ -6,14 +6,11 @@ use serde_json::Value as Json;
 
 use crate::settings::Settings;
 
-/// One setting whose value differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The setting, as `section.key`.
     pub key: String,
-    /// The value in force.
     pub old: Json,
-    /// The value asked for.
     pub new: Json,
 }
 
@@ -33,7 +30,6 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Whether nothing differs.
     pub fn is_empty(&self) -> bool {
         self.live.is_empty() && self.needs_restart.is_empty()
     }

@@ -16,24 +16,18 @@ pub enum Fault {
     },
     /// The file is not TOML.
     #[error("not valid TOML: {message}")]
-    Syntax {
-        /// What the parser said.
-        message: String,
-    },
+    Syntax { message: String },
     /// A section that does not exist.
     #[error("unknown section {section}; {}", hint(nearest, "the sections are", known))]
     UnknownSection {
-        /// The section as written, quoted.
         section: String,
         /// The known section that is most like it.
         nearest: Option<String>,
-        /// All known sections.
         known: Vec<String>,
     },
     /// A key that does not exist.
     #[error("unknown key {key}; {}", hint(nearest, "the keys of this section are", known))]
     UnknownKey {
-        /// The key as written, quoted.
         key: String,
         /// The known key that is most like it, spelt as its source spells keys.
         nearest: Option<String>,
@@ -43,73 +37,38 @@ pub enum Fault {
     /// A feature gate that does not exist.
     #[error("unknown feature gate {name}; {}", gate_hint(nearest, known))]
     UnknownGate {
-        /// The gate as written, quoted.
         name: String,
         /// The known gate that is most like it.
         nearest: Option<String>,
-        /// All known gates.
         known: Vec<String>,
     },
     /// A gate that has become a fixed part of the program was switched off.
     #[error("feature gate {name} is GA since {since} and cannot be switched off; remove it")]
-    LockedGate {
-        /// The gate.
-        name: &'static str,
-        /// The version that locked it.
-        since: &'static str,
-    },
+    LockedGate { name: &'static str, since: &'static str },
     /// `--feature-gates` or `KEELSON_FEATURE_GATES` holds something that is not `Name=true` or `Name=false`.
     #[error("{text} is not a feature gate setting; write Name=true or Name=false, separated by commas")]
-    MalformedGate {
-        /// The item as written, quoted.
-        text: String,
-    },
+    MalformedGate { text: String },
     /// `--set` without a section, a key or a value.
     #[error("{text} is not a setting; write --set section.key=value, such as --set pulls.when_full=reject")]
-    MalformedSet {
-        /// The flag's argument, quoted.
-        text: String,
-    },
+    MalformedSet { text: String },
     /// An environment variable with one underscore where two belong.
     #[error("two underscores are required between section and key; write {right}")]
-    OneUnderscore {
-        /// The variable that was meant.
-        right: String,
-    },
+    OneUnderscore { right: String },
     /// Two environment variables that differ only in case name the same key and disagree.
     #[error("set twice with different values, also as environment {other}; remove one")]
-    SetTwice {
-        /// The other variable.
-        other: String,
-    },
-    /// A value of another type.
+    SetTwice { other: String },
     #[error("expected {expected}, found {found}")]
-    WrongType {
-        /// The type that would be right.
-        expected: String,
-        /// What is there.
-        found: String,
-    },
+    WrongType { expected: String, found: String },
     /// A number or duration outside its bounds.
     #[error("{value} is out of range; allowed: {allowed}")]
-    OutOfRange {
-        /// The value.
-        value: String,
-        /// The bounds in words.
-        allowed: String,
-    },
+    OutOfRange { value: String, allowed: String },
     /// A duration given as a bare number.
     #[error("{number} has no unit; for seconds write \"{number}s\" (units: ms, s, m, h)")]
-    DurationWithoutUnit {
-        /// The number.
-        number: String,
-    },
+    DurationWithoutUnit { number: String },
     /// A word that is not one of the choices.
     #[error("{value} is not one of {}{}", allowed.join(", "), did_you_mean(nearest))]
     NotAChoice {
-        /// The word, quoted.
         value: String,
-        /// The choices, quoted.
         allowed: Vec<String>,
         /// The choice that is most like it, quoted.
         nearest: Option<String>,
@@ -119,11 +78,8 @@ pub enum Fault {
     Malformed {
         /// What the value should be, with its article.
         what: &'static str,
-        /// The value, quoted.
         value: String,
-        /// What is wrong with it.
         reason: String,
-        /// What would be right.
         right: String,
     },
     /// An address with a user name or password. The value is not repeated.
@@ -145,10 +101,7 @@ pub enum Fault {
     },
     /// The layers could not be put together; a defect in Keelson.
     #[error("cannot merge the layers of settings: {reason}; please report this bug")]
-    Merge {
-        /// What the merging library said.
-        reason: String,
-    },
+    Merge { reason: String },
 }
 
 fn did_you_mean(nearest: &Option<String>) -> String {
@@ -198,7 +151,6 @@ pub(crate) fn quote(text: &str) -> String {
 /// One problem: where, which key, what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is.
     pub place: Origin,
     /// The setting, as `section.key`; absent when no known setting is meant.
     pub key: Option<String>,

@@ -14,7 +14,6 @@ pub(crate) const ALL_ALPHA: &str = "AllAlpha";
 /// Sets every beta gate.
 pub(crate) const ALL_BETA: &str = "AllBeta";
 
-/// How ripe a feature is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// May be wrong or go away; off unless asked for.
@@ -42,22 +41,18 @@ impl fmt::Display for Stage {
     }
 }
 
-/// One feature gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateSpec {
     /// Its name, as in `--feature-gates Name=true`.
     pub name: &'static str,
-    /// Its stage.
     pub stage: Stage,
     /// The version in which it took that stage.
     pub since: &'static str,
-    /// What it switches.
     pub description: &'static str,
 }
 
 macro_rules! gates {
     ($($name:ident: $stage:ident, $since:literal, $description:literal;)+) => {
-        /// The feature gates that exist.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Gate { $(#[doc = $description] $name),+ }
 
@@ -99,12 +94,10 @@ gates! {
 }
 
 impl Gate {
-    /// The gate's name.
     pub fn name(self) -> &'static str {
         SPECS[self as usize].name
     }
 
-    /// What the gate is.
     pub fn spec(self) -> &'static GateSpec {
         &SPECS[self as usize]
     }
@@ -129,7 +122,6 @@ pub fn list_gates() -> String {
     lines.join("\n")
 }
 
-/// Which features are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureGates {
     on: [bool; SPECS.len()],
@@ -141,7 +133,6 @@ impl FeatureGates {
         Self { on: std::array::from_fn(|i| resolve_one(&SPECS[i], set).0) }
     }
 
-    /// Whether a feature is on.
     pub fn enabled(&self, gate: Gate) -> bool {
         self.on[gate as usize]
     }

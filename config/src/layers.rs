@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 use crate::error::{Fault, Problem, quote};
 use crate::gates;
 use crate::origin::Origin;
-use crate::rules::{Raw, Setting};
+use crate::setting_type::{Raw, Setting};
 use crate::settings::{GATES_SECTION, env_name, schema, sections};
 use crate::suggest::nearest;
 
@@ -69,9 +69,7 @@ struct Assignment<'a> {
     section: &'a str,
     name: &'a str,
     raw: Raw,
-    /// Where the key stands.
     key_at: Origin,
-    /// Where the value stands.
     value_at: Origin,
 }
 
@@ -100,7 +98,7 @@ fn assign_gate(layer: &mut Layer, found: &mut Findings, a: Assignment<'_>) {
     if let Err(fault) = gates::check(gates::specs(), a.name, true) {
         return found.add(a.key_at, None, fault);
     }
-    let on = match bool::read(&a.raw, &crate::rules::Any) {
+    let on = match bool::read(&a.raw, &crate::setting_type::Any) {
         Ok(on) => on,
         Err(fault) => return found.add(a.value_at, Some(&path(a.name)), fault),
     };

@@ -22,8 +22,9 @@ mod layers;
 mod load;
 mod net;
 mod origin;
+mod primitives;
 mod relations;
-mod rules;
+mod setting_type;
 mod settings;
 pub mod shipped;
 mod show;
@@ -36,6 +37,7 @@ pub use diff::{Change, Changes};
 pub use error::{Errors, Fault, Problem};
 pub use gates::{FeatureGates, Gate, GateSpec, Stage, list_gates};
 pub use load::{DEFAULT_FILE, Entry, Loaded, Sources, load};
+pub use net::{HostName, InterfacePattern, NodePortAddresses};
 pub use origin::Origin;
 pub use settings::{
     Agent, Cri, Debug, Endpoints, Key, Kube, Node, Proxy, Pulls, Section, Settings, schema, sections,
@@ -43,8 +45,7 @@ pub use settings::{
 pub use show::{Format, render_show};
 pub use size::ByteSize;
 pub use values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, HostName, InterfacePattern, ListenSpec,
-    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested,
-    WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend, Register,
+    Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 pub use warnings::Warning;

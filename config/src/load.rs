@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use config::{Config, ConfigError, Map, Source, Value, ValueKind};
+use config::{Config, ConfigError, Source as _, Value};
+use serde::Deserialize as _;
 use serde_json::Value as Json;
 
 use crate::error::{Errors, Fault, Problem};
 use crate::gates::{self, FeatureGates, Gate};
 use crate::layers::{self, FileOutcome, Findings, Layer};
 use crate::origin::Origin;
+use crate::primitives::check_node_name;
 use crate::relations;
-use crate::rules::{Raw, check_node_name};
-use crate::settings::{GATES_SECTION, Settings, gate_doc, schema, sections};
+use crate::setting_type::Raw;
+use crate::settings::{GATES_SECTION, Settings, gate_doc, schema};
 
 /// Where the settings file is when nobody says otherwise.
 pub const DEFAULT_FILE: &str = "/etc/keelson/keelson.toml";
@@ -21,7 +23,6 @@ pub const DEFAULT_FILE: &str = "/etc/keelson/keelson.toml";
 const FILE_VARIABLE: &str = "KEELSON_CONFIG";
 const NODE_NAME: &str = "agent.node_name";
 
-/// Everything that settings are made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
     /// The file named by `--config`; it must exist. The variable `KEELSON_CONFIG` is next in line.
@@ -61,25 +62,21 @@ impl Sources {
     }
 }
 
-/// One setting in force.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// `section.key`.
     pub key: String,
     /// The value in its canonical form: a bool, a number or a text.
     pub value: Json,
-    /// Where it came from.
     pub origin: Origin,
     /// Whether a running agent takes over a change of it.
     pub live: bool,
-    /// What it does.
     pub doc: &'static str,
 }
 
 /// Settings and where each of them came from.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The settings.
     pub settings: Arc<Settings>,
     /// The same, one by one in the order of the reference, with origins.
     pub entries: Vec<Entry>,
@@ -127,7 +124,6 @@ pub fn load(sources: &Sources) -> Result<Loaded, Errors> {
     })
 }
 
-/// The lowest layer.
 fn defaults() -> Layer {
     schema().iter().map(|key| (key.path.to_owned(), (key.default.clone(), Origin::Default))).collect()
 }
@@ -191,50 +187,8 @@ fn entries(settings: &Settings, merged: &Merged) -> Vec<Entry> {
         .collect()
 }
 
-/// A layer as the `config` crate takes it: `section.key` by `section.key`, so that a layer replaces values and
-/// not whole sections. Origins travel as numbers, since they are more than a text.
-#[derive(Clone, Debug)]
-struct LayerSource {
-    values: Map<String, Value>,
-}
-
-impl LayerSource {
-    fn new(layer: Layer, origins: &mut Vec<Origin>) -> Self {
-        let numbered = layer.into_iter().map(|(path, (value, origin))| {
-            let number = origins.len().to_string();
-            origins.push(origin);
-            (path, Value::new(Some(&number), kind(value)))
-        });
-        Self { values: numbered.collect() }
-    }
-}
-
-impl Source for LayerSource {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-
-    fn collect(&self) -> Result<Map<String, Value>, ConfigError> {
-        Ok(self.values.clone())
-    }
-}
-
-fn kind(value: Json) -> ValueKind {
-    match value {
-        Json::Bool(b) => ValueKind::Boolean(b),
-        Json::Number(n) => n.as_i64().map_or(ValueKind::Nil, ValueKind::I64),
-        Json::String(s) => ValueKind::String(s),
-        Json::Array(items) => {
-            ValueKind::Array(items.into_iter().map(|item| Value::new(None, kind(item))).collect())
-        }
-        Json::Null | Json::Object(_) => ValueKind::Nil,
-    }
-}
-
-/// The merged layers.
-struct Merged {
-    values: BTreeMap<String, (Raw, Origin)>,
-}
+/// The merged layers: value and origin by path.
+struct Merged(BTreeMap<String, (Json, Origin)>);
 
 impl Merged {
     fn of(layers: [Layer; 4]) -> Result<Self, Box<Problem>> {
@@ -244,62 +198,41 @@ impl Merged {
         })
     }
 
+    /// Sets values path by path, so that a layer replaces values and not whole sections. Origins are more than a text, so
+    /// the values have their numbers.
     fn merge(layers: [Layer; 4]) -> Result<Self, ConfigError> {
         let mut origins = Vec::new();
         let mut builder = Config::builder();
-        for layer in layers {
-            builder = builder.add_source(LayerSource::new(layer, &mut origins));
+        for (path, (value, origin)) in layers.into_iter().flatten() {
+            let number = origins.len().to_string();
+            let value = Value::deserialize(value).map_err(|e| ConfigError::Message(e.to_string()))?;
+            builder = builder.set_override(path, Value::new(Some(&number), value.kind))?;
+            origins.push(origin);
         }
-        let config = builder.build()?;
-        let mut values = BTreeMap::new();
-        for section in sections() {
-            let table = match config.get_table(section.name) {
-                Ok(table) => table,
-                // No gate has a default in the layers, so their table may be missing.
-                Err(ConfigError::NotFound(_)) => continue,
-                Err(e) => return Err(e),
-            };
-            for (name, value) in table {
+        let mut merged = BTreeMap::new();
+        for (section, table) in builder.build()?.collect()? {
+            for (name, value) in table.into_table()? {
                 let number = value.origin().and_then(|number| number.parse::<usize>().ok());
                 let origin = number.and_then(|n| origins.get(n)).cloned().unwrap_or(Origin::Default);
-                values.insert(format!("{}.{name}", section.name), (raw(value.kind), origin));
+                merged.insert(format!("{section}.{name}"), (value.try_deserialize()?, origin));
             }
         }
-        Ok(Self { values })
+        Ok(Self(merged))
     }
 
     fn raw(&self, path: &str) -> Raw {
-        self.values.get(path).map_or(Raw::Other("nothing"), |(raw, _)| raw.clone())
+        self.0.get(path).map_or(Raw::Other("nothing"), |(value, _)| value.clone().into())
     }
 
-    /// Where a value came from.
     fn origin(&self, path: &str) -> Origin {
-        self.values.get(path).map_or(Origin::Default, |(_, origin)| origin.clone())
+        self.0.get(path).map_or(Origin::Default, |(_, origin)| origin.clone())
     }
 
     fn gates(&self) -> BTreeMap<String, bool> {
-        self.values
-            .iter()
-            .filter_map(|(path, (raw, _))| {
-                let (section, name) = path.split_once('.')?;
-                match raw {
-                    Raw::Bool(on) if section == GATES_SECTION => Some((name.to_owned(), *on)),
-                    _ => None,
-                }
-            })
-            .collect()
-    }
-}
-
-fn raw(kind: ValueKind) -> Raw {
-    match kind {
-        ValueKind::Boolean(b) => Raw::Bool(b),
-        ValueKind::I64(i) => Raw::Int(i),
-        ValueKind::String(s) => Raw::Text(s),
-        ValueKind::Array(items) => {
-            let texts: Result<_, _> = items.into_iter().map(Value::into_string).collect();
-            texts.map_or(Raw::Other("a list of something else"), Raw::List)
-        }
-        _ => Raw::Other("something else"),
+        let gate = |(path, (value, _)): (&String, &(Json, Origin))| {
+            let name = path.strip_prefix(GATES_SECTION)?.strip_prefix('.')?;
+            Some((name.to_owned(), value.as_bool()?))
+        };
+        self.0.iter().filter_map(gate).collect()
     }
 }

@@ -1,16 +1,16 @@
 //! Settings that hold addresses, networks and interfaces.
 //!
-//! Owns: how they are read from a layer, described and shown. In: a layer's value. Out: the value, or what is wrong with
-//! it and what would be right.
+//! Owns: the types of such settings, and how they are read. In: a text. Out: the value, or what is wrong with it and what
+//! would be right.
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde_json::Value as Json;
 
 use crate::error::{Fault, quote};
-use crate::rules::{Any, Raw, Setting};
-use crate::values::{HostName, InterfacePattern, NodePortAddresses};
+use crate::setting_type::{Any, Raw, Setting, text};
 
 /// The word for the node's own addresses.
 const PRIMARY: &str = "primary";
@@ -19,73 +19,51 @@ const HOST_BYTES: usize = 253;
 /// The longest name of an interface, in bytes (`IFNAMSIZ` without its end).
 const INTERFACE_BYTES: usize = 15;
 
-impl Setting for Vec<IpAddr> {
-    type Rule = Any;
+/// The addresses of the node at which node ports are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    Primary,
+    /// Those in these networks, never empty; a family without a network, or with one of length 0, answers at all.
+    Networks(Vec<IpNet>),
+}
 
-    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
-        raw.texts("a list of IP addresses, such as [\"10.0.0.7\", \"fd00::7\"]")?.map(address).collect()
-    }
+/// A name or an address by which clients may call this machine: in lower case, without a closing dot; an address without
+/// brackets and in its canonical form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostName(pub String);
 
-    fn show(&self) -> Json {
-        self.iter().map(ToString::to_string).collect()
-    }
+/// Interfaces by their name, or by its beginning with `*` after it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfacePattern(pub String);
 
-    fn describe(_: &Any) -> String {
-        "list of IP addresses; as text, comma-separated".into()
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
-impl Setting for Vec<IpNet> {
-    type Rule = Any;
-
-    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
-        raw.texts("a list of networks, such as [\"10.244.0.0/16\", \"fd00:10:244::/56\"]")?
-            .map(network)
-            .collect()
-    }
-
-    fn show(&self) -> Json {
-        self.iter().map(ToString::to_string).collect()
-    }
-
-    fn describe(_: &Any) -> String {
-        "list of networks (CIDR); as text, comma-separated".into()
+impl fmt::Display for InterfacePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
-impl Setting for Vec<InterfacePattern> {
-    type Rule = Any;
-
-    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
-        raw.texts("a list of interfaces, such as [\"eth0\", \"veth*\"]")?.map(interface_pattern).collect()
-    }
-
-    fn show(&self) -> Json {
-        self.iter().map(|pattern| pattern.0.clone()).collect()
-    }
-
-    fn describe(_: &Any) -> String {
-        "list of interfaces, names or prefixes with `*`; as text, comma-separated".into()
-    }
-}
-
-impl Setting for Vec<HostName> {
-    type Rule = Any;
-
-    fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
-        raw.texts("a list of host names, such as [\"node-7\", \"node-7.example.com\"]")?
-            .map(host_name)
-            .collect()
-    }
-
-    fn show(&self) -> Json {
-        self.iter().map(|name| name.0.clone()).collect()
-    }
-
-    fn describe(_: &Any) -> String {
-        "list of host names; as text, comma-separated".into()
-    }
-}
+text!(IpAddr, "IP addresses", "IP addresses, such as [\"10.0.0.7\", \"fd00::7\"]", address);
+text!(IpNet, "networks (CIDR)", "networks, such as [\"10.244.0.0/16\", \"fd00:10:244::/56\"]", network);
+text!(
+    InterfacePattern,
+    "interfaces, names or prefixes with `*`",
+    "interfaces, such as [\"eth0\", \"veth*\"]",
+    interface_pattern
+);
+text!(HostName, "host names", "host names, such as [\"node-7\", \"node-7.example.com\"]", host_name);
+text!(
+    SocketAddr,
+    "IP address and port",
+    "an address as text, such as \"127.0.0.1:9440\"",
+    socket_address,
+    " for off"
+);
 
 impl Setting for NodePortAddresses {
     type Rule = Any;
@@ -135,6 +113,19 @@ fn address(text: &str) -> Result<IpAddr, Fault> {
         same if same == ip => Ok(ip),
         inner => Err(malformed("it is an IPv4-mapped IPv6 address", format!("write \"{inner}\""))),
     }
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, Fault> {
+    let text = text.trim();
+    if text.contains('@') {
+        return Err(Fault::UserInfo { right: "127.0.0.1:9440" });
+    }
+    text.parse().map_err(|_| Fault::Malformed {
+        what: "an address",
+        value: quote(text),
+        reason: "an IP address and a port are required".into(),
+        right: "write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off".into(),
+    })
 }
 
 fn network(text: &str) -> Result<IpNet, Fault> {

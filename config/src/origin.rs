@@ -8,18 +8,14 @@ use std::path::PathBuf;
 /// `{}` names the place as people write it (`/etc/keelson/keelson.toml:12`); `{:#}` adds the column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// Built in.
     Default,
-    /// The settings file.
     File {
-        /// The file, as it was named.
         path: PathBuf,
         /// Line, from 1; 0 when the file as a whole is meant.
         line: usize,
         /// Column in characters, from 1; 0 when the file as a whole is meant.
         column: usize,
     },
-    /// An environment variable, by name.
     Env(String),
     /// A command line flag, without its value: `--set pulls.when_full`.
     Flag(String),

@@ -13,23 +13,22 @@ use serde_json::Value as Json;
 
 use crate::error::Fault;
 use crate::gates::{self, FeatureGates, Gate};
-use crate::rules::{Any, Raw, Setting, TextRule, within, zero_or};
+use crate::net::{HostName, InterfacePattern, NodePortAddresses};
+use crate::primitives::TextRule;
+use crate::setting_type::{Any, Raw, Setting, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, HostName, InterfacePattern, ListenSpec,
-    LogFormat, NodePortAddresses, ProxyBackend, Register, Role, SocketMode, SocketSpec, WhenContested,
-    WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend, Register,
+    Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
 /// The section of the gates, whose keys are the gates' names.
 pub(crate) const GATES_SECTION: &str = "feature_gates";
 
-/// A section of the settings.
 #[derive(Clone, Debug)]
 pub struct Section {
     /// Its name, as in `[pulls]`.
     pub name: &'static str,
-    /// What it is about.
     pub doc: String,
 }
 
@@ -38,23 +37,17 @@ pub struct Section {
 pub struct Key {
     /// `section.key`.
     pub path: &'static str,
-    /// The section.
     pub section: &'static str,
-    /// The key within the section.
     pub name: &'static str,
-    /// Type and bounds in words.
     pub kind: String,
-    /// The default.
     pub default: Json,
     /// Whether a running agent takes over a change (SIGHUP).
     pub live: bool,
-    /// What the setting does.
     pub doc: String,
     check: fn(&Raw) -> Result<Json, Fault>,
 }
 
 impl Key {
-    /// The environment variable that sets it.
     pub fn env(&self) -> String {
         env_name(self.section, self.name)
     }
@@ -79,7 +72,6 @@ pub(crate) struct Flat {
     pub(crate) value: Json,
 }
 
-/// Doc comments as one line.
 fn join(lines: &[&str]) -> String {
     lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }
@@ -119,7 +111,6 @@ macro_rules! settings {
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Settings {
             $( $(#[doc = $section_doc])+ pub $section: $Section, )+
-            /// Which features are on.
             pub feature_gates: FeatureGates,
         }
 

@@ -4,10 +4,8 @@ use serde_json::{Value as Json, json};
 
 use crate::load::{Entry, Loaded};
 
-/// How to write settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Columns for people.
     Table,
     /// One JSON object: the file, and under `settings` each key with value, origin and whether it is live.
     Json,
@@ -24,7 +22,6 @@ pub fn render_show(loaded: &Loaded, format: Format) -> String {
     }
 }
 
-/// A value as TOML.
 pub(crate) fn toml_value(value: &Json) -> String {
     match value {
         Json::String(text) => toml_edit::Value::from(text.as_str()).to_string(),

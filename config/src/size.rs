@@ -8,7 +8,7 @@ use std::fmt;
 use serde_json::Value as Json;
 
 use crate::error::{Fault, quote};
-use crate::rules::{Raw, Setting, Within};
+use crate::setting_type::{Raw, Setting, Within};
 
 const SUFFIXES: [(&str, u64); 8] = [
     ("Ki", 1 << 10),
@@ -85,7 +85,7 @@ impl Setting for ByteSize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::zero_or;
+    use crate::setting_type::zero_or;
 
     fn read(raw: &Raw) -> Result<u64, Fault> {
         ByteSize::read(raw, &zero_or("off", ByteSize::mebibytes(1), ByteSize::gibibytes(1024)))

@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
-use ipnet::IpNet;
-
 use crate::error::{Fault, quote};
+use crate::setting_type::{Text, text};
+use crate::suggest::nearest;
 
 /// The longest path that `sockaddr_un` holds on Linux, without its closing zero.
 const SOCKET_PATH_BYTES: usize = 107;
@@ -68,7 +68,6 @@ impl SocketSpec {
         }
     }
 
-    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -105,6 +104,13 @@ impl fmt::Display for SocketSpec {
         write!(f, "unix://{}", self.path.display())
     }
 }
+
+text!(
+    SocketSpec,
+    "unix socket, `unix:///path`",
+    "a unix socket address as text, such as \"unix:///run/keelson/name.sock\"",
+    |text: &str| Self::parse(text.trim())
+);
 
 /// Where something listens: `unix:///absolute/path` or `tcp://address:port`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -145,6 +151,13 @@ impl fmt::Display for ListenSpec {
         }
     }
 }
+
+text!(
+    ListenSpec,
+    "`unix:///path` and `tcp://address:port`",
+    "addresses, such as [\"unix:///run/keelson/name.sock\"]",
+    Self::parse
+);
 
 /// The permission bits of a socket file, written in octal as text: `"0660"`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -196,10 +209,71 @@ impl fmt::Debug for SocketMode {
     }
 }
 
+text!(
+    SocketMode,
+    "octal mode as text, no access for others",
+    "an octal mode as text, such as \"0660\"",
+    |text: &str| Self::parse(text.trim())
+);
+
+impl Text for PathBuf {
+    const EMPTY: &'static str = " for none";
+
+    fn kind() -> String {
+        "absolute path".into()
+    }
+
+    fn expected() -> String {
+        "an absolute path".into()
+    }
+
+    fn parse(text: &str) -> Result<Self, Fault> {
+        match path_fault(text) {
+            None => Ok(text.into()),
+            Some(reason) => Err(Fault::Malformed {
+                what: "an absolute path",
+                value: quote(text),
+                reason,
+                right: "write a path that begins with \"/\" and has no \"..\"".into(),
+            }),
+        }
+    }
+
+    fn write(&self) -> String {
+        self.to_string_lossy().into_owned()
+    }
+}
+
 /// A setting that takes one of a few words.
 pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// Every choice with its word.
     const WORDS: &'static [(&'static str, Self)];
+}
+
+impl<C: Choice> Text for C {
+    fn kind() -> String {
+        C::WORDS.iter().map(|(word, _)| quote(word)).collect::<Vec<_>>().join(" or ")
+    }
+
+    fn expected() -> String {
+        C::kind()
+    }
+
+    fn parse(text: &str) -> Result<Self, Fault> {
+        let text = text.trim();
+        let words = || C::WORDS.iter().map(|(word, _)| *word);
+        C::WORDS.iter().find(|(word, _)| *word == text).map(|(_, choice)| *choice).ok_or_else(|| {
+            Fault::NotAChoice {
+                value: quote(text),
+                allowed: words().map(quote).collect(),
+                nearest: nearest(text, words()).map(quote),
+            }
+        })
+    }
+
+    fn write(&self) -> String {
+        C::WORDS.iter().find(|(_, choice)| choice == self).map_or("", |(word, _)| word).to_owned()
+    }
 }
 
 macro_rules! choice {
@@ -209,7 +283,6 @@ macro_rules! choice {
         pub enum $name { $($(#[$vdoc])* $variant),+ }
 
         impl $name {
-            /// The word used in settings.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }
@@ -238,9 +311,7 @@ choice! {
 }
 
 choice! {
-    /// Who keeps to the limit.
     Enforce {
-        /// The agent's own list.
         Agent = "agent",
         /// The runtime, by the pull option, if it says that it can; the agent otherwise.
         Runtime = "runtime",
@@ -248,21 +319,16 @@ choice! {
 }
 
 choice! {
-    /// How log lines are written.
     LogFormat {
-        /// For people.
         Text = "text",
-        /// One JSON object a line.
         Json = "json",
     }
 }
 
 choice! {
-    /// Who the node's heartbeat is.
     Role {
         /// The kubelet; the agent adds a Lease and conditions of its own.
         Companion = "companion",
-        /// The agent.
         Node = "node",
     }
 }
@@ -284,7 +350,6 @@ choice! {
     WhenContested {
         /// It stops renewing the Lease and reporting the status until the other one stops.
         StandBack = "stand-back",
-        /// It goes on.
         Continue = "continue",
     }
 }
@@ -294,11 +359,9 @@ choice! {
     EndpointsSource {
         /// The API server if one is configured, else manifests if a folder of them is, else nowhere.
         Auto = "auto",
-        /// The API server.
         Kube = "kube",
-        /// A folder of manifests.
         Files = "files",
-        /// Nowhere: the chore is off.
+        /// Service endpoints are off.
         Off = "off",
     }
 }
@@ -308,7 +371,6 @@ choice! {
     EndpointsWatch {
         /// From the first client on that follows them, until the agent ends.
         OnDemand = "on-demand",
-        /// From the start on.
         Always = "always",
     }
 }
@@ -316,13 +378,12 @@ choice! {
 choice! {
     /// What makes Services work on the node.
     ProxyBackend {
-        /// Rules of nftables.
         Nft = "nft",
     }
 }
 
 choice! {
-    /// How traffic of this node's pods is told from other traffic. Names are those of kube-proxy's `detectLocalMode`.
+    /// How traffic of this node's pods is distinguished from other traffic. Names are those of kube-proxy's `detectLocalMode`.
     DetectLocalMode {
         /// By its source, in the cluster's pod networks.
         ClusterCidr = "ClusterCIDR",
@@ -334,24 +395,6 @@ choice! {
         InterfaceNamePrefix = "InterfaceNamePrefix",
     }
 }
-
-/// At which of the node's addresses node ports are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// The node's own, one a family.
-    Primary,
-    /// Those in these networks, never empty; a family without a network, or with one of length 0, answers at all.
-    Networks(Vec<IpNet>),
-}
-
-/// A name or an address by which clients may call this machine: in lower case, without a closing dot; an address without
-/// brackets and in its canonical form.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostName(pub String);
-
-/// Interfaces by their name, or by its beginning with `*` after it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InterfacePattern(pub String);
 
 #[cfg(test)]
 mod tests {

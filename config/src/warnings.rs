@@ -12,7 +12,6 @@ use crate::settings::Settings;
 /// A combination of settings that is valid and probably not meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// The setting to change.
     pub key: &'static str,
     /// What follows from the setting, and what to do.
     pub message: String,
@@ -25,7 +24,6 @@ impl fmt::Display for Warning {
 }
 
 impl Settings {
-    /// The warnings for these settings.
     pub fn warnings(&self) -> Vec<Warning> {
         no_limit(self).into_iter().chain(no_present_lane(self)).collect()
     }

@@ -118,7 +118,7 @@ fn shown_as_table_and_json() {
     assert_eq!(json["settings"].as_object().unwrap().len(), loaded.entries.len());
 }
 
-/// P11: of the node, the pod of the DaemonSet sees the folder of the Endpoints API, and no folder with another socket: whoever
+/// P11: of the node, the pod of the DaemonSet sees the folder of the Endpoints API, and no folder with another socket: a process that
 /// reaches `cri.sock` is root on the node.
 #[test]
 fn p11_the_proxys_pod_reaches_the_endpoints_socket_and_no_other() {

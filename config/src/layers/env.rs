@@ -9,7 +9,7 @@ use super::{Assignment, Findings, Layer, Spelling, assign, assign_gate_list};
 use crate::error::Fault;
 use crate::gates;
 use crate::origin::Origin;
-use crate::rules::Raw;
+use crate::setting_type::Raw;
 use crate::settings::{GATES_SECTION, schema};
 
 const PREFIX: &str = "KEELSON_";

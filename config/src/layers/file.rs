@@ -10,13 +10,12 @@ use toml_edit::{Document, Item, TableLike, Value};
 use super::{Assignment, Findings, Layer, Spelling, assign, kube_proxy, unknown_key, unknown_section};
 use crate::error::Fault;
 use crate::origin::Origin;
-use crate::rules::Raw;
+use crate::setting_type::Raw;
 use crate::settings::sections;
 
 /// More than any settings file needs; guards against a path that names something else.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What became of the file.
 pub(crate) enum Outcome {
     /// Read, wholly or but for the values reported.
     Read(Layer),
@@ -68,7 +67,6 @@ fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Turns byte offsets into places.
 struct Source<'a> {
     path: &'a Path,
     text: &'a str,

@@ -3,7 +3,7 @@
 use super::{Assignment, Findings, Layer, Spelling, assign, assign_gate_list, unknown_key};
 use crate::error::{Fault, quote};
 use crate::origin::Origin;
-use crate::rules::Raw;
+use crate::setting_type::Raw;
 
 /// Reads the arguments of both flags.
 pub(crate) fn read(sets: &[String], feature_gates: &[String], found: &mut Findings) -> Layer {

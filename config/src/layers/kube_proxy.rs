@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use super::{Assignment, Findings, Layer, Spelling, assign};
 use crate::error::{Fault, quote};
 use crate::origin::Origin;
-use crate::rules::Raw;
+use crate::setting_type::Raw;
 use fields::{Field, Kind, Use};
 
 const GROUP: &str = "kubeproxy.config.k8s.io";
@@ -66,7 +66,6 @@ fn is_kind(line: &str) -> bool {
     value.split_once(':').is_some_and(|(key, value)| unquoted(key) == "kind" && unquoted(value) == KIND)
 }
 
-/// kube-proxy's modes of Linux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     IpTables,
@@ -299,12 +298,8 @@ impl Reader<'_> {
 
     fn wrong(&mut self, place: &str, expected: &str, value: &Value) {
         let raw = match value {
-            Value::Bool(is) => Raw::Bool(*is),
-            Value::Number(number) => number.as_i64().map_or(Raw::Other("a number with a fraction"), Raw::Int),
-            Value::String(text) => Raw::Text(text.clone()),
             Value::Array(_) => Raw::Other("a list"),
-            Value::Object(_) => Raw::Other("an object"),
-            Value::Null => Raw::Other("nothing"),
+            other => other.clone().into(),
         };
         self.fault(place, raw.wrong(format!("{expected} in {place}")));
     }

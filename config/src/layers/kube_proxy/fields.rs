@@ -9,12 +9,9 @@ pub(super) struct Field {
     pub(super) zero_counts: bool,
 }
 
-/// What becomes of a field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Use {
-    /// This setting has it.
     Setting(&'static str, Kind),
-    /// It has fields of its own.
     Section,
     /// It has no effect, for this reason.
     No(&'static str),
@@ -24,14 +21,11 @@ pub(super) enum Use {
     Separately,
 }
 
-/// How a value is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// As in settings.
     Plain,
     /// A text with commas in it, for a list.
     Commas,
-    /// As Go writes it.
     Duration,
 }
 
