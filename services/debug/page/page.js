@@ -36,7 +36,7 @@ function showVersion(version) {
   text(byId("node"), version.node_name);
   text(byId("version"), `version ${version.version}`);
   text(byId("uptime"), version.started_unix_ms ? `up ${since(version.started_unix_ms)}` : "");
-  text(byId("instance"), version.instance_id ? `instance ${version.instance_id}` : "");
+  text(byId("state-folder"), version.state_folder_id ? `state folder ${version.state_folder_id}` : "");
   const ready = byId("ready");
   text(ready, version.ready ? "ready" : "not ready");
   ready.dataset.tone = version.ready ? "good" : "bad";

@@ -7,6 +7,8 @@
 mod agent;
 mod cli;
 mod memory;
+mod node_settings;
+mod output;
 mod proxy;
 mod settings;
 
@@ -91,7 +93,7 @@ fn main() -> ExitCode {
         }
     };
     outcome.unwrap_or_else(|error| {
-        cli::complain(&format!("keelson: {error:#}"));
+        output::complain(&format!("keelson: {error:#}"));
         ExitCode::FAILURE
     })
 }

@@ -48,7 +48,6 @@ pub(crate) fn give_back() {
     }
 }
 
-/// When to trim.
 #[derive(Debug)]
 struct Pace {
     /// The smallest size since the last trim, in bytes.

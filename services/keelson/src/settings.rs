@@ -8,7 +8,10 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Args, Subcommand, ValueEnum};
 use keelson_config::{Errors, Format, Loaded, Sources};
 
-use crate::{agent::heartbeats, cli};
+use crate::{
+    node_settings::{self, NodeProblem},
+    output,
+};
 
 /// Flags of every command that reads settings.
 #[derive(Debug, Clone, Args)]
@@ -47,7 +50,6 @@ impl AgentArgs {
         self.systemd_handover
     }
 
-    /// All of them as settings.
     pub(crate) fn settings(self) -> SettingsArgs {
         let mut settings = self.settings;
         if !self.listen.is_empty() {
@@ -82,8 +84,8 @@ impl SettingsArgs {
     pub(crate) fn check(&self) -> Result<Loaded, String> {
         let loaded = self.load().map_err(|errors| errors.to_string())?;
         // Also with no cluster: a wrong setting is wrong before the day on which it counts.
-        let Err(wrong) = heartbeats::policy(&loaded.settings) else { return Ok(loaded) };
-        let line = |problem: &heartbeats::NodeProblem| {
+        let Err(wrong) = node_settings::status_policy(&loaded.settings) else { return Ok(loaded) };
+        let line = |problem: &NodeProblem| {
             let entry = loaded.entries.iter().find(|entry| entry.key == problem.key);
             let place = entry.map_or_else(|| "default".to_owned(), |entry| entry.origin.to_string());
             format!("{place}: {}: {}", problem.key, problem.error)
@@ -124,10 +126,9 @@ fn with_agent_settings(loaded: Loaded) -> Result<Loaded, String> {
     }
 }
 
-/// Tells mistakes to standard error.
 pub(crate) fn or_complain(checked: Result<Loaded, String>) -> Result<Loaded, ExitCode> {
     checked.map_err(|mistakes| {
-        cli::complain(&mistakes);
+        output::complain(&mistakes);
         ExitCode::from(2)
     })
 }
@@ -190,7 +191,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
             Err(code) => return Ok(code),
         },
     };
-    cli::print(&text)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -86,7 +86,7 @@ impl AgentView for FakeView {
         pb::GetVersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: "worker-7.eu-central-1.compute.internal".into(),
-            instance_id: "6c0f2b7e91d34a58".into(),
+            state_folder_id: "6c0f2b7e91d34a58".into(),
             started_unix_ms: self.started,
             runtime_name: if down { "" } else { "containerd" }.into(),
             runtime_version: if down { "" } else { "v2.4.2" }.into(),

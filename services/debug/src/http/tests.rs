@@ -70,7 +70,7 @@ async fn documents() {
     let (status, version) = get_json(&fake, "/version").await;
     assert_eq!(status, StatusCode::OK);
     let expected = json!({
-        "version": "1.2.3", "node_name": "n1", "instance_id": "", "started_unix_ms": 0, "runtime_name": "",
+        "version": "1.2.3", "node_name": "n1", "state_folder_id": "", "started_unix_ms": 0, "runtime_name": "",
         "runtime_version": "", "runtime_endpoint": "", "ready": true, "not_ready_reasons": []
     });
     assert_eq!(version, expected);

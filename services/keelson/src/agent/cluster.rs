@@ -1,21 +1,22 @@
-//! The API server, for the chores that need one.
+//! The API server, for the parts that need one.
 //!
-//! Owns: where the settings say that it is, and what is counted of requests to it. In: section `[kube]`. Out: [`Cluster`],
-//! which makes connections; none when no API server is configured.
+//! Owns: its address and credentials from the settings, and what is counted of requests to it. In: section `[kube]`. Out:
+//! [`Cluster`], which makes connections; none when no API server is configured.
 
 use std::{sync::Arc, time::Duration};
 
-use keelson_config::Settings;
+use keelson_actor_system::{clock::unix_ms, cluster::ChoreHealth};
+use keelson_config::{Gate, Settings};
 use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node, ServerSignals};
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::sync::watch;
 
 use super::{
-    credentials::{Credentials, certificate_file},
+    credentials::{CertificateFiles, Credentials, Renewal, certificate_file},
     rest_client::RestClientMetrics,
 };
 
-/// The Node as it was seen last: nothing yet, or that there is none, or it.
+/// The Node as it was last seen. `None`: not read yet; `Some(None)`: there is no Node.
 pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
 
 /// The API server that the settings name. Cheap to clone.
@@ -23,7 +24,6 @@ pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
 pub(crate) struct Cluster {
     source: ClusterSource,
     rest_client: RestClientMetrics,
-    /// Shared by all connections.
     signals: ServerSignals,
     rollbacks: Counter,
     /// What the connections read of the credentials.
@@ -46,7 +46,6 @@ impl Cluster {
         Some(Self { source, rest_client, credentials, signals, rollbacks, request_timeout })
     }
 
-    /// A connection of its own.
     pub(crate) fn connect(&self, timeout: Duration) -> ApiServer {
         ApiServer::new(ApiServerParts {
             timeout,
@@ -57,12 +56,24 @@ impl Cluster {
         })
     }
 
-    /// A connection by other credentials than those of the agent.
-    pub(super) fn connect_by(&self, source: ClusterSource) -> ApiServer {
+    /// A connection with other credentials than those of the agent.
+    fn connect_by(&self, source: ClusterSource) -> ApiServer {
         ApiServer::new(ApiServerParts {
             timeout: self.request_timeout,
             observer: self.rest_client.observer(),
             ..ApiServerParts::new(source)
+        })
+    }
+
+    /// The job that requests and renews the client certificate; none if another process does.
+    pub(super) fn renewal(&self, settings: &Settings) -> Option<Renewal> {
+        let path = settings.kube.bootstrap_kubeconfig.clone()?;
+        Some(Renewal {
+            node: settings.agent.node_name.clone(),
+            files: CertificateFiles::new(&settings.kube.certificate_dir),
+            bootstrap: self.connect_by(ClusterSource::Kubeconfig { path, context: None }),
+            current: self.connect(self.request_timeout),
+            credentials: self.credentials.clone(),
         })
     }
 
@@ -78,7 +89,24 @@ impl Cluster {
     }
 }
 
-/// Keeps the newest Node for whoever wants it.
+/// Whether the pods of the node are watched.
+pub(super) fn watches_pods(settings: &Settings) -> bool {
+    let is_on = |gate| settings.feature_gates.enabled(gate);
+    source(settings).is_some() && is_on(Gate::NodeHeartbeats) && is_on(Gate::PodAwarePulls)
+}
+
+/// Health of a watch that panicked or ended.
+pub(super) fn watch_failed(reason: &str) -> ChoreHealth {
+    let reason = format!("the watch failed; restarting: {reason}");
+    ChoreHealth::Failing { reason, since_unix_ms: unix_ms(), refused: false }
+}
+
+/// Shows that a watch has failed until the restarted one succeeds.
+pub(super) fn shows_failure(health: Arc<watch::Sender<ChoreHealth>>) -> impl Fn(&str) + Send + 'static {
+    move |reason| drop(health.send_replace(watch_failed(reason)))
+}
+
+/// The newest Node.
 pub(super) fn node_channel() -> (watch::Sender<NodeSeen>, watch::Receiver<NodeSeen>) {
     watch::channel(None)
 }

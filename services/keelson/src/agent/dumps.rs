@@ -1,7 +1,7 @@
 //! No core dumps: queued pulls have credentials in memory.
 //!
 //! Owns: the two settings of the process that keep its memory off the disk. In: nothing. Out: a process that leaves no
-//! core file, whoever started it and however it ends (the watchdog of systemd aborts it, which would leave one).
+//! core file, regardless of who started it and how it ends (the watchdog of systemd aborts it, which would leave one).
 
 use nix::sys::{
     prctl::set_dumpable,

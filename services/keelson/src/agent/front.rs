@@ -62,12 +62,10 @@ impl FrontThread {
         Ok(Self { phases, alive: Some(alive), clients, ended })
     }
 
-    /// When the front has ended.
     pub(super) async fn ended(&mut self) {
         let _ = (&mut self.ended).await;
     }
 
-    /// Whether any client has connected.
     pub(super) fn was_used(&self) -> bool {
         self.clients.load(Ordering::Relaxed) > 0
     }

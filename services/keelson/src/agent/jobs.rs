@@ -77,7 +77,6 @@ impl Job {
         &self.0.recorder
     }
 
-    /// The addresses that are served.
     pub(super) fn listens(&self) -> Vec<String> {
         let parts = self.0.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let serves = |part: &Part| match part {
@@ -144,12 +143,11 @@ impl Job {
     }
 }
 
-/// One try at one part.
 pub(super) struct Attempt {
     job: Job,
     index: usize,
     first: Option<mpsc::Sender<()>>,
-    /// Told when the job is to end.
+    /// True when the job is to end.
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -168,7 +166,7 @@ impl Attempt {
     }
 }
 
-/// Runs servers until it is told to stop.
+/// Runs servers until the watch says stop.
 pub(super) struct Jobs {
     stop: watch::Receiver<bool>,
     first: mpsc::Sender<()>,
@@ -203,7 +201,7 @@ impl Jobs {
     }
 }
 
-/// Makes attempts until told to stop; the first one is given.
+/// Makes attempts until the watch says stop; the first one is given.
 async fn keep<F, T>(first: Attempt, failed: impl Fn(&str), attempt: F)
 where
     F: Fn(Attempt) -> T + 'static,

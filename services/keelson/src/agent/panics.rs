@@ -12,7 +12,7 @@ use std::{
 
 use keelson_actor_system::supervise;
 
-use crate::cli;
+use crate::output;
 
 /// See the module.
 pub(super) const EXIT: i32 = 70;
@@ -31,10 +31,9 @@ pub(super) fn run<T>(main: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Says why, and ends.
 fn end(reason: &str) -> ! {
     tracing::error!(reason, "panic; exiting so that the service manager restarts the process");
-    cli::complain(&format!(
+    output::complain(&format!(
         "keelson: panic; exiting so that the service manager restarts the process: {reason}"
     ));
     process::exit(EXIT);

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use super::{logs::Filter, parts, parts::Running, systemd};
+use keelson_config::Settings;
+
+use super::{logs::Filter, running::Running, systemd};
 use crate::settings::SettingsArgs;
 
 pub(super) fn reload(args: &SettingsArgs, running: &mut Running, filter: &Filter) {
@@ -36,10 +38,8 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     if settings.agent.log != before.agent.log {
         filter.set(&settings.agent.log).map_err(|error| format!("{error:#}"))?;
     }
-    super::warn(&settings);
-    running.pulls.deliver(keelson_pulls::coordinator::Configure { policy: parts::policy(&settings) });
-    running.front_settings.send_replace(parts::front_settings(&settings));
-    running.progress_interval.send_replace(settings.pulls.progress_interval);
+    log_warnings(&settings);
+    running.pulls.configure(&settings);
     // What is shown as in force must be what is: keys that wait for a restart keep their old entry.
     let shown = running.loaded.borrow().clone();
     for entry in loaded.entries.iter_mut().filter(|entry| !entry.live) {
@@ -50,4 +50,11 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     loaded.settings = Arc::new(settings);
     running.loaded.send_replace(Arc::new(loaded));
     Ok(())
+}
+
+/// Logs which settings are valid and probably a mistake.
+pub(super) fn log_warnings(settings: &Settings) {
+    for warning in settings.warnings() {
+        tracing::warn!(key = warning.key, warning = warning.message, "valid setting is probably a mistake");
+    }
 }

@@ -31,7 +31,6 @@ pub(super) struct RestClientMetrics {
     duration: Family<Verb, Histogram, fn() -> Histogram>,
 }
 
-/// client-go's.
 fn buckets() -> Histogram {
     Histogram::new([0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0])
 }
@@ -59,7 +58,7 @@ impl RestClientMetrics {
         );
     }
 
-    /// Counts what it is told of.
+    /// Counts requests.
     pub(super) fn observer(&self) -> RequestObserver {
         let metrics = self.clone();
         RequestObserver::new(move |seen| metrics.count(seen))

@@ -23,6 +23,8 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
+use super::systemd;
+
 /// Written to the agent on SIGHUP.
 const RELOAD: u8 = b'R';
 /// Written to the stand-in by an agent that ends without an error.
@@ -86,7 +88,6 @@ async fn wait(agent: Pid) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What systemd told the stand-in.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// It ended: the service is being stopped or restarted.
@@ -103,6 +104,22 @@ pub(super) struct StandIn {
 }
 
 impl StandIn {
+    /// A process for systemd to follow; none where systemd does not run the agent.
+    pub(super) async fn start_if_managed() -> Option<Self> {
+        if !systemd::is_manager() {
+            return None;
+        }
+        let started = Self::start().await;
+        started
+            .inspect_err(|error| {
+                tracing::error!(
+                    reason = format!("{error:#}"),
+                    "no stand-in process; systemd starts a successor only after this agent exits"
+                );
+            })
+            .ok()
+    }
+
     /// Starts a stand-in and waits until it handles signals.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use keelson_config::Settings;
-use keelson_storage::{CALL_LIMIT, DeferredStore, OpenError, Outcome, StateStore, folder_id};
+use keelson_storage::{CALL_LIMIT, DeferredStore, OpenError, Outcome, StateStore};
 
 /// Holds the agent's process id, in the state folder; removed at a clean end.
 const PID_FILE: &str = "keelson.pid";
@@ -24,12 +24,6 @@ pub(super) fn start(settings: &Settings) -> anyhow::Result<Arc<DeferredStore>> {
     let path = settings.agent.state_dir.join("state");
     let store = DeferredStore::with_opener(&path, CALL_LIMIT, Box::new(opener));
     Ok(Arc::new(store.context("cannot start the thread of the state store")?))
-}
-
-/// The owner that the agent's leases in the runtime are labelled with. The same for one state folder at every
-/// start, with or without a store.
-pub(super) fn owner(settings: &Settings) -> String {
-    folder_id(&settings.agent.state_dir)
 }
 
 /// Closes the store and removes the pid file, unless the disk hangs.

@@ -1,6 +1,6 @@
 //! systemd: readiness, watchdog, socket activation.
 //!
-//! Owns: what is told to and taken from the service manager; without one, nothing happens. In:
+//! Owns: the exchange with the service manager; without one, nothing happens. In:
 //! `LISTEN_FDS` with the names `cri` and `debug`, `WATCHDOG_USEC`, `NOTIFY_SOCKET`. Out:
 //! notifications.
 
@@ -9,20 +9,21 @@ use std::{os::unix::net::UnixListener, time::Duration};
 use keelson_config::Settings;
 use sd_notify::NotifyState;
 
-/// Sockets that systemd made for us: they outlive the agent, so that a restart refuses no connection.
+/// Listening sockets that another process passes to the agent: systemd, so that a restart refuses no connection, or the
+/// previous agent.
 #[derive(Debug, Default)]
-pub(super) struct Inherited {
+pub(super) struct PassedSockets {
     pub(super) cri: Option<UnixListener>,
     pub(super) debug: Option<UnixListener>,
 }
 
 /// Takes the sockets over, by the names that the socket unit gives them (`FileDescriptorName=`); an
 /// unnamed one is the CRI's.
-pub(super) fn inherited_sockets() -> Inherited {
+pub(super) fn inherited_sockets() -> PassedSockets {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let names: Vec<&str> = names.split(':').collect();
     let mut fds = listenfd::ListenFd::from_env();
-    let mut inherited = Inherited::default();
+    let mut inherited = PassedSockets::default();
     for index in 0..fds.len() {
         let listener = match fds.take_unix_listener(index) {
             Ok(Some(listener)) => listener,
@@ -69,7 +70,7 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("draining: no new pulls, waiting for running ones")]);
 }
 
-/// Told to systemd around a reload of the settings.
+/// Notifies systemd of a reload of the settings.
 pub(super) fn reloading(done: bool) {
     if done {
         notify(&[NotifyState::Ready]);

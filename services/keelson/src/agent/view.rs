@@ -1,8 +1,7 @@
-//! What the debug endpoint may see and do.
+//! The agent as the debug API shows and changes it.
 //!
-//! Owns: nothing; it asks the actors, the store and the settings. In: calls of the debug service.
-//! Out: the debug API's messages. An actor that does not answer within a moment is shown as that,
-//! with what its note-book says, and delays nobody.
+//! Owns: nothing; it asks the actors, the store and the settings. In: calls of the debug API. Out: its messages. An actor
+//! that does not answer in time is shown as "not answering" with the content of its recorder, and delays no other answer.
 
 use std::{
     collections::BTreeSet,
@@ -11,12 +10,12 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use keelson_actor_system::{
     clock::unix_ms,
-    inspect::{Mailbox, MailboxError, Recorder, Status},
+    inspect::{Mailbox, Recorder, Status},
 };
 use keelson_config::{Gate, Loaded};
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
@@ -31,26 +30,22 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
+    actor_handle::{ActorHandle, asked},
     cluster::Cluster,
+    cri_path,
     endpoints::{Endpoints, EndpointsServing},
-    handles::Handle,
     heartbeats::Heartbeats,
     jobs::JobMetrics,
-    watchdog,
 };
 
-/// An actor that takes longer to answer is said not to.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Actors on the CRI path, the first ones of all: PullCoordinator and RuntimeClient.
 const CRI_PATH_ACTORS: usize = 2;
 
-/// What the view looks at.
 pub(super) struct ViewParts {
-    /// Where clients reach the CRI front.
     pub(super) cri_socket: PathBuf,
     pub(super) pulls: Mailbox<PullCoordinator>,
     /// Every actor, in the order people see them.
-    pub(super) actors: Vec<Handle>,
+    pub(super) actors: Vec<ActorHandle>,
     pub(super) heartbeats: Heartbeats,
     pub(super) endpoints: Endpoints,
     pub(super) cluster: Option<Cluster>,
@@ -59,7 +54,7 @@ pub(super) struct ViewParts {
     pub(super) health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
     pub(super) store: Arc<DeferredStore>,
-    pub(super) instance: String,
+    pub(super) state_folder_id: String,
     pub(super) loaded: watch::Receiver<Arc<Loaded>>,
     pub(super) metrics: Metrics,
     /// Users who may change something through the debug socket.
@@ -71,7 +66,6 @@ struct Inner {
     registry: Registry,
     started_unix_ms: i64,
     stopping: AtomicBool,
-    /// What the CRI path said last.
     cri_path: Mutex<Vec<Check>>,
 }
 
@@ -101,7 +95,7 @@ impl View {
     }
 
     /// Stops every actor but those of image pulls.
-    pub(super) fn stop_chores(&self) {
+    pub(super) fn stop_reports(&self) {
         self.0.parts.heartbeats.stop();
         self.0.parts.endpoints.stop();
         if let Some(credentials) = &self.0.parts.credentials {
@@ -132,14 +126,14 @@ impl View {
     }
 
     fn recorders(&self) -> impl Iterator<Item = &Arc<Recorder>> {
-        self.0.parts.actors.iter().map(Handle::recorder)
+        self.0.parts.actors.iter().map(ActorHandle::recorder)
     }
 
     /// Asks the CRI path from end to end, and remembers what it said.
     pub(super) async fn check_cri_path(&self) -> Vec<Check> {
         let parts = &self.0.parts;
         let on_path = parts.actors.iter().take(CRI_PATH_ACTORS);
-        let mut checks = watchdog::ask(&parts.cri_socket, on_path).await;
+        let mut checks = cri_path::check_path(&parts.cri_socket, on_path).await;
         if checks.iter().any(|check| check.ok && check.name == parts.pulls.recorder().name())
             && parts.pulls.recorder().current_status() == Status::Running
         {
@@ -232,18 +226,6 @@ impl NotOpen {
     }
 }
 
-/// Bounds a question to an actor.
-pub(super) async fn asked<T>(
-    question: impl Future<Output = Result<T, MailboxError>>,
-) -> Result<T, ViewError> {
-    match tokio::time::timeout(PATIENCE, question).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(MailboxError::Full(actor))) => Err(ViewError::Busy(format!("the mailbox of {actor} is full"))),
-        Ok(Err(error @ MailboxError::Closed(_))) => Err(ViewError::Unavailable(error.to_string())),
-        Err(_) => Err(ViewError::Unavailable(format!("the actor did not answer within {PATIENCE:?}"))),
-    }
-}
-
 impl AgentView for View {
     async fn version(&self) -> pb::GetVersionResponse {
         let settings = self.0.parts.loaded.borrow().settings.clone();
@@ -261,7 +243,7 @@ impl AgentView for View {
         pb::GetVersionResponse {
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: settings.agent.node_name.clone(),
-            instance_id: self.0.parts.instance.clone(),
+            state_folder_id: self.0.parts.state_folder_id.clone(),
             started_unix_ms: self.0.started_unix_ms,
             runtime_name,
             runtime_version,

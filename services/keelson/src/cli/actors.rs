@@ -6,16 +6,18 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use keelson_actor_system::clock::unix_ms;
 use keelson_proto::debug as pb;
 use serde_json::Value;
 use tonic::Response;
 
 use super::{
-    AgentArgs, Output, client, exit,
+    args::{AgentArgs, Output, exit},
+    client,
     format::{clean, micros, one_line, since_ms},
-    output::{json, print},
     table::Table,
 };
+use crate::output::{json, print};
 
 /// Show the actors of a running agent, or one actor in detail.
 #[derive(Debug, Args)]
@@ -49,7 +51,7 @@ async fn run(args: ActorsArgs) -> anyhow::Result<()> {
             let actor = answer.map_err(client::Refused::from)?.into_inner();
             match args.output {
                 Output::Json => json(&actor)?,
-                Output::Table => one(&actor, super::pulls::now_unix_ms()),
+                Output::Table => one(&actor, unix_ms()),
             }
         }
         None => {
@@ -61,7 +63,7 @@ async fn run(args: ActorsArgs) -> anyhow::Result<()> {
             match args.output {
                 Output::Json => json(&document(&actors, &readiness))?,
                 Output::Table => {
-                    let now = super::pulls::now_unix_ms();
+                    let now = unix_ms();
                     troubles(&readiness, now) + &all(&actors, now)
                 }
             }

@@ -24,7 +24,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::AgentArgs;
+use super::args::AgentArgs;
 use crate::settings::SettingsArgs;
 
 /// How long a single answer may take.
@@ -35,7 +35,6 @@ const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 /// A client of the debug API.
 pub(super) type Client = DebugClient<Channel>;
 
-/// Who is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     /// `keelson agent`.
@@ -63,48 +62,29 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
-    /// Nobody listens.
     #[error(
         "cannot connect to the {peer} at {socket}: {reason}; start it (systemctl status {}), or pass its \
          debug socket with --socket", peer.unit()
     )]
-    NotRunning {
-        /// Who was meant.
-        peer: Peer,
-        /// The socket.
-        socket: SocketSpec,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// Not allowed.
+    NotRunning { peer: Peer, socket: SocketSpec, reason: &'static str },
     #[error(
         "cannot open {socket}: permission denied; run as root or as a member of the socket's group \
          (keelson-inspect for debug.sock)"
     )]
-    Denied {
-        /// The socket.
-        socket: SocketSpec,
-    },
-    /// Something else.
+    Denied { socket: SocketSpec },
     #[error("cannot open {socket}")]
     Other {
-        /// The socket.
         socket: SocketSpec,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Somebody listens, but does not speak gRPC.
     #[error("the process that listens on {socket} does not answer as a Keelson {peer}")]
     NotOurs {
-        /// Who was meant.
         peer: Peer,
-        /// The socket.
         socket: SocketSpec,
-        /// Why.
         #[source]
         source: tonic::transport::Error,
     },
@@ -127,7 +107,6 @@ impl ConnectError {
         }
     }
 
-    /// Whether waiting can help.
     pub(super) fn may_come_back(&self) -> bool {
         !matches!(self, Self::Denied { .. })
     }

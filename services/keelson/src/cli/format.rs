@@ -95,7 +95,6 @@ pub(super) fn image(name: &str) -> String {
     }
 }
 
-/// A pull's state in words.
 pub(super) fn state(pull: &pb::Pull) -> String {
     use pb::PullState as S;
     let words = match pull.state() {

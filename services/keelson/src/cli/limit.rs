@@ -8,10 +8,11 @@ use clap::Args;
 use keelson_proto::debug::{self as pb, set_limit_request::To};
 
 use super::{
-    AgentArgs, Output, client, exit,
+    args::{AgentArgs, Output, exit},
+    client,
     format::one_line,
-    output::{json, print},
 };
+use crate::output::{json, print};
 
 /// Show or set the limit on parallel image pulls.
 #[derive(Debug, Args)]

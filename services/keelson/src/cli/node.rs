@@ -6,15 +6,17 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
+use keelson_actor_system::clock::unix_ms;
 use keelson_proto::node as pb;
 use tonic::{Code, Status};
 
 use super::{
-    AgentArgs, Output, client, exit_with,
+    args::{AgentArgs, Output, exit_with},
+    client,
     format::{clean, count, duration_ms, one_line, since_ms, status_word},
-    output::{complain, json, print},
     table::Table,
 };
+use crate::output::{complain, json, print};
 
 /// Show the node's Lease, status and conditions; set or clear a condition.
 #[derive(Debug, Args)]
@@ -139,7 +141,7 @@ async fn show(agent: &AgentArgs, output: Output, check: bool) -> anyhow::Result<
     let heartbeats = answer.map_err(client::Refused::from)?.into_inner();
     let text = match output {
         Output::Json => json(&heartbeats)?,
-        Output::Table => describe(&heartbeats, super::pulls::now_unix_ms()),
+        Output::Table => describe(&heartbeats, unix_ms()),
     };
     print(&text)?;
     Ok(if check && !is_well(&heartbeats) { ExitCode::FAILURE } else { ExitCode::SUCCESS })

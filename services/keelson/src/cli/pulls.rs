@@ -3,21 +3,20 @@
 //! In: the debug API's pulls. Out: running, queued and finished pulls as a table or JSON, once; or, in
 //! [`watch`], as they change.
 
-use std::{
-    process::ExitCode,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::process::ExitCode;
 
 use clap::Args;
+use keelson_actor_system::clock::unix_ms;
 use keelson_proto::debug as pb;
 
 use super::{
-    AgentArgs, Output, client, exit,
+    args::{AgentArgs, Output, exit},
+    client,
     format::{bytes, clean, count, duration_ms, image, in_use, one_line, progress, since_ms, state},
-    output::{json, print},
     table::Table,
     watch,
 };
+use crate::output::{json, print};
 
 /// Show queued, running and finished image pulls.
 #[derive(Debug, Args)]
@@ -66,16 +65,10 @@ async fn run(args: PullsArgs) -> anyhow::Result<()> {
     let list = client.list_pulls(client::request(request)).await.map_err(client::Refused::from)?.into_inner();
     let text = match args.output {
         Output::Json => json(&list)?,
-        Output::Table => table(&list, now_unix_ms()),
+        Output::Table => table(&list, unix_ms()),
     };
     print(&text)?;
     Ok(())
-}
-
-/// The wall clock, as the agent's times are.
-pub(super) fn now_unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// `3 of 3 in use, 12 queued (oldest 1m37s), 15 callers, runtime up`.

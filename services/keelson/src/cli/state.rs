@@ -5,14 +5,16 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use keelson_actor_system::clock::unix_ms;
 use keelson_proto::debug as pb;
 
 use super::{
-    AgentArgs, Output, client, exit,
+    args::{AgentArgs, Output, exit},
+    client,
     format::{bytes, clean, duration_ms, one_line, since_ms},
-    output::{json, print},
     table::Table,
 };
+use crate::output::{json, print};
 
 /// Show the state store.
 #[derive(Debug, Args)]
@@ -43,7 +45,7 @@ async fn run(args: StateArgs) -> anyhow::Result<()> {
     let storage = answer.map_err(client::Refused::from)?.into_inner();
     let text = match args.output {
         Output::Json => json(&storage)?,
-        Output::Table => describe(&storage, super::pulls::now_unix_ms()),
+        Output::Table => describe(&storage, unix_ms()),
     };
     print(&text)?;
     Ok(())

@@ -3,7 +3,6 @@
 //! In: a head and rows of cells. Out: lines whose columns stand under each other, without trailing
 //! blanks.
 
-/// Rows under a head.
 #[derive(Debug)]
 pub(super) struct Table {
     rows: Vec<Vec<String>>,

@@ -23,11 +23,11 @@ use keelson_config::ListenSpec;
 use serde::Serialize;
 
 use super::{
-    exit_with,
+    args::exit_with,
     format::{clean, one_line},
-    output::{complain, write},
     table::Table,
 };
+use crate::output::{complain, json, write};
 use crate::settings::SettingsArgs;
 use view::{Change, Service, Whole, addresses, cluster_ips, protocol};
 
@@ -192,7 +192,7 @@ async fn once(
         return Ok(ExitCode::FAILURE);
     }
     let text = match args.output {
-        Form::Json => super::output::json(&Whole::new(position, state.node(), &services))?,
+        Form::Json => json(&Whole::new(position, state.node(), &services))?,
         Form::Yaml => serde_saphyr::to_string(&Whole::new(position, state.node(), &services))?,
         Form::Table => tables(&services, args.service.is_some()),
     };
@@ -276,7 +276,6 @@ fn endpoints(service: &ServiceEndpoints) -> String {
     format!("{ready} ready, {selected} selected")
 }
 
-/// Shows changes as they come.
 struct Show<W> {
     args: WatchArgs,
     /// What is shown is not known to be new.

@@ -18,17 +18,15 @@ const CURRENT: &str = "client-current.pem";
 /// The key of a request: after a restart the same request is waited for.
 const PENDING: &str = "client-pending.key";
 
-/// The file with certificate and key.
 pub(in crate::agent) fn certificate_file(settings: &Settings) -> PathBuf {
     settings.kube.certificate_dir.join(CURRENT)
 }
 
-/// The folder.
 #[derive(Debug, Clone)]
-pub(super) struct CertificateFiles(PathBuf);
+pub(in crate::agent) struct CertificateFiles(PathBuf);
 
 impl CertificateFiles {
-    pub(super) fn new(folder: &Path) -> Self {
+    pub(in crate::agent) fn new(folder: &Path) -> Self {
         Self(folder.to_owned())
     }
 

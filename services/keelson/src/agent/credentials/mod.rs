@@ -15,7 +15,6 @@ use std::{
 };
 
 use keelson_actor_system::cluster::ChoreHealth;
-use keelson_config::Settings;
 use keelson_debug::Check;
 use keelson_kube::{Credential, CredentialsInUse, CredentialsObserver, Validity};
 use keelson_proto::node as pb;
@@ -26,12 +25,9 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-use super::{
-    cluster::Cluster,
-    handles::Handle,
-    jobs::{self, Job},
-};
-pub(super) use files::certificate_file;
+use super::jobs::{self, Job};
+pub(super) use files::{CertificateFiles, certificate_file};
+pub(super) use renewal::Renewal;
 
 const JOB: &str = "Credentials";
 /// How often what is left of the credentials is looked at while they do not change.
@@ -73,9 +69,7 @@ impl Default for Credentials {
 enum Finding {
     /// They cannot be used any more.
     Expired(String),
-    /// They end soon.
     Expiring(String),
-    /// A file's mode.
     Mode(String),
 }
 
@@ -167,7 +161,6 @@ impl Credentials {
         (shown.collect(), warnings)
     }
 
-    /// Enters the metrics.
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "keelson_kube_credentials_expiration_timestamp_seconds",
@@ -211,20 +204,19 @@ impl Credentials {
     }
 }
 
-/// Starts the jobs, on a thread of their own. Returns it with their handles.
-pub(super) fn start(
-    cluster: &Cluster,
-    settings: &Settings,
+/// Starts the jobs, on a thread of their own. Returns it with the job that shows them.
+pub(super) fn build(
+    credentials: Credentials,
+    renewal: Option<Renewal>,
     changes: watch::Sender<u64>,
-) -> (actix::ArbiterHandle, Handle) {
+) -> (actix::ArbiterHandle, Job) {
     let job = Job::new(JOB, changes);
     let arbiter = jobs::arbiter(c"credentials").handle();
-    let credentials = cluster.credentials.clone();
     job.keep_on(&arbiter, 0, |_| {}, move || credentials.clone().watch());
-    if let Some(parts) = renewal::parts(cluster, settings) {
-        job.keep_on(&arbiter, 1, |_| {}, move || renewal::run(parts.clone()));
+    if let Some(renewal) = renewal {
+        job.keep_on(&arbiter, 1, |_| {}, move || renewal::run(renewal.clone()));
     }
-    (arbiter, Handle::job(job.recorder()))
+    (arbiter, job)
 }
 
 #[cfg(test)]

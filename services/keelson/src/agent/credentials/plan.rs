@@ -23,7 +23,6 @@ pub(super) enum By {
     Current,
 }
 
-/// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Request(By),
@@ -51,7 +50,7 @@ pub(super) fn next_step(validity: Option<IssuedValidity>, refused: bool, draw: f
     }
 }
 
-/// The pause after so many failures in a row. `draw` from 0 to 1 adds up to a tenth.
+/// The pause after this number of failures in a row. `draw` from 0 to 1 adds up to a tenth.
 pub(super) fn pause(failures: u32, draw: f64) -> Duration {
     let doubled =
         PAUSE_FIRST.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));

@@ -1,7 +1,7 @@
 //! The client certificate of role `node`: requested, waited for, renewed.
 //!
 //! Owns: the loop around [`super::plan`]. In: the certificate on disk, the API server. Out: a newer certificate on disk, which
-//! every connection takes up by itself, and how the renewal fares. The key never leaves the machine.
+//! every connection takes up by itself, and the health of the renewal. The key never leaves the machine.
 
 use std::time::Duration;
 
@@ -9,10 +9,8 @@ use keelson_actor_system::{
     clock::unix_ms,
     cluster::{ApiError, ApiErrorKind, ChoreHealth},
 };
-use keelson_config::Settings;
 use keelson_kube::{
-    ApiServer, CertificateError, ClientKey, ClusterSource, IssuedValidity, NodeRequest, RequestState,
-    issued_validity,
+    ApiServer, CertificateError, ClientKey, IssuedValidity, NodeRequest, RequestState, issued_validity,
 };
 use tokio::time::Instant;
 
@@ -22,7 +20,6 @@ use super::{
     now_unix,
     plan::{self, By, Step},
 };
-use crate::agent::cluster::Cluster;
 
 /// How long a request is waited for before it is tried again, as the kubelet.
 const APPROVAL: Duration = Duration::from_secs(15 * 60);
@@ -33,7 +30,6 @@ const SLOW: Duration = Duration::from_secs(10);
 /// The shortest time between two certificates: one that is valid for minutes can be past its time of renewal when it is issued.
 const REST: Duration = Duration::from_secs(10);
 
-/// Why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
 enum RenewalError {
     #[error("{0}")]
@@ -56,24 +52,14 @@ const ADVICE: &str =
 
 /// What the loop needs. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Renewal {
-    node: String,
-    files: CertificateFiles,
-    bootstrap: ApiServer,
-    current: ApiServer,
-    credentials: Credentials,
-}
-
-/// The parts of the loop; none where the settings leave the certificate to somebody else.
-pub(super) fn parts(cluster: &Cluster, settings: &Settings) -> Option<Renewal> {
-    let path = settings.kube.bootstrap_kubeconfig.clone()?;
-    Some(Renewal {
-        node: settings.agent.node_name.clone(),
-        files: CertificateFiles::new(&settings.kube.certificate_dir),
-        bootstrap: cluster.connect_by(ClusterSource::Kubeconfig { path, context: None }),
-        current: cluster.connect(cluster.request_timeout),
-        credentials: cluster.credentials.clone(),
-    })
+pub(in crate::agent) struct Renewal {
+    pub(in crate::agent) node: String,
+    pub(in crate::agent) files: CertificateFiles,
+    /// With the credentials of `kube.bootstrap_kubeconfig`.
+    pub(in crate::agent) bootstrap: ApiServer,
+    /// With the certificate that is to be replaced.
+    pub(in crate::agent) current: ApiServer,
+    pub(in crate::agent) credentials: Credentials,
 }
 
 /// Keeps the certificate new, until the arbiter ends.
@@ -177,7 +163,6 @@ impl Renewal {
         Ok(key)
     }
 
-    /// Waits for the certificate.
     async fn answer(&self, api: &ApiServer, request: &NodeRequest) -> Result<String, RenewalError> {
         let (begun, mut pause) = (Instant::now(), POLL.0);
         while begun.elapsed() < APPROVAL {

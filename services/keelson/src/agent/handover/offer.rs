@@ -37,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// The socket, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    // Dropped first: whoever finds no file makes its own.
+    // Dropped first: an agent that finds no file creates its own.
     file: Option<SocketFile>,
     /// The listener once more, for a successor.
     socket: OwnedFd,
@@ -94,7 +94,7 @@ impl Offer {
         self.file.take().into_iter().for_each(SocketFile::disown);
     }
 
-    /// From now on whoever asks may take over.
+    /// From now on the agent that asks may take over.
     pub(crate) fn stopping(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
     }

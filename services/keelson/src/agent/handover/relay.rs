@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Signals, Sockets, parts::Running},
+    super::{running::Running, signals::Signals, sockets::Sockets},
     HANDOVER,
     offer::Offer,
     wire::{self, Frame},
@@ -31,10 +31,8 @@ const SERVING: Duration = Duration::from_secs(30);
 
 /// How an agent with a successor ended.
 pub(crate) enum Ended {
-    /// Nothing is left to do.
     Done,
-    /// It was told a second time.
-    Told,
+    Interrupted,
 }
 
 /// Hands over to the successor behind `stream`, or to the next one if it fails, and relays until no call is left.
@@ -59,12 +57,12 @@ pub(crate) async fn run(
                 Ok(stream) => break Some(stream),
                 Err(error) => tracing::warn!(%error, "the successor failed; waiting for another"),
             },
-            () = signals.stop() => return Ended::Told,
+            () = signals.stop() => return Ended::Interrupted,
         }
         stream = tokio::select! {
             next = offer.successor() => next,
             () = tokio::time::sleep_until(deadline) => break None,
-            () = signals.stop() => return Ended::Told,
+            () = signals.stop() => return Ended::Interrupted,
         };
     };
     match &successor {
@@ -89,7 +87,7 @@ pub(crate) async fn run(
     tokio::select! {
         () = finish(running, pulls_ended, deadline) => Ended::Done,
         () = telling => Ended::Done,
-        () = signals.stop() => Ended::Told,
+        () = signals.stop() => Ended::Interrupted,
     }
 }
 
@@ -98,21 +96,21 @@ async fn stop_deciding(
     running: &mut Running,
     ends: mpsc::UnboundedSender<HandedEnd>,
 ) -> Option<(HandedState, oneshot::Receiver<()>)> {
-    running.front.leave();
-    running.view.stop_chores();
+    running.pulls.front.leave();
+    running.view.stop_reports();
     let _ = running.stop_debug.send(true);
-    if let Some(server) = running.endpoints.take() {
+    if let Some(server) = running.endpoints_server.take() {
         // Its sockets are closed at once; calls that are not over by then are not waited for.
         actix::spawn(server.stop(FLUSH));
     }
     let (to_us, answered) = oneshot::channel();
-    running.pulls.deliver(HandOver { state: to_us, ends });
+    running.pulls.coordinator.deliver(HandOver { state: to_us, ends });
     let HandedOver { mut state, written, ended } = timeout(FLUSH, answered).await.ok()?.ok()?;
     if timeout(FLUSH, written).await.is_err() {
         tracing::warn!("the journal does not answer; the successor takes over the pulls without it");
     }
     running.close_store(CLOSE);
-    state.salt = Some(running.salt.clone());
+    state.salt = Some(running.pulls.salt.clone());
     Some((state, ended))
 }
 
@@ -150,11 +148,11 @@ async fn tell_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<Ha
 
 /// Until no call and no pull is left here.
 async fn finish(mut running: Running, pulls_ended: oneshot::Receiver<()>, deadline: Instant) {
-    let cutter = running.front.cutter();
+    let cutter = running.pulls.front.cutter();
     let left = async {
         // An error: the coordinator is gone, and its pulls with it.
         let _ = pulls_ended.await;
-        running.front.ended().await;
+        running.pulls.front.ended().await;
     };
     tokio::pin!(left);
     tokio::select! {

@@ -35,7 +35,6 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// For the state: the predecessor finishes journal writes first.
 const STATE: Duration = Duration::from_secs(15);
 
-/// What was taken over.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     pub(crate) state: HandedState,

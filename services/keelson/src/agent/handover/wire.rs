@@ -32,18 +32,24 @@ const MAX_FRAME: usize = 256 * 1024 * 1024;
 /// For the frames before the state, which come from processes that have said nothing of themselves yet.
 const MAX_GREETING: usize = 4096;
 
-/// One message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Frame {
-    /// The newcomer's first word.
-    Hello { version: u32, pid: u32 },
-    /// The answer to it.
-    Status { version: u32, pid: u32, is_stopping: bool },
-    /// Asks for everything.
+    Hello {
+        version: u32,
+        pid: u32,
+    },
+    Status {
+        version: u32,
+        pid: u32,
+        is_stopping: bool,
+    },
     Take,
     /// Everything. As many sockets follow, a byte each.
-    State { state: Box<HandedState>, sockets: Vec<String> },
+    State {
+        state: Box<HandedState>,
+        sockets: Vec<String>,
+    },
     /// The newcomer accepts connections: nothing is handed to anybody else any more.
     Serving,
     /// A pull that went on in the old agent ended there.
@@ -93,7 +99,6 @@ fn invalid(text: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Sends one socket.
 pub(super) async fn send_socket(stream: &UnixStream, socket: BorrowedFd<'_>) -> io::Result<()> {
     stream
         .async_io(Interest::WRITABLE, || {
@@ -172,7 +177,7 @@ mod tests {
         }
     }
 
-    /// I8: a stranger's first frame is small, or refused by its length alone.
+    /// I8: the first frame of an unknown process is small, or refused by its length alone.
     #[tokio::test]
     async fn i8_a_greeting_is_small() {
         let (mut near, mut far) = UnixStream::pair().expect("a pair");

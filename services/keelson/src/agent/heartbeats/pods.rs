@@ -10,15 +10,30 @@ use keelson_kube::{ApiServer, KnownPods, PodEvent, PodRef, PodSink, watch_pods};
 use keelson_pulls::coordinator::{PodForgotten, PodGone, PodsSynced, PullCoordinator};
 use tokio::sync::watch;
 
-/// Tells the PullCoordinator which pods there are, and which go.
-pub(super) async fn follow(
+use crate::agent::{cluster::shows_failure, jobs::Job};
+
+pub(super) struct PodWatch {
+    pub(super) job: Job,
+    pub(super) health: watch::Receiver<ChoreHealth>,
+}
+
+pub(super) fn build(
     api: &ApiServer,
     node: &str,
-    health: &watch::Sender<ChoreHealth>,
-    known: KnownPods,
-    pulls: Mailbox<PullCoordinator>,
-) {
-    watch_pods(api, node, health, known, ToPulls { pulls }).await;
+    pulls: &Mailbox<PullCoordinator>,
+    changes: watch::Sender<u64>,
+    arbiter: &actix::ArbiterHandle,
+) -> PodWatch {
+    let (health, health_seen) = watch::channel(ChoreHealth::Starting);
+    let (api, node, pulls, health) = (api.clone(), node.to_owned(), pulls.clone(), Arc::new(health));
+    let (known, failed) = (KnownPods::default(), shows_failure(health.clone()));
+    let job = Job::new("PodWatch", changes);
+    job.keep_on(arbiter, 0, failed, move || {
+        let (api, node, health) = (api.clone(), node.clone(), health.clone());
+        let (known, pulls) = (known.clone(), pulls.clone());
+        async move { watch_pods(&api, &node, &health, known, ToPulls { pulls }).await }
+    });
+    PodWatch { job, health: health_seen }
 }
 
 struct ToPulls {

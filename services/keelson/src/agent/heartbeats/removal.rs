@@ -65,7 +65,8 @@ impl Heartbeats {
 
 impl On {
     async fn leave(&self) -> Result<usize, String> {
-        let kinds = self.status.ask(RemovableConditions {}).await.map_err(|error| error.to_string())?;
+        let kinds =
+            self.status.reporter.ask(RemovableConditions {}).await.map_err(|error| error.to_string())?;
         // From now on nothing is reported that would bring them back.
         self.stop();
         let text = |error: ApiError| error.to_string();

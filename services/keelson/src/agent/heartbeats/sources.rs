@@ -48,7 +48,6 @@ impl RuntimeSource for RuntimeReports {
     }
 }
 
-/// The PullCoordinator.
 pub(super) struct PullReports(pub(super) Mailbox<PullCoordinator>);
 
 impl PullsSource for PullReports {

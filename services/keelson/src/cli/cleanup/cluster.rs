@@ -13,9 +13,9 @@ use keelson_kube::ApiServer;
 use keelson_storage::StateStore;
 
 use super::report::{Outcome, Report};
-use crate::agent::{
-    cluster::Cluster,
-    heartbeats::{self, removal},
+use crate::{
+    agent::{cluster::Cluster, heartbeats::removal},
+    node_settings,
 };
 
 const LEASE: &str = "Lease";
@@ -28,13 +28,13 @@ pub(super) async fn clean(settings: &Settings, report: &mut Report) {
         return report.add(LEASE, "", Outcome::Skipped, "no API server is configured (section [kube])");
     };
     let api = cluster.connect(cluster.request_timeout);
-    let own = heartbeats::lease_policy(settings);
+    let own = node_settings::lease_policy(settings);
     clean_lease(&own, is_expected(settings), &api, report).await;
     if settings.node.role == Role::Node {
         // Of the time when the agent was a companion with a Lease.
         let mut before = settings.clone();
         before.node.role = Role::Companion;
-        clean_lease(&heartbeats::lease_policy(&before), false, &api, report).await;
+        clean_lease(&node_settings::lease_policy(&before), false, &api, report).await;
     }
     clean_conditions(settings, &api, report).await;
 }

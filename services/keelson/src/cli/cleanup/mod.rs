@@ -14,10 +14,8 @@ use clap::Args;
 use keelson_config::Settings;
 use keelson_cri::runtime::{CleanupError, LeaseCleaner};
 
-use super::{
-    Output,
-    output::{complain, json, print},
-};
+use super::args::Output;
+use crate::output::{complain, json, print};
 use crate::settings::{SettingsArgs, or_complain};
 use report::{Outcome, Report};
 

@@ -4,14 +4,12 @@
 
 use serde::Serialize;
 
-/// What became of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Outcome {
     Removed,
     /// `--dry-run`.
     WouldRemove,
-    /// There is nothing to remove.
     Absent,
     /// It does not apply to this node, and the detail says why.
     Skipped,
@@ -39,7 +37,6 @@ struct Entry {
     detail: String,
 }
 
-/// All of it.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
@@ -87,7 +84,6 @@ impl Report {
         self.entries.iter().any(|entry| entry.outcome == Outcome::Failed)
     }
 
-    /// One line per object.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for Entry { outcome, kind, name, detail } in &self.entries {

@@ -6,7 +6,7 @@ use keelson_proto::endpoints as pb;
 
 use crate::cli::format::{clean, count, one_line, since_ms};
 
-/// Who it is, how it fares, what is in effect, and where to look into it.
+/// Name, status, revision in effect, and where to inspect it.
 pub(super) fn line(backend: &pb::Backend, instance_id: &str, now: i64) -> String {
     let mut parts = vec![who(backend), how(backend, now), in_effect(backend, instance_id)];
     if backend.last_sync_unix_ms > 0 {

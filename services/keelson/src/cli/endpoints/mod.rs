@@ -1,6 +1,6 @@
 //! `keelson endpoints [list | explain | watchers]`.
 //!
-//! In: the Inspection service of the agent. Out: how the endpoints chore fares, Services, who follows them, or one
+//! In: the Inspection service of the agent. Out: sync status, Services, clients, or one
 //! Service with the rules that decided; as text or JSON.
 
 mod backends;
@@ -11,14 +11,16 @@ mod state;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use keelson_actor_system::clock::unix_ms;
 use keelson_proto::endpoints::{self as pb, inspection_client::InspectionClient};
 use serde_json::json;
 use tonic::{Code, transport::Channel};
 
 use super::{
-    AgentArgs, Output, client, exit_with,
-    output::{complain, json as to_json, print},
+    args::{AgentArgs, Output, exit_with},
+    client,
 };
+use crate::output::{complain, json as to_json, print};
 use names::ServiceRef;
 
 /// What a list without `--max` holds.
@@ -130,7 +132,7 @@ async fn list(mut client: Client, namespace: &str, max: u32, output: Output) -> 
     }
     match output {
         Output::Json => to_json(&state),
-        Output::Table => Ok(state::describe(&state, namespace, max, super::pulls::now_unix_ms())),
+        Output::Table => Ok(state::describe(&state, namespace, max, unix_ms())),
     }
 }
 
@@ -138,7 +140,7 @@ async fn watchers(mut client: Client, output: Output) -> anyhow::Result<String> 
     let state = get_state(&mut client, "", 0).await?;
     match output {
         Output::Json => to_json(&json!({ "rev": state.rev, "watchers": state.watchers })),
-        Output::Table => Ok(state::watchers(&state, super::pulls::now_unix_ms())),
+        Output::Table => Ok(state::watchers(&state, unix_ms())),
     }
 }
 
@@ -148,7 +150,7 @@ async fn explain(mut client: Client, service: &ServiceRef, output: Output) -> an
         Ok(explanation) => explanation.into_inner(),
         Err(status) if status.code() == Code::NotFound => {
             let refused = client::Refused::from(status);
-            // Whoever cannot be told what there is still learns that this is not.
+            // Without the names of other Services there is no hint.
             let known = get_state(&mut client, "", MAX_SERVICES).await.unwrap_or_default();
             anyhow::bail!("{refused}{}", names::hint(service, &known.list));
         }

@@ -12,7 +12,6 @@ const NAMED: usize = 3;
 /// A distance over a very long text costs its square and finds nothing.
 const LONGEST: usize = 253;
 
-/// Which Service is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServiceRef {
     pub(super) namespace: String,

@@ -1,4 +1,4 @@
-//! How the endpoints chore fares, in words.
+//! The sync status of service endpoints as text.
 //!
 //! In: the state as the agent has it. Out: what is wrong, then facts, then Services in columns; or its watchers.
 
@@ -27,7 +27,7 @@ pub(super) fn cut(state: &pb::State, namespace: &str, max: u32) -> Option<String
     })
 }
 
-/// What is wrong, how it fares, and the Services that were asked for.
+/// Problems, sync status, and the Services that were requested.
 pub(super) fn describe(state: &pb::State, namespace: &str, max: u32, now: i64) -> String {
     if state.state == "off" {
         return off(&state.reason);
@@ -226,7 +226,6 @@ fn services(services: &[pb::ServiceSummary]) -> String {
     table.text()
 }
 
-/// Who follows, those farthest behind first.
 pub(super) fn watchers(state: &pb::State, now: i64) -> String {
     if state.state == "off" {
         return off(&state.reason);

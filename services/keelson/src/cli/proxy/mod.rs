@@ -133,7 +133,7 @@ async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitC
     let mut client = open(&args.socket, settings).await?;
     let state =
         client.get_state(client::request(pb::GetStateRequest {})).await.map_err(refused)?.into_inner();
-    let now = super::pulls::now_unix_ms();
+    let now = keelson_actor_system::clock::unix_ms();
     let text = match args.output {
         Output::Json => json(&state)?,
         Output::Table => {

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, io, time::Duration};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use keelson_proto::debug as pb;
 
-use super::{Screen, news::News, pulls::summary};
+use super::{changes::Changes, pulls::summary, screen::Screen};
 use crate::cli::format::{image, percent, progress, state};
 
 // Names and bars are kept short, so that bytes and speed fit on 80 columns.
@@ -22,19 +22,18 @@ const SUMMARY: &str = "{wide_msg:.bold}";
 /// How many of the queue are named.
 const NEXT: usize = 3;
 
-/// The screen.
 pub(super) struct Bars {
     multi: MultiProgress,
     summary: ProgressBar,
     pulls: BTreeMap<u64, ProgressBar>,
-    news: News,
+    changes: Changes,
 }
 
 impl Bars {
     pub(super) fn new() -> Self {
         let multi = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
         let summary = multi.add(ProgressBar::new_spinner().with_style(style(SUMMARY)));
-        Self { multi, summary, pulls: BTreeMap::new(), news: News::default() }
+        Self { multi, summary, pulls: BTreeMap::new(), changes: Changes::default() }
     }
 
     fn bar(&mut self, pull: &pb::Pull) -> &ProgressBar {
@@ -62,10 +61,10 @@ impl Bars {
 
 impl Screen for Bars {
     fn show(&mut self, list: &pb::PullList) -> io::Result<()> {
-        for line in self.news.ends(list) {
+        for line in self.changes.ends(list) {
             self.multi.println(line)?;
         }
-        self.news.began();
+        self.changes.began();
         self.drop_others(list);
         for pull in list.pulls.iter().filter(|pull| shown(pull)) {
             let total = pull.progress.as_ref().map_or(0, |progress| progress.bytes_total);
@@ -137,7 +136,6 @@ fn message(pull: &pb::Pull) -> String {
     parts.join("  ")
 }
 
-/// The line below the bars.
 fn below(list: &pb::PullList) -> String {
     let waiting = list.pulls.iter().filter(|pull| pull.position > 0);
     let next: Vec<String> = waiting.take(NEXT).map(|pull| label(&pull.image)).collect();

@@ -6,7 +6,8 @@
 //! change elsewhere, or JSON.
 
 mod bars;
-mod news;
+mod changes;
+mod screen;
 
 use std::{
     io::{self, IsTerminal as _},
@@ -17,12 +18,13 @@ use keelson_config::SocketSpec;
 use keelson_proto::debug as pb;
 use tonic::{Code, Status, Streaming};
 
-use self::{bars::Bars, news::News};
+use self::{bars::Bars, changes::Changes, screen::Screen};
 use super::{
-    Output,
+    args::Output,
     client::{self, ConnectError},
-    output, pulls,
+    pulls,
 };
+use crate::output;
 
 /// How soon a lost agent is looked for again.
 const RETRY: Duration = Duration::from_millis(500);
@@ -35,19 +37,8 @@ pub(super) struct Watch {
     pub(super) until_idle: bool,
 }
 
-/// Where lists are shown.
-trait Screen {
-    /// The agent's newest list.
-    fn show(&mut self, list: &pb::PullList) -> io::Result<()>;
-    /// The agent is gone, or back.
-    fn note(&mut self, text: &str) -> io::Result<()>;
-    /// Nothing more comes.
-    fn end(&mut self);
-}
-
 /// Why a stream of lists is over.
 enum Over {
-    /// What was waited for is there.
     Idle,
     /// Contact is lost; the reason for a person.
     Lost(String),
@@ -123,7 +114,6 @@ impl Watch {
     }
 }
 
-/// Why there is no stream.
 enum Lost {
     Connect(ConnectError),
     Status(Status),
@@ -169,26 +159,24 @@ fn left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// A line a change.
 #[derive(Default)]
 struct Lines {
-    news: News,
+    changes: Changes,
 }
 
 impl Screen for Lines {
     fn show(&mut self, list: &pb::PullList) -> io::Result<()> {
-        self.news.of(list).iter().try_for_each(|line| output::write(line))
+        self.changes.of(list).iter().try_for_each(|line| output::write(line))
     }
 
     fn note(&mut self, text: &str) -> io::Result<()> {
-        self.news.forget();
+        self.changes.forget();
         output::write(text)
     }
 
     fn end(&mut self) {}
 }
 
-/// A JSON document a line.
 struct Documents;
 
 impl Screen for Documents {
@@ -198,7 +186,7 @@ impl Screen for Documents {
 
     fn note(&mut self, text: &str) -> io::Result<()> {
         // Standard output holds documents and nothing else.
-        super::complain(text);
+        output::complain(text);
         Ok(())
     }
 

@@ -290,7 +290,6 @@ ADDRESS PORTS CONDITION LOCAL SELECTED
     assert_eq!(squeezed(&out), expected);
 }
 
-/// With single blanks.
 fn squeezed(text: &str) -> String {
     text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
 }

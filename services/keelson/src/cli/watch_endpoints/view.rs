@@ -10,7 +10,6 @@ use keelson_client::{
 };
 use serde::Serialize;
 
-/// A whole state.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Whole {
@@ -50,7 +49,6 @@ impl From<&ServiceName> for Change {
     }
 }
 
-/// Which state.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct At {
@@ -79,7 +77,6 @@ impl From<&Position> for At {
     }
 }
 
-/// The node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Node {
@@ -109,7 +106,6 @@ impl From<&local::NodeInfo> for Node {
     }
 }
 
-/// A Service on this node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Service {
@@ -241,7 +237,6 @@ impl From<&local::Endpoint> for Endpoint {
     }
 }
 
-/// Those of both families.
 pub(super) fn addresses(ips: Option<&IpSet>) -> Vec<String> {
     ips.map_or_else(Vec::new, |ips| ips.v4.iter().chain(&ips.v6).cloned().collect())
 }

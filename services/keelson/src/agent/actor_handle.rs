@@ -1,24 +1,27 @@
-//! The actors as those who look at them need them.
+//! Actors and jobs as the debug API shows them.
 //!
-//! Owns: [`Handle`], one actor's note-book with the two questions that every actor answers. In: mailboxes.
-//! Out: note-books, states as JSON, and whether an actor still answers.
+//! Owns: [`ActorHandle`]: the recorder of one actor, with the two questions that every actor answers. In: mailboxes. Out:
+//! recorders, states as JSON, and whether an actor answers.
 
 use std::{sync::Arc, time::Duration};
 
 use actix::{Actor, Context, Handler, dev::ToEnvelope};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::inspect::{Mailbox, MailboxError, Recorder, Status, Verb};
+use keelson_debug::ViewError;
+
+/// An actor that takes longer to answer is reported as not answering.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 type Question<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T, MailboxError>> + Send + Sync>;
 
-/// One actor.
-pub(super) struct Handle {
+pub(super) struct ActorHandle {
     recorder: Arc<Recorder>,
     /// Absent while the actor is off.
     questions: Option<(Question<String>, Question<()>)>,
 }
 
-impl Handle {
+impl ActorHandle {
     /// An actor that runs: `state` asks for its state as JSON, `alive` is the cheapest question it answers.
     pub(super) fn on<A, S, L>(mailbox: &Mailbox<A>, state: fn() -> S, alive: fn() -> L) -> Self
     where
@@ -69,5 +72,17 @@ impl Handle {
         let Some((_, alive)) = &self.questions else { return async { true }.boxed() };
         let answer = tokio::time::timeout(patience, alive());
         async move { !matches!(answer.await, Err(_) | Ok(Err(MailboxError::Closed(_)))) }.boxed()
+    }
+}
+
+/// Bounds a question to an actor.
+pub(super) async fn asked<T>(
+    question: impl Future<Output = Result<T, MailboxError>>,
+) -> Result<T, ViewError> {
+    match tokio::time::timeout(PATIENCE, question).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(MailboxError::Full(actor))) => Err(ViewError::Busy(format!("the mailbox of {actor} is full"))),
+        Ok(Err(error @ MailboxError::Closed(_))) => Err(ViewError::Unavailable(error.to_string())),
+        Err(_) => Err(ViewError::Unavailable(format!("the actor did not answer within {PATIENCE:?}"))),
     }
 }

@@ -1,4 +1,4 @@
-//! What people see of the chore.
+//! Service endpoints as the debug API shows them.
 //!
 //! Owns: nothing. In: questions of the view. Out: the messages of `keelson.endpoints.v1.Inspection`, checks, metrics.
 
@@ -8,8 +8,8 @@ use keelson_endpoint_publisher::{ExplainService, Freshness, ListServices, Servic
 use keelson_proto::endpoints as pb;
 use prometheus_client::registry::Registry;
 
-use super::{Endpoints, On, Place};
-use crate::agent::view::asked;
+use super::{Endpoints, On, source::Place};
+use crate::agent::actor_handle::asked;
 
 impl Endpoints {
     /// Ends the actor: another agent serves the endpoints.
@@ -19,7 +19,7 @@ impl Endpoints {
         }
     }
 
-    /// How the chore fares, and at most `max` Services.
+    /// The sync status, and at most `max` Services.
     pub(in crate::agent) async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         match self {
             Self::Off(why) => {
@@ -43,7 +43,7 @@ impl Endpoints {
         }
     }
 
-    /// What readiness depends on: nothing while the chore is off.
+    /// What readiness depends on: nothing while endpoints are off.
     pub(in crate::agent) fn checks(&self) -> Vec<Check> {
         match self {
             Self::Off(_) => Vec::new(),
@@ -51,7 +51,7 @@ impl Endpoints {
         }
     }
 
-    /// Enters the chore's metrics; none while it is off.
+    /// Registers the metrics; none while endpoints are off.
     pub(in crate::agent) fn register(&self, registry: &mut Registry) {
         if let Self::On(on) = self {
             on.metrics.register(registry);
@@ -65,7 +65,7 @@ impl On {
     async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         let question = ListServices { namespace: namespace.to_owned(), max: max as usize };
         let mut state = asked(self.publisher.ask(question)).await?;
-        state.listen = self.job.listens();
+        state.listen = self.server_job.listens();
         state.watchers = self.server.watchers().list();
         state.backends = self.server.backends().list();
         match &self.place {

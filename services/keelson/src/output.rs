@@ -17,7 +17,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
 }
 
 /// As [`print()`], but a closed pipe is an error: for those who would go on writing.
-pub(super) fn write(text: &str) -> io::Result<()> {
+pub(crate) fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     if !text.ends_with('\n') {
@@ -31,7 +31,6 @@ pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
 }
 
-/// A document as indented JSON.
-pub(super) fn json(document: &impl serde::Serialize) -> anyhow::Result<String> {
+pub(crate) fn json(document: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(document)?)
 }

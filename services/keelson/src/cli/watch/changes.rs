@@ -1,7 +1,7 @@
 //! What changed between two lists, as lines.
 //!
-//! Owns: what was said already. In: lists. Out: a line for each pull that came, moved or ended, for each
-//! further quarter of a download, for a new limit and for the runtime's health.
+//! Owns: what was printed already. In: lists. Out: a line for each pull that is new, changed its state or ended, for each
+//! further quarter of a download, for a new limit and for the health of the runtime.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -10,40 +10,39 @@ use keelson_proto::debug as pb;
 use super::pulls::{summary, took};
 use crate::cli::format::{bytes, clean, count, duration_ms, image, one_line, percent, progress, state};
 
-/// Ends that are remembered, so that none is told twice; the agent lists twenty.
+/// Ends that are remembered, so that none is printed twice; the agent lists twenty.
 const REMEMBERED: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Said {
+struct Printed {
     state: i32,
     quarter: u64,
 }
 
-/// A pull's number and when it was asked for: an agent that lost its state begins to count anew.
+/// A pull's number and the time of its request: an agent that lost its state numbers from 1 again.
 type Key = (u64, i64);
 
 fn key(pull: &pb::Pull) -> Key {
     (pull.id, pull.requested_unix_ms)
 }
 
-/// What was said.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Changes {
     began: bool,
-    pulls: HashMap<Key, Said>,
+    pulls: HashMap<Key, Printed>,
     ended: HashSet<Key>,
     ended_order: VecDeque<Key>,
     limit: u32,
     health: String,
 }
 
-impl News {
+impl Changes {
     /// The next list starts with a summary again: the agent was away.
     pub(super) fn forget(&mut self) {
         self.began = false;
     }
 
-    /// A list was shown in another way: ends from now on are news.
+    /// A list was shown in another way: later ends are changes.
     pub(super) fn began(&mut self) {
         self.began = true;
     }
@@ -58,7 +57,7 @@ impl News {
         self.settings(list, first, &mut lines);
         let mut now = HashMap::with_capacity(list.pulls.len());
         for pull in &list.pulls {
-            let said = Said { state: pull.state, quarter: quarter(pull) };
+            let said = Printed { state: pull.state, quarter: quarter(pull) };
             let before = self.pulls.get(&key(pull)).copied();
             // At the start the queue is in the summary.
             let told = before == Some(said) || (first && before.is_none() && !is_running(pull));
@@ -71,7 +70,7 @@ impl News {
         lines
     }
 
-    /// Ends that were not told yet, oldest first. Those from before the watch began are old news, but
+    /// Ends that were not printed yet, oldest first. Those from before the watch began are not changes, but
     /// not those from while the agent was away.
     pub(super) fn ends(&mut self, list: &pb::PullList) -> Vec<String> {
         let old = !self.began && self.ended.is_empty() && self.pulls.is_empty();
@@ -185,22 +184,24 @@ mod tests {
     #[test]
     fn a_pull_from_place_to_end() {
         use pb::PullState as S;
-        let mut news = News::default();
+        let mut changes = Changes::default();
         let old = pb::Pull { finished_unix_ms: 9, ..pull(1, S::Succeeded, 0) };
-        let lines = news.of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()]));
+        let lines = changes.of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()]));
         assert_eq!(
             lines,
             ["1 of 1 in use, 1 queued (oldest 0ms), 0 callers, runtime up", "running: r.example/image:2"]
         );
         assert!(
-            news.of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()])).is_empty()
+            changes
+                .of(&list(vec![pull(2, S::Running, 0), pull(3, S::Queued, 1)], vec![old.clone()]))
+                .is_empty()
         );
 
         let mut half = pull(2, S::Running, 0);
         half.progress = Some(pb::Progress { bytes_done: 52, bytes_total: 100, ..Default::default() });
         let came = list(vec![half, pull(3, S::Queued, 1), pull(4, S::Queued, 2)], vec![old.clone()]);
         assert_eq!(
-            news.of(&came),
+            changes.of(&came),
             ["running: r.example/image:2, 52%  52 B of 100 B", "queued: r.example/image:4, position 2"]
         );
 
@@ -212,43 +213,43 @@ mod tests {
         };
         let ended = list(vec![pull(3, S::Running, 0), pull(4, S::Queued, 1)], vec![failed, old]);
         assert_eq!(
-            news.of(&ended),
+            changes.of(&ended),
             ["failed: r.example/image:2 in 12s: no route", "running: r.example/image:3"]
         );
     }
 
     #[test]
     fn limits_and_health() {
-        let mut news = News::default();
+        let mut changes = Changes::default();
         let mut list = list(vec![], vec![]);
-        assert_eq!(news.of(&list), ["0 of 1 in use, 0 queued, 0 callers, runtime up"]);
+        assert_eq!(changes.of(&list), ["0 of 1 in use, 0 queued, 0 callers, runtime up"]);
         list.limit = None;
         list.runtime_health = "down".into();
         list.runtime_error = "refused".into();
-        assert_eq!(news.of(&list), ["limit changed: none (was 1)", "runtime: down: refused"]);
+        assert_eq!(changes.of(&list), ["limit changed: none (was 1)", "runtime: down: refused"]);
     }
 
     #[test]
     fn ends_while_the_agent_was_away_are_told_once() {
         use pb::PullState as S;
-        let mut news = News::default();
-        news.of(&list(vec![pull(2, S::Running, 0)], vec![]));
-        news.forget();
+        let mut changes = Changes::default();
+        changes.of(&list(vec![pull(2, S::Running, 0)], vec![]));
+        changes.forget();
         let back = list(vec![], vec![pull(2, S::Succeeded, 0)]);
         assert_eq!(
-            news.of(&back),
+            changes.of(&back),
             ["succeeded: r.example/image:2", "0 of 1 in use, 0 queued, 0 callers, runtime up"]
         );
-        assert!(news.of(&back).is_empty());
+        assert!(changes.of(&back).is_empty());
     }
 
     #[test]
     fn memory_is_bounded() {
-        let mut news = News::default();
+        let mut changes = Changes::default();
         for id in 0..10_000 {
-            news.of(&list(vec![], vec![pull(id, pb::PullState::Succeeded, 0)]));
+            changes.of(&list(vec![], vec![pull(id, pb::PullState::Succeeded, 0)]));
         }
-        assert_eq!(news.ended.len(), REMEMBERED);
-        assert_eq!(news.ended_order.len(), REMEMBERED);
+        assert_eq!(changes.ended.len(), REMEMBERED);
+        assert_eq!(changes.ended_order.len(), REMEMBERED);
     }
 }

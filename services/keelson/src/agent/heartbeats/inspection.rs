@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{Heartbeats, NO_LEASE, On};
-use crate::agent::view::asked;
+use crate::agent::actor_handle::asked;
 
 /// What is shown of the LeaseRenewer's state.
 #[derive(Deserialize)]
@@ -29,7 +29,6 @@ struct LeaseShown {
     contention: String,
 }
 
-/// What is shown of the StatusReporter's.
 #[derive(Deserialize)]
 struct StatusShown {
     last_report_unix_ms: Option<i64>,
@@ -50,7 +49,6 @@ struct ConditionShown {
     contested: bool,
 }
 
-/// State, reason and since when.
 fn health(seen: &watch::Receiver<ChoreHealth>) -> (&'static str, String, i64) {
     match &*seen.borrow() {
         ChoreHealth::Starting => ("starting", String::new(), 0),
@@ -65,7 +63,6 @@ fn parsed<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, ViewError> {
 }
 
 impl Heartbeats {
-    /// Lease, status and conditions.
     pub(in crate::agent) async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
         match self {
             Self::Off(why) => Ok(pb::Heartbeats {
@@ -85,15 +82,20 @@ impl Heartbeats {
     ) -> Result<bool, ConditionError> {
         let on = self.on_for_conditions()?;
         let condition = condition(request)?;
-        let taken = on.status.ask(SetCondition { condition }).await.map_err(|error| unavailable(&error))?;
+        let taken =
+            on.status.reporter.ask(SetCondition { condition }).await.map_err(|error| unavailable(&error))?;
         taken.map_err(refused)
     }
 
-    /// Takes one back.
     pub(in crate::agent) async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
         let on = self.on_for_conditions()?;
         let kind = kind.to_owned();
-        on.status.ask(ClearCondition { kind }).await.map_err(|error| unavailable(&error))?.map_err(refused)
+        on.status
+            .reporter
+            .ask(ClearCondition { kind })
+            .await
+            .map_err(|error| unavailable(&error))?
+            .map_err(refused)
     }
 
     fn on_for_conditions(&self) -> Result<&On, ConditionError> {
@@ -147,9 +149,10 @@ fn condition(request: pb::SetConditionRequest) -> Result<ExternalCondition, Cond
 
 impl On {
     async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
-        let (lease, status) = tokio::join!(self.show_lease(), asked(self.status.ask(StatusState {})));
+        let (lease, status) =
+            tokio::join!(self.show_lease(), asked(self.status.reporter.ask(StatusState {})));
         let (lease, status) = (lease?, parsed::<StatusShown>(&status?)?);
-        let status_health = health(&self.healths.status);
+        let status_health = health(&self.status.health);
         let wrong: Vec<_> = self.checks().into_iter().filter(|check| !check.ok).collect();
         let reasons: Vec<&str> = wrong.iter().map(|check| check.message.as_str()).collect();
         let since = wrong.iter().map(|check| check.since_unix_ms).filter(|since| *since > 0).min();
@@ -206,8 +209,8 @@ impl On {
             reported_unix_ms: status.last_report_unix_ms.unwrap_or_default(),
             age_ms: status.last_report_age_ms.unwrap_or_default(),
             next_report_in_ms: status.next_report_in_ms.unwrap_or_default().max(0),
-            reports: self.status_metrics.reported(),
-            computations: self.status_metrics.computations.get(),
+            reports: self.status.metrics.reported(),
+            computations: self.status.metrics.computations.get(),
             on_change_only: self.role == Role::Companion,
         }
     }
@@ -225,7 +228,7 @@ fn show_condition(condition: &ConditionShown) -> pb::Condition {
     }
 }
 
-/// One server that does not answer is one reason, though every part of the chore notices it.
+/// One server that does not answer is one reason, though several watches report it.
 fn distinct<'a>(reasons: &[&'a str]) -> Vec<&'a str> {
     let mut seen: Vec<&str> = Vec::new();
     for reason in reasons {

@@ -8,7 +8,7 @@ use nix::unistd::{User, geteuid};
 
 /// Root, the agent's own user, and the users in `setting` (names or ids with commas between them). A user who does not
 /// exist is left out, with a warning: the agent does not stay down for a name.
-pub(super) fn users(setting: &str) -> BTreeSet<u32> {
+pub(super) fn read(setting: &str) -> BTreeSet<u32> {
     let mut users = BTreeSet::from([0, geteuid().as_raw()]);
     for name in setting.split(',').map(str::trim).filter(|name| !name.is_empty()) {
         match id_of(name) {
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn names_and_ids_are_users_and_unknown_names_are_left_out() {
         let own = geteuid().as_raw();
-        assert_eq!(users(""), BTreeSet::from([0, own]));
-        assert_eq!(users(" 4711, root,,no-such-user-here "), BTreeSet::from([0, own, 4711]));
+        assert_eq!(read(""), BTreeSet::from([0, own]));
+        assert_eq!(read(" 4711, root,,no-such-user-here "), BTreeSet::from([0, own, 4711]));
     }
 }

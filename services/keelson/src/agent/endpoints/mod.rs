@@ -1,0 +1,220 @@
+//! Service endpoints.
+//!
+//! Owns: EndpointPublisher with its source and the server of the Endpoints API, or the reason why they are off. In: settings,
+//! listeners, the Node that the heartbeats watch. Out: [`Endpoints`], which the view asks, and the handles of the actor and its
+//! jobs.
+//!
+//! EndpointPublisher and its source share an arbiter and a connection of their own, so that a list of ten thousand slices
+//! delays no heartbeat; the server has a thread of its own, so that five hundred watchers delay no other part.
+
+mod inspection;
+mod server;
+mod source;
+
+use std::{path::PathBuf, sync::Arc};
+
+use keelson_actor_system::{
+    inspect::{Mailbox, Recorder},
+    reports::EndpointsView,
+    supervise,
+};
+use keelson_config::{Gate, Settings};
+use keelson_endpoint_publisher::{
+    EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
+    EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, Published,
+};
+use keelson_endpoints::server::{EndpointsServer, Revealed, ServerMetrics, ServerSettings};
+use keelson_heartbeats::host::Host as _;
+use keelson_host::LinuxHost;
+use tokio::sync::watch;
+
+pub(super) use self::server::EndpointsServing;
+use self::source::{Place, Source, WatchedNode};
+use super::{
+    actor_handle::ActorHandle,
+    cluster::Cluster,
+    jobs::{self, Job},
+    shared::Shared,
+};
+
+const ACTOR: &str = "EndpointPublisher";
+/// The marker, beside the debug socket: outside of the state folder, and gone after a boot.
+const MARKER: &str = "endpoints-revision";
+/// A source waits for the answer to each of its messages; the rest are questions from people.
+const MAILBOX: usize = 1024;
+/// Names that the history may hold for each revision on average, before it forgets the oldest.
+const NAMES_PER_REVISION: usize = 20;
+
+/// Service endpoints, or why they are off.
+pub(super) enum Endpoints {
+    Off(&'static str),
+    On(Box<On>),
+}
+
+pub(super) struct On {
+    publisher: Mailbox<EndpointPublisher>,
+    feed: EndpointsFeed,
+    metrics: EndpointMetrics,
+    server: EndpointsServer,
+    server_metrics: ServerMetrics,
+    server_job: Job,
+    source_job: Job,
+    view: watch::Receiver<EndpointsView>,
+    place: Place,
+    arbiter: actix::ArbiterHandle,
+}
+
+/// The file with the newest revision.
+pub(crate) fn marker_path(settings: &Settings) -> PathBuf {
+    settings.debug.listen.path().with_file_name(MARKER)
+}
+
+/// The view of the endpoints before they are read.
+pub(super) fn first_view(settings: &Settings) -> EndpointsView {
+    match Source::of(settings, Cluster::of(settings)) {
+        Ok(_) => EndpointsView::Starting,
+        Err(_) => EndpointsView::Off,
+    }
+}
+
+/// Builds the endpoints, if the settings have them on. `node`: the Node as the heartbeats watch it.
+pub(super) fn build(
+    shared: &Shared,
+    cluster: Option<Cluster>,
+    node: Option<WatchedNode>,
+    view: watch::Sender<EndpointsView>,
+) -> Endpoints {
+    match Source::of(&shared.settings, cluster) {
+        Err(why) => Endpoints::Off(why),
+        Ok(source) => Endpoints::On(Box::new(build_on(shared, source, node, view))),
+    }
+}
+
+impl Endpoints {
+    /// Its actor and jobs.
+    pub(super) fn actors(&self) -> Vec<ActorHandle> {
+        match self {
+            Self::Off(why) => vec![ActorHandle::off(ACTOR, why)],
+            Self::On(on) => {
+                let publisher = ActorHandle::on(&on.publisher, || InspectEndpoints {}, || EndpointsCount {});
+                let jobs = [&on.source_job, &on.server_job].map(|job| ActorHandle::job(job.recorder()));
+                std::iter::once(publisher).chain(jobs).collect()
+            }
+        }
+    }
+
+    /// Serves at every address of the settings; none while endpoints are off.
+    pub(super) async fn serve(&self, settings: &Settings) -> Option<EndpointsServing> {
+        match self {
+            Self::Off(_) => None,
+            Self::On(on) => Some(server::serve_all(&on.server, &on.server_job, settings).await),
+        }
+    }
+}
+
+fn build_on(
+    shared: &Shared,
+    source: Source,
+    node: Option<WatchedNode>,
+    view: watch::Sender<EndpointsView>,
+) -> On {
+    let settings = &shared.settings;
+    let is_on_demand = source.is_on_demand(settings);
+    let (published, seen) = watch::channel(None);
+    let revisions = settings.endpoints.history as usize;
+    let feed =
+        EndpointsFeed { published: seen, history: History::new(revisions, revisions * NAMES_PER_REVISION) };
+    let metrics = EndpointMetrics::default();
+    let view_seen = view.subscribe();
+    let arbiter = jobs::arbiter(c"endpoints-view").handle();
+    let publisher = start_publisher(
+        shared,
+        is_on_demand,
+        published,
+        feed.history.clone(),
+        metrics.clone(),
+        view,
+        &arbiter,
+    );
+    let server_metrics = ServerMetrics::default();
+    let server_settings = ServerSettings {
+        max_watchers: settings.endpoints.max_watchers as usize,
+        deltas: settings.feature_gates.enabled(Gate::EndpointDeltas),
+        on_demand: is_on_demand,
+    };
+    let server = EndpointsServer::new(feed.clone(), server_settings, server_metrics.clone());
+    let [server_job, source_job] =
+        ["EndpointsServer", "EndpointsSource"].map(|name| Job::new(name, shared.changes.clone()));
+    let (revealed, to) = (server.revealed(), publisher.clone());
+    source_job.keep_on(&arbiter, 3, |_| {}, move || send_revealed(revealed.clone(), to.clone()));
+    let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
+    let demand = is_on_demand.then(|| server.revealed());
+    let node_name = settings.agent.node_name.clone();
+    let place = source::follow(source, &source_job, &arbiter, sink, node_name, node, demand);
+    On {
+        publisher,
+        feed,
+        metrics,
+        server,
+        server_metrics,
+        server_job,
+        source_job,
+        view: view_seen,
+        place,
+        arbiter,
+    }
+}
+
+fn start_publisher(
+    shared: &Shared,
+    on_demand: bool,
+    published: watch::Sender<Option<Arc<Published>>>,
+    history: Arc<History>,
+    metrics: EndpointMetrics,
+    view: watch::Sender<EndpointsView>,
+    arbiter: &actix::ArbiterHandle,
+) -> Mailbox<EndpointPublisher> {
+    let endpoints = &shared.settings.endpoints;
+    let boot_id = LinuxHost::new().facts().boot_id;
+    let recorder = Recorder::new(ACTOR, MAILBOX);
+    let parts = EndpointPublisherParts {
+        store: shared.store.clone(),
+        marker: Some(Marker::new(marker_path(&shared.settings), boot_id.clone())),
+        clock: shared.clock,
+        policy: EndpointsPolicy {
+            node_name: shared.settings.agent.node_name.clone(),
+            min_interval: endpoints.min_interval,
+            on_demand,
+            history: endpoints.history.into(),
+            write_timeout: endpoints.write_timeout,
+            boot_id,
+            max_age_after_boot: endpoints.max_age_after_boot,
+        },
+        metrics,
+        published,
+        history,
+        endpoints_view: view,
+        changes: shared.changes.clone(),
+        recorder: recorder.clone(),
+    };
+    supervise::start(Some(arbiter), recorder, move |ctx| {
+        ctx.set_mailbox_capacity(MAILBOX);
+        EndpointPublisher::new(parts)
+    })
+}
+
+/// Sends the publisher what callers reveal.
+async fn send_revealed(mut revealed: watch::Receiver<Revealed>, publisher: Mailbox<EndpointPublisher>) {
+    loop {
+        let Revealed { followed, later } = *revealed.borrow_and_update();
+        if followed {
+            let _ = publisher.ask_waiting(Followed {}).await;
+        }
+        if let Some((instance_id, rev)) = later {
+            let _ = publisher.ask_waiting(LaterRevision { instance_id, rev }).await;
+        }
+        if revealed.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}

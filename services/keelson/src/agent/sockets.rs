@@ -1,0 +1,115 @@
+//! The listening sockets of the agent.
+//!
+//! Owns: how they are bound, which is in this order: passed by systemd, passed by the previous agent, created. In: settings.
+//! Out: [`Listeners`], and [`Sockets`] for the end of the agent.
+
+use std::{
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::PathBuf,
+    rc::Rc,
+};
+
+use anyhow::Context as _;
+use keelson_config::{Settings, SocketMode, SocketSpec};
+use keelson_cri::listen::{Bound, SocketFile};
+
+use super::{
+    handover::{self, take::PATIENCE},
+    systemd::PassedSockets,
+};
+
+/// The bound sockets.
+pub(super) struct Listeners {
+    pub(super) cri: tokio::net::UnixListener,
+    /// Where clients reach the CRI listener.
+    pub(super) cri_path: PathBuf,
+    /// Absent: it could not be bound; its job gives the reason and retries.
+    pub(super) debug: Option<Rc<UnixListener>>,
+}
+
+/// Binds the sockets. `adopted`: those of the previous agent.
+///
+/// # Errors
+/// The CRI socket cannot be had.
+pub(super) async fn bind(
+    settings: &Settings,
+    inherited: PassedSockets,
+    adopted: PassedSockets,
+) -> anyhow::Result<(Listeners, Sockets)> {
+    let cri = Origin { inherited: inherited.cri, adopted: adopted.cri };
+    let cri = cri.bind(&settings.cri.listen, settings.cri.socket_mode).await?;
+    let debug = Origin { inherited: inherited.debug, adopted: adopted.debug };
+    let debug = debug.bind_now(&settings.debug.listen, settings.debug.socket_mode).await.ok();
+    let (cri, file) = cri.into_parts();
+    let mut sockets = Sockets { files: vec![file], handed: Vec::new() };
+    let socket = cri.as_fd().try_clone_to_owned().context("cannot duplicate the CRI listener")?;
+    sockets.handed.push((handover::CRI, socket));
+    let debug = match debug {
+        Some(bound) => {
+            let (listener, file) = bound.into_parts();
+            sockets.files.push(file);
+            let socket =
+                listener.as_fd().try_clone_to_owned().context("cannot duplicate the debug listener")?;
+            sockets.handed.push((handover::DEBUG, socket));
+            Some(Rc::new(listener.into_std().context("cannot use the debug listener")?))
+        }
+        None => None,
+    };
+    let cri_path = socket_path(&cri, settings);
+    Ok((Listeners { cri, cri_path, debug }, sockets))
+}
+
+/// Removes socket files at the end, unless they are a successor's by then.
+pub(super) struct Sockets {
+    /// Of listeners that can be handed over.
+    files: Vec<SocketFile>,
+    /// Listeners to hand over, by name.
+    pub(super) handed: Vec<(&'static str, OwnedFd)>,
+}
+
+impl Sockets {
+    /// Closes the listeners; `handed`: a successor has them.
+    pub(super) fn leave(self, handed: bool) {
+        if handed {
+            self.files.into_iter().for_each(SocketFile::disown);
+        }
+    }
+}
+
+/// Where clients reach the CRI listener: one from systemd may be elsewhere than the settings say. A socket that the agent
+/// made was renamed, and has its own name no more.
+fn socket_path(listener: &tokio::net::UnixListener, settings: &Settings) -> PathBuf {
+    let address = listener.local_addr().ok();
+    let own = address.as_ref().and_then(|address| address.as_pathname()).filter(|path| path.exists());
+    own.unwrap_or_else(|| settings.cri.listen.path()).to_owned()
+}
+
+/// Where a listening socket may come from, besides being made.
+struct Origin {
+    inherited: Option<UnixListener>,
+    /// From the agent before this one.
+    adopted: Option<UnixListener>,
+}
+
+impl Origin {
+    async fn bind(self, spec: &SocketSpec, mode: SocketMode) -> anyhow::Result<Bound> {
+        match (self.inherited, self.adopted) {
+            (Some(listener), _) => Bound::inherited(listener)
+                .with_context(|| format!("cannot use the socket from systemd for {spec}")),
+            (None, Some(listener)) => Bound::adopted(listener, spec.path())
+                .with_context(|| format!("cannot use the socket of the previous agent for {spec}")),
+            (None, None) => Ok(Bound::bind_within(spec.path(), mode.bits(), PATIENCE).await?),
+        }
+    }
+
+    /// As [`Origin::bind`], but does not wait for a socket to become free.
+    async fn bind_now(self, spec: &SocketSpec, mode: SocketMode) -> anyhow::Result<Bound> {
+        match self {
+            Self { inherited: None, adopted: None } => Ok(Bound::bind(spec.path(), mode.bits()).await?),
+            given => given.bind(spec, mode).await,
+        }
+    }
+}
