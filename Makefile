@@ -78,8 +78,9 @@ lint: ## clippy, spelling, shellcheck, gofmt, go vet
 	@$(MAKE) --no-print-directory spelling
 	scripts/lint.sh
 
-spelling: ## words that are misspelled, or that the style avoids (.typos.toml)
+spelling: ## words that are misspelled (.typos.toml), or that the style avoids (scripts/words.sh)
 	"$$(scripts/tool.sh typos)"
+	scripts/words.sh
 
 docs: ## the documentation of the crates
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace

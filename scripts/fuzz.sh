@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 seconds=${KEELSON_FUZZ_SECONDS:-60}
 tool=$(scripts/tool.sh cargo-fuzz)
-# Coverage needs flags that only a nightly compiler takes, or a stable one that is told to behave like it.
+# Coverage needs flags that only a nightly compiler takes, or a stable one with RUSTC_BOOTSTRAP.
 export RUSTC_BOOTSTRAP=1
 targets=$("$tool" list)
 [ -n "$targets" ] || {
