@@ -12,10 +12,7 @@
 //! clear error after [`ANSWER_TIMEOUT`].
 
 mod access;
-mod connection;
 mod endpoints;
-mod error;
-mod follow;
 mod grpc;
 mod http;
 mod view;
@@ -23,20 +20,7 @@ mod view;
 #[cfg(test)]
 mod fake;
 
-/// What a debug endpoint is made of, whoever is looked at: for other processes that are looked into in the same way.
-pub mod serving {
-    pub use crate::{
-        follow::{Due, Follower},
-        grpc::serve_services,
-        http::{
-            Document, Failure, Hosts, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe,
-            serve_router,
-        },
-        view::within_time,
-    };
-}
-
-pub use error::ServeError;
 pub use grpc::serve_grpc;
 pub use http::serve_http;
-pub use view::{ANSWER_TIMEOUT, AgentView, Check, ConditionError, ViewError};
+pub use keelson_serve::{ANSWER_TIMEOUT, Check, ServeError, ViewError};
+pub use view::{AgentView, ConditionError};

@@ -4,14 +4,11 @@
 //! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1`, `keelson.node.v1` and
 //! of `keelson.endpoints.v1`'s service Inspection.
 
-use std::{future::Future, time::Duration};
+use std::future::Future;
 
 use keelson_proto::{debug as pb, endpoints, node};
+use keelson_serve::{Check, ViewError, within_time};
 use tokio::sync::watch;
-
-/// How long the agent may take to answer before the asker is told that it does not. A view that finds
-/// out which actor is stuck should know sooner.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The agent as seen from outside. The binary implements it on its actors; tests script it.
 ///
@@ -91,33 +88,6 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     fn metrics(&self) -> impl Future<Output = String> + Send;
 }
 
-/// One thing that `/livez` or `/readyz` looks at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
-    /// A short name without spaces.
-    pub name: String,
-    /// Whether all is well with it.
-    pub ok: bool,
-    /// Why not, a sentence; shown only where `ok` is false.
-    pub message: String,
-    /// Since when it is so; 0 if that is not known.
-    pub since_unix_ms: i64,
-}
-
-/// Why the agent did not answer a question.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ViewError {
-    /// The one who was asked has too much to do; the question was not taken. Asking again helps.
-    #[error("{0}")]
-    Busy(String),
-    /// The one who was asked is not there now.
-    #[error("{0}")]
-    Unavailable(String),
-    /// The question makes no sense.
-    #[error("{0}")]
-    Invalid(String),
-}
-
 /// Why a condition of the node was not set or cleared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
@@ -141,21 +111,6 @@ pub enum ConditionError {
 /// Waits for an answer, but not for ever: an actor that is stuck must not take its watchers along.
 pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
     within_time("the agent did not answer", "an actor may be stuck", answer).await
-}
-
-/// Waits for an answer, but at most [`ANSWER_TIMEOUT`]; then says what did not happen, and what that may mean.
-///
-/// # Errors
-/// No answer came in time.
-pub async fn within_time<T>(
-    what: &str,
-    meaning: &str,
-    answer: impl Future<Output = T>,
-) -> Result<T, ViewError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
-        let seconds = ANSWER_TIMEOUT.as_secs();
-        ViewError::Unavailable(format!("{what} within {seconds} s; {meaning}"))
-    })
 }
 
 /// [`within`] for answers that may be errors themselves.

@@ -9,7 +9,7 @@
 
 mod cork;
 mod forward;
-pub mod grpc;
+mod operation;
 mod pass;
 mod ping;
 mod pull;
@@ -35,11 +35,11 @@ use keelson_pulls::{
     metrics::{Metrics, PassReason},
     request::CredentialsSalt,
 };
+use keelson_serve::{ACCEPT_PAUSE, AcceptFailures, LogLimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixListener,
     sync::watch,
-    time::Instant,
 };
 
 pub use ping::{PingError, ping};
@@ -67,12 +67,6 @@ pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
 const LATE_CALLS: usize = 1024;
 /// Calls that may be cancelled before this thread has come to see them.
 const UNSEEN_CALLS: usize = 100_000;
-
-/// How often a lasting failure to accept connections is logged.
-const SAY_AGAIN: Duration = Duration::from_secs(10);
-
-/// Pause after a failure to accept.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// What can change while the front runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,8 +116,8 @@ struct Front {
     successor: Upstream,
     phase: watch::Receiver<Phase>,
     callers: AtomicU64,
-    /// When a pull that was passed through was last logged.
-    said: Mutex<Option<Instant>>,
+    /// Of pulls that are passed through.
+    log: Mutex<LogLimit>,
 }
 
 impl fmt::Debug for Front {
@@ -155,9 +149,7 @@ impl Front {
         let metrics = &self.parts.metrics;
         metrics.passed_through.get_or_create(&reason).inc();
         metrics.passing_through.set(1);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.is_none_or(|at| at.elapsed() >= SAY_AGAIN) {
-            *said = Some(Instant::now());
+        if self.log.lock().unwrap_or_else(PoisonError::into_inner).is_due() {
             let total = metrics.passed_through_total();
             tracing::warn!(
                 image,
@@ -177,7 +169,7 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
         successor,
         phase: phase.clone(),
         callers: AtomicU64::new(1),
-        said: Mutex::default(),
+        log: Mutex::default(),
     });
     // Dropped by each connection at its end; the last one wakes the receiver.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
@@ -192,7 +184,7 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
 async fn restarted<T: Future<Output = ()> + Send + 'static>(task: impl Fn() -> T) {
     // The panic hook has logged and counted it.
     while tokio::spawn(task()).await.is_err() {
-        tokio::time::sleep(ACCEPT_AGAIN).await;
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
@@ -205,7 +197,7 @@ async fn accept(
 ) {
     let stopped = reached(phase.clone(), Phase::Leaving);
     tokio::pin!(stopped);
-    let mut said = None;
+    let mut failures = AcceptFailures::new("CRI");
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -221,14 +213,7 @@ async fn accept(
                     drop(alive);
                 });
             }
-            // Out of file descriptors, most likely: those in use come back.
-            Err(error) => {
-                if said.is_none_or(|at: Instant| at.elapsed() >= SAY_AGAIN) {
-                    said = Some(Instant::now());
-                    tracing::warn!(%error, "cannot accept a CRI connection");
-                }
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
+            Err(error) => failures.pause(&error).await,
         }
     }
 }

@@ -29,6 +29,7 @@ use keelson_pulls::{
         RuntimePull, WireStatus,
     },
 };
+use keelson_serve::grpc::frame::MAX_MESSAGE;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
@@ -40,7 +41,7 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
-use crate::front::{MAX_HEADERS, grpc::MAX_MESSAGE};
+use crate::front::MAX_HEADERS;
 use apis::{Api, Apis};
 pub use cleanup::{AgentLease, CleanupError, LeaseCleaner};
 use leases::LeaseBook;

@@ -10,12 +10,10 @@ use axum::{
     http::StatusCode,
 };
 use keelson_proto::endpoints as pb;
+use keelson_serve::http::{Document, Failure};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Shared,
-    documents::{Answer, Document, Failure},
-};
+use super::{Shared, documents::Answer};
 use crate::{
     AgentView,
     endpoints::{self, ExplainError},

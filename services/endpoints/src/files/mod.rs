@@ -48,6 +48,7 @@ use std::{
 use keelson_actor_system::cluster::ChoreHealth;
 use keelson_endpoint_publisher::EventSink;
 use keelson_proto::endpoints::FileFault;
+use keelson_proto::unix_ms;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -149,11 +150,6 @@ type Found = Result<Look, String>;
 
 fn locked(folder: &Mutex<Folder>) -> MutexGuard<'_, Folder> {
     folder.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl FilesSource {
@@ -310,7 +306,7 @@ impl Running {
             Err(reason) => {
                 let since_unix_ms = match &self.health {
                     ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
-                    ChoreHealth::Starting | ChoreHealth::Well => unix_ms(),
+                    ChoreHealth::Starting | ChoreHealth::Well => unix_ms(SystemTime::now()),
                 };
                 self.health = ChoreHealth::Failing { reason, since_unix_ms, refused: false };
             }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use keelson_serve::text::one_line;
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, SeqAccess, Visitor},
@@ -198,8 +199,4 @@ pub(super) fn documents(text: &str) -> Result<Vec<Document>, Fault> {
             Fault { line: line.unwrap_or(0), reason: one_line(&error.without_snippet().to_string()) }
         })?;
     Ok(documents.into_iter().map(placed).collect())
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

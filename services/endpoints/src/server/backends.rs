@@ -7,12 +7,11 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use keelson_actor_system::clock::unix_ms;
 use keelson_endpoint_publisher::EndpointsFeed;
-use keelson_proto::endpoints::Backend;
+use keelson_proto::{endpoints::Backend, unix_ms};
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use prometheus_client::{
     collector::Collector,
@@ -53,7 +52,7 @@ impl Backends {
 
     /// Takes a report. `peer` is who sent it, as this process numbers processes.
     pub(super) fn take(&self, mut said: Backend, peer: Option<u32>) -> Result<(), TooMany> {
-        said.seen_unix_ms = unix_ms();
+        said.seen_unix_ms = unix_ms(SystemTime::now());
         // Its own number means the same process here only where it is ours as well, which it need not be: a backend in a
         // container may count its processes from 1.
         let known_here = peer == Some(said.pid);

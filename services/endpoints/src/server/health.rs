@@ -5,26 +5,24 @@
 //! call, too: who waits for SERVING before it calls would wait for ever.
 
 use keelson_endpoint_publisher::EndpointsFeed;
+use keelson_serve::grpc::GrpcHealth;
 use tokio::sync::watch;
-use tonic_health::{ServingStatus, server::HealthReporter};
 
 use super::Revealed;
 
 /// Reports whenever it changes, until the feed ends.
 pub(super) async fn follow(
-    reporter: &HealthReporter,
-    services: &[&str],
+    health: &GrpcHealth,
     mut feed: EndpointsFeed,
     mut revealed: watch::Receiver<Revealed>,
     on_demand: bool,
 ) {
-    let mut said = None;
+    let mut reported = None;
     loop {
         let has_state = feed.published.borrow_and_update().is_some();
         let serving = has_state || (on_demand && !revealed.borrow_and_update().followed);
-        if said.replace(serving) != Some(serving) {
-            let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-            set(reporter, services, status).await;
+        if reported.replace(serving) != Some(serving) {
+            health.set(serving).await;
         }
         let changed = tokio::select! {
             changed = feed.published.changed() => changed,
@@ -33,19 +31,7 @@ pub(super) async fn follow(
             }
         };
         if changed.is_err() {
-            return stopping(reporter, services).await;
+            return health.set(false).await;
         }
-    }
-}
-
-/// The server is about to stop.
-pub(super) async fn stopping(reporter: &HealthReporter, services: &[&str]) {
-    set(reporter, services, ServingStatus::NotServing).await;
-}
-
-async fn set(reporter: &HealthReporter, services: &[&str], status: ServingStatus) {
-    reporter.set_service_status("", status).await;
-    for service in services {
-        reporter.set_service_status(*service, status).await;
     }
 }

@@ -10,15 +10,14 @@ use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, Uri};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
-use keelson_cri::front::grpc;
 use keelson_proto::endpoints::{Backend, ReportAnswer};
+use keelson_serve::grpc::{Peer, frame};
 use prost::Message as _;
 use tonic::{Code, Status, body::Body};
 
 use super::{
     backends::STATES,
     call::{Shared, message, stopping},
-    connection::Peer,
 };
 
 /// Lengths in bytes.
@@ -81,10 +80,10 @@ where
 }
 
 fn taken() -> Response<Body> {
-    let answer = Frame::data(grpc::frame(&ReportAnswer {}.encode_to_vec()));
-    let end = Frame::trailers(grpc::status(Code::Ok, "", &[]));
+    let answer = Frame::data(frame::frame(&ReportAnswer {}.encode_to_vec()));
+    let end = Frame::trailers(frame::status(Code::Ok, "", &[]));
     let frames = stream::iter([answer, end].map(Ok::<_, Infallible>));
-    grpc::response_headers().map(|()| Body::new(StreamBody::new(frames.boxed())))
+    frame::response_headers().map(|()| Body::new(StreamBody::new(frames.boxed())))
 }
 
 fn check(said: &Backend) -> Result<(), Wrong> {

@@ -8,7 +8,9 @@
 
 use std::{cmp::Reverse, time::Duration};
 
-use super::{batch::CHUNK, connection::SEND_BUFFER};
+use keelson_serve::grpc::SEND_BUFFER;
+
+use super::batch::CHUNK;
 
 /// How long a caller may leave a chunk in its connection's buffer: about 60 kB, or one larger Service.
 const READ_TIME: Duration = Duration::from_secs(60);

@@ -9,15 +9,15 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::SystemTime,
 };
 
 use keelson_endpoint_publisher::{EndpointsFeed, Published};
-use keelson_proto::endpoints::Watcher;
+use keelson_proto::{endpoints::Watcher, unix_ms};
+use keelson_serve::grpc::Peer;
 use tokio::time::Instant;
 
 use super::{
-    connection::Peer,
     metrics::{ApiLabel, ServerMetrics},
     plan::{Position, behind},
     slow::{self, SnapshotSize, Unread},
@@ -94,11 +94,10 @@ impl Watchers {
         }
         calls.last_id += 1;
         let id = calls.last_id;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let call = Arc::new(Call {
             peer,
             api,
-            since_unix_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+            since_unix_ms: unix_ms(SystemTime::now()),
             at: Mutex::new(at),
             items: AtomicU64::new(0),
             bytes: AtomicU64::new(0),

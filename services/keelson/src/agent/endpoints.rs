@@ -21,7 +21,6 @@ use keelson_actor_system::{
     supervise,
 };
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, ListenSpec, Settings};
-use keelson_cri::listen::Bound;
 use keelson_endpoint_publisher::{
     Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
     EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, SourceEvent,
@@ -29,11 +28,12 @@ use keelson_endpoint_publisher::{
 };
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
-    server::{EndpointsServer, Listener, Revealed, ServerMetrics, ServerSettings},
+    server::{EndpointsServer, Revealed, ServerMetrics, ServerSettings},
 };
 use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
+use keelson_serve::{grpc::Listener, unix::Bound};
 use keelson_storage::DeferredStore;
 use tokio::{net::TcpListener, sync::watch};
 

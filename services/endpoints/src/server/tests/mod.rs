@@ -12,7 +12,6 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
-use keelson_cri::listen::{Bound, SocketFile};
 use keelson_endpoint_publisher::{EndpointsFeed, Freshness, History, Item, Published, ServiceName};
 use keelson_proto::{
     endpoints::{
@@ -23,6 +22,7 @@ use keelson_proto::{
         endpoints_client::EndpointsClient as NextClient,
     },
 };
+use keelson_serve::unix::{Bound, SocketFile};
 use prost::Message as _;
 use tokio::{
     net::{TcpListener, UnixStream},

@@ -1,9 +1,10 @@
 //! Backends that say how they fare.
 
 use keelson_proto::endpoints::Backend;
+use keelson_serve::grpc::Peer;
 use prometheus_client::registry::Registry;
 
-use super::{super::connection, *};
+use super::*;
 
 /// What a backend says that has put this state into effect.
 pub(super) fn synced(name: &str, pid: u32, (instance_id, rev): (u64, u64)) -> Backend {
@@ -99,10 +100,10 @@ async fn a_backend_whose_process_has_ended_is_silent_at_once() {
 async fn the_kernel_says_who_reports() {
     let server = Running::start(&Source::new(7)).await;
     let own = std::process::id();
-    let peer = connection::Peer::of_unix(&server.raw().await, "unix://x".into());
+    let peer = Peer::of_unix(&server.raw().await, "unix://x".into());
     assert_eq!(peer.pid, Some(own));
     let stream = tokio::net::TcpStream::connect(server.tcp).await.expect("connects");
-    assert_eq!(connection::Peer::of_tcp(&stream, "tcp://x".into()).pid, None);
+    assert_eq!(Peer::of_tcp(&stream, "tcp://x".into()).pid, None);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Callers that are broken, stuck, or something else entirely. None of them may harm the others.
 
-use keelson_cri::front::grpc;
+use keelson_serve::grpc::frame;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
@@ -129,7 +129,7 @@ impl Raw {
     /// A call whose request is whole; its response has begun.
     async fn call(&mut self, path: &str, message: &[u8]) -> http::Response<h2::RecvStream> {
         let (response, mut sending) = self.send.send_request(request(path), false).expect("sends");
-        sending.send_data(grpc::frame(message), true).expect("sends");
+        sending.send_data(frame::frame(message), true).expect("sends");
         response.await.expect("answers")
     }
 }
@@ -145,14 +145,14 @@ async fn status_of(server: &Running, path: &str, body: Bytes) -> i32 {
     let (response, mut sending) = raw.send.send_request(request(path), false).expect("sends");
     sending.send_data(body, true).expect("sends");
     let response = response.await.expect("answers");
-    if let Some(code) = grpc::code_of(response.headers()) {
+    if let Some(code) = frame::code_of(response.headers()) {
         return code;
     }
     let mut body = response.into_body();
     while let Some(data) = body.data().await {
         body.flow_control().release_capacity(data.expect("data").len()).expect("releases");
     }
-    grpc::code_of(&body.trailers().await.expect("trailers").expect("a status")).expect("a status")
+    frame::code_of(&body.trailers().await.expect("trailers").expect("a status")).expect("a status")
 }
 
 #[tokio::test]
@@ -160,22 +160,27 @@ async fn requests_that_are_none_are_refused_by_name() {
     let (source, server) = one_service().await;
     let huge = |length: usize| {
         let filter = NextFilter { stale_reason: "x".repeat(length), ..NextFilter::default() };
-        grpc::frame(&filter.encode_to_vec())
+        frame::frame(&filter.encode_to_vec())
     };
     for (what, path, body, code) in [
-        ("garbage", NEXT, grpc::frame(b"\xff\xff\xff\xff"), Code::InvalidArgument),
-        ("garbage", WATCH, grpc::frame(b"\x1a\xff"), Code::InvalidArgument),
-        ("another type in the filter's field", NEXT, grpc::frame(b"\x18\x01"), Code::InvalidArgument),
+        ("garbage", NEXT, frame::frame(b"\xff\xff\xff\xff"), Code::InvalidArgument),
+        ("garbage", WATCH, frame::frame(b"\x1a\xff"), Code::InvalidArgument),
+        ("another type in the filter's field", NEXT, frame::frame(b"\x18\x01"), Code::InvalidArgument),
         ("no message", NEXT, Bytes::new(), Code::InvalidArgument),
         ("half a message", WATCH, Bytes::from_static(&[0, 0, 0, 0, 9, 1]), Code::InvalidArgument),
-        ("two messages", WATCH, [grpc::frame(b""), grpc::frame(b"")].concat().into(), Code::InvalidArgument),
+        (
+            "two messages",
+            WATCH,
+            [frame::frame(b""), frame::frame(b"")].concat().into(),
+            Code::InvalidArgument,
+        ),
         ("a compressed one", NEXT, Bytes::from_static(&[1, 0, 0, 0, 0]), Code::Unimplemented),
         ("four gigabytes said", NEXT, Bytes::from_static(&[0, 255, 255, 255, 255]), Code::ResourceExhausted),
         ("more than is allowed", NEXT, huge(65_536), Code::ResourceExhausted),
         ("as much as is allowed", NEXT, huge(65_000), Code::Ok),
-        ("another method", "/localnetv1.Endpoints/Previous", grpc::frame(b""), Code::Unimplemented),
-        ("another service", "/localnetv1.Nodes/Next", grpc::frame(b""), Code::Unimplemented),
-        ("an empty message", NEXT, grpc::frame(b""), Code::Ok),
+        ("another method", "/localnetv1.Endpoints/Previous", frame::frame(b""), Code::Unimplemented),
+        ("another service", "/localnetv1.Nodes/Next", frame::frame(b""), Code::Unimplemented),
+        ("an empty message", NEXT, frame::frame(b""), Code::Ok),
     ] {
         assert_eq!(status_of(&server, path, body).await, code as i32, "{what}");
     }
@@ -188,7 +193,7 @@ async fn a_request_that_never_comes_is_not_waited_for() {
     let mut raw = Raw::connect(&server).await;
     let (response, _sending) = raw.send.send_request(request(NEXT), false).expect("sends");
     let response = tokio::time::timeout(LONG, response).await.expect("is answered").expect("answers");
-    assert_eq!(grpc::code_of(response.headers()), Some(Code::Cancelled as i32));
+    assert_eq!(frame::code_of(response.headers()), Some(Code::Cancelled as i32));
     serves(&server, &source).await;
 }
 
@@ -220,7 +225,7 @@ async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
     let mut raw = Raw::connect(&server).await;
     let (response, mut sending) = raw.send.send_request(request(WATCH), false).expect("sends");
     let stuck = {
-        sending.send_data(grpc::frame(b""), true).expect("sends");
+        sending.send_data(frame::frame(b""), true).expect("sends");
         let response = response.await.expect("answers");
         (raw.stick().await, response)
     };

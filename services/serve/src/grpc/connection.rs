@@ -1,6 +1,6 @@
-//! A caller's connection.
+//! A gRPC client's connection.
 //!
-//! Owns: [`Peer`], who is at the other end, and [`serve`], HTTP/2 on one connection. In: a stream that was just
+//! Owns: [`Peer`], the process at the other end, and [`serve`], HTTP/2 on one connection. In: a stream that was just
 //! accepted. Out: its requests, to the services; for anything but HTTP/2 a short answer and the end.
 
 use std::{
@@ -23,43 +23,43 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::Service as _;
 
-/// What an HTTP/2 client says first (RFC 9113, section 3.4).
+use super::GrpcApi;
+
+/// What an HTTP/2 client sends first (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How long a client may take to say it.
+/// How long a client may take to send it.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// A peer that does not answer a ping is gone, though its socket may be open (a cut network, a stopped process).
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Calls at once on one connection.
-const STREAMS: u32 = 1024;
-/// What may wait for a caller that does not read, beside the chunk at hand.
-pub(super) const SEND_BUFFER: usize = 128 * 1024;
-/// Headers of a request.
+/// Bytes that a connection buffers for a client that does not read.
+pub const SEND_BUFFER: usize = 128 * 1024;
+/// The largest block of headers of a request.
 const HEADERS: u32 = 16 * 1024;
-/// To whom speaks HTTP/1: a browser, curl.
-const HTTP1_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n\
-Content-Length: 91\r\nConnection: close\r\n\r\n\
-This is the Endpoints API of keelson: gRPC over HTTP/2 (localnetv1, keelson.endpoints.v1).\n";
-/// How long such a client may take to read it.
+/// How long an HTTP/1 client (a browser, curl) may take to read its answer.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Who is at the other end of a connection.
+/// The process at the other end of a connection. Every request has it as an extension, in an [`Arc`].
 #[derive(Debug, Default)]
-pub(super) struct Peer {
+pub struct Peer {
     /// `pid 1234 (name)` or an address.
-    pub(super) name: String,
-    /// The listener's label.
-    pub(super) listener: Arc<str>,
-    /// The number of the process, as this one numbers processes.
-    pub(super) pid: Option<u32>,
+    pub name: String,
+    /// The listener's name.
+    pub listener: Arc<str>,
+    /// The process ID in this process's PID namespace.
+    pub pid: Option<u32>,
+    /// The user, over a unix socket.
+    pub uid: Option<u32>,
     /// Closes the connection.
-    pub(super) cut: CancellationToken,
+    pub cut: CancellationToken,
 }
 
 impl Peer {
-    /// Of a unix socket, by SO_PEERCRED: who connected, though another process may hold the connection by now.
-    pub(super) fn of_unix(stream: &UnixStream, listener: Arc<str>) -> Self {
-        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).filter(|pid| *pid > 0);
+    /// Of a unix socket, by SO_PEERCRED: the process that connected, though another one may hold the connection by now.
+    #[must_use]
+    pub fn of_unix(stream: &UnixStream, listener: Arc<str>) -> Self {
+        let peer = stream.peer_cred().ok();
+        let pid = peer.and_then(|peer| peer.pid()).filter(|pid| *pid > 0);
         let name = match pid {
             Some(pid) => match command(pid) {
                 Some(command) => format!("pid {pid} ({command})"),
@@ -69,13 +69,14 @@ impl Peer {
             None => "process in another pid namespace".to_owned(),
         };
         let pid = pid.and_then(|pid| u32::try_from(pid).ok());
-        Self { name, listener, pid, cut: CancellationToken::new() }
+        Self { name, listener, pid, uid: peer.map(|peer| peer.uid()), ..Self::default() }
     }
 
     /// Of a TCP connection.
-    pub(super) fn of_tcp(stream: &TcpStream, listener: Arc<str>) -> Self {
+    #[must_use]
+    pub fn of_tcp(stream: &TcpStream, listener: Arc<str>) -> Self {
         let name = stream.peer_addr().map_or_else(|_| "gone".to_owned(), |address| address.to_string());
-        Self { name, listener, pid: None, cut: CancellationToken::new() }
+        Self { name, listener, ..Self::default() }
     }
 }
 
@@ -88,17 +89,24 @@ fn command(pid: i32) -> Option<String> {
 }
 
 /// Serves one connection, to its end; after `stop` it takes no new calls.
-pub(super) async fn serve<T>(mut io: T, peer: Arc<Peer>, routes: Routes, stop: CancellationToken)
-where
+pub(super) async fn serve<T>(
+    mut io: T,
+    peer: Arc<Peer>,
+    api: GrpcApi,
+    routes: Routes,
+    stop: CancellationToken,
+) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    // What is wrong with a stranger's connection is worth no more than a line for who looks for it.
+    let GrpcApi { name: server, .. } = api;
+    // What is wrong with a client's connection matters to a debugger of that client only.
     tokio::select! {
-        met = timeout(HANDSHAKE, preface(&mut io)) => match met {
+        met = timeout(HANDSHAKE, preface(&mut io, api)) => match met {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return tracing::debug!(peer = peer.name, %error, "client of the Endpoints API \
-                                                                                did not use HTTP/2"),
-            Err(_) => return tracing::debug!(peer = peer.name, "client of the Endpoints API sent nothing"),
+            Ok(Err(error)) => {
+                return tracing::debug!(server, peer = peer.name, %error, "gRPC client did not use HTTP/2");
+            }
+            Err(_) => return tracing::debug!(server, peer = peer.name, "gRPC client sent nothing"),
         },
         () = stop.cancelled() => return,
     }
@@ -107,7 +115,8 @@ where
         request.extensions_mut().insert(of.clone());
         routes.clone().call(request)
     });
-    let connection = builder().serve_connection(TokioIo::new(Prefaced { io, said: PREFACE }), service);
+    let connection =
+        builder(api.calls).serve_connection(TokioIo::new(Prefaced { io, first: PREFACE }), service);
     let mut connection = Box::pin(connection);
     let serving = async {
         tokio::select! {
@@ -121,24 +130,24 @@ where
     // What waits for a peer that does not read is given up with the connection.
     let Some(ended) = peer.cut.run_until_cancelled(serving).await else { return };
     if let Err(error) = ended {
-        tracing::debug!(peer = peer.name, %error, "connection to the Endpoints API failed");
+        tracing::debug!(server, peer = peer.name, %error, "gRPC connection failed");
     }
 }
 
-fn builder() -> http2::Builder<TokioExecutor> {
+fn builder(calls: u32) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(calls)
         .max_header_list_size(HEADERS)
         .max_send_buf_size(SEND_BUFFER);
     builder
 }
 
-/// Reads what an HTTP/2 client says first, and answers one that says something else.
-async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T) -> io::Result<()> {
+/// Reads what an HTTP/2 client sends first, and answers one that sends something else.
+async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
     let mut said = [0; PREFACE.len()];
     let mut length = 0;
     while length < said.len() {
@@ -149,7 +158,7 @@ async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T) -> io::Result<()
         if !PREFACE.starts_with(&said[..length]) {
             // An HTTP/1 request begins with a method.
             if said[0].is_ascii_uppercase() {
-                let _ = timeout(FAREWELL, farewell(io)).await;
+                let _ = timeout(FAREWELL, farewell(io, api)).await;
             }
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer does not use HTTP/2"));
         }
@@ -158,8 +167,12 @@ async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T) -> io::Result<()
 }
 
 /// Answers, and reads on for a little: closing over unread bytes would take the answer back.
-async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T) -> io::Result<()> {
-    io.write_all(HTTP1_ANSWER).await?;
+async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
+    let text =
+        format!("This is the {} of keelson: gRPC over HTTP/2 ({}).\n", api.name, api.services.join(", "));
+    let head = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close";
+    let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{text}", text.len());
+    io.write_all(answer.as_bytes()).await?;
     io.shutdown().await?;
     let mut rest = [0; 1024];
     let mut left = 64 * 1024_usize;
@@ -176,7 +189,7 @@ async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T) -> io::Result<(
 #[derive(Debug)]
 struct Prefaced<T> {
     io: T,
-    said: &'static [u8],
+    first: &'static [u8],
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Prefaced<T> {
@@ -185,12 +198,12 @@ impl<T: AsyncRead + Unpin> AsyncRead for Prefaced<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.said.is_empty() {
+        if self.first.is_empty() {
             return Pin::new(&mut self.io).poll_read(cx, buf);
         }
-        let (now, later) = self.said.split_at(self.said.len().min(buf.remaining()));
+        let (now, later) = self.first.split_at(self.first.len().min(buf.remaining()));
         buf.put_slice(now);
-        self.said = later;
+        self.first = later;
         Poll::Ready(Ok(()))
     }
 }
@@ -224,13 +237,6 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Prefaced<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_answer_to_http1_is_as_long_as_it_says() {
-        let answer = std::str::from_utf8(HTTP1_ANSWER).expect("text");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{} in {head}", body.len());
-    }
 
     #[test]
     fn a_process_is_named_by_what_it_calls_itself() {

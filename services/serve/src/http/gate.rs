@@ -5,11 +5,13 @@
 //! In: requests. Out: 400, 405 or 421, or what the routes behind answer, with headers.
 
 use std::{
+    convert::Infallible,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use axum::{
+    Router,
     extract::Request,
     http::{
         HeaderName, HeaderValue, Method, StatusCode, Version,
@@ -18,29 +20,38 @@ use axum::{
         },
         uri::Authority,
     },
-    middleware::Next,
+    middleware::{Next, from_fn},
     response::{IntoResponse as _, Response},
 };
 
-use super::documents::Failure;
+use super::Failure;
 
 /// Own scripts and styles, requests to this server, and nothing else; in no frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Who a server is.
+/// The hosts by which a server may be called.
 #[derive(Debug, Clone)]
 pub struct Hosts {
     /// The address that it is bound to.
     pub bound: SocketAddr,
-    /// Names by which it may be called, besides its addresses and `localhost`; in lower case, without a closing dot.
+    /// Names besides its addresses and `localhost`; in lower case, without a closing dot.
     pub names: Arc<[String]>,
-    /// The setting that holds them, for people who are refused.
+    /// The setting that holds the names, for the error.
     pub setting: &'static str,
 }
 
-/// Lets a request through, or not.
-pub(super) async fn pass(own: &Hosts, request: Request, next: Next) -> Response {
+/// Routes behind the gate: only GET and HEAD, only hosts that are this server's, and headers by which a browser does no more
+/// with an answer than show it.
+pub fn gated(routes: Router, own: Hosts) -> Router {
+    let own = Arc::new(own);
+    routes.layer(from_fn(move |request: Request, next: Next| {
+        let own = own.clone();
+        async move { Ok::<_, Infallible>(pass(&own, request, next).await) }
+    }))
+}
+
+async fn pass(own: &Hosts, request: Request, next: Next) -> Response {
     let mut response = match check(own, &request) {
         Ok(()) => next.run(request).await,
         Err(failure) => failure.into_response(),

@@ -1,23 +1,21 @@
-//! The little of gRPC-over-HTTP/2 that the front has to speak itself.
+//! The parts of gRPC over HTTP/2 that servers without generated code need.
 //!
-//! Owns: message framing, status trailers, timeouts, and the names of calls for metrics. In: headers
-//! and bytes. Out: the same. See the gRPC "over HTTP2" protocol description for every rule here.
+//! Owns: message framing, status trailers, timeouts. In: headers and bytes. Out: the same. Source of every rule: "gRPC over
+//! HTTP2" (doc/PROTOCOL-HTTP2.md of gRPC).
 
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
-use keelson_proto::Code;
+use tonic::{Code, Status};
 
 /// The largest message, both ways, as in the kubelet and containerd: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Flag byte and length before a message.
 pub const PREFIX: usize = 5;
 
-pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-const GRPC_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-pub(super) const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+/// The caller's deadline.
+pub const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Why a request's body is not one message. The text goes to the caller.
@@ -73,11 +71,18 @@ pub fn unframe(mut body: Bytes) -> Result<Bytes, FrameError> {
 /// A message with its prefix.
 #[must_use]
 pub fn frame(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(PREFIX + message.len());
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    framed.put_slice(message);
+    let mut framed = BytesMut::new();
+    append(&mut framed, message);
     framed.freeze()
+}
+
+/// Appends a message with its prefix, uncompressed.
+pub fn append(frames: &mut BytesMut, message: &[u8]) {
+    frames.reserve(PREFIX + message.len());
+    frames.put_u8(0);
+    // No message of 4 GiB is ever made.
+    frames.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    frames.put_slice(message);
 }
 
 /// The headers of a successful response.
@@ -91,15 +96,11 @@ pub fn response_headers() -> Response<()> {
 /// Status fields, for trailers or for a response that is nothing but trailers.
 #[must_use]
 pub fn status(code: Code, message: &str, details: &[u8]) -> HeaderMap {
+    let status = Status::with_details(code, message, Bytes::copy_from_slice(details));
     let mut trailers = HeaderMap::new();
-    trailers.insert(GRPC_STATUS, HeaderValue::from(code as i32));
-    if !message.is_empty() {
-        trailers.insert(GRPC_MESSAGE, percent_encode(message));
-    }
-    if !details.is_empty()
-        && let Ok(value) = HeaderValue::from_str(&base64(details))
-    {
-        trailers.insert(GRPC_DETAILS, value);
+    if status.add_header(&mut trailers).is_err() {
+        // Only metadata could be refused, and there is none.
+        trailers.insert(Status::GRPC_STATUS, HeaderValue::from(code as i32));
     }
     trailers
 }
@@ -116,35 +117,7 @@ pub fn trailers_only(trailers: HeaderMap) -> Response<()> {
 /// The status of a response or trailers, if they carry one.
 #[must_use]
 pub fn code_of(headers: &HeaderMap) -> Option<i32> {
-    headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
-}
-
-/// Bytes outside printable ASCII, and `%` itself, as `%XX`.
-fn percent_encode(text: &str) -> HeaderValue {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if (0x20..0x7f).contains(&byte) && byte != b'%' {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    HeaderValue::from_str(&out).unwrap_or(HeaderValue::from_static(""))
-}
-
-/// Base64 without padding, as gRPC writes binary headers.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word =
-            chunk.iter().fold(0_u32, |word, byte| (word << 8) | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for index in 0..=chunk.len() {
-            let six = (word >> (18 - 6 * index)) & 0x3f;
-            out.push(char::from(ALPHABET[six as usize]));
-        }
-    }
-    out
+    headers.get(Status::GRPC_STATUS)?.to_str().ok()?.parse().ok()
 }
 
 /// The caller's deadline, from `grpc-timeout`; an unreadable one is no deadline.
@@ -176,45 +149,6 @@ pub fn timeout_value(left: Duration) -> HeaderValue {
         _ => HeaderValue::from_str(&format!("{}S", left.as_secs().min(99_999_999))),
     }
     .unwrap_or(HeaderValue::from_static("99999999S"))
-}
-
-macro_rules! operations {
-    ($($method:literal => $name:literal),+ $(,)?) => {
-        /// The kubelet's `operation_type` of a call; `other` for what this build has no name for, so
-        /// that no caller can make labels up.
-        #[must_use]
-        pub fn operation(path: &str) -> &'static str {
-            let Some((service, method)) = path.strip_prefix("/runtime.v1.").and_then(|path| path.split_once('/')) else {
-                return "other";
-            };
-            match (service, method) {
-                ("RuntimeService" | "ImageService", method) => match method {
-                    $($method => $name,)+
-                    _ => "other",
-                },
-                _ => "other",
-            }
-        }
-    };
-}
-
-operations! {
-    "Version" => "version", "Status" => "status", "RuntimeConfig" => "runtime_config",
-    "UpdateRuntimeConfig" => "update_runtime_config",
-    "RunPodSandbox" => "run_podsandbox", "StopPodSandbox" => "stop_podsandbox",
-    "RemovePodSandbox" => "remove_podsandbox", "PodSandboxStatus" => "podsandbox_status",
-    "ListPodSandbox" => "list_podsandbox", "UpdatePodSandboxResources" => "update_podsandbox_resources",
-    "CreateContainer" => "create_container", "StartContainer" => "start_container",
-    "StopContainer" => "stop_container", "RemoveContainer" => "remove_container",
-    "ListContainers" => "list_containers", "ContainerStatus" => "container_status",
-    "UpdateContainerResources" => "update_container", "ReopenContainerLog" => "reopen_container_log",
-    "ExecSync" => "exec_sync", "Exec" => "exec", "Attach" => "attach", "PortForward" => "port_forward",
-    "ContainerStats" => "container_stats", "ListContainerStats" => "list_container_stats",
-    "PodSandboxStats" => "podsandbox_stats", "ListPodSandboxStats" => "list_podsandbox_stats",
-    "CheckpointContainer" => "checkpoint_container", "GetContainerEvents" => "get_container_events",
-    "ListMetricDescriptors" => "list_metric_descriptors", "ListPodSandboxMetrics" => "list_podsandbox_metrics",
-    "ListImages" => "list_images", "ImageStatus" => "image_status", "RemoveImage" => "remove_image",
-    "ImageFsInfo" => "image_fs_info", "PullImage" => "pull_image",
 }
 
 #[cfg(test)]
@@ -256,18 +190,11 @@ mod tests {
     #[test]
     fn status_fields_are_encoded_as_grpc_does() {
         let fields = status(Code::Unavailable, "100% ä\n", &[0xfb, 0xff, 1, 2]);
-        assert_eq!(fields[GRPC_STATUS], "14");
-        assert_eq!(fields[GRPC_MESSAGE], "100%25 %C3%A4%0A");
-        assert_eq!(fields[GRPC_DETAILS], "+/8BAg");
+        assert_eq!(fields[Status::GRPC_STATUS], "14");
+        assert_eq!(fields[Status::GRPC_MESSAGE], "100%25%20%C3%A4%0A");
+        assert_eq!(fields[Status::GRPC_STATUS_DETAILS], "+/8BAg");
         assert_eq!(code_of(&fields), Some(14));
         assert_eq!(code_of(&HeaderMap::new()), None);
-    }
-
-    #[test]
-    fn labels_are_a_closed_set() {
-        assert_eq!(operation("/runtime.v1.ImageService/PullImage"), "pull_image");
-        assert_eq!(operation("/runtime.v1.RuntimeService/Made-up"), "other");
-        assert_eq!(operation("/x/Version"), "other");
     }
 
     proptest::proptest! {

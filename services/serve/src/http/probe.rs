@@ -1,46 +1,33 @@
 //! `/livez` and `/readyz`, as Kubernetes components have them.
 //!
-//! Owns: how checks are shown: `ok`, or with `?verbose` and on failure one line a check.
-//! In: the view's checks. Out: 200 or 500.
+//! Owns: how checks are shown: `ok`, or with `?verbose` and on failure one line per check. Out: 200 or 500.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use axum::{
-    extract::{RawQuery, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
 };
+use keelson_proto::unix_ms;
 
-use super::Shared;
-use crate::{AgentView, Check, ViewError, view::within};
+use crate::{Check, ViewError, text::one_line};
 
-pub(super) async fn livez<V: AgentView>(
-    State(shared): State<Shared<V>>,
-    RawQuery(query): RawQuery,
-) -> Response {
-    probe("livez", within(shared.view.livez()).await, query.as_deref())
-}
-
-pub(super) async fn readyz<V: AgentView>(
-    State(shared): State<Shared<V>>,
-    RawQuery(query): RawQuery,
-) -> Response {
-    probe("readyz", within(shared.view.readyz()).await, query.as_deref())
-}
-
-/// Stands for the checks of one that did not say how it is.
+/// Stands for checks that did not come.
 fn silent(reason: &str) -> Vec<Check> {
     vec![Check { name: "answers".into(), ok: false, message: reason.into(), since_unix_ms: 0 }]
 }
 
-/// What a probe is answered: 200 `ok`, or 500; and a line a check on failure or with `?verbose`.
+/// The response to a probe.
 pub fn probe(endpoint: &str, checks: Result<Vec<Check>, ViewError>, query: Option<&str>) -> Response {
     let checks = checks.unwrap_or_else(|error| silent(&error.to_string()));
     let passed = checks.iter().all(|check| check.ok);
     let mut parameters = query.unwrap_or_default().split('&').map(|parameter| parameter.split('=').next());
     let verbose = parameters.any(|name| name == Some("verbose"));
-    let text =
-        if passed && !verbose { "ok".into() } else { report(endpoint, &checks, passed, now_unix_ms()) };
+    let text = if passed && !verbose {
+        "ok".into()
+    } else {
+        report(endpoint, &checks, passed, unix_ms(SystemTime::now()))
+    };
     let status = if passed { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
     (status, [(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
 }
@@ -50,7 +37,7 @@ fn report(endpoint: &str, checks: &[Check], passed: bool, now_unix_ms: i64) -> S
     for check in checks {
         let line = match (check.ok, since(check, now_unix_ms)) {
             (true, _) if matches!(check.message.as_str(), "" | "ok") => format!("[+]{} ok\n", check.name),
-            // It passes, and somebody should know something.
+            // It passes with a warning.
             (true, _) => format!("[+]{} ok: {}\n", check.name, one_line(&check.message)),
             (false, since) => format!("[-]{} failed: {}{since}\n", check.name, one_line(&check.message)),
         };
@@ -67,22 +54,12 @@ fn since(check: &Check, now_unix_ms: i64) -> String {
     }
 }
 
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// The time, in milliseconds since 1970.
-pub fn now_unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_report_has_one_line_a_check() {
+    fn a_report_has_one_line_per_check() {
         let check = |name: &str, ok, message: &str, since_unix_ms| Check {
             name: name.into(),
             ok,

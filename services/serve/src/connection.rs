@@ -1,53 +1,23 @@
-//! Connections that cannot be held for nothing.
+//! Connections that end when their peer does not read.
 //!
-//! Owns: [`admit`], which accepts no more connections than there are slots and rides out accept errors,
-//! and [`Guarded`], a connection that holds its slot and fails when its peer reads nothing for
-//! [`STALL`] while there is something to write.
-//! In: a listener's accept. Out: I/O for the servers.
+//! Owns: [`Guarded`], a connection that holds its slot, and whose writes fail when its peer reads nothing for [`STALL`].
 
 use std::{
-    future::Future,
+    future::Future as _,
     io,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep, sleep},
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep},
 };
-use tonic::transport::server::Connected;
 
 /// How long a peer may leave what was written to it unread.
 pub(crate) const STALL: Duration = Duration::from_secs(30);
-
-/// Accepts the next connection once a slot is free. Errors of accept (too many open files, a peer that
-/// left again) are no reason to stop serving: they are logged and tried again.
-pub(crate) async fn admit<IO, F, Fut>(slots: &Arc<Semaphore>, mut accept: F) -> Guarded<IO>
-where
-    F: FnMut() -> Fut,
-    Fut: Future<Output = io::Result<IO>>,
-{
-    let slot = loop {
-        match slots.clone().acquire_owned().await {
-            Ok(slot) => break slot,
-            // The semaphore is never closed; if it were, nothing could be admitted any more.
-            Err(_) => std::future::pending::<()>().await,
-        }
-    };
-    loop {
-        match accept().await {
-            Ok(io) => return Guarded::new(io, Some(slot)),
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection to the debug endpoint");
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
 
 /// A connection with its slot and its write watchdog.
 #[derive(Debug)]
@@ -115,14 +85,6 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Guarded<IO> {
     }
 }
 
-impl<IO: Connected> Connected for Guarded<IO> {
-    type ConnectInfo = IO::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.io.connect_info()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
@@ -148,27 +110,12 @@ mod tests {
             let mut byte = [0];
             while theirs.read(&mut byte).await.unwrap() == 1 {
                 read.push(byte[0]);
-                sleep(STALL - Duration::from_secs(1)).await;
+                tokio::time::sleep(STALL - Duration::from_secs(1)).await;
             }
             read
         });
         guarded.write_all(b"slowly").await.unwrap();
         drop(guarded);
         assert_eq!(reader.await.unwrap(), b"slowly");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn slots_bound_the_connections_and_errors_do_not_end_accepting() {
-        let slots = Arc::new(Semaphore::new(1));
-        let mut answers = vec![Ok(duplex(1).0), Err(io::Error::other("too many open files"))];
-        let first = admit(&slots, || std::future::ready(answers.pop().unwrap())).await;
-        let second = admit(&slots, || std::future::ready(Ok(duplex(1).0)));
-        tokio::pin!(second);
-        assert!(
-            tokio::time::timeout(Duration::from_secs(60), &mut second).await.is_err(),
-            "no slot was free"
-        );
-        drop(first);
-        second.await;
     }
 }

@@ -1,11 +1,10 @@
-//! Small HTTP servers that cannot be held up.
+//! Small HTTP servers at ports that any client on the network may reach.
 //!
-//! Owns: sockets to listen on, and [`serve`]: HTTP/1.1 on each connection, bounded in number and time. In: requests, of which
-//! only the path is looked at. Out: what [`Pages`] says.
+//! Owns: [`serve`]: HTTP/1.1 on each connection, bounded in number and time. In: method, path and Accept header of requests.
+//! Out: what [`Pages`] answers.
 //!
-//! Anybody who reaches the port may open connections, a pod as well as a load balancer. So a new connection is always
-//! accepted: where there are too many, or no file descriptor is left, the oldest of the source with the most of them is closed
-//! ([`OpenConnections`]). Listeners share most of their slots ([`SharedSlots`]), so that clients of one use up neither the
+//! A pod can open connections as well as a load balancer can. So a new connection is always accepted: where there are too
+//! many, or no file descriptor is left, the oldest of the source with the most of them is closed ([`OpenConnections`]). Listeners share most of their slots ([`SharedSlots`]), so that clients of one use up neither the
 //! file descriptors nor the slots of another.
 
 use std::{
@@ -13,7 +12,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     convert::Infallible,
     io,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -29,35 +28,30 @@ use http::{
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use nix::{
-    errno::Errno,
-    sys::socket::{setsockopt, sockopt::Ipv6V6Only},
-};
+use nix::errno::Errno;
 use tokio::{
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+
+use crate::accept::AcceptFailures;
 
 /// The largest head; hyper takes no less.
 const HEAD_BYTES: usize = 8 * 1024;
 /// How long the answer at hand may take then.
 const GRACE: Duration = Duration::from_secs(5);
-/// Pause after `accept` failed.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The same when a connection was ended to free a file descriptor.
+/// Pause after a failure to accept for which a connection was ended, to free a file descriptor.
 const FREED_RETRY: Duration = Duration::from_millis(1);
-/// What Go's servers have.
-const BACKLOG: u32 = 1024;
 
 /// Slots for connections that all listeners share.
 #[derive(Debug)]
-pub(super) struct SharedSlots {
+struct SharedSlots {
     free: AtomicUsize,
 }
 
 impl SharedSlots {
-    pub(super) const fn new(number: usize) -> Self {
+    const fn new(number: usize) -> Self {
         Self { free: AtomicUsize::new(number) }
     }
 
@@ -75,37 +69,37 @@ static SHARED: SharedSlots = SharedSlots::new(512);
 
 /// What one listener's clients may use.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+struct Limits {
     /// Slots of the listener alone. A connection that finds neither one of these nor a shared one closes another connection
     /// of the listener.
-    pub(super) own: usize,
-    pub(super) shared: &'static SharedSlots,
+    own: usize,
+    shared: &'static SharedSlots,
     /// How long the head of a request may take to arrive, and a connection may stay idle.
-    pub(super) head: Duration,
+    head: Duration,
     /// How long a connection may last, so that none is held for good by one that reads nothing.
-    pub(super) lifetime: Duration,
+    lifetime: Duration,
 }
 
 /// Probes come from a few load balancers and from this node. An idle connection takes some 10 kB.
-pub(super) static LIMITS: Limits =
+static LIMITS: Limits =
     Limits { own: 16, shared: &SHARED, head: Duration::from_secs(10), lifetime: Duration::from_secs(120) };
 
-/// An answer.
-pub(super) type Answer = Response<Full<Bytes>>;
+/// The response to a request.
+pub type Answer = Response<Full<Bytes>>;
 
-/// What a server says.
-pub(super) trait Pages: Send + Sync + 'static {
+/// What a server answers.
+pub trait Pages: Send + Sync + 'static {
     /// The answer to a request.
     fn answer(&self, method: &Method, path: &str) -> Answer;
 
-    /// The same, for pages that have several forms. `accept`: the header, or nothing.
+    /// As [`Self::answer`], for pages that have several forms. `accept`: the header, or nothing.
     fn answer_in(&self, method: &Method, path: &str, _accept: &str) -> Answer {
         self.answer(method, path)
     }
 }
 
 /// An answer of a status, a type and a body; browsers are told not to guess.
-pub(super) fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -113,55 +107,22 @@ pub(super) fn answer(status: StatusCode, content_type: &'static str, body: impl 
     answer
 }
 
-/// The same with one header more.
-pub(super) fn with_header(mut answer: Answer, name: HeaderName, value: impl Into<HeaderValue>) -> Answer {
+/// The answer with one more header.
+#[must_use]
+pub fn with_header(mut answer: Answer, name: HeaderName, value: impl Into<HeaderValue>) -> Answer {
     answer.headers_mut().insert(name, value.into());
     answer
 }
 
-/// Listens at one address of its own family alone. Call it within a runtime.
-pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    open(address, true)
+/// Answers requests at `listener` until `stop`. Connections end with the future, and the listener is closed.
+pub async fn serve(listener: TcpListener, pages: Arc<dyn Pages>, stop: CancellationToken) {
+    serve_within(LIMITS, listener, pages, stop).await;
 }
 
-/// Listens at an address of the settings. As in kube-proxy (and other programs in Go), `0.0.0.0` and `[::]` are every address
-/// of both families, where the kernel has both.
-pub(super) fn listen_widely(address: SocketAddr) -> io::Result<TcpListener> {
-    if !address.ip().is_unspecified() {
-        return open(address, true);
-    }
-    let both = SocketAddr::new(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), address.port());
-    match open(both, false) {
-        // In use is in use; anything else may be for want of IPv6.
-        Err(error) if address.is_ipv4() && error.kind() != io::ErrorKind::AddrInUse => open(address, true),
-        opened => opened,
-    }
-}
-
-fn open(address: SocketAddr, own_family: bool) -> io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4()?,
-        SocketAddr::V6(_) => {
-            let socket = TcpSocket::new_v6()?;
-            setsockopt(&socket, Ipv6V6Only, &own_family)?;
-            socket
-        }
-    };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
-/// Answers whoever connects to `listener`, until `stop`; connections end with it. The listener is closed when this returns or
-/// is dropped.
-pub(super) async fn serve(
-    listener: TcpListener,
-    pages: Arc<dyn Pages>,
-    limits: Limits,
-    stop: CancellationToken,
-) {
+async fn serve_within(limits: Limits, listener: TcpListener, pages: Arc<dyn Pages>, stop: CancellationToken) {
     let open = Arc::new(OpenConnections::new(limits));
-    // Whoever drops this future ends the connections as well.
+    let mut failures = AcceptFailures::new("HTTP");
+    // If this future is dropped, the connections end as well.
     let connections = stop.child_token();
     let _end = connections.clone().drop_guard();
     loop {
@@ -179,11 +140,8 @@ pub(super) async fn serve(
                     drop(place);
                 });
             }
-            Err(error) => {
-                tracing::debug!(%error, "cannot accept a connection");
-                let freed = is_out_of_descriptors(&error) && open.lock().end_one();
-                sleep(if freed { FREED_RETRY } else { ACCEPT_RETRY }).await;
-            }
+            Err(error) if is_out_of_descriptors(&error) && open.lock().end_one() => sleep(FREED_RETRY).await,
+            Err(error) => failures.pause(&error).await,
         }
     }
 }
@@ -313,9 +271,15 @@ async fn connection(stream: TcpStream, pages: Arc<dyn Pages>, limits: Limits, st
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
+    use std::net::SocketAddr;
 
-    use super::{super::tests::get, *};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpSocket,
+    };
+
+    use super::*;
+    use crate::tcp::listen;
 
     struct Hello;
 
@@ -325,7 +289,19 @@ mod tests {
         }
     }
 
-    /// A connection from a loopback address that says nothing.
+    /// The body of a response, on a connection of its own.
+    async fn get(at: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        body.to_owned()
+    }
+
+    /// A connection from a loopback address that sends nothing.
     async fn silent(from: [u8; 4], to: SocketAddr) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
@@ -348,7 +324,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         static SLOTS: SharedSlots = SharedSlots::new(12);
         let limits = Limits { own: 4, shared: &SLOTS, head: hour, lifetime: hour };
-        let server = tokio::spawn(serve(listener, Arc::new(Hello), limits, CancellationToken::new()));
+        let server = tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new()));
         let prober = silent([127, 0, 0, 2], at).await;
         let mut idle = Vec::new();
         for number in 0..200_u8 {
@@ -356,7 +332,7 @@ mod tests {
             let source = if number < 100 { 9 } else { number };
             idle.push(silent([127, 0, 0, source], at).await);
             if number.is_multiple_of(10) {
-                assert_eq!(get(at, "/path").await.body, "GET /path");
+                assert_eq!(get(at, "/path").await, "GET /path");
             }
             if number == 99 {
                 // The source with many lost its own; the other one's is open.
@@ -372,11 +348,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_that_say_nothing_are_closed_in_time() {
+    async fn clients_that_send_nothing_are_closed_in_time() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr().unwrap();
         let limits = Limits { own: 2, head: Duration::from_millis(50), ..LIMITS };
-        let server = tokio::spawn(serve(listener, Arc::new(Hello), limits, CancellationToken::new()));
+        let server = tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new()));
         is_closed(silent([127, 0, 0, 1], at).await).await;
         server.abort();
     }
@@ -427,7 +403,7 @@ mod tests {
     /// P3: runs itself in a process of its own, whose limit of file descriptors no other test shares.
     #[test]
     fn p3_a_listener_without_file_descriptors_answers() {
-        const NAME: &str = "health::http::tests::p3_a_listener_without_file_descriptors_answers";
+        const NAME: &str = "http::exposed::tests::p3_a_listener_without_file_descriptors_answers";
         const CHILD: &str = "KEELSON_TEST_FEW_DESCRIPTORS";
         if std::env::var_os(CHILD).is_some() {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -443,13 +419,13 @@ mod tests {
         let at = listener.local_addr().unwrap();
         let hour = Duration::from_secs(3600);
         let limits = Limits { head: hour, lifetime: hour, ..LIMITS };
-        let server = tokio::spawn(serve(listener, Arc::new(Hello), limits, CancellationToken::new()));
+        let server = tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new()));
         let mut idle = Vec::new();
         for _ in 0..40 {
             idle.push(silent([127, 0, 0, 9], at).await);
         }
         // They are accepted in order, so all of them are when one more is answered.
-        assert_eq!(get(at, "/path").await.body, "GET /path");
+        assert_eq!(get(at, "/path").await, "GET /path");
         // One descriptor below the limit is free: the client's.
         let next = std::fs::File::open("/dev/null").unwrap();
         let limit = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
@@ -457,7 +433,7 @@ mod tests {
         nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit, limit).unwrap();
         for _ in 0..5 {
             let got = timeout(Duration::from_secs(5), get(at, "/path")).await;
-            assert_eq!(got.expect("an answer in time").body, "GET /path");
+            assert_eq!(got.expect("an answer in time"), "GET /path");
         }
         server.abort();
     }
@@ -467,8 +443,8 @@ mod tests {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(listener, Arc::new(Hello), LIMITS, stop.clone()));
-        assert_eq!(get(at, "/").await.status, 200);
+        let server = tokio::spawn(serve(listener, Arc::new(Hello), stop.clone()));
+        assert_eq!(get(at, "/").await, "GET /");
         let mut idle = TcpStream::connect(at).await.unwrap();
         stop.cancel();
         server.await.unwrap();
