@@ -74,3 +74,20 @@ export function fact(name, value, tone, ...notes) {
 export function empty(name, count) {
   document.querySelector(`[data-empty="${name}"]`).hidden = count > 0;
 }
+
+export function badge(label, tone = "") {
+  const made = make("span", "badge", label);
+  made.dataset.tone = tone;
+  return made;
+}
+
+const VERDICTS = { forwarded: "good", dropped: "bad", rejected: "bad", untouched: "info" };
+
+// What becomes of a packet.
+export const verdict = (name) => badge(name, VERDICTS[name]);
+
+export function rawLink(address) {
+  const link = make("a", "small", "as JSON");
+  link.href = address;
+  return link;
+}
