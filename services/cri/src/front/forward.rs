@@ -2,8 +2,8 @@
 //!
 //! Owns: a call that was handed over, until its answer. In: a client's call as it came. Out: the same call to the
 //! successor on this agent's own CRI socket path, and the successor's answer, unchanged. A successor that is
-//! replaced in turn says so ([`MOVED`]), or its connection breaks: then the call is sent again to whoever listens
-//! there by then, so that a call never passes more than one agent that ends.
+//! replaced in turn says so ([`MOVED`]), or its connection breaks: then the call is sent again to the agent that
+//! listens there by then, so that a call never passes more than one agent that ends.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use keelson_pulls::coordinator::Refusal;
 use keelson_serve::grpc::frame;
 use tokio::time::Instant;
 
-use super::{Front, PULL_IMAGE, pass, pull::refuse};
+use super::{Front, PULL_IMAGE, pass, refusal::refuse};
 
 /// Metadata of a call that an ending agent forwards.
 pub(super) const FORWARDED: HeaderName = HeaderName::from_static("keelson-forwarded");

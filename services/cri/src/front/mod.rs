@@ -13,6 +13,7 @@ mod operation;
 mod pass;
 mod ping;
 mod pull;
+mod refusal;
 mod upstream;
 
 use std::{
@@ -84,7 +85,7 @@ pub struct FrontSettings {
 pub enum Phase {
     /// Connections and calls are taken.
     Serving,
-    /// No connection is taken, and clients are told to make new ones; calls that run go on.
+    /// No connection is taken, and clients get GOAWAY; calls that run go on.
     Leaving,
     /// As [`Phase::Leaving`]; calls that pass through are cut off, pulls go on.
     Cut,
@@ -95,9 +96,9 @@ pub enum Phase {
 pub struct FrontParts {
     /// Path of the runtime's socket.
     pub runtime_socket: std::path::PathBuf,
-    /// Who decides about pulls.
+    /// Decides about pulls.
     pub pulls: Mailbox<PullCoordinator>,
-    /// What is counted.
+    /// Counters.
     pub metrics: Metrics,
     /// Settings, live.
     pub settings: watch::Receiver<FrontSettings>,
@@ -225,11 +226,11 @@ async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
 
 /// The limits of a connection to a client.
 ///
-/// h2's own are meant for strangers on the internet, and several count over the life of a connection,
-/// which is months with a kubelet: what is harmless once would end a good connection one day. Whoever
+/// The defaults of h2 are made for clients on the internet, and several count over the life of a connection,
+/// which is months with a kubelet: what is harmless once would end a good connection one day. A process that
 /// can open this socket can do worse than waste memory. Not limited: calls at once (a kubelet has two
 /// for each pod, and queued pulls), and protocol errors of streams. Raised: calls that are cancelled
-/// before this thread has come to see them, as after a node was stopped for a while.
+/// before this thread has seen them, as after a node was stopped for a while.
 fn limits() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
@@ -265,7 +266,7 @@ where
     };
     let mut connection = match shaken {
         Ok(Ok(connection)) => connection,
-        // Garbage, HTTP/1 or silence: not worth more than a line for who looks for it.
+        // Garbage, HTTP/1 or silence: matters to a debugger of that client only.
         Ok(Err(error)) => return tracing::debug!(%error, "CRI client did not use HTTP/2"),
         Err(_) => return tracing::debug!(timeout = ?HANDSHAKE, "CRI client sent nothing"),
     };

@@ -16,7 +16,7 @@ use keelson_proto::{Code, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER};
 use keelson_serve::grpc::frame::{self, MAX_MESSAGE};
 use tokio::time::Instant;
 
-use super::{Front, operation::operation, upstream::Upstream};
+use super::{Front, operation::operation, refusal::refuse, upstream::Upstream};
 
 /// What a starting kubelet calls first, and exits if it fails.
 const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageFsInfo"];
@@ -61,8 +61,7 @@ pub(super) async fn handle(
             true
         }
         Err(Broken::Runtime(text)) => {
-            let trailers = frame::status(Code::Unavailable, &text, &[]);
-            let _ = respond.send_response(frame::trailers_only(trailers), true);
+            refuse(&mut respond, Code::Unavailable, &text);
             true
         }
         Err(Broken::Cut) => {

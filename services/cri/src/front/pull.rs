@@ -26,6 +26,7 @@ use super::{
     Front,
     forward::{FORWARDED, HeldCall, forward, send_back},
     pass::{self, Collect, collect},
+    refusal::refuse,
     upstream::Upstream,
 };
 
@@ -186,11 +187,6 @@ fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
         (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes()))
     };
     headers.iter().filter(|(name, _)| !own(name.as_str())).map(copy).collect()
-}
-
-pub(super) fn refuse(respond: &mut SendResponse<Bytes>, code: Code, text: &str) {
-    // A client that has gone does not read it.
-    let _ = respond.send_response(frame::trailers_only(frame::status(code, text, &[])), true);
 }
 
 /// The runtime's words, as they came.

@@ -68,7 +68,7 @@ pub struct ContainerRuntime {
 struct Inner {
     endpoint: String,
     channel: Channel,
-    /// Told when a connection of the channel is gone.
+    /// Notified when a connection of the channel is gone.
     closed: Arc<Notify>,
     leases: LeaseBook,
     progress: Mutex<ProgressReader>,
@@ -291,7 +291,7 @@ impl Inner {
     }
 }
 
-/// Bounds a call that has no business taking long.
+/// Bounds a call that takes a short time.
 async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     within(SHORT_CALL, call).await
 }

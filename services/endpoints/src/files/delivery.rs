@@ -1,11 +1,11 @@
-//! What the sink is told.
+//! Sending changes to the sink.
 //!
-//! Owns: [`Teller`]: which events are sent and in which order, so that who takes them sees whole moments. In: changes, by
-//! kind. Out: [`SourceEvent`]s.
+//! Owns: [`Delivery`]: which events are sent and in which order, so that no state mixes two moments. In: changes, by kind.
+//! Out: [`SourceEvent`]s.
 //!
-//! A change of one kind is one event. A change of several kinds is told within a listing of ServiceCIDRs, of which there
-//! are few: as long as a listing is open nothing is published, so that no state mixes the Services of one moment with
-//! the endpoints of another.
+//! A change of one kind is one event. A change of several kinds is sent within a listing of ServiceCIDRs, of which there
+//! are few: as long as a listing is open nothing is published, so that no state has the Services of one moment and the
+//! endpoints of another.
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -13,36 +13,36 @@ use keelson_actor_system::cluster::ChoreHealth;
 use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
 use tokio::time::sleep;
 
-use super::object::{self, Say};
+use super::object::{self, Change};
 
 /// Objects in one event of a listing.
 const CHUNK: usize = 500;
 
-/// The kind whose listing holds the others together.
+/// The kind whose listing encloses changes of several kinds.
 const HOLDER: SourceKind = SourceKind::ServiceCidrs;
 
-/// A sink that keeps asking for a listing is not given one more often than this.
+/// Pause before another listing for a sink that keeps asking for one, doubling.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 const MOST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Everything of a kind as it is now.
-pub(super) type All<'a> = &'a (dyn Fn(SourceKind) -> Vec<Say> + Send + Sync);
+/// All objects of a kind, as they are now.
+pub(super) type All<'a> = &'a (dyn Fn(SourceKind) -> Vec<Change> + Send + Sync);
 
-/// See the module.
-pub(super) struct Teller {
+/// What one sink was sent.
+pub(super) struct Delivery {
     sink: Arc<dyn EventSink>,
     node_name: String,
-    /// Kinds that the sink knows everything of.
+    /// Kinds of which the sink has everything.
     listed: BTreeSet<SourceKind>,
 }
 
-impl std::fmt::Debug for Teller {
+impl std::fmt::Debug for Delivery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Teller").field("listed", &self.listed).finish_non_exhaustive()
+        f.debug_struct("Delivery").field("listed", &self.listed).finish_non_exhaustive()
     }
 }
 
-impl Teller {
+impl Delivery {
     pub(super) fn new(sink: Arc<dyn EventSink>, node_name: String) -> Self {
         Self { sink, node_name, listed: BTreeSet::new() }
     }
@@ -55,28 +55,28 @@ impl Teller {
         taken
     }
 
-    async fn say(&mut self, kind: SourceKind, say: Vec<Say>) -> bool {
-        let event = object::event(kind, &self.node_name, say);
+    async fn changes(&mut self, kind: SourceKind, changes: Vec<Change>) -> bool {
+        let event = object::event(kind, &self.node_name, changes);
         self.send(kind, event).await
     }
 
     async fn list_once(&mut self, kind: SourceKind, all: All<'_>) -> bool {
         if kind == SourceKind::Node {
-            return self.say(kind, all(kind)).await;
+            return self.changes(kind, all(kind)).await;
         }
         let mut objects = all(kind).into_iter().peekable();
         let mut first = true;
         loop {
-            let mut say = Vec::new();
+            let mut chunk = Vec::new();
             if std::mem::take(&mut first) {
-                say.push(Say::Listing);
+                chunk.push(Change::Listing);
             }
-            say.extend(objects.by_ref().take(CHUNK));
+            chunk.extend(objects.by_ref().take(CHUNK));
             let last = objects.peek().is_none();
             if last {
-                say.push(Say::Listed);
+                chunk.push(Change::Listed);
             }
-            if !self.say(kind, say).await {
+            if !self.changes(kind, chunk).await {
                 return false;
             }
             if last {
@@ -85,7 +85,7 @@ impl Teller {
         }
     }
 
-    /// Tells everything of every kind that the sink does not know.
+    /// Sends all objects of every kind that the sink does not have.
     pub(super) async fn catch_up(&mut self, all: All<'_>) {
         let mut pause = LEAST_PAUSE;
         loop {
@@ -109,37 +109,41 @@ impl Teller {
         }
     }
 
-    /// Tells what has changed; `all` is what is so after it.
-    pub(super) async fn tell(&mut self, mut changes: BTreeMap<SourceKind, Vec<Say>>, all: All<'_>) {
-        // What is not known to the sink is told whole, change and all.
+    /// Sends what has changed; `all`: the objects after the change.
+    pub(super) async fn send_changes(
+        &mut self,
+        mut changes: BTreeMap<SourceKind, Vec<Change>>,
+        all: All<'_>,
+    ) {
+        // A kind that the sink does not have is listed below, with its changes.
         changes.retain(|kind, _| self.listed.contains(kind));
         let held = changes.len() > 1 && self.listed.contains(&HOLDER);
         if held {
             changes.remove(&HOLDER);
-            let mut say = vec![Say::Listing];
-            say.extend(all(HOLDER));
-            self.say(HOLDER, say).await;
+            let mut listing = vec![Change::Listing];
+            listing.extend(all(HOLDER));
+            self.changes(HOLDER, listing).await;
         }
-        for (kind, say) in changes {
-            self.say(kind, say).await;
+        for (kind, changes) in changes {
+            self.changes(kind, changes).await;
         }
         if held && self.listed.contains(&HOLDER) {
-            self.say(HOLDER, vec![Say::Listed]).await;
+            self.changes(HOLDER, vec![Change::Listed]).await;
         }
         self.catch_up(all).await;
     }
 
-    /// Tells nothing new: a sink that has forgotten everything asks for it then, and need not wait for a change.
+    /// Sends empty changes: a sink that has lost its state asks for a listing then, and need not wait for a change.
     pub(super) async fn remind(&mut self, all: All<'_>) {
         for kind in SourceKind::ALL {
             if kind != SourceKind::Node && self.listed.contains(&kind) {
-                self.say(kind, Vec::new()).await;
+                self.changes(kind, Vec::new()).await;
             }
         }
         self.catch_up(all).await;
     }
 
-    /// Tells how the folder fares.
+    /// Sends the health of the source.
     pub(super) async fn health(&mut self, health: &ChoreHealth) {
         for kind in SourceKind::ALL {
             let event = SourceEvent::Health(kind, health.clone());
