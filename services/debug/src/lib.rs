@@ -1,15 +1,13 @@
-//! The debug endpoint of the agent: looking inside while it works.
+//! The debug API of the agent.
 //!
 //! Owns: the gRPC services `keelson.debug.v1.Debug`, `keelson.node.v1.Node` and `keelson.endpoints.v1.Inspection`
-//! with reflection and `grpc.health.v1` ([`serve_grpc`]), and over HTTP the probes, metrics, JSON documents, the event
-//! stream and the page ([`serve_http`]).
-//! In: bound listeners, and an [`AgentView`], the trait by which the agent lets itself be looked at.
+//! ([`serve_grpc`]), and over HTTP the probes, metrics, JSON documents, the event stream and the page ([`serve_http`]).
+//! In: bound listeners, and an [`AgentView`], the trait through which the agent is inspected.
 //! Out: answers. Nothing here decides anything about pulls, heartbeats or endpoints; what can be changed, the
-//! limit and the node conditions of other processes, is handed to the view.
+//! limit and the node conditions of other processes, is passed on to the view.
 //!
-//! Every client is taken to be slow, stuck or broken: watchers get the newest state and not a backlog,
-//! connections are bounded in number, header size and time, and a view that does not answer becomes a
-//! clear error after [`ANSWER_TIMEOUT`].
+//! Every client may be slow, stuck or broken: watchers get the newest state and not a backlog, and a view that does not
+//! answer becomes an error after [`ANSWER_TIMEOUT`].
 
 mod access;
 mod endpoints;

@@ -1,4 +1,4 @@
-//! What the debug endpoint needs from the agent.
+//! What the debug API needs from the agent.
 //!
 //! Owns: [`AgentView`], its errors, and the bound on how long it may take to answer.
 //! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1`, `keelson.node.v1` and
@@ -14,13 +14,13 @@ use tokio::sync::watch;
 ///
 /// Implementations are cheap to clone and never hold a lock over an await.
 pub trait AgentView: Clone + Send + Sync + 'static {
-    /// Who is answering.
+    /// Versions, and whether the agent is ready.
     fn version(&self) -> impl Future<Output = pb::GetVersionResponse> + Send;
 
     /// Every actor, without state and events.
     fn actors(&self) -> impl Future<Output = Vec<pb::Actor>> + Send;
 
-    /// One actor whole; `None` if there is none of that name.
+    /// One actor with state and events; `None` if there is none of that name.
     fn actor(&self, name: &str) -> impl Future<Output = Option<pb::Actor>> + Send;
 
     /// The names that [`AgentView::actor`] knows.
@@ -29,8 +29,7 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// Running pulls, at most `max_queued` of the queue, and the newest finished ones.
     fn pulls(&self, max_queued: u32) -> impl Future<Output = Result<pb::PullList, ViewError>> + Send;
 
-    /// Bumped whenever pulls, actors, heartbeats or endpoints changed. A bump too many costs little, one too few leaves a
-    /// watcher with old news.
+    /// Increased whenever pulls, actors, heartbeats or endpoints changed. Without it a watcher is not sent the change.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// Whether a local user may change the limit and the conditions of the node; every user who can open the socket may
@@ -62,26 +61,26 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// Takes a condition that was set by [`AgentView::set_condition`] out of the node's status.
     fn clear_condition(&self, kind: &str) -> impl Future<Output = Result<(), ConditionError>> + Send;
 
-    /// How the service endpoints fare, with at most `max_services` Services of `namespace`; empty: of all. Where the
-    /// chore is off that is the answer, and no error.
+    /// The status of the service endpoints, with up to `max_services` Services of `namespace`; empty: of all. Disabled
+    /// endpoints are an answer and no error.
     fn endpoints(
         &self,
         namespace: &str,
         max_services: u32,
     ) -> impl Future<Output = Result<endpoints::State, ViewError>> + Send;
 
-    /// One Service: who may reach it how, and why an endpoint is chosen or not; `None` if neither a Service nor an
-    /// EndpointSlice of that name is known.
+    /// One Service: its frontends, and why an endpoint is selected or not; `None` if neither a Service nor an EndpointSlice of
+    /// that name is known.
     fn explain(
         &self,
         namespace: &str,
         name: &str,
     ) -> impl Future<Output = Result<Option<endpoints::Explanation>, ViewError>> + Send;
 
-    /// Whether the process should live on: what only a restart can mend.
+    /// Checks that only a restart can repair.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
 
-    /// Whether the agent can do its work now.
+    /// Checks of whether the agent can do its work now.
     fn readyz(&self) -> impl Future<Output = Vec<Check>> + Send;
 
     /// All metrics as OpenMetrics text, `# EOF` included.
@@ -94,7 +93,7 @@ pub enum ConditionError {
     /// Type, status, reason, message or time to live is not what a node's condition can have.
     #[error("{0}")]
     Invalid(String),
-    /// A condition of that type is reported by somebody else: the agent, the kubelet, a controller.
+    /// Another process reports a condition of that type: the agent, the kubelet, a controller.
     #[error("{0}")]
     NotYours(String),
     /// As many conditions are set as the agent keeps; clearing one makes room.
@@ -103,12 +102,12 @@ pub enum ConditionError {
     /// None of that type was set.
     #[error("{0}")]
     NotSet(String),
-    /// Heartbeats are off, or the one who keeps the conditions is not there now.
+    /// Heartbeats are disabled, or the actor that keeps the conditions is not there now.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// Waits for an answer, but not for ever: an actor that is stuck must not take its watchers along.
+/// Bounds the wait for an answer: an actor that is stuck must not block its watchers.
 pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
     within_time("the agent did not answer", "an actor may be stuck", answer).await
 }

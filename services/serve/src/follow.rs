@@ -1,7 +1,7 @@
 //! When a watcher is due its next message.
 //!
 //! Owns: [`Follower`], the one rule behind `WatchPulls` and `/debug/events`: the first message at once,
-//! then one a change, never two within the interval, and always made from the state at the time it is
+//! then one per change, never two within the interval, and always made from the state at the time it is
 //! sent. A watcher that reads slowly asks less often and so costs only itself: there is no backlog.
 //! In: the view's change counter and the server's end. Out: "now".
 
@@ -13,12 +13,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Why there is, or is not, a next message.
+/// Whether there is a next message, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// Something changed, or it is the first one.
     Changed,
-    /// Nothing was said to have changed for the refresh time.
+    /// There was no change for the refresh time.
     Refresh,
     /// The server stops.
     Stopping,
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_after_a_quiet_time_is_told_at_once() {
+    async fn a_change_after_a_quiet_time_is_sent_at_once() {
         let (bump, _stop, mut follower) = follower(None);
         follower.due().await;
         tokio::time::advance(Duration::from_secs(60)).await;

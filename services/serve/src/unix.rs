@@ -1,8 +1,8 @@
-//! Unix sockets: making them, and telling a stale file from a living peer.
+//! Unix sockets: binding them, and replacing files of processes that are gone.
 //!
 //! Owns: the socket file of a listener. In: a path. Out: [`Bound`], which removes its file when it is
 //! dropped, if it is still its own. A socket is bound under a temporary name and renamed into place,
-//! so that a client never meets a file that nobody listens on yet.
+//! so that a client never finds a file that no process listens on yet.
 
 use std::{
     fs, io,
@@ -23,10 +23,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody answers there.
+    /// Another process listens there.
     #[error("{path}: another process is listening on this socket; stop it or use another path", path = .0.display())]
     InUse(PathBuf),
-    /// Not ours to remove.
+    /// Another file is there.
     #[error("{path}: the file exists and is not a socket; remove it or use another path", path = .0.display())]
     NotASocket(PathBuf),
     /// The system refused.
@@ -67,7 +67,7 @@ impl Bound {
     /// Listens at `path` with file mode `mode`; must be called within a tokio runtime.
     ///
     /// # Errors
-    /// Somebody listens there, something else is there, or the system refuses.
+    /// Another process listens there, another file is there, or the system refuses.
     pub async fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
         let io = |doing| move |source| ListenError::Io { path: path.to_owned(), doing, source };
         match fs::symlink_metadata(path) {
@@ -76,7 +76,7 @@ impl Bound {
             }
             Ok(_) => match UnixStream::connect(path).await {
                 Ok(_) => return Err(ListenError::InUse(path.to_owned())),
-                // Nobody behind it: left over from a process that was killed, perhaps while we connected.
+                // Left over from a process that was killed, perhaps while we connected.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -145,7 +145,7 @@ impl Bound {
         Ok(Self { file, ..bound })
     }
 
-    /// A listener that somebody else made (socket activation): its file is left alone.
+    /// A listener of another process (socket activation): its file is left alone.
     ///
     /// # Errors
     /// The system refuses to make it non-blocking.

@@ -46,12 +46,12 @@ impl Default for StateQuery {
     }
 }
 
-/// How the chore fares, with the Services that were asked for.
+/// The status of the service endpoints, with the requested Services.
 #[derive(Serialize)]
 pub(super) struct StateDocument {
     #[serde(flatten)]
     state: pb::State,
-    /// How many Services there are of what was asked for, listed or not.
+    /// Number of Services that match the request, listed or not.
     matching: u64,
 }
 

@@ -1,8 +1,7 @@
-//! The debug endpoint over HTTP: probes, metrics, JSON documents, the event stream and the page.
+//! The debug API over HTTP: probes, metrics, JSON documents, the event stream and the page.
 //!
-//! Owns: the routes and the server under them.
-//! In: a bound listener, the view, and the end. Out: answers to GET and HEAD; nothing can be changed
-//! over HTTP.
+//! Owns: the routes. In: a bound listener, the view, and the end. Out: answers to GET and HEAD; nothing can be changed over
+//! HTTP.
 
 mod documents;
 mod endpoints;

@@ -334,7 +334,7 @@ async fn other_hosts_are_refused_on_every_path() {
         let evil = Request::get(*path).header(header::HOST, "evil.example:9440").body(Body::empty()).unwrap();
         assert_eq!(send(&fake, evil).await.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
     }
-    // E21: a name that the settings have is served, whatever its port, and who is refused is told of the setting.
+    // E21: a name that the settings have is served, whatever its port, and the refusal names the setting.
     for (host, expected) in [
         ("Node-7.Example.com:9440", StatusCode::OK),
         ("node-7.example.com", StatusCode::OK),
@@ -343,9 +343,9 @@ async fn other_hosts_are_refused_on_every_path() {
         let request = Request::get("/metrics").header(header::HOST, host).body(Body::empty()).unwrap();
         let response = send(&fake, request).await;
         assert_eq!(response.status(), expected, "e21: {host}");
-        let told = body(response).await;
-        let names_setting = told.contains("add the host to debug.http_hosts");
-        assert_eq!(names_setting, expected != StatusCode::OK, "e21: {told}");
+        let text = body(response).await;
+        let names_setting = text.contains("add the host to debug.http_hosts");
+        assert_eq!(names_setting, expected != StatusCode::OK, "e21: {text}");
     }
     let status = async |request: axum::http::request::Builder| {
         send(&fake, request.body(Body::empty()).unwrap()).await.status()
@@ -490,5 +490,5 @@ async fn the_server_serves_and_stops() {
     events.read_to_end(&mut rest).await.unwrap();
     assert!(rest.ends_with(b"0\r\n\r\n"), "the stream ends as a whole, not in the middle");
     server.await.unwrap().unwrap();
-    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody listens any more");
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the listener is closed");
 }

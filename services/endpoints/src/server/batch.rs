@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use super::filter::Filter;
 
-/// A chunk is full when it has so many bytes; the last message may pass it, usually within 64 KiB. The larger, the fewer
+/// Bytes of a full chunk; its last message may exceed them, usually within 64 KiB. The larger, the fewer
 /// the system calls of a full state, and the longer others wait while it is written.
 pub(super) const CHUNK: usize = 60 * 1024;
 

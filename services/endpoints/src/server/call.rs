@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, body::Body};
 
 use super::{
-    Revealed,
+    ClientHints,
     backends::Backends,
     batch::{Batch, Extent, Frames},
     metrics::{ApiLabel, ServerMetrics, StateLabel},
@@ -47,7 +47,7 @@ pub(super) struct Shared {
     pub(super) watchers: Watchers,
     pub(super) backends: Backends,
     pub(super) metrics: ServerMetrics,
-    pub(super) revealed: watch::Sender<Revealed>,
+    pub(super) hints: watch::Sender<ClientHints>,
     pub(super) stop: CancellationToken,
     /// When the server met its newest revision.
     pub(super) met: Mutex<Option<(Position, Instant)>>,
@@ -124,9 +124,9 @@ where
             "{most} clients are already connected, the maximum (endpoints.max_watchers)"
         )));
     };
-    shared.revealed.send_if_modified(|revealed| {
+    shared.hints.send_if_modified(|hints| {
         let newest = shared.feed.published.borrow().as_deref().map(Position::of);
-        revealed.add(plan.position(), newest)
+        hints.add(plan.position(), newest)
     });
     let feed = shared.feed.clone();
     Ok(Call {

@@ -1,7 +1,7 @@
 //! The Endpoints API: `localnetv1.Endpoints/Next`, and `Watch` and `Report` of `keelson.endpoints.v1.Endpoints`.
 //!
-//! Owns: [`EndpointsServer`], both services with reflection (v1 and v1alpha) and `grpc.health.v1` on any number of unix
-//! and TCP sockets, [`Watchers`], who is being served, and [`Backends`], who makes rules of it. In: bound listeners and an
+//! Owns: [`EndpointsServer`], both services on any number of unix and TCP sockets, [`Watchers`], the calls that are served,
+//! and [`Backends`], the backends that report. In: bound listeners and an
 //! [`EndpointsFeed`]. Out: states, each from one snapshot; nothing here decides what a state is.
 //!
 //! ```text
@@ -9,19 +9,19 @@
 //!          (watched)          (a call's position)   (shared bytes)    (as fast as its caller reads)
 //! ```
 //!
-//! Every caller is taken to be slow, stuck or broken. It has no queue: it takes the newest state when it has read the
-//! one before, and until then keeps its snapshot, which shares with later ones what has not changed. One that answers no
-//! ping, or does not read, is cut off (`slow`).
+//! Every client may be slow, stuck or broken. It has no queue: it takes the newest state when it has read the one before,
+//! and until then keeps its snapshot, which shares with later ones what has not changed. A client that answers no ping, or
+//! does not read, is cut off (`slow`).
 
 mod backends;
 mod batch;
 mod call;
 mod filter;
 mod health;
+mod hints;
 mod metrics;
 mod plan;
 mod report;
-mod revealed;
 mod slow;
 mod thread;
 mod watchers;
@@ -52,16 +52,16 @@ use call::{Api, Shared};
 use plan::Plan;
 
 pub use backends::Backends;
+pub use hints::ClientHints;
 pub use metrics::{ApiLabel, ServerMetrics, StateLabel};
-pub use revealed::Revealed;
 pub use thread::{EndpointsThread, StartError};
 pub use watchers::Watchers;
 
-/// Connections beyond one for each watcher: for health, reflection, and for telling one too many that it is.
+/// Connections beyond one for each watcher: for health, reflection, and for refusing a client.
 const SPARE_CONNECTIONS: usize = 128;
 /// The services' full names, also those by which their health can be asked.
 const SERVICES: [&str; 2] = [Next::SERVICE, Watch::SERVICE];
-/// The method by which backends say how they fare.
+/// The method by which backends report.
 const REPORT: &str = "Report";
 /// Maximum number of calls at once on one connection.
 const CALLS: u32 = 1024;
@@ -73,7 +73,7 @@ pub struct ServerSettings {
     pub max_watchers: usize,
     /// Whether Watch is served beside Next (the feature gate EndpointDeltas).
     pub deltas: bool,
-    /// Whether Services are watched only once somebody follows (`endpoints.watch`).
+    /// Whether Services are watched only once a client follows (`endpoints.watch`).
     pub on_demand: bool,
 }
 
@@ -85,7 +85,7 @@ pub struct EndpointsServer {
     metrics: ServerMetrics,
     watchers: Watchers,
     backends: Backends,
-    revealed: watch::Sender<Revealed>,
+    hints: watch::Sender<ClientHints>,
 }
 
 impl EndpointsServer {
@@ -94,22 +94,22 @@ impl EndpointsServer {
     pub fn new(feed: EndpointsFeed, settings: ServerSettings, metrics: ServerMetrics) -> Self {
         let watchers = Watchers::new(feed.clone(), metrics.clone(), settings.max_watchers);
         let backends = Backends::new(feed.clone());
-        Self { feed, settings, metrics, watchers, backends, revealed: watch::Sender::default() }
+        Self { feed, settings, metrics, watchers, backends, hints: watch::Sender::default() }
     }
 
-    /// What its callers reveal; all clones of the server tell it here.
+    /// What its calls tell; all clones of the server share it.
     #[must_use]
-    pub fn revealed(&self) -> watch::Receiver<Revealed> {
-        self.revealed.subscribe()
+    pub fn client_hints(&self) -> watch::Receiver<ClientHints> {
+        self.hints.subscribe()
     }
 
-    /// Who is being served.
+    /// The calls that are served.
     #[must_use]
     pub fn watchers(&self) -> &Watchers {
         &self.watchers
     }
 
-    /// Who makes rules of what is served, as far as they say so.
+    /// The backends that report.
     #[must_use]
     pub fn backends(&self) -> &Backends {
         &self.backends
@@ -124,7 +124,7 @@ impl EndpointsServer {
     }
 
     /// Serves in this runtime until `shutdown`: calls then end with UNAVAILABLE, and what has not ended within a second
-    /// is cut off. Whoever drops this future cuts everything off.
+    /// is cut off, or at once if the future is dropped.
     ///
     /// # Errors
     /// The descriptors are broken; trouble with connections is none.
@@ -140,8 +140,8 @@ impl EndpointsServer {
             connections: self.settings.max_watchers.saturating_add(SPARE_CONNECTIONS),
             calls: CALLS,
         };
-        let revealed = self.revealed.subscribe();
-        let following = health::follow(&health, self.feed.clone(), revealed, self.settings.on_demand);
+        let hints = self.hints.subscribe();
+        let following = health::follow(&health, self.feed.clone(), hints, self.settings.on_demand);
         let cutting_off = async {
             loop {
                 tokio::time::sleep(slow::LOOK_EVERY).await;
@@ -159,7 +159,7 @@ impl EndpointsServer {
             watchers: self.watchers.clone(),
             backends: self.backends.clone(),
             metrics: self.metrics.clone(),
-            revealed: self.revealed.clone(),
+            hints: self.hints.clone(),
             stop,
             met: std::sync::Mutex::new(None::<(plan::Position, Instant)>),
         });

@@ -1,7 +1,7 @@
-//! Who follows the endpoints.
+//! The calls that are served.
 //!
 //! Owns: [`Watchers`], every call that is being served, and [`Watching`], one call's place among them. In: calls as they
-//! come, and what they are sent. Out: a place or a refusal, and the list for whoever looks inside.
+//! come, and what they are sent. Out: a place or a refusal, and the list for inspection.
 
 use std::{
     collections::BTreeMap,
@@ -83,8 +83,7 @@ impl Watchers {
         Self { feed, metrics, most, calls: Arc::default() }
     }
 
-    /// A place for a call, unless its listener has as many as there may be: callers at a port that is open to everybody take
-    /// no place at a socket.
+    /// A place for a call, unless its listener has the maximum: clients of a TCP port take no place at a unix socket.
     pub(super) fn admit(&self, peer: Arc<Peer>, api: &'static str, at: Option<Position>) -> Option<Watching> {
         let mut calls = lock(&self.calls);
         let beside = calls.all.values().filter(|call| call.peer.listener == peer.listener).count();
@@ -137,7 +136,7 @@ impl Watchers {
         }
     }
 
-    /// How many there are, and how many there may be at each listener.
+    /// The number of calls, and the maximum at each listener.
     #[must_use]
     pub fn count(&self) -> (usize, usize) {
         (lock(&self.calls).all.len(), self.most)

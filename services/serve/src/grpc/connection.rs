@@ -148,16 +148,16 @@ fn builder(calls: u32) -> http2::Builder<TokioExecutor> {
 
 /// Reads what an HTTP/2 client sends first, and answers one that sends something else.
 async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
-    let mut said = [0; PREFACE.len()];
+    let mut first = [0; PREFACE.len()];
     let mut length = 0;
-    while length < said.len() {
-        match io.read(&mut said[length..]).await? {
+    while length < first.len() {
+        match io.read(&mut first[length..]).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             more => length += more,
         }
-        if !PREFACE.starts_with(&said[..length]) {
+        if !PREFACE.starts_with(&first[..length]) {
             // An HTTP/1 request begins with a method.
-            if said[0].is_ascii_uppercase() {
+            if first[0].is_ascii_uppercase() {
                 let _ = timeout(FAREWELL, farewell(io, api)).await;
             }
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer does not use HTTP/2"));

@@ -98,7 +98,7 @@ pub trait Pages: Send + Sync + 'static {
     }
 }
 
-/// An answer of a status, a type and a body; browsers are told not to guess.
+/// An answer of a status, a type and a body; browsers must not guess the type.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -315,9 +315,9 @@ mod tests {
         client.read_to_end(&mut bytes).await.ok();
     }
 
-    /// P3: idle connections of one source and of many keep nobody out, and are closed when others need their place.
+    /// P3: idle connections of one source and of many do not keep others out, and are closed when others need their place.
     #[tokio::test]
-    async fn p3_idle_connections_keep_nobody_out() {
+    async fn p3_idle_connections_do_not_keep_others_out() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr().unwrap();
         // Nothing ends by its time.

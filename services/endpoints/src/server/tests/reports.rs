@@ -1,4 +1,4 @@
-//! Backends that say how they fare.
+//! Backends that report.
 
 use keelson_proto::endpoints::Backend;
 use keelson_serve::grpc::Peer;
@@ -87,13 +87,13 @@ async fn a_backend_whose_process_has_ended_is_silent_at_once() {
     server.backends.take(synced("contained", pid, (7, 1)), Some(pid + 1)).expect("is taken");
     server.backends.take(synced("remote", pid, (7, 1)), None).expect("is taken");
     let silent = || server.backends.list().into_iter().map(|one| (one.name, one.silent)).collect::<Vec<_>>();
-    let told = |here| {
+    let expected = |here| {
         [("contained", false), ("here", here), ("remote", false)].map(|(name, is)| (name.to_owned(), is))
     };
-    assert_eq!(silent(), told(false));
+    assert_eq!(silent(), expected(false));
     process.kill().expect("ends");
     process.wait().expect("ended");
-    assert_eq!(silent(), told(true));
+    assert_eq!(silent(), expected(true));
 }
 
 #[tokio::test]

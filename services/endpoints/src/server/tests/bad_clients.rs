@@ -101,7 +101,7 @@ impl Raw {
         Self::with_window(server, 1 << 30).await
     }
 
-    /// One whose streams take so many bytes before something is read.
+    /// One whose streams take this number of bytes before something is read.
     async fn with_window(server: &Running, window: u32) -> Self {
         let (send, mut connection) = h2::client::Builder::new()
             .initial_window_size(window)
