@@ -9,7 +9,6 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use keelson_client::{Client, Options as Follow, Target};
 use keelson_config::{DetectLocalMode, Format, NodePortAddresses, ProxyBackend, Settings};
-use keelson_cri::listen::Bound;
 use keelson_proxy::{
     addresses,
     conntrack::ConntrackOptions,
@@ -19,6 +18,7 @@ use keelson_proxy::{
     options::{DetectLocal, Options},
     run::{Doors, Kernel, run as run_backend},
 };
+use keelson_serve::unix::Bound;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::Context as _;
 use keelson_config::{Settings, SocketMode, SocketSpec};
-use keelson_cri::listen::{Bound, SocketFile};
+use keelson_serve::unix::{Bound, SocketFile};
 
 use super::{
     handover::{self, take::PATIENCE},

@@ -14,7 +14,6 @@
 //!    [`HealthChecks::apply`].
 
 mod checks;
-mod http;
 mod server;
 mod status;
 #[cfg(test)]

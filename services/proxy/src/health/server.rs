@@ -6,12 +6,18 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
+use keelson_serve::{
+    http::{
+        OPEN_METRICS,
+        exposed::{Answer, Pages, answer, serve},
+    },
+    tcp::listen_widely,
+};
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    http::{Answer, LIMITS, Pages, answer, listen_widely, serve},
     status::{Health, Moment, Report},
     zpages::Zpages,
 };
@@ -21,8 +27,6 @@ use crate::metrics::ProxyMetrics;
 const BIND_RETRY: Duration = Duration::from_secs(5);
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const JSON: &str = "application/json";
-/// What `prometheus-client` writes.
-pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// How a server fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +90,7 @@ impl BoundServer {
                         tracing::info!(server = what, address = %at, "listening");
                         sender.send_replace(ServerState::At(at));
                         // It ends with this task alone.
-                        serve(listener, pages.clone(), LIMITS, CancellationToken::new()).await;
+                        serve(listener, pages.clone(), CancellationToken::new()).await;
                     }
                     Err(error) => say_failure(what, address, &error, retry, &sender),
                 }

@@ -17,6 +17,6 @@ mod fake;
 
 pub use grpc::serve_grpc;
 pub use http::serve_http;
-pub use keelson_debug::{Check, ServeError, ViewError};
+pub use keelson_serve::{Check, ServeError, ViewError};
 pub use question::{Question, QuestionError, Sender, Target};
 pub use view::{Chunks, PrintSlots, ProxyView};

@@ -9,8 +9,8 @@ use std::{
     str::FromStr,
 };
 
-use keelson_debug::ViewError;
 use keelson_proto::proxy as pb;
+use keelson_serve::ViewError;
 
 use crate::model::{Family, Protocol};
 

@@ -23,7 +23,7 @@ use keelson_endpoint_publisher::{
     EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
     EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, Published,
 };
-use keelson_endpoints::server::{EndpointsServer, Revealed, ServerMetrics, ServerSettings};
+use keelson_endpoints::server::{EndpointsServer, ClientHints, ServerMetrics, ServerSettings};
 use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
 use tokio::sync::watch;
@@ -145,10 +145,10 @@ fn build_on(
     let server = EndpointsServer::new(feed.clone(), server_settings, server_metrics.clone());
     let [server_job, source_job] =
         ["EndpointsServer", "EndpointsSource"].map(|name| Job::new(name, shared.changes.clone()));
-    let (revealed, to) = (server.revealed(), publisher.clone());
-    source_job.keep_on(&arbiter, 3, |_| {}, move || send_revealed(revealed.clone(), to.clone()));
+    let (hints, to) = (server.client_hints(), publisher.clone());
+    source_job.keep_on(&arbiter, 3, |_| {}, move || pass_hints_on(hints.clone(), to.clone()));
     let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
-    let demand = is_on_demand.then(|| server.revealed());
+    let demand = is_on_demand.then(|| server.client_hints());
     let node_name = settings.agent.node_name.clone();
     let place = source::follow(source, &source_job, &arbiter, sink, node_name, node, demand);
     On {
@@ -204,16 +204,16 @@ fn start_publisher(
 }
 
 /// Sends the publisher what callers reveal.
-async fn send_revealed(mut revealed: watch::Receiver<Revealed>, publisher: Mailbox<EndpointPublisher>) {
+async fn pass_hints_on(mut hints: watch::Receiver<ClientHints>, publisher: Mailbox<EndpointPublisher>) {
     loop {
-        let Revealed { followed, later } = *revealed.borrow_and_update();
-        if followed {
+        let ClientHints { has_followed, later_revision } = *hints.borrow_and_update();
+        if has_followed {
             let _ = publisher.ask_waiting(Followed {}).await;
         }
-        if let Some((instance_id, rev)) = later {
+        if let Some((instance_id, rev)) = later_revision {
             let _ = publisher.ask_waiting(LaterRevision { instance_id, rev }).await;
         }
-        if revealed.changed().await.is_err() {
+        if hints.changed().await.is_err() {
             return std::future::pending().await;
         }
     }

@@ -11,7 +11,7 @@ use keelson_config::{EndpointsSource, EndpointsWatch, Gate, Settings};
 use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
-    server::Revealed,
+    server::ClientHints,
 };
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
 use tokio::sync::watch;
@@ -74,7 +74,7 @@ pub(super) fn follow(
     sink: Arc<dyn EventSink>,
     node_name: String,
     node: Option<WatchedNode>,
-    demand: Option<watch::Receiver<Revealed>>,
+    demand: Option<watch::Receiver<ClientHints>>,
 ) -> Place {
     match source {
         Source::Kube(cluster) => {
@@ -112,10 +112,10 @@ pub(super) fn follow(
     }
 }
 
-/// Waits for the first client; returns at once without `revealed`.
-async fn first_client(revealed: Option<watch::Receiver<Revealed>>) {
-    let Some(mut revealed) = revealed else { return };
-    if revealed.wait_for(|revealed| revealed.followed).await.is_err() {
+/// Waits for the first client; returns at once without `hints`.
+async fn first_client(hints: Option<watch::Receiver<ClientHints>>) {
+    let Some(mut hints) = hints else { return };
+    if hints.wait_for(|hints| hints.has_followed).await.is_err() {
         // The server is gone: the agent ends.
         std::future::pending().await
     }

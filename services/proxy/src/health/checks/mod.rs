@@ -22,15 +22,13 @@ use std::{
 };
 
 use keelson_client::ServiceName;
+use keelson_serve::{http::exposed::serve, tcp::listen};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::plan::{ListenOn, ServiceHealthCheck};
 use self::{pages::CheckPages, plan::Wanted};
-use super::{
-    http::{LIMITS, listen, serve},
-    status::Health,
-};
+use super::status::Health;
 use crate::model::Family;
 
 /// After how long a socket that could not be had is tried again, beside every [`HealthChecks::apply`].
@@ -215,7 +213,7 @@ impl Servers {
         let local = check.local(family(&address)).unwrap_or(0);
         let pages = Arc::new(CheckPages::new(check.name.clone(), local, self.health.clone()));
         let stop = CancellationToken::new();
-        let task = tokio::spawn(serve(listener, pages.clone(), LIMITS, stop.clone()));
+        let task = tokio::spawn(serve(listener, pages.clone(), stop.clone()));
         Ok(Server { pages, stop: stop.drop_guard(), task })
     }
 
