@@ -31,7 +31,7 @@ function showVersion(version) {
   text(byId("subject"), version.node_name);
   text(byId("version"), `version ${version.version}`);
   text(byId("uptime"), version.started_unix_ms ? `up ${since(version.started_unix_ms)}` : "");
-  text(byId("identity"), version.state_folder_id ? `state folder ${version.state_folder_id}` : "");
+  text(byId("process"), version.state_folder_id ? `state folder ${version.state_folder_id}` : "");
   const ready = byId("ready");
   text(ready, version.ready ? "ready" : "not ready");
   ready.dataset.tone = version.ready ? "good" : "bad";

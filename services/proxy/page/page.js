@@ -195,7 +195,7 @@ function render() {
   text(byId("subject"), state.backend);
   text(byId("version"), `version ${state.version}`);
   text(byId("uptime"), state.started_unix_ms ? `up ${since(state.started_unix_ms)}` : "");
-  text(byId("identity"), state.pid ? `pid ${state.pid}` : "");
+  text(byId("process"), state.pid ? `pid ${state.pid}` : "");
   document.title = wrong.length ? `(${wrong.length}) Keelson proxy` : "Keelson proxy";
   showFacts(state);
   sync(byId("families"), state.families, (family) => family.family, createFamily, updateFamily);
