@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 
 use crate::error::{Fault, quote};
 use crate::net;
@@ -253,7 +253,7 @@ fn check_log_filter(text: &str) -> Result<(), Fault> {
             ));
         }
     }
-    match EnvFilter::builder().parse(text) {
+    match text.parse::<Targets>() {
         Ok(_) => Ok(()),
         Err(e) => Err(malformed(e.to_string(), example)),
     }

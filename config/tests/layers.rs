@@ -190,7 +190,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             word.prop_map(Json::from).boxed()
         }
         ("agent.node_name", _) => word.prop_map(Json::from).boxed(),
-        ("agent.log", _) => words(&["info", "WARN", "debug,keelson_cri=trace", "off,[span{x=1}]=info"]),
+        ("agent.log", _) => words(&["info", "WARN", "debug,keelson_cri=trace", "off,keelson_kube=info"]),
         ("agent.log_format", _) => words(&["text", "json"]),
         ("pulls.when_full", _) => words(&["wait", "reject"]),
         ("debug.http", _) => any::<(u8, u16)>().prop_map(|(a, p)| format!("127.0.0.{a}:{p}").into()).boxed(),

@@ -9,6 +9,7 @@
 
 mod alive;
 mod crio;
+mod daemon_set;
 mod dead_agent;
 mod events;
 mod exec;

@@ -6,22 +6,22 @@
 use anyhow::Context as _;
 use keelson_config::{Agent, LogFormat};
 use tracing_subscriber::{
-    EnvFilter, Registry, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
+    Registry, filter::Targets, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
 
 /// Changes the filter of the running process.
 #[derive(Debug, Clone)]
-pub(crate) struct Filter(reload::Handle<EnvFilter, Registry>);
+pub(crate) struct Filter(reload::Handle<Targets, Registry>);
 
 impl Filter {
     pub(super) fn set(&self, directives: &str) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_new(directives).context("agent.log")?;
+        let filter: Targets = directives.parse().context("agent.log")?;
         self.0.reload(filter).context("cannot change the log filter")
     }
 }
 
 pub(crate) fn start(settings: &Agent) -> anyhow::Result<Filter> {
-    let filter = EnvFilter::try_new(&settings.log).context("agent.log")?;
+    let filter: Targets = settings.log.parse().context("agent.log")?;
     let (filter, handle) = reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

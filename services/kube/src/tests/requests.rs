@@ -14,7 +14,9 @@ use keelson_actor_system::cluster::{
 use serde_json::json;
 
 use super::script::{Reply, Server, api};
-use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, RequestObserver, bodies};
+use crate::{
+    ApiServer, ApiServerParts, ClusterSource, ExplicitSource, RequestObserver, bodies, server::Call,
+};
 
 pub(super) fn renewal() -> LeasePatch {
     LeasePatch {
@@ -320,4 +322,23 @@ async fn events_on_pods_are_created_and_patched() {
         serde_json::from_str::<serde_json::Value>(&seen.body).unwrap(),
         json!({"count": 2, "lastTimestamp": "1970-01-01T00:01:01Z", "message": "waiting"})
     );
+}
+
+/// E14: API Priority and Fairness may queue a list or a watch for longer than a request of the heartbeats may take.
+#[tokio::test]
+async fn e14_the_head_of_a_watch_may_come_after_the_limit_of_a_request() {
+    let timeout = Duration::from_millis(200);
+    let server = Server::plain().await;
+    let parts = ApiServerParts::new(ClusterSource::Explicit(server.source()));
+    assert_eq!((parts.timeout, parts.head_timeout), (Duration::from_secs(10), Duration::from_secs(60)));
+    let api = ApiServer::new(ApiServerParts { timeout, ..parts });
+    let call = || Call::get("services", "/api/v1/services?watch=true".into(), bodies::ACCEPT_JSON);
+    let late = async {
+        tokio::time::sleep(3 * timeout).await;
+        server.reply(Reply::ok());
+    };
+    let (opened, ()) = tokio::join!(api.open(call()), late);
+    opened.expect("it waits for the head");
+    // Nobody answers this one.
+    assert_eq!(api.call(call()).await.unwrap_err().kind, ApiErrorKind::Timeout);
 }
