@@ -24,10 +24,10 @@ mod net;
 mod origin;
 mod primitives;
 mod relations;
+mod rendering;
 mod setting_type;
 mod settings;
 pub mod shipped;
-mod show;
 mod size;
 mod suggest;
 mod values;
@@ -39,10 +39,10 @@ pub use gates::{FeatureGates, Gate, GateSpec, Stage, list_gates};
 pub use load::{DEFAULT_FILE, Entry, Loaded, Sources, load};
 pub use net::{HostName, InterfacePattern, NodePortAddresses};
 pub use origin::Origin;
+pub use rendering::{Format, render_show};
 pub use settings::{
     Agent, Cri, Debug, Endpoints, Key, Kube, Node, Proxy, Pulls, Section, Settings, schema, sections,
 };
-pub use show::{Format, render_show};
 pub use size::ByteSize;
 pub use values::{
     DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend, Register,

@@ -200,8 +200,7 @@ settings! {
         node_name: String = String::new(), TextRule::NodeName, restart;
         /// Directory of the state store. Each agent needs a directory of its own.
         state_dir: PathBuf = "/var/lib/keelson".into(), Any, restart;
-        /// Time that running calls and pulls have to finish after SIGTERM. If a successor takes over, pulls
-        /// continue
+        /// Time that running calls and pulls have to finish after SIGTERM. If a successor takes over, pulls continue
         /// without this limit. 0s: do not wait. Must be less than `TimeoutStopSec` of the unit.
         drain_timeout: Duration = secs(20), within(secs(0), mins(10)), restart;
         /// Time that the agent waits after SIGTERM for a successor that takes over its calls and queue, before it
@@ -238,29 +237,24 @@ settings! {
         /// Handling of a pull over the limit: `wait` queues it, first in, first out; `reject` queues it for
         /// `reject_retries` times `reject_retry_interval` and then fails it with RESOURCE_EXHAUSTED.
         when_full: WhenFull = WhenFull::Wait, Any, live;
-        /// Component that enforces the limit: the `agent`, or the `runtime` through the pull option if it
-        /// supports
+        /// Component that enforces the limit: the `agent`, or the `runtime` through the pull option if it supports
         /// that.
         enforce: Enforce = Enforce::Agent, Any, live;
         /// Maximum number of parallel pulls per registry, so that a slow registry cannot use every slot; 0: off.
         /// Requires the feature gate PerRegistryPullLimit.
         per_registry_max_parallel_image_pulls: u32 = 0, zero_or("off", 1, 10_000), live;
-        /// Maximum number of parallel pulls of images that are already present; they do not count towards the
-        /// limit.
+        /// Maximum number of parallel pulls of images that are already present; they do not count towards the limit.
         max_parallel_present_images: u32 = 10, within(1, 10_000), live;
         /// Maximum time that a pull waits for a slot; 0s: no limit. The kubelet sets no deadline on pulls.
         max_queue_time: Duration = secs(0), zero_or("no limit", secs(1), hours(24)), live;
         /// Maximum number of waiting and served callers; further callers are rejected.
         max_queued_callers: u32 = 20_000, within(1, 1_000_000), live;
-        /// Time that a running pull continues after its last caller left, in case one returns; then it is
-        /// cancelled.
+        /// Time that a running pull continues after its last caller left, in case one returns; then it is cancelled.
         cancel_grace: Duration = secs(10), within(secs(0), mins(10)), live;
-        /// Time after a restart that an interrupted pull with credentials keeps its place for its caller, and
-        /// that
+        /// Time after a restart that an interrupted pull with credentials keeps its place for its caller, and that
         /// one without credentials waits for the API server to confirm that its pod exists.
         resume_window: Duration = mins(2), within(secs(0), hours(1)), live;
-        /// Maximum age of records of interrupted pulls: those that no caller has requested for this time are
-        /// dropped
+        /// Maximum age of records of interrupted pulls: those that no caller has requested for this time are dropped
         /// at the next start.
         record_max_age: Duration = hours(1), within(mins(1), hours(24)), live;
         /// Retain the fetched layers when a pull is cancelled or the agent or runtime dies.
@@ -283,8 +277,7 @@ settings! {
         reject_retries: u32 = 3, within(0, 100), live;
         /// With `when_full = "reject"`: length of one interval.
         reject_retry_interval: Duration = secs(10), within(ms(1), mins(10)), live;
-        /// Number of retries of a pull when the runtime stopped during it, or failed it because an identical pull
-        /// was
+        /// Number of retries of a pull when the runtime stopped during it, or failed it because an identical pull was
         /// cancelled just before (CRI-O).
         runtime_retries: u32 = 2, within(0, 100), live;
         /// Time in which a caller that left the queue can return to its place, for example to retry with other
@@ -328,20 +321,17 @@ settings! {
 
     /// Heartbeats: the node's Lease, its status and its conditions.
     node: Node {
-        /// `companion`: the kubelet sends the heartbeats of the node, and the agent adds its own conditions.
-        /// `node`:
+        /// `companion`: the kubelet sends the heartbeats of the node, and the agent adds its own conditions. `node`:
         /// the agent sends the heartbeats of the node; no kubelet may run on the node.
         role: Role = Role::Companion, Any, restart;
-        /// With role `companion`: renew a Lease of the agent, `keelson-NODE`, which shows in the API that the
-        /// agent
+        /// With role `companion`: renew a Lease of the agent, `keelson-NODE`, which shows in the API that the agent
         /// is alive. It causes one write every quarter of `lease_duration` and requires the permissions in
         /// `companion-lease.yaml`.
         companion_lease: bool = false, Any, restart;
         /// Remove the agent's conditions, and those set through it, from the Node when the agent stops without a
         /// successor. Each restart then causes two writes. Conditions of a kubelet are kept.
         remove_conditions_on_stop: bool = false, Any, restart;
-        /// Duration of the Lease in whole seconds, as the kubelet's `nodeLeaseDurationSeconds`; the Lease is
-        /// renewed
+        /// Duration of the Lease in whole seconds, as the kubelet's `nodeLeaseDurationSeconds`; the Lease is renewed
         /// every quarter of it.
         lease_duration: Duration = secs(40), within(secs(4), mins(10)), restart;
         /// Interval in which the node status is computed, as the kubelet's `nodeStatusUpdateFrequency`.
@@ -349,17 +339,14 @@ settings! {
         /// With role `node`: interval in which an unchanged node status is reported, as the kubelet's
         /// `nodeStatusReportFrequency`, which is 5 min by default. The Lease keeps the node Ready in between.
         node_status_report_frequency: Duration = mins(15), within(secs(1), hours(24)), restart;
-        /// Time after which the condition ImagePullsStalled is True if pulls are queued and no running pull
-        /// receives
+        /// Time after which the condition ImagePullsStalled is True if pulls are queued and no running pull receives
         /// data.
         pulls_stalled_after: Duration = mins(2), within(secs(10), hours(1)), restart;
         /// With role `node`: registration of a missing Node: `once` creates it only at the start, as the kubelet
         /// does; `always` also after it was deleted; `never` waits until it is created by other means.
         register_node: Register = Register::Once, Any, restart;
-        /// With role `node`: behavior while another process, such as a kubelet, renews the node's Lease:
-        /// `stand-back`
-        /// stops reporting Lease and status until the other process has not renewed the Lease for
-        /// `lease_duration`;
+        /// With role `node`: behavior while another process, such as a kubelet, renews the node's Lease: `stand-back`
+        /// stops reporting Lease and status until the other process has not renewed the Lease for `lease_duration`;
         /// `continue` keeps reporting.
         when_contested: WhenContested = WhenContested::StandBack, Any, restart;
         /// With role `node`: labels of the Node, as the kubelet's `--node-labels`: `key=value,key=value`.
@@ -376,15 +363,13 @@ settings! {
         /// With role `node`: addresses of the Node, at most one per IP family, as the kubelet's `--node-ip`:
         /// `10.0.0.7,fd00::7`; empty: those of the interface of the default route.
         node_ip: String = String::new(), TextRule::Free("IP addresses, `a,b`"), restart;
-        /// With role `node`: resources reserved for Kubernetes daemons, subtracted from allocatable, as the
-        /// kubelet's
+        /// With role `node`: resources reserved for Kubernetes daemons, subtracted from allocatable, as the kubelet's
         /// `kubeReserved`: `cpu=100m,memory=200Mi,ephemeral-storage=1Gi,pid=100`.
         kube_reserved: String = String::new(), TextRule::Free("resources, `cpu=100m,memory=200Mi,...`"), restart;
         /// With role `node`: resources reserved for system daemons, subtracted from allocatable, as the kubelet's
         /// `systemReserved`.
         system_reserved: String = String::new(), TextRule::Free("resources, `cpu=100m,memory=200Mi,...`"), restart;
-        /// With role `node`: thresholds of the pressure conditions, as the kubelet's `evictionHard`, with the
-        /// same
+        /// With role `node`: thresholds of the pressure conditions, as the kubelet's `evictionHard`, with the same
         /// defaults. The agent evicts no pods.
         eviction_hard: String =
             "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
@@ -400,8 +385,7 @@ settings! {
         node_status_max_images: u32 = 50, within(0, 10_000), restart;
         /// With role `node`: directory on the file system `nodefs`, as the kubelet's `--root-dir`.
         root_dir: PathBuf = "/var/lib/kubelet".into(), Any, restart;
-        /// With role `node`: kubelet version in the node status, for components that check the version skew;
-        /// empty:
+        /// With role `node`: kubelet version in the node status, for components that check the version skew; empty:
         /// the version of the agent.
         kubelet_version: String = String::new(), TextRule::Free("version, or \"\" for that of the agent"), restart;
     }
@@ -409,12 +393,10 @@ settings! {
     /// Service endpoints: Services and endpoints of this node for service proxies and other clients.
     endpoints: Endpoints {
         /// Source of Services and EndpointSlices: `kube` (the API server of `[kube]`), `files` (the directory
-        /// `manifests`), `off`; `auto` uses the API server if one is configured, otherwise the directory if one
-        /// is
+        /// `manifests`), `off`; `auto` uses the API server if one is configured, otherwise the directory if one is
         /// configured.
         source: EndpointsSource = EndpointsSource::Auto, Any, restart;
-        /// Start of the watch of Services at the API server: `on-demand` starts it when the first client connects
-        /// (a
+        /// Start of the watch of Services at the API server: `on-demand` starts it when the first client connects (a
         /// call of `Next` or `Watch`); `always` starts it with the agent. It then lasts until the agent stops. A
         /// directory of manifests is always read.
         watch: EndpointsWatch = EndpointsWatch::OnDemand, Any, restart;
@@ -426,17 +408,14 @@ settings! {
         allow_remote: bool = false, Any, restart;
         /// Permissions of the sockets in `listen`.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
-        /// Minimum time between two revisions during continuous changes; each revision is a sync of the disk.
-        /// After a
+        /// Minimum time between two revisions during continuous changes; each revision is a sync of the disk. After a
         /// pause, ten revisions can follow without delay, so a single change never waits; 0s: no limit.
         min_interval: Duration = ms(100), within(secs(0), secs(10)), restart;
-        /// Maximum time that a write to the state disk delays a revision. After it, the revision is published
-        /// from
+        /// Maximum time that a write to the state disk delays a revision. After it, the revision is published from
         /// memory under a new instance ID until the disk answers.
         write_timeout: Duration = secs(5), within(secs(1), mins(10)), restart;
         /// Maximum age of a state on disk that is served after a boot of the node, counted from when it was last
-        /// synced. A node that was off for longer serves nothing until its sources are synced, because other pods
-        /// may
+        /// synced. A node that was off for longer serves nothing until its sources are synced, because other pods may
         /// have the addresses by then.
         max_age_after_boot: Duration = hours(1), within(secs(0), hours(8760)), restart;
         /// Number of revisions in the history; a client that reconnects within it receives only the changes.
@@ -445,23 +424,19 @@ settings! {
         max_watchers: u32 = 1000, within(1, 100_000), restart;
     }
 
-    /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the
-    /// agent
+    /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the agent
     /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
         /// Backend that programs the Services: `nft` (nftables, kernel 5.13 or later).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
-        /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports
-        /// are
-        /// not allowed: while the agent restarts, any user of the machine could listen on the port and control
-        /// the
+        /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports are
+        /// not allowed: while the agent restarts, any user of the machine could listen on the port and control the
         /// rules of the node.
         target: Option<SocketSpec> = None, Any, restart;
         /// Primary node addresses, at most one per IP family, as kube-proxy's `bindAddress`; a family without an
         /// address, or with `0.0.0.0` or `::`, uses the address of the Node.
         bind_address: Vec<IpAddr> = Vec::new(), Any, restart;
-        /// Detection of traffic from pods of this node, as kube-proxy's `detectLocalMode`: `ClusterCIDR` (source
-        /// in
+        /// Detection of traffic from pods of this node, as kube-proxy's `detectLocalMode`: `ClusterCIDR` (source in
         /// `cluster_cidr`), `NodeCIDR` (source in the Node's `spec.podCIDRs`), `BridgeInterface` (received on
         /// `bridge_interface`), `InterfaceNamePrefix` (received on an interface with the name prefix
         /// `interface_name_prefix`).
@@ -473,15 +448,13 @@ settings! {
         bridge_interface: String = String::new(), TextRule::Interface, restart;
         /// With `InterfaceNamePrefix`: prefix of the names of the pods' interfaces, such as `veth`.
         interface_name_prefix: String = String::new(), TextRule::Interface, restart;
-        /// Masquerade all traffic to cluster IPs, as kube-proxy's `masqueradeAll`; otherwise only traffic that
-        /// does
+        /// Masquerade all traffic to cluster IPs, as kube-proxy's `masqueradeAll`; otherwise only traffic that does
         /// not come from pods, if pods are detected.
         masquerade_all: bool = false, Any, restart;
         /// Bit of the packet mark that marks packets for masquerading, as kube-proxy's `masqueradeBit`.
         masquerade_bit: u32 = 14, within(0, 31), restart;
         /// Node addresses at which node ports are served, as kube-proxy's `nodePortAddresses`: those in these
-        /// networks, or with `primary` the primary node addresses. For all addresses of an IP family, use a
-        /// network
+        /// networks, or with `primary` the primary node addresses. For all addresses of an IP family, use a network
         /// such as `0.0.0.0/0`, or only networks of the other family. Empty: `primary`.
         nodeport_addresses: NodePortAddresses = NodePortAddresses::Primary, Any, restart;
         /// Serve `spec.externalIPs` of Services, as kube-proxy's feature gate `AllowServiceExternalIPs`. With them,
@@ -493,13 +466,11 @@ settings! {
         /// `/healthz` and health check node ports answer 503. The rules are kept. 0s: never, as kube-proxy.
         max_staleness: Duration = hours(24), zero_or("never", secs(1), hours(8760)), restart;
         /// Minimum time between commits to nftables per IP family during continuous changes, as kube-proxy's
-        /// `minSyncPeriod`; the first ten commits after a pause are not delayed. Each commit makes programs that
-        /// read
+        /// `minSyncPeriod`; the first ten commits after a pause are not delayed. Each commit makes programs that read
         /// the ruleset start over, so changes that continue for a minute are also paused for 20 microseconds per
         /// element (at most 5 s). 0: no limit.
         min_sync_period: Duration = ms(100), within(secs(0), mins(1)), restart;
-        /// Interfaces for which forwarded connections to Services are offloaded to an nftables flowtable once
-        /// they
+        /// Interfaces for which forwarded connections to Services are offloaded to an nftables flowtable once they
         /// are established (TCP and UDP): names, or prefixes with `*`, such as `["eth0", "veth*"]`. Empty: no
         /// flowtable. Packets of an offloaded connection bypass the rules of all other programs, including a
         /// NetworkPolicy that changes later: read `docs/proxy.md` before you set it.
@@ -510,24 +481,25 @@ settings! {
         conntrack_max_per_core: u32 = 32768, zero_or("the kernel's limit", 1, 1_048_576), restart;
         /// Minimum of that limit, as kube-proxy's `conntrack.min`. Not used if `conntrack_max_per_core` is 0.
         conntrack_min: u32 = 131_072, within(0, 16_777_216), restart;
-        /// Idle timeout of established TCP connections in conntrack, as kube-proxy's `conntrack.tcpEstablishedTimeout`. 0
-        /// keeps the kernel's value.
+        /// Idle timeout of established TCP connections in conntrack, as kube-proxy's
+        /// `conntrack.tcpEstablishedTimeout`. 0 keeps the kernel's value.
         conntrack_tcp_timeout_established: Duration = hours(24), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// Timeout of TCP connections in CLOSE_WAIT, as kube-proxy's `conntrack.tcpCloseWaitTimeout`. 0 keeps the
         /// kernel's value.
         conntrack_tcp_timeout_close_wait: Duration = hours(1), zero_or("the kernel's value", secs(1), hours(8760)), restart;
-        /// Accept TCP segments outside the window, as kube-proxy's `conntrack.tcpBeLiberal`. `false` keeps the kernel's
-        /// value.
+        /// Accept TCP segments outside the window, as kube-proxy's `conntrack.tcpBeLiberal`. `false` keeps the
+        /// kernel's value.
         conntrack_tcp_be_liberal: bool = false, Any, restart;
-        /// Timeout of UDP entries without a reply, as kube-proxy's `conntrack.udpTimeout`. 0 keeps the kernel's value.
+        /// Timeout of UDP entries without a reply, as kube-proxy's `conntrack.udpTimeout`. 0 keeps the kernel's
+        /// value.
         conntrack_udp_timeout: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
-        /// Timeout of UDP entries with replies, as kube-proxy's `conntrack.udpStreamTimeout`. 0 keeps the kernel's value.
+        /// Timeout of UDP entries with replies, as kube-proxy's `conntrack.udpStreamTimeout`. 0 keeps the kernel's
+        /// value.
         conntrack_udp_timeout_stream: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
-        /// Directory of the kernel's conntrack settings. A container sees `/proc/sys` read-only; there, mount the host's
-        /// directory elsewhere and name the mount here, as `packaging/kubernetes/proxy.yaml` does.
+        /// Directory of the kernel's conntrack settings. A container sees `/proc/sys` read-only; there, mount the
+        /// host's directory elsewhere and name the mount here, as `packaging/kubernetes/proxy.yaml` does.
         conntrack_sysctl_dir: PathBuf = "/proc/sys/net/netfilter".into(), Any, restart;
-        /// Address of `/healthz` and `/livez`, as kube-proxy's `healthzBindAddress`; load balancers use it to
-        /// check
+        /// Address of `/healthz` and `/livez`, as kube-proxy's `healthzBindAddress`; load balancers use it to check
         /// the node. Empty: off; port 0: any free port.
         healthz_bind_address: Option<SocketAddr> = Some(SocketAddr::from(([0, 0, 0, 0], 10256))), Any, restart;
         /// Address of `/metrics` and `/proxyMode`, as kube-proxy's `metricsBindAddress`, without authentication.
@@ -545,8 +517,7 @@ settings! {
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9441))), Any, restart;
         /// Allow an `http` address that other machines can reach. It has no authentication.
         http_allow_remote: bool = false, Any, restart;
-        /// Host names that clients can use for the `http` address, in addition to its IP addresses and
-        /// `localhost`.
+        /// Host names that clients can use for the `http` address, in addition to its IP addresses and `localhost`.
         /// Requests with other names are rejected (421), so that web sites cannot reach it through a browser (DNS
         /// rebinding).
         http_hosts: Vec<HostName> = Vec::new(), Any, restart;
@@ -556,29 +527,26 @@ settings! {
     debug: Debug {
         /// Socket of the debug API, which `keelson pulls`, `keelson actors` and other commands use.
         listen: SocketSpec = SocketSpec::built_in("/run/keelson/debug.sock"), Any, restart;
-        /// Address of the debug page, metrics and probes. Must be a loopback address unless `http_allow_remote`
-        /// is
+        /// Address of the debug page, metrics and probes. Must be a loopback address unless `http_allow_remote` is
         /// set. Empty: off; port 0: any free port.
         http: Option<SocketAddr> = Some(SocketAddr::from(([127, 0, 0, 1], 9440))), Any, restart;
         /// Allow an `http` address that other machines can reach. It has no authentication.
         http_allow_remote: bool = false, Any, restart;
-        /// Host names that clients can use for the `http` address, in addition to its IP addresses and
-        /// `localhost`.
+        /// Host names that clients can use for the `http` address, in addition to its IP addresses and `localhost`.
         /// Requests with other names are rejected (421), so that web sites cannot reach it through a browser (DNS
         /// rebinding).
         http_hosts: Vec<HostName> = Vec::new(), Any, restart;
         /// Permissions of the debug socket. Every user who can connect can read everything.
         socket_mode: SocketMode = SocketMode::OWNER_AND_GROUP, Any, restart;
-        /// Users that can make changes through the debug socket (limit, node conditions), in addition to root and
-        /// the
+        /// Users that can make changes through the debug socket (limit, node conditions), in addition to root and the
         /// user of the agent: names or IDs.
         control_users: String = String::new(), TextRule::Free("users, `name,id,...`"), restart;
     }
 }
 
 impl Settings {
-    /// Where `keelson proxy` finds the Endpoints API: `proxy.target`, else the first unix socket of `endpoints.listen`; none: there is
-    /// none.
+    /// Where `keelson proxy` finds the Endpoints API: `proxy.target`, else the first unix socket of
+    /// `endpoints.listen`; none: there is none.
     pub fn proxy_target(&self) -> Option<&SocketSpec> {
         let sockets = self.endpoints.listen.iter().filter_map(|spec| match spec {
             ListenSpec::Unix(socket) => Some(socket),
@@ -588,8 +556,7 @@ impl Settings {
     }
 }
 
-/// Every setting but the feature gates (those are [`Gate::ALL`]), in the order of the
-/// reference.
+/// Every setting but the feature gates (those are [`Gate::ALL`]), in the order of the reference.
 pub fn schema() -> &'static [Key] {
     &KEYS
 }

@@ -2,8 +2,8 @@
 //! settings, both held to it by tests.
 
 use crate::gates::{ALL_ALPHA, ALL_BETA, Gate};
+use crate::rendering::toml_value;
 use crate::settings::{GATES_SECTION, schema, sections};
-use crate::show::toml_value;
 
 /// The shipped example: every setting with what it does, commented out at its default.
 pub const EXAMPLE: &str = include_str!("../keelson.toml");

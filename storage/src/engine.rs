@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::batch::Batch;
 use crate::manifest::sync_dir;
 use crate::migrate::{Records, SEALED_SINCE};
 use crate::seal::{Acked, SCHEMA_KEY, SEAL_KEY, Seal, is_internal};
 use crate::store::Keyed;
-use crate::table::{Batch, Table};
+use crate::table::Table;
 
 /// sled's page cache. Records are few and small; what falls out is read from the file again.
 const CACHE_BYTES: u64 = 1024 * 1024;

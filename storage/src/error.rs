@@ -3,8 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::store::BadRecord;
-use crate::table::Table;
+use crate::table::{BadRecord, Table};
 
 /// A store could not do what it was asked.
 ///
@@ -97,4 +96,16 @@ fn advice(error: &io::Error) -> &'static str {
         }
         _ => "check the disk's health and the setting state_dir",
     }
+}
+
+/// The error and what it stems from, in one line.
+pub(crate) fn text_of(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
 }

@@ -30,6 +30,7 @@
 //! on a thread that catches panics and turns them into errors. A process-wide panic hook that ends the process
 //! has to leave those alone: ask [`panic_is_guarded`] first.
 
+mod batch;
 mod deferred;
 mod engine;
 mod error;
@@ -41,10 +42,12 @@ mod migrate;
 mod open;
 mod seal;
 mod sled_store;
+mod state;
 mod store;
 mod table;
 
-pub use deferred::{CALL_LIMIT, DeferredStore, Opener, StoreState};
+pub use batch::{Batch, MAX_KEY_LEN, MAX_VALUE_LEN, Op};
+pub use deferred::{CALL_LIMIT, DeferredStore, Opener};
 pub use error::{OpenError, StoreError};
 pub use guard::panic_is_guarded;
 pub use manifest::{Manifest, ManifestError};
@@ -52,5 +55,6 @@ pub use memory::MemoryStore;
 pub use migrate::SCHEMA_VERSION;
 pub use open::{LOCK_FILE, Opened, Outcome, folder_id, open};
 pub use sled_store::SledStore;
-pub use store::{BadRecord, Keyed, StateStore, StateStoreExt, StoreStats};
-pub use table::{Batch, MAX_KEY_LEN, MAX_VALUE_LEN, Op, Table};
+pub use state::StoreState;
+pub use store::{Keyed, StateStore, StateStoreExt, StoreStats};
+pub use table::{BadRecord, Table};

@@ -34,12 +34,12 @@ pub enum ManifestError {
 impl Manifest {
     /// Reads the manifest of the store in `<state_dir>/state`. Changes nothing.
     pub fn read(state_dir: &Path) -> Result<Manifest, ManifestError> {
-        Self::read_from(&crate::open::store_dir(state_dir))
+        Self::read_from(&store_dir(state_dir))
     }
 
     /// Replaces the manifest of the store in `<state_dir>/state`, durably. No store may be open there.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
-        self.write_to(&crate::open::store_dir(state_dir))
+        self.write_to(&store_dir(state_dir))
     }
 
     pub(crate) fn read_from(store: &Path) -> Result<Manifest, ManifestError> {
@@ -108,6 +108,11 @@ fn parse(bytes: &[u8]) -> Result<Manifest, String> {
     }
     let schema = u32::try_from(value("schema")?).map_err(|_| "the schema version is out of range")?;
     Ok(Manifest { schema, generation: value("generation")? })
+}
+
+/// The folder of the store in a state folder.
+pub(crate) fn store_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("state")
 }
 
 #[cfg(test)]

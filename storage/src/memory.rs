@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::batch::Batch;
 use crate::error::StoreError;
 use crate::migrate::SCHEMA_VERSION;
 use crate::store::{Keyed, StateStore, StoreStats};
-use crate::table::{Batch, Table};
+use crate::table::Table;
 
 /// A store in memory, for tests and for an agent that shall not write to a disk.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use crate::engine::{Engine, EngineError, Totals};
 use crate::error::OpenError;
 use crate::generation::{self, make_private_dir};
 use crate::guard::{Unfinished, Worker};
-use crate::manifest::{Manifest, ManifestError, sync_dir};
+use crate::manifest::{Manifest, ManifestError, store_dir, sync_dir};
 use crate::migrate::{OLDEST_VERSION, Records, SCHEMA_VERSION, migrate};
 use crate::seal::checksum;
 use crate::sled_store::{OPEN_LIMIT, SledStore};
@@ -104,11 +104,6 @@ pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, O
 pub fn folder_id(state_dir: &Path) -> String {
     let path = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     format!("{:016x}", checksum(&[path.as_os_str().as_encoded_bytes()]))
-}
-
-/// The folder of the store in a state folder.
-pub(crate) fn store_dir(state_dir: &Path) -> PathBuf {
-    state_dir.join("state")
 }
 
 fn take_lock(state_dir: &Path) -> Result<File, OpenError> {

@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::deferred::text_of;
+use crate::batch::Batch;
 use crate::engine::{Engine, EngineError, Totals, size_of_tree};
-use crate::error::StoreError;
+use crate::error::{StoreError, text_of};
 use crate::generation;
 use crate::guard::{Unfinished, Worker};
 use crate::manifest::Manifest;
 use crate::migrate::SCHEMA_VERSION;
 use crate::store::{Keyed, StateStore, StoreStats};
-use crate::table::{Batch, Table};
+use crate::table::Table;
 
 /// How long opening may take before it counts as hung.
 pub(crate) const OPEN_LIMIT: Duration = Duration::from_secs(60);

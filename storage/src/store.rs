@@ -1,15 +1,15 @@
 //! Owns what a store is: the trait, its typed helpers, and what it tells about itself.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::deferred::StoreState;
+use crate::batch::Batch;
 use crate::error::StoreError;
-use crate::table::{Batch, Table, printable_key};
+use crate::state::StoreState;
+use crate::table::{BadRecord, Table};
 
 pub type Keyed<T> = Vec<(Vec<u8>, T)>;
 
@@ -54,20 +54,6 @@ pub struct StoreStats {
     /// Where a damaged store was moved to when this one was opened.
     pub damaged_moved_to: Option<PathBuf>,
     pub tables: Vec<(String, u64)>,
-}
-
-/// A record that its reader cannot decode.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadRecord {
-    pub table: Table,
-    pub key: Vec<u8>,
-    pub reason: String,
-}
-
-impl fmt::Display for BadRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot decode record {}/{}: {}", self.table, printable_key(&self.key), self.reason)
-    }
 }
 
 /// Typed access to any store, as JSON.

@@ -1,17 +1,8 @@
-//! Owns the names of the tables and the batch, the unit of writing. In come puts and deletes, out goes what they
-//! add up to.
+//! The names of the tables, and how keys are shown.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-
-use crate::error::StoreError;
-
-/// Longest key a store takes.
-pub const MAX_KEY_LEN: usize = 4 * 1024;
-/// Longest value a store takes.
-pub const MAX_VALUE_LEN: usize = 1024 * 1024;
 
 macro_rules! tables {
     ($($(#[$doc:meta])* $variant:ident = $tag:literal, $name:literal;)+) => {
@@ -77,92 +68,17 @@ impl fmt::Display for Table {
     }
 }
 
+/// A record that its reader cannot decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Op {
+pub struct BadRecord {
     pub table: Table,
     pub key: Vec<u8>,
-    /// The value to put, or `None` to delete the record.
-    pub value: Option<Vec<u8>>,
+    pub reason: String,
 }
 
-/// Writes that become durable together or not at all, applied in order: the last one to a key wins.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Batch {
-    ops: Vec<Op>,
-}
-
-impl Batch {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    pub fn put(&mut self, table: Table, key: impl Into<Vec<u8>>, value: impl Into<Vec<u8>>) -> &mut Self {
-        self.ops.push(Op { table, key: key.into(), value: Some(value.into()) });
-        self
-    }
-
-    /// Adds or replaces a record whose value is the JSON of `value`.
-    pub fn put_json<T: Serialize + ?Sized>(
-        &mut self,
-        table: Table,
-        key: impl Into<Vec<u8>>,
-        value: &T,
-    ) -> Result<&mut Self, StoreError> {
-        let key = key.into();
-        match serde_json::to_vec(value) {
-            Ok(json) => Ok(self.put(table, key, json)),
-            Err(source) => Err(StoreError::Encode { table, key: printable_key(&key), source }),
-        }
-    }
-
-    /// Removes a record; it need not exist.
-    pub fn delete(&mut self, table: Table, key: impl Into<Vec<u8>>) -> &mut Self {
-        self.ops.push(Op { table, key: key.into(), value: None });
-        self
-    }
-
-    /// Appends the writes of another batch.
-    pub fn extend(&mut self, other: Batch) -> &mut Self {
-        self.ops.extend(other.ops);
-        self
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
-    }
-
-    pub fn len(&self) -> usize {
-        self.ops.len()
-    }
-
-    /// The writes, in order.
-    pub fn ops(&self) -> &[Op] {
-        &self.ops
-    }
-
-    /// Bytes of all keys and values.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.ops.iter().map(|op| (op.key.len() + op.value.as_ref().map_or(0, Vec::len)) as u64).sum()
-    }
-
-    pub(crate) fn check(&self) -> Result<(), StoreError> {
-        for op in &self.ops {
-            let (table, len) = (op.table, op.key.len());
-            if len > MAX_KEY_LEN {
-                return Err(StoreError::KeyTooLong { table, len, max: MAX_KEY_LEN });
-            }
-            let len = op.value.as_ref().map_or(0, Vec::len);
-            if len > MAX_VALUE_LEN {
-                let key = printable_key(&op.key);
-                return Err(StoreError::ValueTooLong { table, key, len, max: MAX_VALUE_LEN });
-            }
-        }
-        Ok(())
-    }
-
-    /// What the writes add up to, by key on disk.
-    pub(crate) fn net(&self) -> BTreeMap<Vec<u8>, Option<&[u8]>> {
-        self.ops.iter().map(|op| (op.table.raw_key(&op.key), op.value.as_deref())).collect()
+impl fmt::Display for BadRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot decode record {}/{}: {}", self.table, printable_key(&self.key), self.reason)
     }
 }
 

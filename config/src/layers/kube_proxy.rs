@@ -212,9 +212,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Without the field, node ports are served at all addresses in the modes iptables and ipvs, at the primary
-    /// ones
-    /// in nftables.
+    /// Without the field, node ports are served at all addresses in the modes iptables and ipvs, at the primary ones in
+    /// nftables.
     fn node_port_addresses(&mut self, mode: Mode, document: &Map<String, Value>) {
         const PLACE: &str = "nodePortAddresses";
         let items = match document.get(PLACE) {

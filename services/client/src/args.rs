@@ -38,8 +38,7 @@ pub struct EndpointsArgs {
     /// Maximum delay before a retry after an error, for example 500ms, 5s or 1m.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub error_delay: Duration,
-    /// Maximum size of a received message, which holds one Service with its endpoints: bytes, or with a unit such
-    /// as
+    /// Maximum size of a received message, which holds one Service with its endpoints: bytes, or with a unit such as
     /// 64Mi.
     #[arg(long, value_name = "SIZE", default_value = "64Mi", value_parser = size)]
     pub max_msg_size: usize,

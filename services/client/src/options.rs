@@ -12,9 +12,7 @@ use crate::Target;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Api {
-    /// Receive deltas (`keelson.endpoints.v1.Endpoints/Watch`); falls back to `Next` if the server does not
-    /// support
-    /// it.
+    /// Receive deltas (`keelson.endpoints.v1.Endpoints/Watch`); falls back to `Next` if the server does not support it.
     #[default]
     Watch,
     /// Receive full states (`localnetv1.Endpoints/Next`) and compare them in the client.

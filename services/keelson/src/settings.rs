@@ -16,9 +16,8 @@ use crate::{
 /// Flags of every command that reads settings.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SettingsArgs {
-    /// Read settings from this file [default: /etc/keelson/keelson.toml, if it exists]; `keelson proxy` also
-    /// accepts
-    /// a KubeProxyConfiguration.
+    /// Read settings from this file [default: /etc/keelson/keelson.toml, if it exists]; `keelson proxy` also accepts a
+    /// KubeProxyConfiguration.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) config: Option<PathBuf>,
     /// Override one setting, for example pulls.max_parallel_image_pulls=3; can be repeated.
@@ -34,8 +33,7 @@ pub(crate) struct SettingsArgs {
 pub(crate) struct AgentArgs {
     #[command(flatten)]
     settings: SettingsArgs,
-    /// Serve the Endpoints API on this address: unix:///PATH or tcp://ADDRESS:PORT; can be repeated. Same as
-    /// --set
+    /// Serve the Endpoints API on this address: unix:///PATH or tcp://ADDRESS:PORT; can be repeated. Same as --set
     /// endpoints.listen=A,B.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<String>,
@@ -144,9 +142,8 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Check file, environment and flags; exit with code 2 if a setting is invalid. Warn about valid settings
-    /// that
-    /// are probably a mistake.
+    /// Check file, environment and flags; exit with code 2 if a setting is invalid. Warn about valid settings that are
+    /// probably a mistake.
     Check,
     /// Print the effective settings and where each comes from.
     Show {

@@ -16,66 +16,17 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
+use crate::batch::Batch;
 use crate::error::{OpenError, StoreError};
 use crate::migrate::SCHEMA_VERSION;
+use crate::state::StoreState;
 use crate::store::{Keyed, StateStore, StoreStats};
-use crate::table::{Batch, Table};
+use crate::table::Table;
 use thread::{Failure, Job, StoreThread};
 
 /// How long a caller waits for the disk. After that the call fails and the store counts as unavailable until the
 /// disk has answered.
 pub const CALL_LIMIT: Duration = Duration::from_secs(5);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreState {
-    /// The first attempt to open the store is under way.
-    Opening { since: SystemTime },
-    /// The store is open and its last write succeeded.
-    Open,
-    /// The store is open, but its last call failed. Calls are still tried.
-    Failing { reason: String, since: SystemTime },
-    /// The store could not be opened, or the disk does not answer. Calls fail at once.
-    Unavailable {
-        reason: String,
-        since: SystemTime,
-        /// When the store is opened again; `None` while an attempt or a call is under way.
-        next_try: Option<SystemTime>,
-    },
-    /// [`DeferredStore::close`] was called. Calls fail from now on.
-    Closed,
-}
-
-impl StoreState {
-    /// Whether records that are written now are durable.
-    pub fn is_durable(&self) -> bool {
-        matches!(self, StoreState::Open)
-    }
-
-    pub fn is_open(&self) -> bool {
-        matches!(self, StoreState::Open | StoreState::Failing { .. })
-    }
-
-    /// Why records are not durable; `None` if they are.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            StoreState::Open => None,
-            StoreState::Opening { .. } => Some("opening"),
-            StoreState::Closed => Some("closed"),
-            StoreState::Failing { reason, .. } | StoreState::Unavailable { reason, .. } => Some(reason),
-        }
-    }
-
-    /// Since when records are not durable, as far as that is known.
-    pub fn since(&self) -> Option<SystemTime> {
-        match self {
-            StoreState::Open | StoreState::Closed => None,
-            StoreState::Opening { since }
-            | StoreState::Failing { since, .. }
-            | StoreState::Unavailable { since, .. } => Some(*since),
-        }
-    }
-}
 
 /// Opens the store. Called on the store's thread, again and again until it succeeds; may block.
 pub type Opener = Box<dyn FnMut() -> Result<Arc<dyn StateStore>, OpenError> + Send>;
@@ -113,7 +64,7 @@ impl DeferredStore {
             let opened = crate::open(&dir)?;
             Ok(opened.store as Arc<dyn StateStore>)
         };
-        Self::with_opener(&crate::open::store_dir(state_dir), CALL_LIMIT, Box::new(opener))
+        Self::with_opener(&crate::manifest::store_dir(state_dir), CALL_LIMIT, Box::new(opener))
     }
 
     /// Like [`DeferredStore::start`], with an opener and a limit for calls of the caller's own.
@@ -271,18 +222,6 @@ fn stats_unopened(path: &Path) -> StoreStats {
         damaged_moved_to: None,
         tables: Table::ALL.iter().map(|table| (table.name().to_owned(), 0)).collect(),
     }
-}
-
-/// The error and what it stems from, in one line.
-pub(crate) fn text_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

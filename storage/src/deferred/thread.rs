@@ -8,11 +8,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{Opener, Shared, StoreState, text_of};
-use crate::error::{OpenError, StoreError};
+use super::{Opener, Shared};
+use crate::batch::Batch;
+use crate::error::{OpenError, StoreError, text_of};
 use crate::guard::THREAD_NAME;
+use crate::state::StoreState;
 use crate::store::StateStore;
-use crate::table::{Batch, Table};
+use crate::table::Table;
 
 /// Pause after the first failed attempt; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);

@@ -84,6 +84,15 @@ pub(super) fn one_line(text: &str) -> String {
     clean(&text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
+/// `a, b and 3 more`: the first `max` names.
+pub(super) fn first_names(names: &[String], max: usize) -> String {
+    let first: Vec<String> = names.iter().take(max).map(|name| clean(name)).collect();
+    match names.len().checked_sub(max) {
+        Some(more @ 1..) => format!("{} and {more} more", first.join(", ")),
+        _ => first.join(", "),
+    }
+}
+
 /// An image's name with its digest cut to twelve digits, as other tools show it.
 pub(super) fn image(name: &str) -> String {
     let name = clean(name);
@@ -146,6 +155,36 @@ pub(super) fn in_use(list: &pb::PullList) -> String {
         0 => format!("{} running, no limit", list.running),
         limit => format!("{} of {limit} in use", list.running),
     }
+}
+
+/// `3 of 3 in use, 12 queued (oldest 1m37s), 15 callers, runtime up`.
+pub(super) fn summary(list: &pb::PullList) -> String {
+    let mut text = format!("{}, {} queued", in_use(list), list.queued);
+    if list.queued > 0 {
+        text.push_str(&format!(" (oldest {})", duration_ms(list.oldest_wait_ms)));
+    }
+    text.push_str(&format!(
+        ", {}, runtime {}",
+        count(list.callers.into(), "caller"),
+        clean(&list.runtime_health)
+    ));
+    if list.retained > 0 {
+        text.push_str(&format!(
+            ", {} retained of {}",
+            bytes(list.retained_bytes),
+            count(list.retained.into(), "unfinished pull")
+        ));
+    }
+    if !list.runtime_error.is_empty() {
+        text.push_str(&format!(": {}", one_line(&list.runtime_error)));
+    }
+    text
+}
+
+/// How long a finished pull ran; of one that never started, how long it waited.
+pub(super) fn run_time_ms(pull: &pb::Pull) -> Option<i64> {
+    let start = if pull.started_unix_ms == 0 { pull.requested_unix_ms } else { pull.started_unix_ms };
+    (pull.finished_unix_ms > 0 && start > 0).then(|| pull.finished_unix_ms.saturating_sub(start))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use keelson_proto::debug as pb;
 use super::{
     args::{AgentArgs, Output, exit},
     client,
-    format::{bytes, clean, count, duration_ms, image, in_use, one_line, progress, since_ms, state},
+    format::{clean, count, duration_ms, image, one_line, progress, since_ms, state, summary},
     table::Table,
     watch,
 };
@@ -69,30 +69,6 @@ async fn run(args: PullsArgs) -> anyhow::Result<()> {
     };
     print(&text)?;
     Ok(())
-}
-
-/// `3 of 3 in use, 12 queued (oldest 1m37s), 15 callers, runtime up`.
-pub(super) fn summary(list: &pb::PullList) -> String {
-    let mut text = format!("{}, {} queued", in_use(list), list.queued);
-    if list.queued > 0 {
-        text.push_str(&format!(" (oldest {})", duration_ms(list.oldest_wait_ms)));
-    }
-    text.push_str(&format!(
-        ", {}, runtime {}",
-        count(list.callers.into(), "caller"),
-        clean(&list.runtime_health)
-    ));
-    if list.retained > 0 {
-        text.push_str(&format!(
-            ", {} retained of {}",
-            bytes(list.retained_bytes),
-            count(list.retained.into(), "unfinished pull")
-        ));
-    }
-    if !list.runtime_error.is_empty() {
-        text.push_str(&format!(": {}", one_line(&list.runtime_error)));
-    }
-    text
 }
 
 fn table(list: &pb::PullList, now: i64) -> String {
@@ -166,12 +142,6 @@ fn current_row(pull: &pb::Pull, now: i64) -> [String; 7] {
         clean(&pull.pod),
         notes.join("  "),
     ]
-}
-
-/// How long a finished pull ran; of one that never started, how long it waited.
-pub(super) fn took(pull: &pb::Pull) -> Option<i64> {
-    let start = if pull.started_unix_ms == 0 { pull.requested_unix_ms } else { pull.started_unix_ms };
-    (pull.finished_unix_ms > 0 && start > 0).then(|| pull.finished_unix_ms.saturating_sub(start))
 }
 
 #[cfg(test)]

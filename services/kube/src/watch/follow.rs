@@ -9,16 +9,17 @@ use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actor_system::cluster::{ApiError, ApiErrorKind, ChoreHealth};
+use keelson_actor_system::{
+    clock::unix_ms,
+    cluster::{ApiError, ApiErrorKind, ChoreHealth},
+};
 use keelson_endpoint_publisher::Answer;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
 
-use self::state::{
-    Batch, Open, Reached, SLOW, Slow, Stop, Turn, if_any, is_refusal, taken, too_slow, unix_ms,
-};
+use self::state::{Batch, Open, Reached, SLOW, Slow, Stop, Turn, if_any, is_refusal, taken, too_slow};
 use super::{
     events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, Trouble},
     reflect::{self, MAX_WATCH, Pause, Reflector, SHORT_WATCH, Step, WentBack},

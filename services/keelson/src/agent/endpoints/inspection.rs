@@ -8,13 +8,13 @@ use keelson_endpoint_publisher::{ExplainService, Freshness, ListServices, Servic
 use keelson_proto::endpoints as pb;
 use prometheus_client::registry::Registry;
 
-use super::{Endpoints, On, source::Place};
+use super::{EnabledEndpoints, Endpoints, source::Place};
 use crate::agent::actor_handle::asked;
 
 impl Endpoints {
     /// Ends the actor: another agent serves the endpoints.
     pub(in crate::agent) fn stop(&self) {
-        if let Self::On(on) = self {
+        if let Self::Enabled(on) = self {
             on.arbiter.stop();
         }
     }
@@ -22,10 +22,10 @@ impl Endpoints {
     /// The sync status, and at most `max` Services.
     pub(in crate::agent) async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         match self {
-            Self::Off(why) => {
+            Self::Disabled(why) => {
                 Ok(pb::State { state: "off".into(), reason: (*why).into(), ..pb::State::default() })
             }
-            Self::On(on) => on.show(namespace, max).await,
+            Self::Enabled(on) => on.show(namespace, max).await,
         }
     }
 
@@ -36,8 +36,10 @@ impl Endpoints {
         name: &str,
     ) -> Result<Option<pb::Explanation>, ViewError> {
         match self {
-            Self::Off(why) => Err(ViewError::Unavailable(format!("service endpoints are disabled: {why}"))),
-            Self::On(on) => {
+            Self::Disabled(why) => {
+                Err(ViewError::Unavailable(format!("service endpoints are disabled: {why}")))
+            }
+            Self::Enabled(on) => {
                 asked(on.publisher.ask(ExplainService { name: ServiceName::new(namespace, name) })).await
             }
         }
@@ -46,14 +48,14 @@ impl Endpoints {
     /// What readiness depends on: nothing while endpoints are off.
     pub(in crate::agent) fn checks(&self) -> Vec<Check> {
         match self {
-            Self::Off(_) => Vec::new(),
-            Self::On(on) => vec![on.check()],
+            Self::Disabled(_) => Vec::new(),
+            Self::Enabled(on) => vec![on.check()],
         }
     }
 
     /// Registers the metrics; none while endpoints are off.
     pub(in crate::agent) fn register(&self, registry: &mut Registry) {
-        if let Self::On(on) = self {
+        if let Self::Enabled(on) = self {
             on.metrics.register(registry);
             on.server_metrics.register(registry);
             registry.register_collector(Box::new(on.server.backends().clone()));
@@ -61,7 +63,7 @@ impl Endpoints {
     }
 }
 
-impl On {
+impl EnabledEndpoints {
     async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         let question = ListServices { namespace: namespace.to_owned(), max: max as usize };
         let mut state = asked(self.publisher.ask(question)).await?;

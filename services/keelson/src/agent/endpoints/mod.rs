@@ -47,11 +47,11 @@ const NAMES_PER_REVISION: usize = 20;
 
 /// Service endpoints, or why they are off.
 pub(super) enum Endpoints {
-    Off(&'static str),
-    On(Box<On>),
+    Disabled(&'static str),
+    Enabled(Box<EnabledEndpoints>),
 }
 
-pub(super) struct On {
+pub(super) struct EnabledEndpoints {
     publisher: Mailbox<EndpointPublisher>,
     feed: EndpointsFeed,
     metrics: EndpointMetrics,
@@ -85,8 +85,8 @@ pub(super) fn build(
     view: watch::Sender<EndpointsView>,
 ) -> Endpoints {
     match Source::of(&shared.settings, cluster) {
-        Err(why) => Endpoints::Off(why),
-        Ok(source) => Endpoints::On(Box::new(build_on(shared, source, node, view))),
+        Err(why) => Endpoints::Disabled(why),
+        Ok(source) => Endpoints::Enabled(Box::new(build_on(shared, source, node, view))),
     }
 }
 
@@ -94,8 +94,8 @@ impl Endpoints {
     /// Its actor and jobs.
     pub(super) fn actors(&self) -> Vec<ActorHandle> {
         match self {
-            Self::Off(why) => vec![ActorHandle::off(ACTOR, why)],
-            Self::On(on) => {
+            Self::Disabled(why) => vec![ActorHandle::off(ACTOR, why)],
+            Self::Enabled(on) => {
                 let publisher = ActorHandle::on(&on.publisher, || InspectEndpoints {}, || EndpointsCount {});
                 let jobs = [&on.source_job, &on.server_job].map(|job| ActorHandle::job(job.recorder()));
                 std::iter::once(publisher).chain(jobs).collect()
@@ -106,8 +106,8 @@ impl Endpoints {
     /// Serves at every address of the settings; none while endpoints are off.
     pub(super) async fn serve(&self, settings: &Settings) -> Option<EndpointsServing> {
         match self {
-            Self::Off(_) => None,
-            Self::On(on) => Some(server::serve_all(&on.server, &on.server_job, settings).await),
+            Self::Disabled(_) => None,
+            Self::Enabled(on) => Some(server::serve_all(&on.server, &on.server_job, settings).await),
         }
     }
 }
@@ -117,7 +117,7 @@ fn build_on(
     source: Source,
     node: Option<WatchedNode>,
     view: watch::Sender<EndpointsView>,
-) -> On {
+) -> EnabledEndpoints {
     let settings = &shared.settings;
     let is_on_demand = source.is_on_demand(settings);
     let (published, seen) = watch::channel(None);
@@ -151,7 +151,7 @@ fn build_on(
     let demand = is_on_demand.then(|| server.client_hints());
     let node_name = settings.agent.node_name.clone();
     let place = source::follow(source, &source_job, &arbiter, sink, node_name, node, demand);
-    On {
+    EnabledEndpoints {
         publisher,
         feed,
         metrics,

@@ -14,7 +14,7 @@ use keelson_proto::node as pb;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::{Heartbeats, NO_LEASE, On};
+use super::{EnabledHeartbeats, Heartbeats, NO_LEASE};
 use crate::agent::actor_handle::asked;
 
 /// What is shown of the LeaseRenewer's state.
@@ -65,13 +65,13 @@ fn parsed<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, ViewError> {
 impl Heartbeats {
     pub(in crate::agent) async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
         match self {
-            Self::Off(why) => Ok(pb::Heartbeats {
+            Self::Disabled(why) => Ok(pb::Heartbeats {
                 state: "off".into(),
                 reason: (*why).into(),
                 node_name,
                 ..Default::default()
             }),
-            Self::On(on) => on.show(node_name).await,
+            Self::Enabled(on) => on.show(node_name).await,
         }
     }
 
@@ -98,13 +98,15 @@ impl Heartbeats {
             .map_err(refused)
     }
 
-    fn on_for_conditions(&self) -> Result<&On, ConditionError> {
+    fn on_for_conditions(&self) -> Result<&EnabledHeartbeats, ConditionError> {
         match self {
-            Self::Off(why) => Err(ConditionError::Unavailable(format!("heartbeats are disabled: {why}"))),
-            Self::On(on) if !on.takes_conditions => {
+            Self::Disabled(why) => {
+                Err(ConditionError::Unavailable(format!("heartbeats are disabled: {why}")))
+            }
+            Self::Enabled(on) if !on.takes_conditions => {
                 Err(ConditionError::Unavailable("feature gate ExternalNodeConditions is disabled".into()))
             }
-            Self::On(on) => Ok(on),
+            Self::Enabled(on) => Ok(on),
         }
     }
 }
@@ -147,7 +149,7 @@ fn condition(request: pb::SetConditionRequest) -> Result<ExternalCondition, Cond
     })
 }
 
-impl On {
+impl EnabledHeartbeats {
     async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
         let (lease, status) =
             tokio::join!(self.show_lease(), asked(self.status.reporter.ask(StatusState {})));

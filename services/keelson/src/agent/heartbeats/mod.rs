@@ -41,11 +41,11 @@ const NO_LEASE: &str = "node.companion_lease is false";
 
 /// Heartbeats, or why they are off.
 pub(super) enum Heartbeats {
-    Off(&'static str),
-    On(Box<On>),
+    Disabled(&'static str),
+    Enabled(Box<EnabledHeartbeats>),
 }
 
-pub(super) struct On {
+pub(super) struct EnabledHeartbeats {
     role: Role,
     node_name: String,
     takes_conditions: bool,
@@ -77,12 +77,12 @@ pub(super) fn build(
         anyhow::anyhow!(wrong.join("; "))
     })?;
     let Some(cluster) = cluster else {
-        return Ok(Heartbeats::Off("no API server is configured (section [kube])"));
+        return Ok(Heartbeats::Disabled("no API server is configured (section [kube])"));
     };
     if !shared.settings.feature_gates.enabled(Gate::NodeHeartbeats) {
-        return Ok(Heartbeats::Off("feature gate NodeHeartbeats is disabled"));
+        return Ok(Heartbeats::Disabled("feature gate NodeHeartbeats is disabled"));
     }
-    Ok(Heartbeats::On(Box::new(build_on(shared, cluster, pulls, endpoints, policy))))
+    Ok(Heartbeats::Enabled(Box::new(build_on(shared, cluster, pulls, endpoints, policy))))
 }
 
 fn build_on(
@@ -91,7 +91,7 @@ fn build_on(
     pulls: &Pulls,
     endpoints: watch::Receiver<EndpointsView>,
     policy: StatusPolicy,
-) -> On {
+) -> EnabledHeartbeats {
     let settings = &shared.settings;
     let lease = node_settings::renews_lease(settings).then(|| lease::build(shared, cluster));
     let rest = cluster.connect(cluster.request_timeout);
@@ -116,7 +116,7 @@ fn build_on(
         .feature_gates
         .enabled(Gate::PodAwarePulls)
         .then(|| pods::build(&rest, &node_name, &pulls.coordinator, shared.changes.clone(), &arbiter));
-    On {
+    EnabledHeartbeats {
         role,
         node_name,
         takes_conditions,
@@ -136,14 +136,16 @@ impl Heartbeats {
     /// Its actors and watches.
     pub(super) fn actors(&self) -> Vec<ActorHandle> {
         match self {
-            Self::Off(why) => vec![ActorHandle::off(lease::ACTOR, why), ActorHandle::off(status::ACTOR, why)],
-            Self::On(on) => on.actors(),
+            Self::Disabled(why) => {
+                vec![ActorHandle::off(lease::ACTOR, why), ActorHandle::off(status::ACTOR, why)]
+            }
+            Self::Enabled(on) => on.actors(),
         }
     }
 
     /// Ends the actors: another agent reports for the node.
     pub(super) fn stop(&self) {
-        if let Self::On(on) = self {
+        if let Self::Enabled(on) = self {
             on.stop();
         }
     }
@@ -151,22 +153,22 @@ impl Heartbeats {
     /// The watched Node, and the health of the watch; none while heartbeats are off.
     pub(super) fn node(&self) -> Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)> {
         match self {
-            Self::Off(_) => None,
-            Self::On(on) => Some((on.node.node.clone(), on.node.health.clone())),
+            Self::Disabled(_) => None,
+            Self::Enabled(on) => Some((on.node.node.clone(), on.node.health.clone())),
         }
     }
 
     /// What readiness depends on: nothing while heartbeats are off.
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
-            Self::Off(_) => Vec::new(),
-            Self::On(on) => on.checks(),
+            Self::Disabled(_) => Vec::new(),
+            Self::Enabled(on) => on.checks(),
         }
     }
 
     /// Registers the metrics; none while heartbeats are off.
     pub(super) fn register(&self, registry: &mut Registry) {
-        if let Self::On(on) = self {
+        if let Self::Enabled(on) = self {
             if let Some(lease) = &on.lease {
                 lease.metrics.register(registry);
             }
@@ -176,7 +178,7 @@ impl Heartbeats {
 
     /// Brings gauges that grow with time up to date.
     pub(super) fn count_now(&self) {
-        if let Self::On(on) = self {
+        if let Self::Enabled(on) = self {
             if let Some(lease) = &on.lease {
                 lease.metrics.now_gauges(on.clock.now());
             }
@@ -186,7 +188,7 @@ impl Heartbeats {
     }
 }
 
-impl On {
+impl EnabledHeartbeats {
     fn actors(&self) -> Vec<ActorHandle> {
         let lease = match &self.lease {
             Some(lease) => ActorHandle::on(&lease.renewer, || LeaseState {}, || LeaseState {}),

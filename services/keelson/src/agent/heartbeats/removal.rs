@@ -10,7 +10,7 @@ use keelson_heartbeats::status::{RemovableConditions, removal_patch};
 use keelson_kube::ApiServer;
 use tokio::time::timeout;
 
-use super::{Heartbeats, On};
+use super::{EnabledHeartbeats, Heartbeats};
 
 /// The longest that a stop waits for the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ impl Heartbeats {
     /// Ends the heartbeats for good, where the settings ask for it: takes the agent's conditions off the Node, and those
     /// that others set through it. Those of a kubelet stay.
     pub(in crate::agent) async fn leave(&self) {
-        let Self::On(on) = self else { return };
+        let Self::Enabled(on) = self else { return };
         if !on.removes_conditions {
             return;
         }
@@ -63,7 +63,7 @@ impl Heartbeats {
     }
 }
 
-impl On {
+impl EnabledHeartbeats {
     async fn leave(&self) -> Result<usize, String> {
         let kinds =
             self.status.reporter.ask(RemovableConditions {}).await.map_err(|error| error.to_string())?;

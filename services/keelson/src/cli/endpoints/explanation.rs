@@ -1,4 +1,4 @@
-//! One Service explained, in words.
+//! The explanation of one Service as text.
 //!
 //! In: an explanation as the agent gives it. Out: frontends and policies, then for each port and family who gets
 //! where and why each endpoint is chosen or not, then the slices.
@@ -6,14 +6,13 @@
 use keelson_proto::endpoints as pb;
 
 use crate::cli::{
-    format::{clean, count, one_line},
+    format::{clean, count, first_names, one_line},
     table::Table,
 };
 
-/// Endpoints named in a line on traffic; below it stand all.
+/// Maximum number of endpoints in a line on traffic; the table below has all.
 const NAMED: usize = 4;
 
-/// Everything there is to say, for people.
 pub(super) fn describe(explanation: &pb::Explanation) -> String {
     let mut text = facts(explanation);
     for port in &explanation.ports {
@@ -105,16 +104,11 @@ fn describe_family(family: &pb::FamilyExplanation) -> String {
 fn traffic(traffic: &[pb::TrafficExplanation]) -> String {
     let mut table = Table::new(&["FROM", "TO", "VERDICT", "ENDPOINTS", "WHY"]);
     for kind in traffic {
-        let named = list(kind.endpoints.iter().take(NAMED));
-        let endpoints = match kind.endpoints.len().checked_sub(NAMED) {
-            Some(more @ 1..) => format!("{named} and {more} more"),
-            _ => named,
-        };
         table.row([
             clean(&kind.from),
             clean(&kind.to),
             clean(&kind.verdict),
-            endpoints,
+            first_names(&kind.endpoints, NAMED),
             one_line(&kind.reason),
         ]);
     }

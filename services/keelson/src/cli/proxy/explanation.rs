@@ -5,7 +5,7 @@
 
 use keelson_proto::proxy as pb;
 
-use crate::cli::format::{clean, one_line};
+use crate::cli::format::{clean, first_names, one_line};
 
 /// Endpoints that are named; the document has all.
 const NAMED: usize = 10;
@@ -21,13 +21,7 @@ pub(super) fn describe(explanation: &pb::Explanation) -> String {
             clean(&way.verdict).to_uppercase()
         ));
         if !way.endpoints.is_empty() {
-            let named: Vec<String> =
-                way.endpoints.iter().take(NAMED).map(|endpoint| clean(endpoint)).collect();
-            let more = match way.endpoints.len().checked_sub(NAMED) {
-                Some(more @ 1..) => format!(" and {more} more"),
-                _ => String::new(),
-            };
-            text.push_str(&format!("  to {}{more}\n", named.join(", ")));
+            text.push_str(&format!("  to {}\n", first_names(&way.endpoints, NAMED)));
         }
         for (number, step) in (1..).zip(&way.steps) {
             text.push_str(&format!("  {number:2}. {}\n", one_line(step)));

@@ -9,8 +9,8 @@ use std::{collections::BTreeMap, io, time::Duration};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use keelson_proto::debug as pb;
 
-use super::{changes::Changes, pulls::summary, screen::Screen};
-use crate::cli::format::{image, percent, progress, state};
+use super::{changes::Changes, screen::Screen};
+use crate::cli::format::{image, percent, progress, state, summary};
 
 // Names and bars are kept short, so that bytes and speed fit on 80 columns.
 

@@ -7,8 +7,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use keelson_proto::debug as pb;
 
-use super::pulls::{summary, took};
-use crate::cli::format::{bytes, clean, count, duration_ms, image, one_line, percent, progress, state};
+use crate::cli::format::{
+    bytes, clean, count, duration_ms, image, one_line, percent, progress, run_time_ms, state, summary,
+};
 
 /// Ends that are remembered, so that none is printed twice; the agent lists twenty.
 const REMEMBERED: usize = 256;
@@ -142,7 +143,7 @@ fn line(pull: &pb::Pull) -> String {
 /// `succeeded: docker.io/library/nginx:1.29 in 12s, 38.0 MiB`.
 fn end(pull: &pb::Pull) -> String {
     let mut line = format!("{}: {}", state(pull), image(&pull.image));
-    if let Some(took) = took(pull) {
+    if let Some(took) = run_time_ms(pull) {
         line.push_str(&format!(" in {}", duration_ms(took)));
     }
     if let Some(progress) = pull.progress.as_ref().filter(|progress| progress.bytes_done > 0) {

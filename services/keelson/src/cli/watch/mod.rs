@@ -22,7 +22,6 @@ use self::{bars::Bars, changes::Changes, screen::Screen};
 use super::{
     args::Output,
     client::{self, ConnectError},
-    pulls,
 };
 use crate::output;
 

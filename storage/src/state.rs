@@ -1,0 +1,54 @@
+//! The state of a store that is opened in the background.
+
+use std::time::SystemTime;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreState {
+    /// The first attempt to open the store is under way.
+    Opening { since: SystemTime },
+    /// The store is open and its last write succeeded.
+    Open,
+    /// The store is open, but its last call failed. Calls are still tried.
+    Failing { reason: String, since: SystemTime },
+    /// The store could not be opened, or the disk does not answer. Calls fail at once.
+    Unavailable {
+        reason: String,
+        since: SystemTime,
+        /// When the store is opened again; `None` while an attempt or a call is under way.
+        next_try: Option<SystemTime>,
+    },
+    /// [`crate::DeferredStore::close`] was called. Calls fail from now on.
+    Closed,
+}
+
+impl StoreState {
+    /// Whether records that are written now are durable.
+    pub fn is_durable(&self) -> bool {
+        matches!(self, StoreState::Open)
+    }
+
+    pub fn is_open(&self) -> bool {
+        matches!(self, StoreState::Open | StoreState::Failing { .. })
+    }
+
+    /// Why records are not durable; `None` if they are.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            StoreState::Open => None,
+            StoreState::Opening { .. } => Some("opening"),
+            StoreState::Closed => Some("closed"),
+            StoreState::Failing { reason, .. } | StoreState::Unavailable { reason, .. } => Some(reason),
+        }
+    }
+
+    /// Since when records are not durable, as far as that is known.
+    pub fn since(&self) -> Option<SystemTime> {
+        match self {
+            StoreState::Open | StoreState::Closed => None,
+            StoreState::Opening { since }
+            | StoreState::Failing { since, .. }
+            | StoreState::Unavailable { since, .. } => Some(*since),
+        }
+    }
+}
