@@ -555,27 +555,31 @@ mod tests {
             Policy::ALL
                 .map(|policy| metrics.no_local_endpoints.get_or_create(&policy.label(Family::V4)).get())
         };
+        let mut set = |name: &str, ports: &[ServicePort]| counted.set(&ServiceName::new("ns", name), ports);
         // Case 32: iTP Local, remote endpoints only. Case 34: eTP Local. Case 39: no endpoints at all.
         let case_32 = ServicePort { internal_local: true, ..port("case-32") };
-        counted.set(&case_32);
+        set("a", std::slice::from_ref(&case_32));
         assert_eq!(counts(), [1, 0]);
-        counted.set(&ServicePort { external_local: true, ..port("case-34") });
+        let case_34 = ServicePort { external_local: true, ..port("case-34") };
+        set("b", &[case_34]);
         assert_eq!(counts(), [1, 1]);
         let case_39 =
             ServicePort { internal_local: true, external_local: true, has_any: false, ..port("case-39") };
-        counted.set(&case_39);
-        counted.set(&port("cluster"));
+        set("c", &[case_39, port("cluster")]);
         assert_eq!(counts(), [1, 1]);
-        // The same again, both at once, one of them no more, and away.
-        counted.set(&case_32);
+        // The same again, both at once, a second port, one of them no more, and away.
+        set("a", std::slice::from_ref(&case_32));
         assert_eq!(counts(), [1, 1]);
-        counted.set(&ServicePort { external_local: true, ..case_32.clone() });
+        let both = ServicePort { external_local: true, ..case_32.clone() };
+        set("a", std::slice::from_ref(&both));
         assert_eq!(counts(), [1, 2]);
-        counted.set(&ServicePort { local: case_32.cluster.clone(), ..case_32.clone() });
+        set("a", &[both.clone(), both]);
+        assert_eq!(counts(), [2, 3]);
+        set("a", &[ServicePort { local: case_32.cluster.clone(), ..case_32.clone() }]);
         assert_eq!(counts(), [0, 1]);
-        counted.set(&case_32);
-        counted.remove(&case_32.name);
-        counted.remove(&case_32.name);
+        set("a", &[case_32]);
+        set("a", &[]);
+        set("a", &[]);
         assert_eq!(counts(), [0, 1]);
         let other = metrics.no_local_endpoints.get_or_create(&Policy::External.label(Family::V6)).get();
         assert_eq!(other, 0, "the other family is another proxy");

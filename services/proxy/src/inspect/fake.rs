@@ -7,7 +7,8 @@ use keelson_debug::{Check, ViewError};
 use keelson_proto::proxy as pb;
 use tokio::sync::watch;
 
-use super::{Chunks, ProxyView, Question};
+use super::{Chunks, ProxyView};
+use crate::explain::Question;
 
 #[derive(Debug)]
 pub(super) struct Script {

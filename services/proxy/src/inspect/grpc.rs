@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
 
 use super::{
-    PrintSlots, ProxyView, Question,
+    PrintSlots, ProxyView,
     view::{answer, within},
 };
+use crate::explain::Question;
 
 /// The full name, also that by which its health can be asked.
 const SERVICES: [&str; 1] = ["keelson.proxy.v1.Proxy"];

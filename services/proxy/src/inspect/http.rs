@@ -29,9 +29,10 @@ use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PrintSlots, ProxyView, Question, QuestionError, Target,
+    PrintSlots, ProxyView,
     view::{answer, within},
 };
+use crate::explain::{Question, QuestionError, Target};
 
 /// Event streams at once, fewer than connections, so that probes always find room.
 const EVENT_STREAMS: usize = 64;

@@ -30,17 +30,15 @@ pub use view::View;
 
 use crate::{
     addresses::{self, AddressError, Notices},
+    backend::{Access, BackendError, Driver},
     health::{BoundServer, DEFAULT_RETRY, Health, HealthChecks, MetricsPages},
     inspect::{self, PrintSlots},
     leftovers::{self, Places},
     metrics::ProxyMetrics,
-    nft::kernel::{KernelError, Tables},
+    model::Family,
     options::Options,
-    programmer::{Offload, Programmer, Side},
+    sync::SyncLoop,
 };
-
-/// kube-proxy's name of the mode.
-pub const MODE: &str = "nftables";
 
 /// Where it serves, and whom it follows.
 #[derive(Debug)]
@@ -72,7 +70,7 @@ pub struct Doors {
 pub enum RunError {
     /// The kernel cannot do what is needed, or does not let us.
     #[error("cannot program Services on this node; fix the reported kernel error and restart the proxy")]
-    Kernel(#[source] KernelError),
+    Backend(#[source] BackendError),
     /// The node's addresses are not known.
     #[error(
         "cannot list or watch the addresses of this node; allow rtnetlink sockets (AF_NETLINK) and restart \
@@ -106,17 +104,6 @@ pub enum RunError {
     Ended,
 }
 
-/// Three sockets to the nf_tables of one network namespace: checks of a table and counts of clients read it without the lock of the
-/// programmer, and delay no change. A full sync reads its table under that lock.
-pub struct Kernel {
-    /// For changes.
-    pub programming: Box<dyn Tables>,
-    /// For checks of what the kernel has.
-    pub checking: Box<dyn Tables>,
-    /// For counts of clients with session affinity.
-    pub counting: Box<dyn Tables>,
-}
-
 /// Runs a proxy until it is told to stop. Call it on a runtime with time and I/O.
 ///
 /// `ready` is called once the kernel has been found able and the servers are there; rules come when the agent has said what
@@ -125,7 +112,7 @@ pub struct Kernel {
 /// # Errors
 /// It cannot start, or cannot go on.
 pub async fn run(
-    Kernel { programming, mut checking, counting }: Kernel,
+    driver: &dyn Driver,
     options: Options,
     doors: Doors,
     stop: CancellationToken,
@@ -136,14 +123,18 @@ pub async fn run(
         false => Notices::AddressesAndInterfaces,
     };
     let watch = addresses::watch(notices).await.map_err(RunError::Addresses)?;
-    let programmer = Programmer::open(programming, options.clone()).map_err(RunError::Kernel)?;
+    let backend = driver.open(&options, Access::Program).map_err(RunError::Backend)?;
+    // Checks and counts read the kernel without the lock of the sync loop. A full sync reads it under that lock.
+    let mut checking = backend.observer().map_err(RunError::Backend)?;
+    let counting = backend.observer().map_err(RunError::Backend)?;
+    let limitations = backend.limitations();
     let health = Health::new(options.sync_period, options.max_staleness);
     let metrics = ProxyMetrics::default();
-    metrics.affinity_clients_max(affinity::capacity());
-    for side in programmer.sides() {
-        let family = side.programme.family();
-        metrics.family_enabled(family, side.disabled.is_none());
-        match &side.disabled {
+    metrics.affinity_clients_max(backend.affinity_capacity());
+    for family in Family::ALL {
+        let disabled = backend.disabled_reason(family);
+        metrics.family_enabled(family, disabled.is_none());
+        match disabled {
             // As `SyncLoop` of kube-proxy: /livez names each family that is programmed, from the start.
             None => health.synced(family),
             Some(reason) => tracing::warn!(
@@ -153,12 +144,13 @@ pub async fn run(
             ),
         }
     }
+    let sync = SyncLoop::new(backend, options.clone());
     let mut registry = Registry::default();
-    metrics.register(&mut registry, "nft");
+    metrics.register(&mut registry, driver.info().name);
     let registry = Arc::new(registry);
     let checks = HealthChecks::start(health.clone(), DEFAULT_RETRY);
-    let shared = Arc::new(Shared::new(programmer, counting, health.clone(), metrics.clone(), checks, &doors));
-    shared.say_strangers(checking.as_mut());
+    let shared = Arc::new(Shared::new(sync, counting, health.clone(), metrics.clone(), checks, &doors));
+    shared.look_for_other_proxies(checking.as_mut());
     for (family, reason) in leftovers::unseen(&Places::default()) {
         tracing::info!(
             %family, reason,
@@ -166,9 +158,9 @@ pub async fn run(
              proxy cleanup --kube-proxy` as root"
         );
     }
-    say_offload(&shared);
+    limitations.into_iter().for_each(|text| shared.say(text));
 
-    let _servers = serve_health(&doors, &health, &metrics, &registry).await?;
+    let _servers = serve_health(&doors, driver.info().proxy_mode, &health, &metrics, &registry).await?;
     let view = View::new(shared.clone(), registry);
     let http = doors.http.as_ref().and_then(|listener| listener.local_addr().ok());
     serve(doors.debug, doors.http.map(|listener| (listener, doors.http_hosts)), view, &stop);
@@ -186,28 +178,17 @@ pub async fn run(
     if stop.is_cancelled() { Ok(()) } else { Err(ended.unwrap_or(RunError::Ended)) }
 }
 
-/// Says which families have no offload although it was asked for.
-fn say_offload(shared: &Shared) {
-    let unsupported = |side: &Side| match &side.offload {
-        Offload::Unsupported(reason) => Some((side.programme.family(), reason.clone())),
-        Offload::Disabled | Offload::Enabled(_) => None,
-    };
-    let all: Vec<_> = shared.programmer().sides().iter().filter_map(unsupported).collect();
-    for (family, reason) in all {
-        shared.say(format!("{family}: established flows are not offloaded: {reason}"));
-    }
-}
-
 /// Starts the servers of health and metrics, which serve until they are dropped.
 async fn serve_health(
     doors: &Doors,
+    proxy_mode: &'static str,
     health: &Health,
     metrics: &ProxyMetrics,
     registry: &Arc<Registry>,
 ) -> Result<Vec<BoundServer>, RunError> {
     let of_health = |address| BoundServer::health(address, health.clone(), metrics.clone());
     let of_metrics = |address| {
-        let pages = MetricsPages::new(registry.clone(), MODE, doors.settings.clone());
+        let pages = MetricsPages::new(registry.clone(), proxy_mode, doors.settings.clone());
         BoundServer::metrics(address, pages)
     };
     let mut servers = Vec::new();

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use keelson_proto::{endpoints, proxy as pb};
-use keelson_proxy::inspect::{Check, Chunks, PrintSlots, ProxyView, Question, Sender, ViewError, serve_grpc};
+use keelson_proxy::{
+    explain::{Question, Source},
+    inspect::{Check, Chunks, PrintSlots, ProxyView, ViewError, serve_grpc},
+};
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{ProxyLook, explanation, state};
@@ -281,7 +284,7 @@ From x: DROPPED
 struct Fake {
     state: pb::State,
     pieces: Vec<Result<String, ViewError>>,
-    bump: watch::Sender<u64>,
+    bump: watch::Source<u64>,
 }
 
 impl ProxyView for Fake {
@@ -291,7 +294,7 @@ impl ProxyView for Fake {
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
         match question.from {
-            Sender::Node => Err(ViewError::Unavailable("nothing is known yet".into())),
+            Source::Node => Err(ViewError::Unavailable("nothing is known yet".into())),
             _ => Ok(pb::Explanation { frontend: question.target.to_string(), ..Default::default() }),
         }
     }
@@ -337,7 +340,7 @@ async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
 async fn exit_codes_of_commands_that_reach_a_proxy() {
     let (success, failure) = (format!("{:?}", ExitCode::SUCCESS), format!("{:?}", ExitCode::FAILURE));
     let pieces = vec![Ok("table ip keelson {\n".into()), Ok("}\n".into())];
-    let good = Fake { state: well(), pieces, bump: watch::Sender::new(0) };
+    let good = Fake { state: well(), pieces, bump: watch::Source::new(0) };
     for words in [&["state"][..], &["state", "-o", "json"], &["explain", "10.96.0.10:80"], &["print"]] {
         assert_eq!(run(&good, words).await, Ok(success.clone()), "{words:?}");
     }
