@@ -17,7 +17,7 @@ use keelson_proxy::{
     leftovers::{self, Places, Removal},
     options::{DetectLocal, Options},
     preview::Preview,
-    run::{Doors, run as run_proxy},
+    run::{RunConfig, run as run_proxy},
 };
 use tokio::{
     net::TcpListener,
@@ -248,7 +248,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         None => None,
     };
     let target = target(&settings)?;
-    let doors = Doors {
+    let config = RunConfig {
         target: target.clone(),
         healthz: proxy.healthz_bind_address,
         metrics: proxy.metrics_bind_address,
@@ -261,7 +261,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         settings_in_words: in_words(&settings),
     };
     let ready = || systemd::proxy_ready(&target.to_string());
-    run_proxy(driver, options(&settings)?, doors, stop, ready).await?;
+    run_proxy(driver, options(&settings)?, config, stop, ready).await?;
     tracing::info!("proxy stopped; the rules stay in the kernel");
     Ok(ExitCode::SUCCESS)
 }

@@ -153,7 +153,7 @@ fn keep_udp_out(shared: &Shared, family: Family) -> bool {
             "UDP offload disabled: the kernel does not delete conntrack entries of offloaded flows (requires \
              Linux 6.4)"
         );
-        shared.say(format!(
+        shared.record_event(format!(
             "{family}: UDP offload disabled: the kernel does not delete conntrack entries of offloaded flows \
              (requires Linux 6.4)"
         ));

@@ -239,7 +239,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
                     shared.metrics.programmed(*family, Duration::from_millis(late));
                 }
                 if outcome.repaired {
-                    shared.say(format!(
+                    shared.record_event(format!(
                         "{} was modified by another program; repaired: {} elements added, {} deleted, {} chains or sets written",
                         scope(*family), outcome.added, outcome.deleted, outcome.structure
                     ));
@@ -251,7 +251,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
             Err(error) => {
                 // What failed was at least begun as one or the other; a retry compares everything.
                 shared.metrics.sync_failed(*family, SyncKind::Full, *took);
-                shared.say(format!("cannot sync {}: {error}", scope(*family)));
+                shared.record_event(format!("cannot sync {}: {error}", scope(*family)));
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the thread that follows the agent and programs the kernel ([`follow`]), the thread that cleans conntrack
 //! ([`cleaner`]), the servers of health, health check node ports, metrics and debugging, and the reports to the agent. In:
-//! [`Options`], [`Doors`], a token that ends it. Out: rules; they stay when it ends, so that traffic goes on until the next one
+//! [`Options`], [`RunConfig`], a token that ends it. Out: rules; they stay when it ends, so that traffic goes on until the next one
 //! takes over.
 
 mod affinity;
@@ -42,7 +42,7 @@ use crate::{
 
 /// Where it serves, and whom it follows.
 #[derive(Debug)]
-pub struct Doors {
+pub struct RunConfig {
     /// Where the agent serves the Endpoints API.
     pub target: Target,
     /// `/healthz` and `/livez`.
@@ -114,7 +114,7 @@ pub enum RunError {
 pub async fn run(
     driver: &dyn Driver,
     options: Options,
-    doors: Doors,
+    config: RunConfig,
     stop: CancellationToken,
     ready: impl FnOnce(),
 ) -> Result<(), RunError> {
@@ -149,7 +149,7 @@ pub async fn run(
     metrics.register(&mut registry, driver.info().name);
     let registry = Arc::new(registry);
     let checks = HealthChecks::start(health.clone(), DEFAULT_RETRY);
-    let shared = Arc::new(Shared::new(sync, counting, health.clone(), metrics.clone(), checks, &doors));
+    let shared = Arc::new(Shared::new(sync, counting, health.clone(), metrics.clone(), checks, &config));
     shared.look_for_other_proxies(checking.as_mut());
     for (family, reason) in leftovers::unseen(&Places::default()) {
         tracing::info!(
@@ -158,19 +158,20 @@ pub async fn run(
              proxy cleanup --kube-proxy` as root"
         );
     }
-    limitations.into_iter().for_each(|text| shared.say(text));
+    limitations.into_iter().for_each(|text| shared.record_event(text));
 
-    let _servers = serve_health(&doors, driver.info().proxy_mode, &health, &metrics, &registry).await?;
+    let _servers = serve_health(&config, driver.info().proxy_mode, &health, &metrics, &registry).await?;
     let view = View::new(shared.clone(), registry);
-    let http = doors.http.as_ref().and_then(|listener| listener.local_addr().ok());
-    serve(doors.debug, doors.http.map(|listener| (listener, doors.http_hosts)), view, &stop);
-    let reporter = tokio::spawn(report::report(shared.clone(), doors.target.clone(), doors.debug_name, http));
+    let http = config.http.as_ref().and_then(|listener| listener.local_addr().ok());
+    serve(config.debug, config.http.map(|listener| (listener, config.http_hosts)), view, &stop);
+    let reporter =
+        tokio::spawn(report::report(shared.clone(), config.target.clone(), config.debug_name, http));
     let settings =
         tokio::spawn(settings::make(shared.clone(), options.conntrack.clone(), options.sync_period));
     let cleaner = cleaner::start(shared.clone()).map_err(RunError::Thread)?;
     checker::start(shared.clone(), checking, cleaner.clone(), options.sync_period, stop.clone())
         .map_err(RunError::Thread)?;
-    let follower = follow::start(shared, doors.target, watch.receiver(), cleaner, stop.clone())?;
+    let follower = follow::start(shared, config.target, watch.receiver(), cleaner, stop.clone())?;
     ready();
     let ended = follower.ended().await;
     reporter.abort();
@@ -180,7 +181,7 @@ pub async fn run(
 
 /// Starts the servers of health and metrics, which serve until they are dropped.
 async fn serve_health(
-    doors: &Doors,
+    config: &RunConfig,
     proxy_mode: &'static str,
     health: &Health,
     metrics: &ProxyMetrics,
@@ -188,16 +189,16 @@ async fn serve_health(
 ) -> Result<Vec<BoundServer>, RunError> {
     let of_health = |address| BoundServer::health(address, health.clone(), metrics.clone());
     let of_metrics = |address| {
-        let pages = MetricsPages::new(registry.clone(), proxy_mode, doors.settings.clone());
+        let pages = MetricsPages::new(registry.clone(), proxy_mode, config.settings.clone());
         BoundServer::metrics(address, pages)
     };
     let mut servers = Vec::new();
     for (setting, address, server) in [
-        ("proxy.healthz_bind_address", doors.healthz, doors.healthz.map(of_health)),
-        ("proxy.metrics_bind_address", doors.metrics, doors.metrics.map(of_metrics)),
+        ("proxy.healthz_bind_address", config.healthz, config.healthz.map(of_health)),
+        ("proxy.metrics_bind_address", config.metrics, config.metrics.map(of_metrics)),
     ] {
         let (Some(address), Some(server)) = (address, server) else { continue };
-        if doors.bind_hard_fail {
+        if config.bind_hard_fail {
             let bound = server.bound().await;
             bound.map_err(|reason| RunError::Bind { setting, address, reason })?;
         }

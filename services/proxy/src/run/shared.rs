@@ -14,7 +14,7 @@ use keelson_proto::proxy as pb;
 use tokio::sync::{Notify, watch};
 
 use super::{
-    Doors,
+    RunConfig,
     affinity::{AffinityCounter, MAX_AGE},
     follow::Checks,
     unix_ms,
@@ -104,7 +104,7 @@ impl Shared {
         health: Health,
         metrics: ProxyMetrics,
         checks: HealthChecks,
-        doors: &Doors,
+        config: &RunConfig,
     ) -> Self {
         let families: Vec<Family> = sync.enabled().collect();
         Self {
@@ -130,8 +130,8 @@ impl Shared {
             health,
             metrics,
             checks,
-            target: doors.target.to_string(),
-            settings: doors.settings_in_words.clone(),
+            target: config.target.to_string(),
+            settings: config.settings_in_words.clone(),
             started_unix_ms: unix_ms(),
         }
     }
@@ -156,7 +156,7 @@ impl Shared {
     }
 
     /// Writes an event down.
-    pub(super) fn say(&self, text: String) {
+    pub(super) fn record_event(&self, text: String) {
         let mut standing = self.standing();
         standing.events.push_front(pb::Event { at_unix_ms: unix_ms(), text });
         standing.events.truncate(EVENTS);
@@ -181,7 +181,7 @@ impl Shared {
         self.health.agent(link == Link::Following);
         standing.link = link;
         drop(standing);
-        if same { self.changed() } else { self.say(text) }
+        if same { self.changed() } else { self.record_event(text) }
     }
 
     /// A Service has such a health check node port, or none.
@@ -298,12 +298,12 @@ impl Shared {
                     "rules of another service proxy found; run `keelson proxy cleanup --kube-proxy` if that \
                      proxy no longer runs"
                 );
-                self.say(format!("found {what} ({family}); the rules of keelson take precedence"));
+                self.record_event(format!("found {what} ({family}); the rules of keelson take precedence"));
             }
         }
         for (family, what) in before {
             if !found.contains(&(family, what.clone())) {
-                self.say(format!("{what} was removed ({family})"));
+                self.record_event(format!("{what} was removed ({family})"));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The backend: both families' tables behind the interface of the proxy.
 //!
-//! Owns: [`NftBackend`] and its observer. In: calls of the proxy. Out: transactions, by [`Tables`].
+//! Owns: [`NftBackend`] and its observer. In: calls of the proxy. Out: transactions, by [`NfTables`].
 
 mod offload;
 
@@ -30,8 +30,8 @@ use self::offload::Offload;
 use crate::{
     chain::{Chain, Choice},
     element::SetName,
-    explain::{Place, explain},
-    kernel::{Change, Found, KernelError, Kind, TABLE, Tables},
+    explain::{RuleContext, explain},
+    kernel::{Change, ErrorKind, Found, KernelError, NfTables, TABLE},
     kube_proxy,
     plan::{NodeFacts, PortView},
     ruleset::{Base, NodePortMatch, definition, rules},
@@ -46,7 +46,7 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
 };
 
 /// Opens a connection to nf_tables, in the network namespace of the calling thread.
-type Connect = Box<dyn Fn() -> Result<Box<dyn Tables>, KernelError> + Send>;
+type Connect = Box<dyn Fn() -> Result<Box<dyn NfTables>, KernelError> + Send>;
 
 /// What observers have read last of each family; `Some(None)`: there is no table.
 type Snapshots = Arc<Mutex<[Option<Option<Found>>; 2]>>;
@@ -62,7 +62,7 @@ struct FamilyState {
 pub struct NftBackend {
     connect: Connect,
     /// `None`: opened to print.
-    tables: Option<Box<dyn Tables>>,
+    tables: Option<Box<dyn NfTables>>,
     families: [FamilyState; 2],
     flowtable_interfaces: Vec<InterfacePattern>,
     sync_period: Duration,
@@ -78,7 +78,7 @@ impl std::fmt::Debug for NftBackend {
 
 impl From<KernelError> for BackendError {
     fn from(error: KernelError) -> Self {
-        Self::new(&error, error.kind() == Kind::Fatal)
+        Self::new(&error, error.kind() == ErrorKind::Fatal)
     }
 }
 
@@ -88,7 +88,7 @@ impl NftBackend {
     /// # Errors
     /// The kernel supports no family, does not permit it, or does not answer.
     pub fn open(
-        connect: impl Fn() -> Result<Box<dyn Tables>, KernelError> + Send + 'static,
+        connect: impl Fn() -> Result<Box<dyn NfTables>, KernelError> + Send + 'static,
         options: &Options,
         access: Access,
     ) -> Result<Self, KernelError> {
@@ -127,7 +127,7 @@ impl NftBackend {
     }
 
     /// The connection and a family.
-    fn open_state(&mut self, family: Family) -> Result<(&mut dyn Tables, &mut FamilyState), KernelError> {
+    fn open_state(&mut self, family: Family) -> Result<(&mut dyn NfTables, &mut FamilyState), KernelError> {
         match &mut self.tables {
             Some(tables) => Ok((tables.as_mut(), &mut self.families[family as usize])),
             None => Err(KernelError::NotPermitted),
@@ -166,7 +166,7 @@ impl FamilyState {
 }
 
 fn open_family(
-    mut tables: Option<&mut (dyn Tables + 'static)>,
+    mut tables: Option<&mut (dyn NfTables + 'static)>,
     options: &Options,
     access: Access,
     family: Family,
@@ -176,7 +176,7 @@ fn open_family(
     }
     let base = placeholder(family, options);
     if let (Some(tables), Access::Program) = (tables.as_deref_mut(), access)
-        && !tables.tables()?.contains(&(family, TABLE.to_owned()))
+        && !tables.netlink().tables()?.contains(&(family, TABLE.to_owned()))
     {
         rehearse(tables, &base)?;
     }
@@ -211,7 +211,7 @@ fn placeholder(family: Family, options: &Options) -> Base {
 
 /// Makes everything that may ever be needed and deletes it again, in one transaction: the kernel checks every part of it, and
 /// has nothing afterwards.
-fn rehearse(tables: &mut dyn Tables, base: &Base) -> Result<(), KernelError> {
+fn rehearse(tables: &mut dyn NfTables, base: &Base) -> Result<(), KernelError> {
     let counted = |choice| {
         let affinity = Chain::Affinity { choice, count: 1, seconds: 1, group: 0 };
         affinity.companions().into_iter().chain([affinity, Chain::LoadBalance { choice, count: 1 }])
@@ -355,8 +355,9 @@ impl Backend for NftBackend {
 
     fn explain(&self, question: &Question, local: &[IpAddr]) -> pb::Explanation {
         let table = &self.state(question.target.family()).table;
-        let place = Place { base: table.base(), plan: table.plan(), local, offload: table.offload_chain() };
-        explain(&place, question)
+        let context =
+            RuleContext { base: table.base(), plan: table.plan(), local, offload: table.offload_chain() };
+        explain(&context, question)
     }
 
     fn counts(&self, family: Family) -> Counts {
@@ -365,7 +366,7 @@ impl Backend for NftBackend {
             services: counts.services,
             service_ports: counts.service_ports,
             endpoints: counts.endpoints,
-            elements: SetName::ALL.iter().map(|&set| counts.elements(set)).sum(),
+            elements: counts.all_elements(),
         }
     }
 
@@ -383,14 +384,14 @@ impl Backend for NftBackend {
 
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend> {
         let ports = self.state(family).table.plan().service_ports();
-        let udp = ports.filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
+        let udp = ports.filter(|port| port.protocol == Protocol::Udp && !port.serving.is_empty());
         let frontend = |port: PortView<'_>| {
-            let others = port.external_ips().iter().chain(port.load_balancer_ips()).copied();
+            let others = port.external_ips.iter().chain(&port.load_balancer_ips).copied();
             UdpFrontend {
-                addresses: std::iter::once(port.cluster_ip()).chain(others).collect(),
-                port: port.port(),
-                node_port: port.node_port(),
-                serving: port.serving().to_vec(),
+                addresses: std::iter::once(port.cluster_ip).chain(others).collect(),
+                port: port.port,
+                node_port: port.node_port,
+                serving: port.serving.to_vec(),
             }
         };
         udp.map(frontend).collect()
@@ -402,7 +403,7 @@ impl Backend for NftBackend {
 }
 
 struct NftObserver {
-    tables: Box<dyn Tables>,
+    tables: Box<dyn NfTables>,
     snapshots: Snapshots,
 }
 
@@ -415,12 +416,12 @@ impl Observer for NftObserver {
     }
 
     fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, BackendError> {
-        let clients = self.tables.affinity_clients(family)?;
+        let clients = self.tables.netlink().affinity_clients(family)?;
         Ok(clients.map(|clients| SetName::AFFINITY.map(SetName::as_str).into_iter().zip(clients).collect()))
     }
 
     fn other_proxies(&mut self) -> Result<Vec<(Family, String)>, BackendError> {
-        Ok(kube_proxy::found(self.tables.as_mut())?)
+        Ok(kube_proxy::found(self.tables.netlink())?)
     }
 }
 

@@ -10,7 +10,7 @@ use keelson_proxy::{
 
 use crate::{
     backend::{INFO, NftBackend},
-    kernel::{KernelError, Netlink, TABLE, Tables},
+    kernel::{KernelError, Netlink, NfTables, TABLE},
     kube_proxy,
 };
 
@@ -24,7 +24,7 @@ impl Driver for Nft {
     }
 
     fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError> {
-        let connect = || Netlink::open().map(|netlink| Box::new(netlink) as Box<dyn Tables>);
+        let connect = || Netlink::open().map(|netlink| Box::new(netlink) as Box<dyn NfTables>);
         Ok(Box::new(NftBackend::open(connect, options, access)?))
     }
 
@@ -35,7 +35,7 @@ impl Driver for Nft {
 
 /// Removes the tables of an owner.
 pub(crate) fn remove_tables(
-    tables: &mut dyn Tables,
+    netlink: &mut Netlink,
     owner: RuleOwner,
     removed: &mut dyn FnMut(String),
 ) -> Result<(), KernelError> {
@@ -43,9 +43,9 @@ pub(crate) fn remove_tables(
         RuleOwner::Keelson => TABLE,
         RuleOwner::KubeProxy => kube_proxy::TABLE,
     };
-    for (family, name) in tables.tables()? {
+    for (family, name) in netlink.tables()? {
         if name == wanted {
-            tables.delete_table(family, &name)?;
+            netlink.delete_table(family, &name)?;
             let keyword = match family {
                 Family::V4 => "ip",
                 Family::V6 => "ip6",

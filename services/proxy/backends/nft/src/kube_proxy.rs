@@ -5,7 +5,7 @@
 
 use keelson_proxy::model::Family;
 
-use super::kernel::{KernelError, Tables};
+use super::kernel::{KernelError, Netlink};
 
 /// The table of kube-proxy's nftables mode.
 pub(crate) const TABLE: &str = "kube-proxy";
@@ -17,8 +17,8 @@ const CHAINS: [(&str, &str); 2] = [("nat", "KUBE-SERVICES"), ("filter", "KUBE-FO
 ///
 /// # Errors
 /// The kernel does not answer.
-pub(crate) fn found(tables: &mut dyn Tables) -> Result<Vec<(Family, String)>, KernelError> {
-    let all = tables.tables()?;
+pub(crate) fn found(netlink: &mut Netlink) -> Result<Vec<(Family, String)>, KernelError> {
+    let all = netlink.tables()?;
     let theirs = all.into_iter().filter(|(_, name)| name == TABLE);
     let mut found: Vec<_> = theirs
         .map(|(family, name)| (family, format!("table {name} of a kube-proxy (mode nftables)")))
@@ -26,7 +26,7 @@ pub(crate) fn found(tables: &mut dyn Tables) -> Result<Vec<(Family, String)>, Ke
     for (family, (table, chain)) in
         Family::ALL.into_iter().flat_map(|family| CHAINS.map(|chain| (family, chain)))
     {
-        if tables.has_chain(family, table, chain)? {
+        if netlink.has_chain(family, table, chain)? {
             found.push((
                 family,
                 format!("chain {chain} of a kube-proxy (mode iptables or ipvs) in table {table}"),

@@ -1,7 +1,7 @@
 //! One family's table in the kernel.
 //!
 //! Owns: the [`Plan`] of the family, what is known of its table, and the order in which it is brought up to date.
-//! In: changes of the plan, and the answers of [`Tables`]. Out: transactions.
+//! In: changes of the plan, and the answers of [`NfTables`]. Out: transactions.
 //!
 //! A change is one transaction. Large loads are several, so that none holds the kernel's lock for long, in an order in
 //! which traffic meets the old state or the new one, never half of one ([`in_order`](super::plan::in_order)). The kernel counts transactions:
@@ -28,7 +28,7 @@ use self::difference::{make_chains, prepared_at_once};
 use super::{
     chain::Chain,
     element::{Element, SetName},
-    kernel::{Change, Found, KernelError, Kind, Tables},
+    kernel::{Change, ErrorKind, Found, KernelError, NfTables},
     plan::{Existing, Plan},
     ruleset::{Base, print_with_flowtable},
 };
@@ -87,7 +87,7 @@ impl Table {
     ///
     /// # Errors
     /// The table cannot be read.
-    pub(crate) fn open(base: Base, tables: &mut dyn Tables) -> Result<Self, KernelError> {
+    pub(crate) fn open(base: Base, tables: &mut dyn NfTables) -> Result<Self, KernelError> {
         let mut found = tables.read(base.family)?.unwrap_or_default();
         let existing = Existing::new(base.family, found.take_elements().into_iter().map(from_parts));
         let tcp_only = found.has_chain(Chain::FilterForwardOffloadTcp);
@@ -187,11 +187,11 @@ impl Table {
     /// # Errors
     /// The kernel refused, after what was worth trying: what it has may be older than the plan in parts, and the next sync
     /// compares everything.
-    pub(crate) fn sync(&mut self, tables: &mut dyn Tables, now: Instant) -> Result<Outcome, KernelError> {
+    pub(crate) fn sync(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
         if self.known == Known::AsPlanned {
             match self.follow(tables, now) {
                 Ok(outcome) => return Ok(outcome),
-                Err(error) if error.kind() == Kind::Resync => {
+                Err(error) if error.kind() == ErrorKind::Resync => {
                     tracing::warn!(family = %self.family(), %error, "drift detected in the table; starting a \
                                                                      full sync");
                 }
@@ -212,8 +212,8 @@ impl Table {
     ///
     /// # Errors
     /// The kernel does not say.
-    pub(crate) fn begin_check(&mut self, tables: &mut dyn Tables) -> Result<bool, KernelError> {
-        let generation = tables.generation()?.id;
+    pub(crate) fn begin_check(&mut self, tables: &mut dyn NfTables) -> Result<bool, KernelError> {
+        let generation = tables.netlink().generation()?.id;
         self.unchecked |= generation != self.generation;
         // Who commits from now on is noticed by the next check.
         self.generation = generation;
@@ -239,7 +239,7 @@ impl Table {
     pub(crate) fn check(
         &mut self,
         seen: Option<Found>,
-        tables: &mut dyn Tables,
+        tables: &mut dyn NfTables,
         now: Instant,
     ) -> Result<Outcome, KernelError> {
         if self.known != Known::AsPlanned {
@@ -263,7 +263,11 @@ impl Table {
         if let Err(error) = self.repair(tables, difference, &mut outcome) {
             self.distrust();
             // It changed once more: only a whole comparison helps.
-            return if error.kind() == Kind::Resync { self.compare(tables, true, now) } else { Err(error) };
+            return if error.kind() == ErrorKind::Resync {
+                self.compare(tables, true, now)
+            } else {
+                Err(error)
+            };
         }
         outcome.repaired = !outcome.is_nothing();
         self.unchecked = !is_complete;
@@ -280,7 +284,11 @@ impl Table {
     ///
     /// # Errors
     /// The kernel refused; the next sync compares everything, and this is not tried again for [`REFUSED_REST`].
-    pub(crate) fn collect(&mut self, tables: &mut dyn Tables, now: Instant) -> Result<Outcome, KernelError> {
+    pub(crate) fn collect(
+        &mut self,
+        tables: &mut dyn NfTables,
+        now: Instant,
+    ) -> Result<Outcome, KernelError> {
         let rested = |since: &Option<Instant>| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= CHAIN_REST)
         };
@@ -312,13 +320,13 @@ impl Table {
     ///
     /// # Errors
     /// The table cannot be read.
-    pub(crate) fn difference(&mut self, tables: &mut dyn Tables) -> Result<Difference, KernelError> {
+    pub(crate) fn difference(&mut self, tables: &mut dyn NfTables) -> Result<Difference, KernelError> {
         let found = tables.read(self.family())?;
         Ok(self.differ(found))
     }
 
     /// Takes the operations since the last sync to the kernel.
-    fn follow(&mut self, tables: &mut dyn Tables, now: Instant) -> Result<Outcome, KernelError> {
+    fn follow(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
         let ops = self.plan.take_ops();
         let used = self.used_chains();
         let fresh: Vec<Chain> = used.iter().filter(|chain| !self.made.contains_key(chain)).copied().collect();
@@ -335,11 +343,11 @@ impl Table {
     /// Reads the table and makes it what the plan says. `is_drift`: another program has changed it.
     fn compare(
         &mut self,
-        tables: &mut dyn Tables,
+        tables: &mut dyn NfTables,
         is_drift: bool,
         now: Instant,
     ) -> Result<Outcome, KernelError> {
-        let before = tables.generation()?.id;
+        let before = tables.netlink().generation()?.id;
         let found = tables.read(self.family())?;
         // Whoever commits between the two is noticed by the next look at the count.
         self.generation = before;

@@ -19,7 +19,7 @@ use keelson_proxy::{
 use keelson_proxy_nft::{
     chain::{Chain, Choice, PrefixLengths},
     element::{Element, Key, Number, Op, SetName, Value, Verdict},
-    kernel::{Change, Elements, Found, KernelError, Kind, Netlink, Tables},
+    kernel::{Change, Elements, ErrorKind, Found, KernelError, Netlink},
     ruleset::{Base, NodePortMatch, rules},
 };
 use nix::errno::Errno;
@@ -308,7 +308,7 @@ fn a_refused_change_leaves_nothing_and_is_named() {
         let KernelError::Refused { index, ref change, errno, .. } = error else { panic!("{error:?}") };
         assert_eq!((index, errno), (1500, Errno::EEXIST), "{error}");
         assert!(change.contains("slots"), "{error}");
-        assert_eq!(error.kind(), Kind::Resync);
+        assert_eq!(error.kind(), ErrorKind::Resync);
         // The kernel has nothing of it.
         assert_elements(&mut netlink, family, &elements);
         let found = found(&mut netlink, family);
@@ -334,7 +334,7 @@ fn a_refused_change_leaves_nothing_and_is_named() {
         ] {
             let error = netlink.commit(family, std::slice::from_ref(&change)).expect_err("refused");
             let KernelError::Refused { errno: said, .. } = error else { panic!("{change:?}: {error:?}") };
-            assert_eq!((said, error.kind()), (errno, Kind::Resync), "{change:?}: {error}");
+            assert_eq!((said, error.kind()), (errno, ErrorKind::Resync), "{change:?}: {error}");
         }
     });
 }
@@ -447,7 +447,7 @@ fn foreign_tables_are_seen_and_left_alone() {
         assert_eq!(nft("list tables ip"), "");
         assert_eq!(nft("list tables ip6"), "table ip6 kube-proxy\n");
         let error = netlink.delete_table(Family::V4, "kube-proxy").expect_err("gone");
-        assert_eq!(error.kind(), Kind::Resync, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Resync, "{error}");
         assert!(error.to_string().contains("kube-proxy"), "{error}");
     });
 }
@@ -505,7 +505,7 @@ fn two_writers_see_each_other() {
         other.commit(family, &[Change::Element(Op::Add(mine))]).expect("added");
         assert_eq!(one.generation().expect("a generation").id, before + 1, "somebody has committed");
         let error = one.commit(family, &[Change::Element(Op::Add(mine))]).expect_err("it is there");
-        assert_eq!(error.kind(), Kind::Resync, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Resync, "{error}");
         elements.push(mine);
 
         // One reads while the other writes: what it reads is always one generation, in which every pair is whole.
@@ -528,7 +528,7 @@ fn two_writers_see_each_other() {
                     let half = |index| read.contains_key(&(SetName::Slots, slot(family, 12, index, 1).key));
                     assert_eq!(half(0), half(1));
                 }
-                Err(error) => assert_eq!(error.kind(), Kind::Retry, "{error}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
             }
         }
         writer.join().expect("the writer");
@@ -582,6 +582,6 @@ fn without_cap_net_admin_the_error_says_what_is_missing() {
 fn child_without_cap_net_admin() {
     let error = Netlink::open().expect_err("no capability");
     assert_eq!(error, KernelError::NotPermitted);
-    assert_eq!(error.kind(), Kind::Fatal);
+    assert_eq!(error.kind(), ErrorKind::Fatal);
     assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-use keelson_client::NodeInfo;
-use keelson_client::localnetv1::IpSet;
+
+use keelson_client::{NodeInfo, localnetv1::IpSet};
 use keelson_proxy::{
     addresses::NodePortAddresses,
     conntrack::ConntrackOptions,
@@ -15,15 +15,10 @@ use keelson_proxy::{
     options::DetectLocal,
     sync::{CHECK_INTERVAL, Checked, FIRST_PAUSE, READ_INTERVAL, SyncLoop, Synced},
 };
+use nix::errno::Errno;
 
 use super::*;
-use crate::{
-    element::Key,
-    flowtable::FoundFlowtable,
-    kernel::{Content, Elements, Generation, Netlink},
-    table::CHAIN_REST,
-    testing::in_namespace,
-};
+use crate::{kernel::Netlink, table::CHAIN_REST, testing::in_namespace};
 
 mod checks;
 mod failures;
@@ -66,7 +61,11 @@ impl Script {
     }
 }
 
-impl Tables for Flaky {
+impl NfTables for Flaky {
+    fn netlink(&mut self) -> &mut Netlink {
+        &mut self.kernel
+    }
+
     fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
         let fault = {
             let mut script = self.script.0.lock().unwrap();
@@ -87,55 +86,12 @@ impl Tables for Flaky {
         }
     }
 
-    fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
-        self.kernel.read(family)
-    }
-
     fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         let fault = self.script.0.lock().unwrap().0.pop_front_if(|fault| matches!(fault, Fault::Unread));
         match fault {
             Some(_) => Err(KernelError::Undecided { family, changes: 0 }),
             None => self.kernel.read_structure(family),
         }
-    }
-
-    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
-        self.kernel.read_flowtable(family)
-    }
-
-    fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
-        self.kernel.try_flowtable(family)
-    }
-
-    fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
-        self.kernel.read_set(family, set)
-    }
-
-    fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
-        self.kernel.get(family, set, key)
-    }
-
-    fn affinity_clients(
-        &mut self,
-        family: Family,
-    ) -> Result<Option<crate::kernel::AffinityClients>, KernelError> {
-        self.kernel.affinity_clients(family)
-    }
-
-    fn generation(&mut self) -> Result<Generation, KernelError> {
-        self.kernel.generation()
-    }
-
-    fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
-        self.kernel.tables()
-    }
-
-    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
-        self.kernel.has_chain(family, table, chain)
-    }
-
-    fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
-        self.kernel.delete_table(family, name)
     }
 }
 
@@ -200,11 +156,11 @@ fn name(number: u16) -> ServiceName {
 }
 
 /// A sync loop and an observer over the kernel, behind `tables`.
-fn open<T: Tables + 'static>(
+fn open<T: NfTables + 'static>(
     tables: impl Fn(Netlink) -> T + Send + 'static,
     options: Options,
 ) -> Result<(SyncLoop, Box<dyn Observer>), KernelError> {
-    let connect = move || Ok(Box::new(tables(Netlink::open()?)) as Box<dyn Tables>);
+    let connect = move || Ok(Box::new(tables(Netlink::open()?)) as Box<dyn NfTables>);
     let backend = NftBackend::open(connect, &options, Access::Program)?;
     let observer = backend.observer().unwrap();
     Ok((SyncLoop::new(Box::new(backend), options), observer))
@@ -319,7 +275,7 @@ fn a_kernel_that_lacks_something_is_told_of_and_gets_nothing() {
         let script = Script::default();
         script.next(&[Fault::Unsupported, Fault::Unsupported]);
         let error = open_flaky(&script, options()).err().unwrap();
-        assert_eq!(error.kind(), Kind::Fatal);
+        assert_eq!(error.kind(), ErrorKind::Fatal);
         assert!(error.to_string().contains("the kernel does not support numgen"), "{error}");
         assert_eq!(nft(&["list", "tables"]), "");
     });

@@ -1,31 +1,31 @@
-//! The way that a packet takes, in words.
+//! Which rules a packet meets, in words.
 //!
 //! Owns: [`explain`]. In: the rules ([`Base`] and the plan's elements), the node's addresses, and a [`Question`]. Out:
 //! a [`pb::Explanation`]. Pure.
 //!
 //! Nothing here knows what Services mean: the first packet of a connection is taken through the very rules that the kernel
-//! has ([`rules`](super::ruleset::rules)), in the order of the kernel's hooks, and what is met is told. So an explanation
-//! cannot disagree with the rules. What is random or remembered by the kernel alone (slots, affinity) is told as a choice.
+//! has ([`rules`](super::ruleset::rules)), in the order of the kernel's hooks, and each match is a step. So an explanation
+//! cannot disagree with the rules. What is random or remembered by the kernel alone (slots, affinity) is described as a choice.
 
+mod elements;
+mod format;
 mod frontend;
-mod sender;
-mod table;
+mod source;
 #[cfg(test)]
 mod tests;
 mod walk;
-mod words;
 
 use std::net::IpAddr;
 
 use keelson_proto::proxy as pb;
 use keelson_proxy::explain::Question;
 
-use self::{table::Table, walk::Walk};
+use self::{elements::ReachableElements, walk::Walk};
 use super::{chain::Chain, plan::Plan, ruleset::Base};
 
 /// What packets meet, in one family.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct RuleContext<'a> {
     /// What the fixed rules depend on.
     pub(crate) base: &'a Base,
     /// The elements.
@@ -36,23 +36,23 @@ pub(crate) struct Place<'a> {
     pub(crate) offload: Option<Chain>,
 }
 
-impl Place<'_> {
+impl RuleContext<'_> {
     /// Whether an address is one of the node.
     fn is_local(&self, address: IpAddr) -> bool {
         address.is_loopback() || self.local.contains(&address)
     }
 }
 
-/// What becomes of the first packet of a connection. `place` is of the family of the question's address.
-pub(crate) fn explain(place: &Place<'_>, question: &Question) -> pb::Explanation {
-    meeting(place, &Table::around(place.plan, question.target), question)
+/// What becomes of the first packet of a connection. `context` is of the family of the question's address.
+pub(crate) fn explain(context: &RuleContext<'_>, question: &Question) -> pb::Explanation {
+    meeting(context, &ReachableElements::of_target(context.plan, question.target), question)
 }
 
 /// As [`explain`], of a packet that meets these elements.
-fn meeting(place: &Place<'_>, table: &Table, question: &Question) -> pb::Explanation {
+fn meeting(context: &RuleContext<'_>, elements: &ReachableElements, question: &Question) -> pb::Explanation {
     let target = question.target;
-    let (frontend, service_port) = frontend::describe(place, target);
-    let senders = sender::senders(place, table, question);
-    let ways = senders.iter().map(|sender| Walk::new(place, table, sender, target).way()).collect();
+    let (frontend, service_port) = frontend::describe(context, target);
+    let sources = source::sources(context, elements, question);
+    let ways = sources.iter().map(|source| Walk::new(context, elements, source, target).way()).collect();
     pb::Explanation { frontend, service_port, ways }
 }

@@ -1,11 +1,11 @@
 //! A packet on its way through the rules.
 //!
-//! Owns: [`Walk`]. In: the rules, the elements, a sender, a target. Out: a [`pb::Way`]. First the packet goes through the
+//! Owns: [`Walk`]. In: the rules, the elements, a source, a target. Out: a [`pb::Way`]. First the packet goes through the
 //! hooks before routing, where it may be refused or translated; then every endpoint that it may have been translated to,
 //! or the target itself, through those after it.
 
 mod lookup;
-mod parts;
+mod statements;
 
 use std::net::IpAddr;
 
@@ -16,15 +16,15 @@ use keelson_proxy::{
 };
 
 use super::{
-    Place,
-    sender::{Origin, Sender},
-    table::Table,
-    words,
+    RuleContext,
+    elements::ReachableElements,
+    format,
+    source::{Origin, PacketSource},
 };
 use crate::{
     chain::Chain,
     element::{Key, Number, SetName, Value, Verdict},
-    ruleset::{FLOWTABLE, Part, Rule, rules},
+    ruleset::{FLOWTABLE, Rule, Statement, rules},
 };
 
 /// Chains lead to others that were made before them, so there is no circle; a plan that breaks this ends here.
@@ -51,16 +51,16 @@ struct Packet {
     marked: bool,
     translated: bool,
     masqueraded: bool,
-    /// Whether what is met is told.
+    /// What the rules did so far.
     steps: Vec<String>,
 }
 
-/// What a part does with a rule.
-enum Then {
-    /// The next part.
-    Next,
+/// What a statement does with a rule.
+enum StatementResult {
+    /// The next statement.
+    Continue,
     /// It does not match.
-    Stop,
+    NoMatch,
     /// The rule is over.
     End(Flow),
 }
@@ -68,24 +68,29 @@ enum Then {
 /// One way.
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
-    place: &'a Place<'a>,
-    table: &'a Table,
-    sender: &'a Sender,
+    context: &'a RuleContext<'a>,
+    elements: &'a ReachableElements,
+    source: &'a PacketSource,
     target: Target,
     family: Family,
 }
 
-/// What was done and found by the parts of one rule so far.
+/// What the statements of a rule did so far.
 #[derive(Debug, Default)]
-struct Told {
-    said: Vec<String>,
+struct RuleNotes {
+    matched: Vec<String>,
     /// Why the rule does not match, if that is worth saying.
-    not: Option<String>,
+    unmatched: Option<String>,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(place: &'a Place<'a>, table: &'a Table, sender: &'a Sender, target: Target) -> Self {
-        Self { place, table, sender, target, family: target.family() }
+    pub(super) fn new(
+        context: &'a RuleContext<'a>,
+        elements: &'a ReachableElements,
+        source: &'a PacketSource,
+        target: Target,
+    ) -> Self {
+        Self { context, elements, source, target, family: target.family() }
     }
 
     /// All of it.
@@ -99,11 +104,11 @@ impl<'a> Walk<'a> {
             masqueraded: false,
             steps: Vec::new(),
         };
-        let before = match self.sender.origin {
+        let before = match self.source.origin {
             Origin::Node => [Chain::FilterOutputFirst, Chain::NatOutput],
             Origin::Pod | Origin::Outside => [Chain::FilterPrerouting, Chain::NatPrerouting],
         };
-        let mut way = pb::Way { from: self.sender.label.clone(), ..Default::default() };
+        let mut way = pb::Way { from: self.source.label.clone(), ..Default::default() };
         let flow = self.hooks(&before, &mut packet);
         match flow {
             Flow::Drop | Flow::Reject => {
@@ -143,7 +148,7 @@ impl<'a> Walk<'a> {
                 worst = flow;
             }
         }
-        // Those to whom a mark makes no difference are told of apart.
+        // Those to whom a mark makes no difference are listed apart.
         way.masqueraded = !masqueraded.is_empty() && (packet.marked || plain.is_empty());
         packet.steps.extend(self.source_step(packet.marked, &masqueraded, &plain));
         packet.steps.extend(self.offload_step(masqueraded.iter().chain(&plain)));
@@ -157,11 +162,11 @@ impl<'a> Walk<'a> {
 
     /// That later packets bypass the chains, where an endpoint is not on the node itself.
     fn offload_step<'e>(&self, mut endpoints: impl Iterator<Item = &'e Endpoint>) -> Option<String> {
-        let chain = self.place.offload?;
-        let protocol = Part::Protocol(self.target.protocol);
-        let is_added = rules(self.place.base, chain).iter().any(|rule| rule.parts.contains(&protocol));
-        let is_forwarded =
-            self.sender.origin != Origin::Node && endpoints.any(|endpoint| !self.place.is_local(endpoint.ip));
+        let chain = self.context.offload?;
+        let protocol = Statement::Protocol(self.target.protocol);
+        let is_added = rules(self.context.base, chain).iter().any(|rule| rule.statements.contains(&protocol));
+        let is_forwarded = self.source.origin != Origin::Node
+            && endpoints.any(|endpoint| !self.context.is_local(endpoint.ip));
         (is_added && is_forwarded).then(|| {
             format!(
                 "{chain}: when the connection is established and both interfaces are in flowtable \
@@ -175,16 +180,16 @@ impl<'a> Walk<'a> {
         let mut steps = Vec::new();
         let chain = Chain::NatPostrouting;
         if marked && !masqueraded.is_empty() {
-            let mark = self.place.base.mark;
+            let mark = self.context.base.mark;
             steps.push(format!(
                 "{chain}: the mark {mark:#x} is set, masqueraded: the endpoint sees an address of the node"
             ));
         } else if !masqueraded.is_empty() {
-            let to = words::endpoints(masqueraded);
+            let to = format::endpoints(masqueraded);
             steps.push(format!("{chain}: {to} is also the source, masqueraded if it is selected (hairpin)"));
         }
         if marked && !plain.is_empty() {
-            let at = words::endpoints(plain);
+            let at = format::endpoints(plain);
             steps.push(format!(
                 "{at} is at an address of this node: delivered locally and not masqueraded, although marked"
             ));
@@ -192,11 +197,11 @@ impl<'a> Walk<'a> {
         let hairpin: Vec<Endpoint> =
             plain.iter().copied().filter(|endpoint| self.may_be_hairpin(*endpoint)).collect();
         if !marked
-            && self.sender.address.is_none()
-            && self.sender.origin == Origin::Pod
+            && self.source.address.is_none()
+            && self.source.origin == Origin::Pod
             && !hairpin.is_empty()
         {
-            let to = words::endpoints(&hairpin);
+            let to = format::endpoints(&hairpin);
             steps.push(format!("{chain}: masqueraded if the sender itself is selected from {to} (hairpin)"));
         }
         steps
@@ -204,13 +209,13 @@ impl<'a> Walk<'a> {
 
     fn may_be_hairpin(&self, Endpoint { ip, port }: Endpoint) -> bool {
         let key = Key::new().ip(ip).ip(ip).protocol(self.target.protocol).port(port);
-        self.table.get(SetName::Hairpin, key).is_some()
+        self.elements.get(SetName::Hairpin, key).is_some()
     }
 
     /// The hooks from routing on, to an address.
     fn deliver(&self, packet: &mut Packet, to: IpAddr) -> Flow {
-        let here = self.place.is_local(to);
-        let hooks: &[Chain] = match (self.sender.origin, here) {
+        let here = self.context.is_local(to);
+        let hooks: &[Chain] = match (self.source.origin, here) {
             (Origin::Node, false) => &[Chain::FilterOutput, Chain::NatPostrouting],
             // It leaves by the loopback interface and comes in again; the nat hooks see a connection once.
             (Origin::Node, true) => {
@@ -240,13 +245,13 @@ impl<'a> Walk<'a> {
             return self.sources(chain, packet);
         }
         let seen = packet.steps.len();
-        for rule in rules(self.place.base, chain) {
+        for rule in rules(self.context.base, chain) {
             if let Some(flow) = self.rule(chain, &rule, packet, depth) {
                 return flow;
             }
         }
         if chain == Chain::Services && packet.steps.len() == seen {
-            let key = words::key(self.family, SetName::ClusterIpPorts, self.frontend(packet));
+            let key = format::key(self.family, SetName::ClusterIpPorts, self.frontend(packet));
             packet.steps.push(format!(
                 "{chain}: {key} is not in {} and not in {}, and its port is not in {}",
                 SetName::ClusterIpPorts,
@@ -259,50 +264,50 @@ impl<'a> Walk<'a> {
 
     /// None: the next rule.
     fn rule(&self, chain: Chain, rule: &Rule, packet: &mut Packet, depth: usize) -> Option<Flow> {
-        let mut told = Told::default();
+        let mut notes = RuleNotes::default();
         let mut matched = packet.clone();
-        for part in &rule.parts {
+        for statement in &rule.statements {
             // What a rule leads to comes after what it says itself.
-            if let Part::Goto(to) | Part::Jump(to) = part {
-                self.tell(chain, &told, &mut matched);
+            if let Statement::Goto(to) | Statement::Jump(to) = statement {
+                self.add_step(chain, &notes, &mut matched);
                 let flow = self.chain(*to, &mut matched, depth + 1);
                 *packet = matched;
-                return (matches!(part, Part::Goto(_)) || flow != Flow::Return).then_some(flow);
+                return (matches!(statement, Statement::Goto(_)) || flow != Flow::Return).then_some(flow);
             }
-            match self.part(part, rule, &mut matched, &mut told) {
-                Then::Next => {}
-                Then::Stop => {
-                    let not = told.not.take();
+            match self.statement(statement, rule, &mut matched, &mut notes) {
+                StatementResult::Continue => {}
+                StatementResult::NoMatch => {
+                    let not = notes.unmatched.take();
                     packet.steps.extend(not.map(|not| format!("{chain}: {not}")));
                     return None;
                 }
-                Then::End(flow) => {
-                    self.tell(chain, &told, &mut matched);
+                StatementResult::End(flow) => {
+                    self.add_step(chain, &notes, &mut matched);
                     *packet = matched;
                     return Some(flow);
                 }
             }
-            if let Part::Choose(fields, map) = part {
-                self.tell(chain, &told, &mut matched);
+            if let Statement::Choose(fields, map) = statement {
+                self.add_step(chain, &notes, &mut matched);
                 let flow = self.goto(*map, self.key(fields, &matched), &mut matched, depth);
                 *packet = matched;
                 return Some(flow);
             }
         }
-        self.tell(chain, &told, &mut matched);
+        self.add_step(chain, &notes, &mut matched);
         *packet = matched;
         None
     }
 
-    fn tell(&self, chain: Chain, told: &Told, packet: &mut Packet) {
-        if !told.said.is_empty() {
-            packet.steps.push(format!("{chain}: {}", told.said.join(", ")));
+    fn add_step(&self, chain: Chain, notes: &RuleNotes, packet: &mut Packet) {
+        if !notes.matched.is_empty() {
+            packet.steps.push(format!("{chain}: {}", notes.matched.join(", ")));
         }
     }
 
     /// Where a map of verdicts leads.
     fn goto(&self, map: SetName, key: Option<Key>, packet: &mut Packet, depth: usize) -> Flow {
-        match key.and_then(|key| self.table.get(map, key)).map(|element| element.value) {
+        match key.and_then(|key| self.elements.get(map, key)).map(|element| element.value) {
             Some(Value::Verdict(Verdict::Goto(to))) => self.chain(to, packet, depth + 1),
             Some(Value::Verdict(Verdict::Drop)) => Flow::Drop,
             _ => Flow::Return,

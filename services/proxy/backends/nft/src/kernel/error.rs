@@ -1,6 +1,6 @@
 //! What can go wrong between us and nf_tables.
 //!
-//! Owns: [`KernelError`], and which remedy each one has ([`Kind`]). In: errno. Out: sentences.
+//! Owns: [`KernelError`], and which remedy each one has ([`ErrorKind`]). In: errno. Out: sentences.
 
 use keelson_proxy::model::Family;
 use nix::errno::Errno;
@@ -14,7 +14,7 @@ use crate::{
 
 /// What helps against an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ErrorKind {
     /// Time: the same again.
     Retry,
     /// A look: the kernel does not have what we think it has. Read the table and compare.
@@ -134,17 +134,17 @@ fn said(message: &Option<String>) -> String {
 impl KernelError {
     /// What helps.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotPermitted | Self::Unsupported { .. } => Kind::Fatal,
+            Self::NotPermitted | Self::Unsupported { .. } => ErrorKind::Fatal,
             Self::Refused { errno, .. }
             | Self::Transaction { errno, .. }
             | Self::Table { errno, .. }
             | Self::Question { errno, .. }
             | Self::Socket { errno, .. } => kind_of(*errno),
             // A second try of what was made would meet itself; and a garbled answer may hide a made transaction.
-            Self::Undecided { .. } | Self::Malformed { .. } => Kind::Resync,
-            Self::Unsteady { .. } => Kind::Retry,
+            Self::Undecided { .. } | Self::Malformed { .. } => ErrorKind::Resync,
+            Self::Unsteady { .. } => ErrorKind::Retry,
         }
     }
 
@@ -172,18 +172,18 @@ impl KernelError {
 }
 
 /// What helps against an errno.
-pub(super) const fn kind_of(errno: Errno) -> Kind {
+pub(super) const fn kind_of(errno: Errno) -> ErrorKind {
     match errno {
         // ERESTART: somebody else has committed meanwhile.
-        Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR | Errno::ERESTART => Kind::Retry,
+        Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR | Errno::ERESTART => ErrorKind::Retry,
         Errno::ENOSPC | Errno::ENOMEM | Errno::ENFILE | Errno::EMFILE | Errno::EMSGSIZE | Errno::E2BIG => {
-            Kind::Full
+            ErrorKind::Full
         }
         Errno::EPERM | Errno::EACCES | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
-            Kind::Fatal
+            ErrorKind::Fatal
         }
         // EEXIST, ENOENT, EBUSY, ENOTEMPTY (intervals that overlap), EINVAL (a set of another shape) and the like.
-        _ => Kind::Resync,
+        _ => ErrorKind::Resync,
     }
 }
 
@@ -226,19 +226,19 @@ mod tests {
             message: None,
         };
         for (error, kind) in [
-            (KernelError::NotPermitted, Kind::Fatal),
-            (KernelError::Unsupported { feature: "x".to_owned(), errno: Errno::ENOENT }, Kind::Fatal),
-            (refused(Errno::EEXIST), Kind::Resync),
-            (refused(Errno::ENOENT), Kind::Resync),
-            (refused(Errno::EBUSY), Kind::Resync),
-            (refused(Errno::ENOTEMPTY), Kind::Resync),
-            (refused(Errno::ENOSPC), Kind::Full),
-            (refused(Errno::ENOMEM), Kind::Full),
-            (refused(Errno::ENFILE), Kind::Full),
-            (refused(Errno::EINTR), Kind::Retry),
-            (KernelError::Socket { action: "read", errno: Errno::ENOBUFS }, Kind::Retry),
-            (KernelError::Undecided { family: Family::V4, changes: 1 }, Kind::Resync),
-            (KernelError::Unsteady { family: Family::V6, attempts: 8 }, Kind::Retry),
+            (KernelError::NotPermitted, ErrorKind::Fatal),
+            (KernelError::Unsupported { feature: "x".to_owned(), errno: Errno::ENOENT }, ErrorKind::Fatal),
+            (refused(Errno::EEXIST), ErrorKind::Resync),
+            (refused(Errno::ENOENT), ErrorKind::Resync),
+            (refused(Errno::EBUSY), ErrorKind::Resync),
+            (refused(Errno::ENOTEMPTY), ErrorKind::Resync),
+            (refused(Errno::ENOSPC), ErrorKind::Full),
+            (refused(Errno::ENOMEM), ErrorKind::Full),
+            (refused(Errno::ENFILE), ErrorKind::Full),
+            (refused(Errno::EINTR), ErrorKind::Retry),
+            (KernelError::Socket { action: "read", errno: Errno::ENOBUFS }, ErrorKind::Retry),
+            (KernelError::Undecided { family: Family::V4, changes: 1 }, ErrorKind::Resync),
+            (KernelError::Unsteady { family: Family::V6, attempts: 8 }, ErrorKind::Retry),
         ] {
             assert_eq!(error.kind(), kind, "{error}");
         }

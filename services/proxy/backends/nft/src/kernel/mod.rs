@@ -1,7 +1,7 @@
 //! Speaks with the kernel's nf_tables over netlink.
 //!
-//! Owns: [`Tables`], what may be asked of the kernel, and [`Netlink`], which asks it; [`Found`], what it has; [`KernelError`].
-//! In: [`Change`]s. Out: one atomic transaction for each [`Tables::commit`]. No `nft` process is needed. Nothing here knows
+//! Owns: [`NfTables`], what may be asked of the kernel, and [`Netlink`], which asks it; [`Found`], what it has; [`KernelError`].
+//! In: [`Change`]s. Out: one atomic transaction for each [`NfTables::commit`]. No `nft` process is needed. Nothing here knows
 //! of Services, and nothing here decides.
 //!
 //! How long a transaction takes, which is how long it holds the kernel's lock (nf_tables has one a network namespace; other
@@ -22,14 +22,14 @@ use keelson_proxy::model::Family;
 
 use super::{
     chain::Chain,
-    element::{AFFINITY_GROUPS, Key, Op, SetName},
+    element::{AFFINITY_GROUPS, Op, SetName},
     flowtable::FoundFlowtable,
     ruleset::Rule,
 };
 
 pub use compare::Expression;
 pub use elements::{Content, Elements};
-pub use error::{KernelError, Kind};
+pub use error::{ErrorKind, KernelError};
 pub use found::{Found, FoundChain, FoundHook, FoundSet};
 pub use netlink::Netlink;
 
@@ -82,79 +82,54 @@ pub struct Generation {
 /// Number of clients in each of the maps of session affinity, in the order of [`SetName::AFFINITY`].
 pub type AffinityClients = [usize; AFFINITY_GROUPS as usize];
 
-/// What the kernel's nf_tables can be asked.
-pub trait Tables: Send {
-    /// Makes all changes, or none of them.
-    ///
-    /// # Errors
-    /// The kernel refused, and has nothing of it (exceptions: [`KernelError::Undecided`] and [`KernelError::Malformed`]).
-    fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError>;
+/// A connection to nf_tables, of which tests imitate some calls. Those that are not declared here are made by [`Self::netlink`].
+pub trait NfTables: Send {
+    /// The connection.
+    fn netlink(&mut self) -> &mut Netlink;
 
-    /// Reads our table of a family. `None`: there is no such table. Transactions of other tables do no harm; where
-    /// elements of ours change meanwhile, [`Found::is_complete`] may be false.
+    /// See [`Netlink::commit`].
     ///
     /// # Errors
-    /// The table cannot be read, or its chains and sets changed each time.
-    fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError>;
+    /// As there.
+    fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
+        self.netlink().commit(family, changes)
+    }
 
-    /// The same without elements.
+    /// See [`Netlink::read`].
     ///
     /// # Errors
-    /// See [`Self::read`].
-    fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError>;
+    /// As there.
+    fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        self.netlink().read(family)
+    }
 
-    /// Reads our flowtable. `None`: there is no such flowtable.
+    /// See [`Netlink::read_structure`].
     ///
     /// # Errors
-    /// The kernel does not answer.
-    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError>;
+    /// As there.
+    fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        self.netlink().read_structure(family)
+    }
 
-    /// Tries out whether the kernel has flowtables, and leaves nothing of it.
+    /// See [`Netlink::read_flowtable`].
     ///
     /// # Errors
-    /// It has none ([`KernelError::is_unsupported`]), or does not answer.
-    fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError>;
+    /// As there.
+    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
+        self.netlink().read_flowtable(family)
+    }
 
-    /// Reads the elements of a set of our table.
+    /// See [`Netlink::try_flowtable`].
     ///
     /// # Errors
-    /// There is no such set, or the kernel does not answer.
-    fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError>;
+    /// As there.
+    fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
+        self.netlink().try_flowtable(family)
+    }
+}
 
-    /// Reads one element of a set without intervals. `None`: there is no such element, or no such set.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
-    fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError>;
-
-    /// Counts the clients that the kernel remembers. `None`: there is no such table, or it is being made. Kernels before 6.16 do
-    /// not count, so all of them are read.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
-    fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError>;
-
-    /// The last transaction.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    fn generation(&mut self) -> Result<Generation, KernelError>;
-
-    /// Every table of both families, ours among them, by family and name.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError>;
-
-    /// Whether a table, whosever it is, has a chain of this name.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError>;
-
-    /// Deletes a table, whosever it is.
-    ///
-    /// # Errors
-    /// There is none of the name, or the kernel refused.
-    fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError>;
+impl NfTables for Netlink {
+    fn netlink(&mut self) -> &mut Netlink {
+        self
+    }
 }

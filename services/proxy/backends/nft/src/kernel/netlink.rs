@@ -1,6 +1,6 @@
 //! The socket.
 //!
-//! Owns: [`Netlink`], the real [`Tables`]. In: [`Change`]s and questions. Out: transactions, [`Found`].
+//! Owns: [`Netlink`]. In: [`Change`]s and questions. Out: transactions, [`Found`].
 //!
 //! The kernel works on a request within the system call that sends it, so when that returns, whatever it has to say about
 //! a transaction is in the receive buffer. A transaction has succeeded only if its last message is acknowledged and nothing
@@ -34,7 +34,7 @@ use nix::{
 
 use self::unanswered::Unanswered;
 use super::{
-    AffinityClients, Change, Elements, Found, FoundSet, Generation, KernelError, Tables,
+    AffinityClients, Change, Elements, Found, FoundSet, Generation, KernelError,
     codec::{Body, Buffer, incoming, message, protocol},
     elements::{self, Content, Reader},
     encode::Batch,
@@ -428,8 +428,12 @@ fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
-impl Tables for Netlink {
-    fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
+impl Netlink {
+    /// Makes all changes, or none of them.
+    ///
+    /// # Errors
+    /// The kernel refused, and has nothing of it (exceptions: [`KernelError::Undecided`] and [`KernelError::Malformed`]).
+    pub fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -445,26 +449,31 @@ impl Tables for Netlink {
         outcome
     }
 
-    fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+    /// Reads our table of a family. `None`: there is no such table. Transactions of other tables do no harm; where
+    /// elements of ours change meanwhile, [`Found::is_complete`] may be false.
+    ///
+    /// # Errors
+    /// The table cannot be read, or its chains and sets changed each time.
+    pub fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         let Some((mut found, counts)) = self.structure(family)? else { return Ok(None) };
         let read = self.read_elements(family, &counts, &mut found);
         read.map_err(|error| error.into_error("the elements of the table"))?;
         Ok(Some(found))
     }
 
-    fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+    /// The same without elements.
+    ///
+    /// # Errors
+    /// See [`Self::read`].
+    pub fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         Ok(self.structure(family)?.map(|(found, _)| found))
     }
 
-    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
-        self.our_flowtable(family)
-    }
-
-    fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
-        self.try_to_make_flowtable(family)
-    }
-
-    fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
+    /// Reads the elements of a set of our table.
+    ///
+    /// # Errors
+    /// There is no such set, or the kernel does not answer.
+    pub fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
         let mut reader = Reader::default();
         let dumped = self.dump_set(family, set, true, &mut reader);
         dumped.map_err(|error| error.into_error("the elements of a set"))?;
@@ -472,7 +481,11 @@ impl Tables for Netlink {
         Ok(reader.elements)
     }
 
-    fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
+    /// Reads one element of a set without intervals. `None`: there is no such element, or no such set.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
         let mut request = Buffer::default();
         elements::write_get(&mut request, family, self.sequence, set, key);
         let mut reader = Reader::default();
@@ -490,11 +503,11 @@ impl Tables for Netlink {
         }
     }
 
-    fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
-        self.count_affinity(family)
-    }
-
-    fn generation(&mut self) -> Result<Generation, KernelError> {
+    /// The last transaction.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn generation(&mut self) -> Result<Generation, KernelError> {
         const QUESTION: &str = "the generation of the rules";
         let mut id = 0;
         let message = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
@@ -508,7 +521,11 @@ impl Tables for Netlink {
         Ok(Generation { id })
     }
 
-    fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
+    /// Every table of both families, ours among them, by family and name.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
         const QUESTION: &str = "the list of tables";
         let unspec = NetfilterProtoFamily::Unspec;
         self.retry(QUESTION, |netlink| {
@@ -525,7 +542,11 @@ impl Tables for Netlink {
         })
     }
 
-    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
+    /// Whether a table, whosever it is, has a chain of this name.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
         const QUESTION: &str = "whether a chain exists";
         let attributes =
             vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
@@ -537,7 +558,11 @@ impl Tables for Netlink {
         }
     }
 
-    fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
+    /// Deletes a table, whosever it is.
+    ///
+    /// # Errors
+    /// There is none of the name, or the kernel refused.
+    pub fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
         self.drain();
         let batch = Batch::delete_table(family, name, self.sequence);
         self.sequence = self.sequence.wrapping_add(batch.messages());

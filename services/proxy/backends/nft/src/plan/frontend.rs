@@ -16,7 +16,7 @@ use crate::{
 
 /// What a frontend is to the service port that has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum FrontendKind {
     /// V.
     ClusterIp,
     /// W.
@@ -29,7 +29,7 @@ pub(crate) enum Kind {
 
 /// Where a frontend leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Target {
+pub(crate) enum FrontendTarget {
     /// To endpoints, by the number of the service port.
     Number(Number),
     /// Nowhere, though endpoints exist: dropped.
@@ -43,7 +43,7 @@ pub(crate) enum Target {
 /// come first, which the API server gives out, then load-balancer addresses, which a controller does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
-    pub(super) kind: Kind,
+    pub(super) kind: FrontendKind,
     pub(super) service: ServiceName,
     /// The place of the service port in its Service.
     pub(super) port: u32,
@@ -102,8 +102,8 @@ impl Claims {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Meaning {
     pub(super) frontend: Frontend,
-    pub(super) kind: Kind,
-    pub(super) target: Target,
+    pub(super) kind: FrontendKind,
+    pub(super) target: FrontendTarget,
     /// Who may; none: anyone.
     pub(super) ranges: Option<Arc<[IpNet]>>,
 }
@@ -121,14 +121,14 @@ impl Meaning {
             }
         };
         let served = match self.kind {
-            Kind::ClusterIp => SetName::ClusterIpPorts,
-            Kind::ExternalIp | Kind::LoadBalancerIp => SetName::ExternalPorts,
-            Kind::NodePort => SetName::NodePorts,
+            FrontendKind::ClusterIp => SetName::ClusterIpPorts,
+            FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp => SetName::ExternalPorts,
+            FrontendKind::NodePort => SetName::NodePorts,
         };
         let mut elements = vec![match self.target {
-            Target::Number(number) => element(served, key, Value::Data(Key::new().number(number))),
-            Target::Drop => element(refused, key, Value::Verdict(Verdict::Drop)),
-            Target::Reject => element(refused, key, Value::Verdict(Verdict::Goto(Chain::Reject))),
+            FrontendTarget::Number(number) => element(served, key, Value::Data(Key::new().number(number))),
+            FrontendTarget::Drop => element(refused, key, Value::Verdict(Verdict::Drop)),
+            FrontendTarget::Reject => element(refused, key, Value::Verdict(Verdict::Goto(Chain::Reject))),
         }];
         if let (Some(ranges), Frontend::Address { ip, protocol, port }) = (&self.ranges, self.frontend) {
             let ranges = admitted(ranges, ip, facts);

@@ -7,13 +7,13 @@
 //! are wanted. Numbers, slots and endpoint numbers stay what they were wherever that is possible: over changes, over
 //! a Service that is deleted and comes back within one state, and over restarts ([`Existing`]).
 
-mod around;
 mod existing;
 mod frontend;
 mod ledger;
 mod numbers;
 mod order;
 mod port;
+mod reachable;
 mod slots;
 mod view;
 
@@ -27,9 +27,9 @@ use keelson_client::ServiceName;
 use keelson_proxy::model::{Conflict, Endpoint, Family, Frontend, PortName, Protocol, ServicePort};
 
 pub(crate) use existing::Existing;
-pub(crate) use frontend::{Kind, Target};
+pub(crate) use frontend::{FrontendKind, FrontendTarget};
 pub(crate) use order::in_order;
-pub(crate) use view::{Counts, Found, PortView};
+pub(crate) use view::{Counts, FoundFrontend, PortView};
 
 use self::{
     existing::Memory,
@@ -98,11 +98,6 @@ impl Plan {
         }
     }
 
-    /// The family.
-    pub(crate) fn family(&self) -> Family {
-        self.family
-    }
-
     /// What an earlier run left has been compared and is gone: its numbers may be given out.
     pub(crate) fn forget_existing(&mut self) {
         self.existing = Existing::default();
@@ -145,11 +140,6 @@ impl Plan {
                 self.ledger.change_all(&elements(before), &elements(after));
             }
         }
-    }
-
-    /// A Service is gone.
-    pub(crate) fn delete(&mut self, service: &ServiceName) {
-        self.set(service, Vec::new());
     }
 
     /// The node is so. Costs as much as there are Services where the node's addresses change.
@@ -268,24 +258,16 @@ impl Plan {
 
     /// Every service port, in any order.
     pub(crate) fn service_ports(&self) -> impl Iterator<Item = PortView<'_>> {
-        self.services.iter().flat_map(Self::views)
-    }
-
-    /// The service ports of a Service, ordered by name and protocol; none if there is no such Service.
-    pub(crate) fn service_ports_of(&self, service: &ServiceName) -> impl Iterator<Item = PortView<'_>> {
-        self.services.get_key_value(service).into_iter().flat_map(Self::views)
-    }
-
-    #[allow(clippy::borrowed_box, reason = "as the items of a map are")]
-    fn views<'a>((service, ports): (&'a ServiceName, &'a Box<[Port]>)) -> impl Iterator<Item = PortView<'a>> {
-        ports.iter().map(move |port| PortView { service, port })
+        self.services
+            .iter()
+            .flat_map(|(service, ports)| ports.iter().map(move |port| PortView { service, inner: port }))
     }
 
     /// What a frontend is; none if no Service has it.
-    pub(crate) fn lookup(&self, frontend: Frontend) -> Option<Found<'_>> {
+    pub(crate) fn lookup(&self, frontend: Frontend) -> Option<FoundFrontend<'_>> {
         let claim = self.frontends.get(&frontend)?.all().first()?;
         let port = self.view(claim)?;
-        Some(Found { frontend, kind: claim.kind, target: port.target(claim.kind), port, facts: &self.facts })
+        Some(FoundFrontend { frontend, kind: claim.kind, target: port.target(claim.kind), port })
     }
 
     /// Whether an address is a cluster IP: at other ports than those of its Service it rejects.
@@ -304,15 +286,18 @@ impl Plan {
 
     fn view(&self, claim: &Claim) -> Option<PortView<'_>> {
         let (service, ports) = self.services.get_key_value(&claim.service)?;
-        Some(PortView { service, port: ports.get(claim.port as usize)? })
+        Some(PortView { service, inner: ports.get(claim.port as usize)? })
     }
 
     /// What a frontend means now.
     fn meaning(&self, frontend: &Frontend) -> Option<Meaning> {
         let claim = self.frontends.get(frontend)?.all().first()?;
         let port = self.port(claim)?;
-        let ranges =
-            if claim.kind == Kind::LoadBalancerIp { port.source_ranges.clone() } else { Default::default() };
+        let ranges = if claim.kind == FrontendKind::LoadBalancerIp {
+            port.source_ranges.clone()
+        } else {
+            Default::default()
+        };
         Some(Meaning { frontend: *frontend, kind: claim.kind, target: port.target(claim.kind), ranges })
     }
 
@@ -379,12 +364,12 @@ impl Plan {
             }
         }
         // The order of kinds is that of how likely the frontend was this service port's then, too.
-        let mut frontends: Vec<(Frontend, Kind)> = port.frontends().collect();
+        let mut frontends: Vec<(Frontend, FrontendKind)> = port.frontends().collect();
         frontends.sort_by_key(|(_, kind)| {
-            [Kind::ClusterIp, Kind::NodePort].iter().position(|it| it == kind).unwrap_or(2)
+            [FrontendKind::ClusterIp, FrontendKind::NodePort].iter().position(|it| it == kind).unwrap_or(2)
         });
         frontends.into_iter().find_map(|(frontend, kind)| {
-            let number = self.existing.number(kind == Kind::ClusterIp, frontend)?;
+            let number = self.existing.number(kind == FrontendKind::ClusterIp, frontend)?;
             let memory = self.existing.memory(number).filter(fits)?;
             self.numbers.adopt(number).then_some(memory)
         })
@@ -451,7 +436,7 @@ impl Plan {
 }
 
 /// A claim of one Service: which frontend, by which of its ports, as what.
-type RawClaim = (Frontend, u32, Kind);
+type RawClaim = (Frontend, u32, FrontendKind);
 
 fn claims<'a>(ports: impl Iterator<Item = &'a Port>) -> Vec<RawClaim> {
     (0..).zip(ports).flat_map(|(at, port)| port.frontends().map(move |(it, kind)| (it, at, kind))).collect()

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use keelson_proxy::model::{Endpoint, Frontend, Protocol, ServicePort};
 
 use super::{
-    Kind, Target,
+    FrontendKind, FrontendTarget,
     existing::Memory,
     ledger::{Content, Ledger},
     slots::{Slots, arrange, number},
@@ -21,30 +21,30 @@ use crate::{
 
 /// A service port with its number and the order of its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Port {
-    pub(super) name: Arc<str>,
-    pub(super) protocol: Protocol,
-    pub(super) internal_local: bool,
-    pub(super) external_local: bool,
+pub(crate) struct Port {
+    pub(crate) name: Arc<str>,
+    pub(crate) protocol: Protocol,
+    pub(crate) internal_local: bool,
+    pub(crate) external_local: bool,
     /// True also where a message contradicts itself and a set has endpoints.
-    pub(super) has_any: bool,
-    pub(super) port: u16,
-    pub(super) node_port: u16,
+    pub(crate) has_any: bool,
+    pub(crate) port: u16,
+    pub(crate) node_port: u16,
     /// The endpoint number that was given last.
     last: u16,
-    pub(super) affinity_seconds: u32,
+    pub(crate) affinity_seconds: u32,
     /// None: no traffic goes to endpoints.
-    pub(super) number: Option<Number>,
+    pub(crate) number: Option<Number>,
     /// How many endpoints are in either set.
-    pub(super) endpoints: u32,
-    pub(super) cluster_ip: IpAddr,
-    pub(super) external_ips: Box<[IpAddr]>,
-    pub(super) load_balancer_ips: Box<[IpAddr]>,
-    pub(super) source_ranges: Option<Arc<[IpNet]>>,
-    pub(super) cluster: Slots,
-    pub(super) local: Slots,
-    pub(super) on_node: Box<[Endpoint]>,
-    pub(super) serving: Box<[Endpoint]>,
+    pub(crate) endpoints: u32,
+    pub(crate) cluster_ip: IpAddr,
+    pub(crate) external_ips: Box<[IpAddr]>,
+    pub(crate) load_balancer_ips: Box<[IpAddr]>,
+    pub(crate) source_ranges: Option<Arc<[IpNet]>>,
+    pub(crate) cluster: Slots,
+    pub(crate) local: Slots,
+    pub(crate) on_node: Box<[Endpoint]>,
+    pub(crate) serving: Box<[Endpoint]>,
 }
 
 impl Port {
@@ -139,24 +139,31 @@ impl Port {
     }
 
     /// Where its frontends lead.
-    pub(super) fn target(&self, kind: Kind) -> Target {
-        let serves = if kind == Kind::ClusterIp { self.serves_internal() } else { self.serves_external() };
+    pub(super) fn target(&self, kind: FrontendKind) -> FrontendTarget {
+        let serves =
+            if kind == FrontendKind::ClusterIp { self.serves_internal() } else { self.serves_external() };
         match self.number {
-            Some(number) if serves => Target::Number(match self.counted(kind) {
+            Some(number) if serves => FrontendTarget::Number(match self.counted(kind) {
                 Some((choice, count)) => number.with_count(choice, count),
                 None => number.uncounted(),
             }),
-            _ if self.has_any => Target::Drop,
-            _ => Target::Reject,
+            _ if self.has_any => FrontendTarget::Drop,
+            _ => FrontendTarget::Reject,
         }
     }
 
     /// The set and count that the number of frontends of a kind tells, if it does.
-    fn counted(&self, kind: Kind) -> Option<(Choice, u32)> {
+    fn counted(&self, kind: FrontendKind) -> Option<(Choice, u32)> {
         let chain = match kind {
-            Kind::ClusterIp => self.internal_chain(),
-            Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort if self.external_local => None,
-            Kind::LoadBalancerIp | Kind::ExternalIp | Kind::NodePort => self.external_chain(),
+            FrontendKind::ClusterIp => self.internal_chain(),
+            FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp | FrontendKind::NodePort
+                if self.external_local =>
+            {
+                None
+            }
+            FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp | FrontendKind::NodePort => {
+                self.external_chain()
+            }
         };
         match chain? {
             Chain::LoadBalance { choice, count } if count <= Number::COUNT_MAX => Some((choice, count)),
@@ -166,19 +173,19 @@ impl Port {
 
     /// What its numbers tell: of V, and of X, W and NP.
     pub(super) fn all_counted(&self) -> impl Iterator<Item = (Choice, u32)> + use<> {
-        self.counted(Kind::ClusterIp).into_iter().chain(self.counted(Kind::NodePort))
+        self.counted(FrontendKind::ClusterIp).into_iter().chain(self.counted(FrontendKind::NodePort))
     }
 
     /// All frontends that it claims.
-    pub(super) fn frontends(&self) -> impl Iterator<Item = (Frontend, Kind)> {
+    pub(super) fn frontends(&self) -> impl Iterator<Item = (Frontend, FrontendKind)> {
         let (protocol, port) = (self.protocol, self.port);
         let address = move |kind| move |ip: &IpAddr| (Frontend::Address { ip: *ip, protocol, port }, kind);
         let node_port = Frontend::NodePort { protocol, port: self.node_port };
         std::iter::once(&self.cluster_ip)
-            .map(address(Kind::ClusterIp))
-            .chain(self.external_ips.iter().map(address(Kind::ExternalIp)))
-            .chain(self.load_balancer_ips.iter().map(address(Kind::LoadBalancerIp)))
-            .chain((self.node_port != 0).then_some((node_port, Kind::NodePort)))
+            .map(address(FrontendKind::ClusterIp))
+            .chain(self.external_ips.iter().map(address(FrontendKind::ExternalIp)))
+            .chain(self.load_balancer_ips.iter().map(address(FrontendKind::LoadBalancerIp)))
+            .chain((self.node_port != 0).then_some((node_port, FrontendKind::NodePort)))
     }
 
     fn chain(&self, choice: Choice, count: usize) -> Option<Chain> {
@@ -317,10 +324,10 @@ fn change_choices(number: Number, before: Option<&Port>, after: Option<&Port>, s
     let key = Key::new().number(number.uncounted());
     let choices: [(SetName, ChainOf); 4] = [
         (SetName::InternalChoice, |port| {
-            port.internal_chain().filter(|_| port.counted(Kind::ClusterIp).is_none())
+            port.internal_chain().filter(|_| port.counted(FrontendKind::ClusterIp).is_none())
         }),
         (SetName::ExternalChoice, |port| {
-            port.external_chain().filter(|_| port.counted(Kind::NodePort).is_none())
+            port.external_chain().filter(|_| port.counted(FrontendKind::NodePort).is_none())
         }),
         (SetName::ExternalPolicy, Port::policy),
         (SetName::LocalChoice, Port::local_chain),

@@ -16,7 +16,7 @@ use netlink_packet_netfilter::nftables::{
 
 use super::{
     FLOWTABLE,
-    rule::{Field, Part, Rule, interface_name, netmask},
+    rule::{Field, Rule, Statement, interface_name, netmask},
 };
 use crate::{
     chain::Chain,
@@ -70,8 +70,8 @@ impl Rule {
     #[must_use]
     pub fn expressions(&self, family: Family) -> Vec<Expression> {
         let mut writer = Writer { family, out: Vec::new() };
-        for part in &self.parts {
-            writer.part(part);
+        for statement in &self.statements {
+            writer.statement(statement);
         }
         writer.out
     }
@@ -119,73 +119,73 @@ struct Writer {
 }
 
 impl Writer {
-    fn part(&mut self, part: &Part) {
-        match part {
-            Part::New => self.ct(CT_STATE, STATE_NEW, true),
-            Part::Established => self.ct(CT_STATE, STATE_ESTABLISHED, true),
-            Part::Translated => self.ct(CT_STATUS, STATUS_DNAT, true),
-            Part::Untranslated => self.ct(CT_STATUS, STATUS_DNAT, false),
-            Part::LocalSource => self.local(FIB_SOURCE),
-            Part::LocalDestination => self.local(FIB_DESTINATION),
-            Part::Address { field, net, inside } => self.address(*field, net, *inside),
-            Part::Interface { name, prefix, is } => self.interface(name, *prefix, *is),
-            Part::Protocol(protocol) => {
+    fn statement(&mut self, statement: &Statement) {
+        match statement {
+            Statement::New => self.ct(CT_STATE, STATE_NEW, true),
+            Statement::Established => self.ct(CT_STATE, STATE_ESTABLISHED, true),
+            Statement::Translated => self.ct(CT_STATUS, STATUS_DNAT, true),
+            Statement::Untranslated => self.ct(CT_STATUS, STATUS_DNAT, false),
+            Statement::LocalSource => self.local(FIB_SOURCE),
+            Statement::LocalDestination => self.local(FIB_DESTINATION),
+            Statement::Address { field, net, inside } => self.address(*field, net, *inside),
+            Statement::Interface { name, prefix, is } => self.interface(name, *prefix, *is),
+            Statement::Protocol(protocol) => {
                 self.meta(MetaKey::L4Proto, 0);
                 self.compare(true, vec![protocol.number()]);
             }
-            Part::Marked(bit) => {
+            Statement::Marked(bit) => {
                 self.meta(MetaKey::Mark, 0);
                 self.bitwise(0, bit.to_ne_bytes().to_vec(), vec![0; 4]);
                 self.compare(true, bit.to_ne_bytes().to_vec());
             }
-            Part::In { fields, set, inside } => {
+            Statement::In { fields, set, inside } => {
                 self.load(fields);
                 self.lookup(*set, None, *inside);
             }
-            Part::Mark(bit) => self.change_mark(!bit, *bit),
-            Part::ToggleMark(bit) => self.change_mark(u32::MAX, *bit),
-            Part::SetNumber(fields, map) => {
+            Statement::Mark(bit) => self.change_mark(!bit, *bit),
+            Statement::ToggleMark(bit) => self.change_mark(u32::MAX, *bit),
+            Statement::SetNumber(fields, map) => {
                 self.load(fields);
                 self.lookup(*map, Some(register(0)), true);
                 self.set_number();
             }
-            Part::SetNumberToService => {
+            Statement::SetNumberToService => {
                 self.load(&[Field::Service]);
                 self.set_number();
             }
-            Part::CountsCluster => {
+            Statement::CountsCluster => {
                 self.load_number(0, Some(Number::CLUSTER_MASK));
                 self.compare(true, Number::CLUSTER.0.to_ne_bytes().to_vec());
             }
-            Part::HasNumber => {
+            Statement::HasNumber => {
                 self.load_number(0, Some(Number::SET_MASK));
                 self.compare(false, vec![0; 4]);
             }
-            Part::ClearNumber => {
+            Statement::ClearNumber => {
                 self.push(Expressions::Immediate(vec![
                     Immediate::DestinationRegister(register(0)),
                     Immediate::Data(DataAttribute::Value(vec![0; 4])),
                 ]));
                 self.set_number();
             }
-            Part::Remember { seconds, map } => self.affinity(UPDATE, *map, Some(*seconds)),
-            Part::Forget { map } => self.affinity(DELETE, *map, None),
-            Part::Choose(fields, map) => {
+            Statement::Remember { seconds, map } => self.affinity(UPDATE, *map, Some(*seconds)),
+            Statement::Forget { map } => self.affinity(DELETE, *map, None),
+            Statement::Choose(fields, map) => {
                 self.load(fields);
                 self.lookup(*map, Some(Register::Verdict), true);
             }
-            Part::Translate(fields, map) => {
+            Statement::Translate(fields, map) => {
                 self.load(fields);
                 self.lookup(*map, Some(register(0)), true);
                 self.translate();
             }
-            Part::Masquerade => self.other("masq", vec![number(1, FULLY_RANDOM)]),
-            Part::Offload => self.offload(),
-            Part::Reject => self.reject(),
-            Part::Return => self.verdict(Verdict::Return, None),
-            Part::Drop => self.verdict(Verdict::Other(DROP), None),
-            Part::Goto(chain) => self.verdict(Verdict::Goto, Some(*chain)),
-            Part::Jump(chain) => self.verdict(Verdict::Jump, Some(*chain)),
+            Statement::Masquerade => self.other("masq", vec![number(1, FULLY_RANDOM)]),
+            Statement::Offload => self.offload(),
+            Statement::Reject => self.reject(),
+            Statement::Return => self.verdict(Verdict::Return, None),
+            Statement::Drop => self.verdict(Verdict::Other(DROP), None),
+            Statement::Goto(chain) => self.verdict(Verdict::Goto, Some(*chain)),
+            Statement::Jump(chain) => self.verdict(Verdict::Jump, Some(*chain)),
         }
     }
 

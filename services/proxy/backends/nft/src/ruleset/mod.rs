@@ -28,7 +28,7 @@ use super::{
     chain::{Chain, Choice, PrefixLengths},
     element::SetName,
 };
-pub(crate) use rule::{Field, Part};
+pub(crate) use rule::{Field, Statement};
 
 /// The name of the table, in both families.
 pub const TABLE: &str = "keelson";
@@ -115,58 +115,58 @@ pub const fn hook(chain: Chain) -> Option<Hook> {
 #[must_use]
 pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
     match chain {
-        Chain::NatPrerouting | Chain::NatOutput => vec![Rule::of([Part::Jump(Chain::Services)])],
+        Chain::NatPrerouting | Chain::NatOutput => vec![Rule::of([Statement::Jump(Chain::Services)])],
         Chain::NatPostrouting => postrouting(base),
         Chain::FilterPrerouting | Chain::FilterOutputFirst => {
-            vec![Rule::of([Part::New, Part::Choose(FRONTEND.to_vec(), SetName::Filtered)])]
+            vec![Rule::of([Statement::New, Statement::Choose(FRONTEND.to_vec(), SetName::Filtered)])]
         }
         Chain::FilterInput => vec![
             Rule::of(
-                [Part::New]
+                [Statement::New]
                     .into_iter()
                     .chain(node_ports(base))
-                    .chain([Part::Choose(NODE_PORT.to_vec(), SetName::RefusedNodePorts)]),
+                    .chain([Statement::Choose(NODE_PORT.to_vec(), SetName::RefusedNodePorts)]),
             ),
-            Rule::of([Part::New, Part::Choose(FRONTEND.to_vec(), SetName::Refused)]),
+            Rule::of([Statement::New, Statement::Choose(FRONTEND.to_vec(), SetName::Refused)]),
         ],
         Chain::FilterForward | Chain::FilterOutput => {
-            vec![Rule::of([Part::New, Part::Untranslated, Part::Jump(Chain::ClusterIpsCheck)])]
+            vec![Rule::of([Statement::New, Statement::Untranslated, Statement::Jump(Chain::ClusterIpsCheck)])]
         }
         Chain::FilterForwardOffload => offload(&[Protocol::Tcp, Protocol::Udp]),
         Chain::FilterForwardOffloadTcp => offload(&[Protocol::Tcp]),
         Chain::Services => services(base),
         Chain::Internal => internal(base),
         Chain::External => vec![
-            Rule::of([Part::CountsCluster, Part::Mark(base.mark)]),
+            Rule::of([Statement::CountsCluster, Statement::Mark(base.mark)]),
             by_count(),
             choose(SetName::ExternalPolicy),
-            Rule::of([Part::Mark(base.mark)]),
+            Rule::of([Statement::Mark(base.mark)]),
             choose(SetName::ExternalChoice),
-            Rule::of([Part::Drop]),
+            Rule::of([Statement::Drop]),
         ],
         Chain::ExternalLocal => external_local(base),
         Chain::Sources { protocol, lengths } => sources(protocol, lengths),
         Chain::ClusterIpsCheck => vec![
-            Rule::of([Part::Choose(FRONTEND.to_vec(), SetName::Refused)]),
-            Rule::of([is_in(Field::Destination, SetName::ClusterIps), Part::Reject]),
-            Rule::of([is_in(Field::Destination, SetName::ServiceCidrs), Part::Drop]),
+            Rule::of([Statement::Choose(FRONTEND.to_vec(), SetName::Refused)]),
+            Rule::of([is_in(Field::Destination, SetName::ClusterIps), Statement::Reject]),
+            Rule::of([is_in(Field::Destination, SetName::ServiceCidrs), Statement::Drop]),
         ],
-        Chain::Reject => vec![Rule::of([Part::Reject])],
+        Chain::Reject => vec![Rule::of([Statement::Reject])],
         Chain::LoadBalance { choice, count } => {
             let slots = match choice {
                 Choice::Cluster => SetName::Slots,
                 Choice::Local => SetName::LocalSlots,
             };
             let mut rules = translate(&[Field::Id, Field::Random(count.max(1))], slots);
-            rules.push(Rule::of([Part::Drop]));
+            rules.push(Rule::of([Statement::Drop]));
             rules
         }
         Chain::Affinity { choice, count, seconds, group } => vec![
             Rule::of([
-                Part::SetNumber(vec![Field::Source, Field::Number], SetName::affinity(group)),
-                Part::Goto(Chain::AffinityKept { choice, count, seconds, group }),
+                Statement::SetNumber(vec![Field::Source, Field::Number], SetName::affinity(group)),
+                Statement::Goto(Chain::AffinityKept { choice, count, seconds, group }),
             ]),
-            Rule::of([Part::Goto(Chain::AffinityNew { choice, count, seconds, group })]),
+            Rule::of([Statement::Goto(Chain::AffinityNew { choice, count, seconds, group })]),
         ],
         Chain::AffinityKept { choice, count, seconds, group } => affinity_kept(choice, count, seconds, group),
         Chain::AffinityNew { choice, count, seconds, group } => affinity_new(choice, count, seconds, group),
@@ -183,21 +183,21 @@ fn slot(count: u32) -> [Field; 2] {
     [Field::Number, Field::Random(count.max(1))]
 }
 
-fn is_in(field: Field, set: SetName) -> Part {
-    Part::In { fields: vec![field], set, inside: true }
+fn is_in(field: Field, set: SetName) -> Statement {
+    Statement::In { fields: vec![field], set, inside: true }
 }
 
 /// To the chain for the choice and count that the number tells.
 fn by_count() -> Rule {
-    Rule::of([Part::Choose(vec![Field::Class], SetName::Counts)])
+    Rule::of([Statement::Choose(vec![Field::Class], SetName::Counts)])
 }
 
 fn choose(set: SetName) -> Rule {
-    Rule::of([Part::Choose(vec![Field::Number], set)])
+    Rule::of([Statement::Choose(vec![Field::Number], set)])
 }
 
 /// Whether the destination is an address where node ports are served.
-fn node_ports(base: &Base) -> Vec<Part> {
+fn node_ports(base: &Base) -> Vec<Statement> {
     match base.node_ports {
         NodePortMatch::Addresses => vec![is_in(Field::Destination, SetName::NodePortAddresses)],
         NodePortMatch::AllLocal => {
@@ -206,8 +206,8 @@ fn node_ports(base: &Base) -> Vec<Part> {
                 Family::V6 => IpNet::new_assert(IpAddr::V6(Ipv6Addr::LOCALHOST), 128),
             };
             vec![
-                Part::LocalDestination,
-                Part::Address { field: Field::Destination, net: loopback, inside: false },
+                Statement::LocalDestination,
+                Statement::Address { field: Field::Destination, net: loopback, inside: false },
             ]
         }
     }
@@ -216,29 +216,35 @@ fn node_ports(base: &Base) -> Vec<Part> {
 /// Finds the number of the frontend.
 fn services(base: &Base) -> Vec<Rule> {
     vec![
-        Rule::of([Part::SetNumber(FRONTEND.to_vec(), SetName::ClusterIpPorts), Part::Goto(Chain::Internal)]),
-        Rule::of([Part::SetNumber(FRONTEND.to_vec(), SetName::ExternalPorts), Part::Goto(Chain::External)]),
-        Rule::of(
-            node_ports(base).into_iter().chain([
-                Part::SetNumber(NODE_PORT.to_vec(), SetName::NodePorts),
-                Part::Goto(Chain::External),
-            ]),
-        ),
+        Rule::of([
+            Statement::SetNumber(FRONTEND.to_vec(), SetName::ClusterIpPorts),
+            Statement::Goto(Chain::Internal),
+        ]),
+        Rule::of([
+            Statement::SetNumber(FRONTEND.to_vec(), SetName::ExternalPorts),
+            Statement::Goto(Chain::External),
+        ]),
+        Rule::of(node_ports(base).into_iter().chain([
+            Statement::SetNumber(NODE_PORT.to_vec(), SetName::NodePorts),
+            Statement::Goto(Chain::External),
+        ])),
     ]
 }
 
-/// The parts that match a pod's traffic, or all but that. None if there is no way to tell, or if nothing would match.
-fn from_pod(base: &Base, pod: bool) -> Option<Vec<Part>> {
+/// The statements that match a pod's traffic, or all but that. None if there is no way to tell, or if nothing would match.
+fn from_pod(base: &Base, pod: bool) -> Option<Vec<Statement>> {
     match base.detector.as_ref()? {
         Detector::Cidr(net) if !base.family.has(&net.addr()) => None,
         Detector::Cidr(net) if net.prefix_len() == 0 => pod.then(Vec::new),
         Detector::Cidr(net) => {
-            Some(vec![Part::Address { field: Field::Source, net: net.trunc(), inside: pod }])
+            Some(vec![Statement::Address { field: Field::Source, net: net.trunc(), inside: pod }])
         }
         Detector::Bridge(name) | Detector::InterfacePrefix(name) if name.is_empty() => None,
-        Detector::Bridge(name) => Some(vec![Part::Interface { name: name.clone(), prefix: false, is: pod }]),
+        Detector::Bridge(name) => {
+            Some(vec![Statement::Interface { name: name.clone(), prefix: false, is: pod }])
+        }
         Detector::InterfacePrefix(name) => {
-            Some(vec![Part::Interface { name: name.clone(), prefix: true, is: pod }])
+            Some(vec![Statement::Interface { name: name.clone(), prefix: true, is: pod }])
         }
     }
 }
@@ -246,18 +252,19 @@ fn from_pod(base: &Base, pod: bool) -> Option<Vec<Part>> {
 /// To a cluster IP.
 fn internal(base: &Base) -> Vec<Rule> {
     let masqueraded = if base.masquerade_all { Some(Vec::new()) } else { from_pod(base, false) };
-    let mark = masqueraded.map(|parts| Rule::of(parts.into_iter().chain([Part::Mark(base.mark)])));
-    let chosen = [by_count(), choose(SetName::InternalChoice), Rule::of([Part::Drop])];
+    let mark =
+        masqueraded.map(|statements| Rule::of(statements.into_iter().chain([Statement::Mark(base.mark)])));
+    let chosen = [by_count(), choose(SetName::InternalChoice), Rule::of([Statement::Drop])];
     mark.into_iter().chain(chosen).collect()
 }
 
 /// To an external address where externalTrafficPolicy is Local. What comes from a pod or from the node itself is not outside
 /// traffic: it may go to any endpoint. masqueradeAll is about cluster IPs alone.
 fn external_local(base: &Base) -> Vec<Rule> {
-    let any = Part::Choose(vec![Field::Number], SetName::ExternalChoice);
-    let pod = from_pod(base, true).map(|parts| Rule::of(parts.into_iter().chain([any.clone()])));
-    let node = Rule::of([Part::LocalSource, Part::Mark(base.mark), any]);
-    pod.into_iter().chain([node, choose(SetName::LocalChoice), Rule::of([Part::Drop])]).collect()
+    let any = Statement::Choose(vec![Field::Number], SetName::ExternalChoice);
+    let pod = from_pod(base, true).map(|statements| Rule::of(statements.into_iter().chain([any.clone()])));
+    let node = Rule::of([Statement::LocalSource, Statement::Mark(base.mark), any]);
+    pod.into_iter().chain([node, choose(SetName::LocalChoice), Rule::of([Statement::Drop])]).collect()
 }
 
 /// Whether the source of a packet is in one of the ranges of its frontend. A hash is asked for each length of prefix that
@@ -266,25 +273,25 @@ fn sources(protocol: Protocol, lengths: PrefixLengths) -> Vec<Rule> {
     let of_length = |length: u8| {
         let kind = Field::Constant(SetName::range_kind(protocol, length));
         let fields = vec![Field::Destination, Field::Port, Field::SourceNetwork(length), kind];
-        Rule::of([Part::In { fields, set: SetName::SourceRanges, inside: true }, Part::Return])
+        Rule::of([Statement::In { fields, set: SetName::SourceRanges, inside: true }, Statement::Return])
     };
-    lengths.iter().map(of_length).chain([Rule::of([Part::Drop])]).collect()
+    lengths.iter().map(of_length).chain([Rule::of([Statement::Drop])]).collect()
 }
 
 /// What was marked, and a pod that reaches itself. A nat chain sees the first packet of a connection only, which is the one that
 /// has a number. (Where IPv4 forwards, the kernel has set the priority anew.) Others' connections keep their priority.
 fn postrouting(base: &Base) -> Vec<Rule> {
     vec![
-        Rule::of([Part::Translated, Part::HasNumber, Part::ClearNumber]),
-        Rule::of([Part::Marked(base.mark), Part::ToggleMark(base.mark), Part::Masquerade]),
+        Rule::of([Statement::Translated, Statement::HasNumber, Statement::ClearNumber]),
+        Rule::of([Statement::Marked(base.mark), Statement::ToggleMark(base.mark), Statement::Masquerade]),
         Rule::of([
-            Part::Translated,
-            Part::In {
+            Statement::Translated,
+            Statement::In {
                 fields: vec![Field::Source, Field::Destination, Field::Protocol, Field::Port],
                 set: SetName::Hairpin,
                 inside: true,
             },
-            Part::Masquerade,
+            Statement::Masquerade,
         ]),
     ]
 }
@@ -292,7 +299,12 @@ fn postrouting(base: &Base) -> Vec<Rule> {
 /// Adds flows to the flowtable that were translated and have had an answer. Of other protocols the kernel keeps none there.
 pub(crate) fn offload(protocols: &[Protocol]) -> Vec<Rule> {
     let of = |protocol: &Protocol| {
-        Rule::of([Part::Established, Part::Translated, Part::Protocol(*protocol), Part::Offload])
+        Rule::of([
+            Statement::Established,
+            Statement::Translated,
+            Statement::Protocol(*protocol),
+            Statement::Offload,
+        ])
     };
     protocols.iter().map(of).collect()
 }
@@ -300,7 +312,7 @@ pub(crate) fn offload(protocols: &[Protocol]) -> Vec<Rule> {
 /// To the endpoint that a map gives. nft writes ports only after a protocol that has some, hence one rule for each.
 fn translate(key: &[Field], map: SetName) -> Vec<Rule> {
     Protocol::ALL
-        .map(|protocol| Rule::of([Part::Protocol(protocol), Part::Translate(key.to_vec(), map)]))
+        .map(|protocol| Rule::of([Statement::Protocol(protocol), Statement::Translate(key.to_vec(), map)]))
         .into()
 }
 
@@ -315,12 +327,12 @@ const fn affinity_maps(choice: Choice) -> (SetName, SetName) {
 /// The packet has the number of the endpoint that the client had.
 fn affinity_kept(choice: Choice, count: u32, seconds: u32, group: u8) -> Vec<Rule> {
     let (_, endpoints) = affinity_maps(choice);
-    let mut rules = vec![Rule::of([Part::Remember { seconds, map: SetName::affinity(group) }])];
+    let mut rules = vec![Rule::of([Statement::Remember { seconds, map: SetName::affinity(group) }])];
     rules.extend(translate(&[Field::Number], endpoints));
     rules.extend([
-        Rule::of([Part::Forget { map: SetName::affinity(group) }]),
-        Rule::of([Part::SetNumberToService]),
-        Rule::of([Part::Goto(Chain::AffinityNew { choice, count, seconds, group })]),
+        Rule::of([Statement::Forget { map: SetName::affinity(group) }]),
+        Rule::of([Statement::SetNumberToService]),
+        Rule::of([Statement::Goto(Chain::AffinityNew { choice, count, seconds, group })]),
     ]);
     rules
 }
@@ -329,10 +341,10 @@ fn affinity_kept(choice: Choice, count: u32, seconds: u32, group: u8) -> Vec<Rul
 fn affinity_new(choice: Choice, count: u32, seconds: u32, group: u8) -> Vec<Rule> {
     let (slots, endpoints) = affinity_maps(choice);
     let mut rules = vec![
-        Rule::of([Part::SetNumber(slot(count).to_vec(), slots)]),
-        Rule::of([Part::Remember { seconds, map: SetName::affinity(group) }]),
+        Rule::of([Statement::SetNumber(slot(count).to_vec(), slots)]),
+        Rule::of([Statement::Remember { seconds, map: SetName::affinity(group) }]),
     ];
     rules.extend(translate(&[Field::Number], endpoints));
-    rules.push(Rule::of([Part::Drop]));
+    rules.push(Rule::of([Statement::Drop]));
     rules
 }

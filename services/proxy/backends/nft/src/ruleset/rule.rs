@@ -1,6 +1,6 @@
 //! One rule, and its text.
 //!
-//! Owns: [`Rule`], the parts of rules and how nft writes them. In and out: values.
+//! Owns: [`Rule`], the statements of rules and how nft writes them. In and out: values.
 
 use std::{
     fmt,
@@ -22,10 +22,10 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// A rule: what is matched and done, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
-    pub(crate) parts: Vec<Part>,
+    pub(crate) statements: Vec<Statement>,
 }
 
-/// A field of a packet that is a key, or part of one.
+/// A field of a packet that is a key, or statement of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Field {
     /// Source address.
@@ -54,7 +54,7 @@ pub(crate) enum Field {
 
 /// A match or statement.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Part {
+pub(crate) enum Statement {
     /// The first packet of a connection.
     New,
     /// Of a connection that has had an answer.
@@ -108,7 +108,7 @@ pub(crate) enum Part {
         seconds: u32,
         map: SetName,
     },
-    /// Removes what [`Part::Remember`] wrote.
+    /// Removes what [`Statement::Remember`] wrote.
     Forget {
         map: SetName,
     },
@@ -130,17 +130,17 @@ pub(crate) enum Part {
 }
 
 impl Rule {
-    pub(super) fn of(parts: impl IntoIterator<Item = Part>) -> Self {
-        Self { parts: parts.into_iter().collect() }
+    pub(super) fn of(statements: impl IntoIterator<Item = Statement>) -> Self {
+        Self { statements: statements.into_iter().collect() }
     }
 
     /// The rule in the language of nft, as it lists it (but for times, which it lists in hours too). Before 1.0.7, nft cannot read (but lists) the rules of the affinity
     /// chains in IPv6: it takes no key of more than 16 bytes in `update @map` and `delete @map`. The kernel takes them.
     #[must_use]
     pub fn text(&self, family: Family) -> String {
-        let parts: Vec<String> =
-            self.parts.iter().map(|part| PartText { part, family }.to_string()).collect();
-        parts.join(" ")
+        let statements: Vec<String> =
+            self.statements.iter().map(|statement| PartText { statement, family }.to_string()).collect();
+        statements.join(" ")
     }
 }
 
@@ -197,7 +197,7 @@ impl fmt::Display for FieldText {
 }
 
 struct PartText<'a> {
-    part: &'a Part,
+    statement: &'a Statement,
     family: Family,
 }
 
@@ -213,14 +213,14 @@ impl fmt::Display for PartText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ip = keyword(self.family);
         let not = |is: bool| if is { "" } else { "!= " };
-        match self.part {
-            Part::New => f.write_str("ct state new"),
-            Part::Established => f.write_str("ct state established"),
-            Part::Translated => f.write_str("ct status dnat"),
-            Part::Untranslated => f.write_str("ct status ! dnat"),
-            Part::LocalSource => f.write_str("fib saddr type local"),
-            Part::LocalDestination => f.write_str("fib daddr type local"),
-            Part::Address { field, net, inside } => {
+        match self.statement {
+            Statement::New => f.write_str("ct state new"),
+            Statement::Established => f.write_str("ct state established"),
+            Statement::Translated => f.write_str("ct status dnat"),
+            Statement::Untranslated => f.write_str("ct status ! dnat"),
+            Statement::LocalSource => f.write_str("fib saddr type local"),
+            Statement::LocalDestination => f.write_str("fib daddr type local"),
+            Statement::Address { field, net, inside } => {
                 let field = self.fields(&[*field]);
                 if net.prefix_len() == net.max_prefix_len() {
                     write!(f, "{field} {}{}", not(*inside), net.addr())
@@ -228,41 +228,45 @@ impl fmt::Display for PartText<'_> {
                     write!(f, "{field} {}{net}", not(*inside))
                 }
             }
-            Part::Interface { name, prefix, is } => {
+            Statement::Interface { name, prefix, is } => {
                 let star = if *prefix { "*" } else { "" };
                 write!(f, "iifname {}\"{}{star}\"", not(*is), interface_name(name))
             }
-            Part::Protocol(protocol) => write!(f, "meta l4proto {}", protocol.keyword()),
-            Part::Marked(bit) => write!(f, "meta mark & {bit:#010x} == {bit:#010x}"),
-            Part::In { fields, set, inside } => write!(f, "{} {}@{set}", self.fields(fields), not(*inside)),
-            Part::Mark(bit) => write!(f, "meta mark set meta mark | {bit:#010x}"),
-            Part::ToggleMark(bit) => write!(f, "meta mark set meta mark ^ {bit:#010x}"),
-            Part::SetNumber(fields, map) => {
+            Statement::Protocol(protocol) => write!(f, "meta l4proto {}", protocol.keyword()),
+            Statement::Marked(bit) => write!(f, "meta mark & {bit:#010x} == {bit:#010x}"),
+            Statement::In { fields, set, inside } => {
+                write!(f, "{} {}@{set}", self.fields(fields), not(*inside))
+            }
+            Statement::Mark(bit) => write!(f, "meta mark set meta mark | {bit:#010x}"),
+            Statement::ToggleMark(bit) => write!(f, "meta mark set meta mark ^ {bit:#010x}"),
+            Statement::SetNumber(fields, map) => {
                 write!(f, "meta priority set {} map @{map}", self.fields(fields))
             }
-            Part::SetNumberToService => write!(f, "meta priority set {}", self.fields(&[Field::Service])),
-            Part::CountsCluster => {
+            Statement::SetNumberToService => {
+                write!(f, "meta priority set {}", self.fields(&[Field::Service]))
+            }
+            Statement::CountsCluster => {
                 write!(f, "meta priority & {} == {}", Number::CLUSTER_MASK, Number::CLUSTER)
             }
-            Part::HasNumber => write!(f, "meta priority & {} != none", Number::SET_MASK),
-            Part::ClearNumber => f.write_str("meta priority set none"),
-            Part::Remember { seconds, map } => {
+            Statement::HasNumber => write!(f, "meta priority & {} != none", Number::SET_MASK),
+            Statement::ClearNumber => f.write_str("meta priority set none"),
+            Statement::Remember { seconds, map } => {
                 let key = self.fields(&[Field::Source, Field::Service]);
                 write!(f, "update @{map} {{ {key} timeout {seconds}s : meta priority }}")
             }
-            Part::Forget { map } => {
+            Statement::Forget { map } => {
                 let key = self.fields(&[Field::Source, Field::Service]);
                 write!(f, "delete @{map} {{ {key} : meta priority }}")
             }
-            Part::Choose(fields, map) => write!(f, "{} vmap @{map}", self.fields(fields)),
-            Part::Translate(fields, map) => write!(f, "dnat {ip} to {} map @{map}", self.fields(fields)),
-            Part::Masquerade => f.write_str("masquerade fully-random"),
-            Part::Offload => write!(f, "flow add @{FLOWTABLE}"),
-            Part::Reject => f.write_str("reject"),
-            Part::Drop => f.write_str("drop"),
-            Part::Return => f.write_str("return"),
-            Part::Goto(chain) => write!(f, "goto {chain}"),
-            Part::Jump(chain) => write!(f, "jump {chain}"),
+            Statement::Choose(fields, map) => write!(f, "{} vmap @{map}", self.fields(fields)),
+            Statement::Translate(fields, map) => write!(f, "dnat {ip} to {} map @{map}", self.fields(fields)),
+            Statement::Masquerade => f.write_str("masquerade fully-random"),
+            Statement::Offload => write!(f, "flow add @{FLOWTABLE}"),
+            Statement::Reject => f.write_str("reject"),
+            Statement::Drop => f.write_str("drop"),
+            Statement::Return => f.write_str("return"),
+            Statement::Goto(chain) => write!(f, "goto {chain}"),
+            Statement::Jump(chain) => write!(f, "jump {chain}"),
         }
     }
 }

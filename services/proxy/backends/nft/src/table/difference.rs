@@ -66,11 +66,12 @@ impl Table {
     }
 
     pub(super) fn differ(&self, found: Option<Found>) -> Difference {
-        let family = self.family();
         let Some(mut found) = found else {
-            let none = BTreeSet::new();
             return Difference {
-                devices: self.devices.as_ref().map_or(Vec::new(), |wanted| device_changes(&none, wanted)),
+                devices: self
+                    .devices
+                    .as_ref()
+                    .map_or(Vec::new(), |wanted| device_changes(&BTreeSet::new(), wanted)),
                 first: self.structure(),
                 ops: self.plan.difference(HashMap::new()),
                 kept: self.wanted_chains(),
@@ -78,83 +79,77 @@ impl Table {
                 ..Difference::default()
             };
         };
-        let (absent, wrong): (Vec<_>, Vec<_>) = SetName::ALL
-            .into_iter()
-            .filter(|&set| !found.set_is(family, set))
-            .partition(|set| !found.has_set(*set));
-        let used = self.used_chains();
-        let counted = self.wanted_chains();
-        let fixed = self.fixed();
-        let hooked_wrongly = fixed.iter().any(|&chain| found.has_chain(chain) && !found.hook_is(chain));
-        let flowtable = found.flowtables().get(FLOWTABLE).filter(|_| self.offloads());
-        let other_flowtable = flowtable.is_some_and(|flowtable| !flowtable.is_ours());
-        if !wrong.is_empty() || hooked_wrongly || other_flowtable {
-            return Difference {
-                rebuild: true,
-                ops: self.plan.difference(HashMap::new()),
-                kept: counted,
-                ..Difference::default()
-            };
+        if self.needs_another_table(&found) {
+            let ops = self.plan.difference(HashMap::new());
+            return Difference { rebuild: true, ops, kept: self.wanted_chains(), ..Difference::default() };
         }
-        let mut first: Vec<Change> = absent.into_iter().map(Change::MakeSet).collect();
-        let former = Chain::OFFLOAD.into_iter().filter(|&chain| Some(chain) != self.offload_chain());
-        let former: Vec<Change> =
-            former.filter(|&chain| found.has_chain(chain)).map(Change::DeleteChain).collect();
-        // The flows of the former chain end with their flowtable.
-        let flowtable = flowtable.filter(|_| former.is_empty());
-        let mut last = Vec::new();
-        if self.offloads() {
-            first.extend(former);
-            if flowtable.is_none() {
-                let old = found.flowtables().contains_key(FLOWTABLE);
-                first.extend(old.then(|| Change::DeleteFlowtable(FLOWTABLE.to_owned())));
-                first.push(Change::MakeFlowtable);
-            }
-        } else {
-            last.extend(former);
-        }
-        let devices = match (&self.devices, flowtable) {
-            (Some(wanted), Some(flowtable)) => device_changes(&flowtable.devices, wanted),
-            (Some(wanted), None) => device_changes(&BTreeSet::new(), wanted),
-            (None, _) => Vec::new(),
-        };
-        let (mut fresh, mut prepared, mut rewritten) = (Vec::new(), Vec::new(), Vec::new());
-        for &chain in fixed.iter().chain(&counted) {
-            if !found.has_chain(chain) {
-                let unused = chain.is_prepared() && !used.contains(&chain);
-                if unused { &mut prepared } else { &mut fresh }.push(chain);
-            } else {
-                let wanted = rules(&self.base, chain);
-                if !found.chain_is(family, chain, &wanted) {
-                    rewritten.push(Change::Rules(chain, wanted));
-                }
-            }
-        }
-        make_chains(&self.base, &fresh, &mut first);
-        first.extend(rewritten);
-        let left: Vec<Chain> = found
-            .chains()
-            .filter(|chain| !Chain::FIXED.contains(chain) && !counted.contains(chain))
-            .filter(|chain| !Chain::OFFLOAD.contains(chain))
-            .collect();
+        let slots = found.set(SetName::Slots).map_or(0, |set| set.count);
+        let mut difference = Difference { slots, ..Difference::default() };
+        let absent = SetName::ALL.into_iter().filter(|set| !found.has_set(*set));
+        difference.first.extend(absent.map(Change::MakeSet));
+        self.differ_in_flowtables(&found, &mut difference);
+        self.differ_in_chains(&found, &mut difference);
+        let Difference { last, .. } = &mut difference;
         last.extend(found.unknown_chains().map(|name| Change::DeleteChainNamed(name.to_owned())));
         last.extend(found.unknown_sets().map(|name| Change::DeleteSetNamed(name.to_owned())));
         let flowtables = found.flowtables().keys();
         let surplus = flowtables.filter(|name| !self.offloads() || name.as_str() != FLOWTABLE);
         last.extend(surplus.cloned().map(Change::DeleteFlowtable));
-        let missing = |chain: &Chain| prepared.contains(chain);
-        let kept = counted.iter().copied().filter(|chain| !missing(chain)).chain(left).collect();
-        Difference {
-            rebuild: false,
-            absent: false,
-            slots: found.set(SetName::Slots).map_or(0, |set| set.count),
-            prepared,
-            first,
-            ops: self.plan.difference(found.take_elements()),
-            last,
-            devices,
-            kept,
+        difference.ops = self.plan.difference(found.take_elements());
+        difference
+    }
+
+    /// Whether something has our name and cannot be changed into ours.
+    fn needs_another_table(&self, found: &Found) -> bool {
+        let is_other_set = |&set: &SetName| found.has_set(set) && !found.set_is(self.family(), set);
+        let is_hooked_wrongly = |&chain: &Chain| found.has_chain(chain) && !found.hook_is(chain);
+        let flowtable = found.flowtables().get(FLOWTABLE).filter(|_| self.offloads());
+        SetName::ALL.iter().any(is_other_set)
+            || self.fixed().iter().any(is_hooked_wrongly)
+            || flowtable.is_some_and(|flowtable| !flowtable.is_ours())
+    }
+
+    fn differ_in_flowtables(&self, found: &Found, difference: &mut Difference) {
+        let former: Vec<Change> = Chain::OFFLOAD
+            .into_iter()
+            .filter(|&chain| Some(chain) != self.offload_chain() && found.has_chain(chain))
+            .map(Change::DeleteChain)
+            .collect();
+        let Some(wanted) = &self.devices else {
+            difference.last.extend(former);
+            return;
+        };
+        let flowtable = found.flowtables().get(FLOWTABLE);
+        // The flows of the former chain end with their flowtable.
+        let kept = flowtable.filter(|_| former.is_empty());
+        difference.first.extend(former);
+        if kept.is_none() {
+            let old = flowtable.map(|_| Change::DeleteFlowtable(FLOWTABLE.to_owned()));
+            difference.first.extend(old.into_iter().chain([Change::MakeFlowtable]));
         }
+        let none = BTreeSet::new();
+        difference.devices = device_changes(kept.map_or(&none, |flowtable| &flowtable.devices), wanted);
+    }
+
+    fn differ_in_chains(&self, found: &Found, difference: &mut Difference) {
+        let (used, counted) = (self.used_chains(), self.wanted_chains());
+        let (mut fresh, mut rewritten) = (Vec::new(), Vec::new());
+        for &chain in self.fixed().iter().chain(&counted) {
+            if !found.has_chain(chain) {
+                let is_unused = chain.is_prepared() && !used.contains(&chain);
+                if is_unused { &mut difference.prepared } else { &mut fresh }.push(chain);
+            } else {
+                let wanted = rules(&self.base, chain);
+                if !found.chain_is(self.family(), chain, &wanted) {
+                    rewritten.push(Change::Rules(chain, wanted));
+                }
+            }
+        }
+        make_chains(&self.base, &fresh, &mut difference.first);
+        difference.first.extend(rewritten);
+        let is_fixed = |chain: &Chain| Chain::FIXED.contains(chain) || Chain::OFFLOAD.contains(chain);
+        difference.kept = found.chains().filter(|chain| !is_fixed(chain)).collect();
+        difference.kept.extend(counted.into_iter().filter(|chain| !difference.prepared.contains(chain)));
     }
 }
 

@@ -11,7 +11,7 @@ use super::Table;
 use crate::{
     chain::Chain,
     flowtable::{device_changes, one_by_one},
-    kernel::{KernelError, Tables},
+    kernel::{KernelError, NfTables},
 };
 
 /// What became of the interfaces of the flowtable.
@@ -72,7 +72,7 @@ impl Table {
     ///
     /// # Errors
     /// The kernel does not say which interfaces the flowtable has.
-    pub(crate) fn sync_devices(&mut self, tables: &mut dyn Tables) -> Result<DeviceSync, KernelError> {
+    pub(crate) fn sync_devices(&mut self, tables: &mut dyn NfTables) -> Result<DeviceSync, KernelError> {
         let mut done = DeviceSync::default();
         let Some(wanted) = &self.devices else { return Ok(done) };
         // Without a flowtable, the table is not as it was left, which checks and syncs find out.

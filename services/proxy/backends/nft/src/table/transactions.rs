@@ -1,6 +1,6 @@
 //! Transactions that bring a table up to date.
 //!
-//! Owns: their size and order, and how often one is tried. In: what is to be changed. Out: transactions, by [`Tables`].
+//! Owns: their size and order, and how often one is tried. In: what is to be changed. Out: transactions, by [`NfTables`].
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -14,7 +14,7 @@ use super::{CHUNK, ONE_TRANSACTION, Table, difference::Difference};
 use crate::{
     chain::Chain,
     element::{Element, Op, SetName},
-    kernel::{Change, Elements, KernelError, Kind, Tables},
+    kernel::{Change, Elements, ErrorKind, KernelError, NfTables},
     plan::in_order,
 };
 
@@ -23,10 +23,14 @@ const TRIES: u32 = 5;
 
 impl Table {
     /// Where there is no table: all of it, element by element as the plan has them, without a list of them in memory.
-    pub(super) fn fill(&mut self, tables: &mut dyn Tables, outcome: &mut Outcome) -> Result<(), KernelError> {
+    pub(super) fn fill(
+        &mut self,
+        tables: &mut dyn NfTables,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
         let mut changes = self.structure();
         outcome.structure = changes.len();
-        let total: usize = SetName::ALL.iter().map(|&set| self.plan.counts().elements(set)).sum();
+        let total = self.plan.counts().all_elements();
         let chunk = if total <= ONE_TRANSACTION { usize::MAX } else { CHUNK };
         let mut transactions = 0;
         let Self { plan, base, .. } = self;
@@ -57,7 +61,7 @@ impl Table {
     /// Where there is a table.
     pub(super) fn repair(
         &mut self,
-        tables: &mut dyn Tables,
+        tables: &mut dyn NfTables,
         mut difference: Difference,
         outcome: &mut Outcome,
     ) -> Result<(), KernelError> {
@@ -78,7 +82,7 @@ impl Table {
     }
 
     /// Those of the operations that are still needed, by the elements that the kernel has now.
-    pub(super) fn verify(&self, ops: Vec<Op>, tables: &mut dyn Tables) -> Result<Vec<Op>, KernelError> {
+    pub(super) fn verify(&self, ops: Vec<Op>, tables: &mut dyn NfTables) -> Result<Vec<Op>, KernelError> {
         let family = self.family();
         let mut intervals: HashMap<SetName, Elements> = HashMap::new();
         let mut needed = Vec::new();
@@ -87,11 +91,11 @@ impl Table {
             let (set, key) = (element.set, element.key);
             let current = if set.is_interval() {
                 if let Entry::Vacant(vacant) = intervals.entry(set) {
-                    vacant.insert(tables.read_set(family, set)?);
+                    vacant.insert(tables.netlink().read_set(family, set)?);
                 }
                 intervals.get(&set).and_then(|all| all.get(&(set, key)).copied())
             } else {
-                tables.get(family, set, &key)?
+                tables.netlink().get(family, set, &key)?
             };
             let current = current.map(|(key_end, value)| Element { set, key, key_end, value });
             let wanted = (!matches!(op, Op::Delete(_))).then_some(element);
@@ -109,7 +113,7 @@ impl Table {
     /// clients were bound to by affinity is lost.
     fn rebuild(
         &mut self,
-        tables: &mut dyn Tables,
+        tables: &mut dyn NfTables,
         difference: &Difference,
         outcome: &mut Outcome,
     ) -> Result<(), KernelError> {
@@ -127,7 +131,7 @@ impl Table {
     /// Commits structure and elements: at once if they are few, else in an order that is good for traffic.
     pub(super) fn load(
         &mut self,
-        tables: &mut dyn Tables,
+        tables: &mut dyn NfTables,
         mut changes: Vec<Change>,
         ops: Vec<Op>,
         outcome: &mut Outcome,
@@ -149,7 +153,7 @@ impl Table {
 
     pub(super) fn commit(
         &mut self,
-        tables: &mut dyn Tables,
+        tables: &mut dyn NfTables,
         changes: &[Change],
         outcome: &mut Outcome,
     ) -> Result<(), KernelError> {
@@ -161,11 +165,11 @@ impl Table {
 }
 
 /// One transaction; what passes is waited for.
-fn commit(family: Family, tables: &mut dyn Tables, changes: &[Change]) -> Result<(), KernelError> {
+fn commit(family: Family, tables: &mut dyn NfTables, changes: &[Change]) -> Result<(), KernelError> {
     let mut tries = 1;
     loop {
         match tables.commit(family, changes) {
-            Err(error) if error.kind() == Kind::Retry && tries < TRIES => {
+            Err(error) if error.kind() == ErrorKind::Retry && tries < TRIES => {
                 tracing::debug!(%family, %error, tries, "retrying a transaction");
                 std::thread::sleep(Duration::from_millis(1 << tries));
                 tries += 1;

@@ -28,10 +28,7 @@ use keelson_proxy::{
     options::{DetectLocal, Options},
     sync::{CHECK_INTERVAL, Checked, SyncLoop},
 };
-use keelson_proxy_nft::{
-    Nft,
-    kernel::{Netlink, Tables as _},
-};
+use keelson_proxy_nft::{Nft, kernel::Netlink};
 use nix::sched::{CloneFlags, setns};
 
 /// Where the Service is, and where its endpoints listen.

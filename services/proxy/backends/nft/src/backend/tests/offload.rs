@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_proxy::addresses::InterfacePattern;
 
 use super::*;
-use crate::ruleset::{FLOWTABLE, Rule};
+use crate::{
+    flowtable::FoundFlowtable,
+    ruleset::{FLOWTABLE, Rule},
+};
 
 /// What the imitated kernel has of a family.
 #[derive(Clone, Default)]
@@ -104,7 +107,11 @@ impl Imitation {
     }
 }
 
-impl Tables for Imitation {
+impl NfTables for Imitation {
+    fn netlink(&mut self) -> &mut Netlink {
+        &mut self.kernel
+    }
+
     fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
         let mut after = self.imitated(family);
         let mut real = Vec::new();
@@ -182,10 +189,6 @@ impl Tables for Imitation {
         Ok(self.with(family, found))
     }
 
-    fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
-        self.kernel.affinity_clients(family)
-    }
-
     fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
         Ok(self.imitated(family).flowtables.remove(FLOWTABLE))
     }
@@ -194,30 +197,6 @@ impl Tables for Imitation {
         let unsupported =
             KernelError::Unsupported { feature: "nftables flowtables".to_owned(), errno: Errno::ENOENT };
         if self.shared.0.lock().unwrap().has_none { Err(unsupported) } else { Ok(()) }
-    }
-
-    fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
-        self.kernel.read_set(family, set)
-    }
-
-    fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
-        self.kernel.get(family, set, key)
-    }
-
-    fn generation(&mut self) -> Result<Generation, KernelError> {
-        self.kernel.generation()
-    }
-
-    fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
-        self.kernel.tables()
-    }
-
-    fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
-        self.kernel.has_chain(family, table, chain)
-    }
-
-    fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
-        self.kernel.delete_table(family, name)
     }
 }
 

@@ -312,8 +312,8 @@ fn ipv6() {
         node_ports: NodePortMatch::AllLocal,
     };
     let local = vec![ip("2001:db8::1"), ip("::1")];
-    let place = Place { base: &base, plan: &plan, local: &local, offload: None };
-    let way = |target: &str, from: &str| short(&explain(&place, &question(target, from)).ways[0]);
+    let context = RuleContext { base: &base, plan: &plan, local: &local, offload: None };
+    let way = |target: &str, from: &str| short(&explain(&context, &question(target, from)).ways[0]);
     let both = "forwarded [fd00:10::2] [fd00:10::3]";
     assert_eq!(way("[fd00:96::a]:80", "pod"), format!("{both} -M"));
     assert_eq!(way("[2001:db8::1]:30080", "2001:db8:7::7"), format!("{both} +M"));

@@ -16,7 +16,7 @@ use keelson_proxy::{
     options::Detector,
 };
 
-use super::{Place, Table, explain};
+use super::{ReachableElements, RuleContext, explain};
 use crate::{
     chain::Chain,
     plan::{Existing, NodeFacts, Plan},
@@ -73,12 +73,12 @@ impl World {
         self
     }
 
-    fn place(&self) -> Place<'_> {
-        Place { base: &self.base, plan: &self.plan, local: &self.local, offload: self.offload }
+    fn context(&self) -> RuleContext<'_> {
+        RuleContext { base: &self.base, plan: &self.plan, local: &self.local, offload: self.offload }
     }
 
     fn explain(&self, target: &str, from: &str) -> pb::Explanation {
-        explain(&self.place(), &question(target, from))
+        explain(&self.context(), &question(target, from))
     }
 
     /// The only way, in short: `forwarded 10.244.0.2:8080 10.244.1.2:8080 +M`.
@@ -97,21 +97,21 @@ impl World {
 }
 
 fn question(target: &str, from: &str) -> Question {
-    Question::new(target.parse::<Target>().unwrap(), from.parse::<Sender>().unwrap()).unwrap()
+    Question::new(target.parse::<Target>().unwrap(), from.parse::<Source>().unwrap()).unwrap()
 }
 
 /// Verdict, endpoints in order, and whether it is masqueraded.
 fn short(way: &pb::Way) -> String {
     let mut endpoints = way.endpoints.clone();
     endpoints.sort();
-    let mut words = vec![way.verdict.clone()];
-    words.extend(endpoints.iter().map(|endpoint| {
+    let mut format = vec![way.verdict.clone()];
+    format.extend(endpoints.iter().map(|endpoint| {
         endpoint.trim_end_matches(":8080").replace("10.244.0.", "L").replace("10.244.1.", "R")
     }));
     if way.verdict == "forwarded" {
-        words.push(if way.masqueraded { "+M" } else { "-M" }.into());
+        format.push(if way.masqueraded { "+M" } else { "-M" }.into());
     }
-    words.join(" ")
+    format.join(" ")
 }
 
 fn ip(text: &str) -> IpAddr {

@@ -189,28 +189,28 @@ proptest! {
     #[test]
     fn explanations_are_what_services_mean(setup in setup()) {
         let world = setup.world();
-        let whole = Table::of(world.plan.elements());
+        let whole = ReachableElements::of(world.plan.elements());
         for target in targets() {
             for from in PODS.iter().chain(&OUTSIDE).chain(&[N]).map(|from| ip(from)) {
                 let question = Question::new(target, Source::Address(from)).unwrap();
-                let told = explain(&world.place(), &question);
+                let told = explain(&world.context(), &question);
                 prop_assert_eq!(told.ways.len(), 1);
                 prop_assert_eq!(
                     short(&told.ways[0]), setup.expected(&world, target, from), "{} -> {}: {:#?}", from, target, told
                 );
-                prop_assert_eq!(&told, &meeting(&world.place(), &whole, &question), "not all elements were looked at");
+                prop_assert_eq!(&told, &meeting(&world.context(), &whole, &question), "not all elements were looked at");
             }
         }
     }
 
-    /// Kinds of senders are told the same as one of the kind.
+    /// Kinds of sources are told the same as one of the kind.
     #[test]
     fn kinds_are_like_their_members(setup in setup()) {
         let world = setup.world();
         for target in targets() {
             for (kind, members) in [(Source::Pod, &PODS[..]), (Source::Outside, &OUTSIDE[..2]), (Source::Node, &[N][..])] {
                 let ways = |from| -> BTreeSet<String> {
-                    let told = explain(&world.place(), &Question::new(target, from).unwrap());
+                    let told = explain(&world.context(), &Question::new(target, from).unwrap());
                     told.ways.iter().map(short).collect()
                 };
                 let of_kind = ways(kind);

@@ -43,7 +43,7 @@ impl Walk<'_> {
             [Field::Number] => packet.numbers.iter().map(|number| Key::new().number(*number)).collect(),
             other => vec![self.key(other, packet)?],
         };
-        let value = |key: &Key| match self.table.get(map, *key)?.value {
+        let value = |key: &Key| match self.elements.get(map, *key)?.value {
             Value::Data(value) => Some(value),
             Value::None | Value::Verdict(_) => None,
         };
@@ -69,7 +69,7 @@ impl Walk<'_> {
         };
         fields.iter().try_fold(Key::new(), |key, field| {
             Some(match field {
-                Field::Source => key.ip(self.sender.address?),
+                Field::Source => key.ip(self.source.address?),
                 Field::Destination => key.ip(packet.destination),
                 Field::Protocol => key.protocol(self.target.protocol),
                 Field::Port => key.port(packet.port),

@@ -12,7 +12,12 @@ use super::{AffinityClients, Counts, Found, KernelError, Netlink, TABLE, Unanswe
 use crate::{element::SetName, kernel::codec::attributes};
 
 impl Netlink {
-    pub(super) fn count_affinity(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
+    /// Counts the clients that the kernel remembers. `None`: there is no such table, or it is being made. Kernels before 6.16 do
+    /// not count, so all of them are read.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
         self.retry(QUESTION, |netlink| {
             let mut found = Found::default();
             let counts = netlink.read_sets(family, &mut found);
@@ -77,10 +82,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::{
-        kernel::{Change, Tables},
-        testing::in_namespace,
-    };
+    use crate::{kernel::Change, testing::in_namespace};
 
     fn nft(command: &str) {
         let output = Command::new("nft").arg(command).output().expect("the program nft (package nftables)");

@@ -31,12 +31,20 @@ impl Netlink {
         Ok(flowtables)
     }
 
-    pub(super) fn our_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
+    /// Reads our flowtable. `None`: there is no such flowtable.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
         const QUESTION: &str = "the flowtables of the table";
         self.retry(QUESTION, |netlink| Ok(netlink.flowtables(family)?.remove(FLOWTABLE)))
     }
 
-    pub(super) fn try_to_make_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
+    /// Tries out whether the kernel has flowtables, and leaves nothing of it.
+    ///
+    /// # Errors
+    /// It has none ([`KernelError::is_unsupported`]), or does not answer.
+    pub fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
         self.drain();
         let batch = Batch::try_flowtable(family, self.sequence);
         self.sequence = self.sequence.wrapping_add(batch.messages());

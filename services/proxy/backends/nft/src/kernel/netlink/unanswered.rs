@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use crate::kernel::{
     KernelError,
-    error::{Kind, kind_of},
+    error::{ErrorKind, kind_of},
 };
 
 /// Why a question was not answered.
@@ -30,7 +30,7 @@ impl Unanswered {
             errno => KernelError::Question { question: question.to_owned(), errno },
         };
         // EINTR in the middle of a dump, EAGAIN and the like: it is asked again.
-        if kind_of(errno) == Kind::Retry { Self::Disturbed } else { Self::Refused(errno, error) }
+        if kind_of(errno) == ErrorKind::Retry { Self::Disturbed } else { Self::Refused(errno, error) }
     }
 
     pub(super) fn into_error(self, question: &str) -> KernelError {

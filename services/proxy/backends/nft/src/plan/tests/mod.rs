@@ -16,6 +16,16 @@ use crate::{
     element::{KEY_MAX, Verdict},
 };
 
+impl Plan {
+    fn delete(&mut self, service: &ServiceName) {
+        self.set(service, Vec::new());
+    }
+
+    fn service_ports_of(&self, service: &ServiceName) -> impl Iterator<Item = PortView<'_>> {
+        self.service_ports().filter(move |port| port.service == service)
+    }
+}
+
 /// The sets of a table, as strict as the kernel.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Table(pub(super) Kernel);

@@ -117,7 +117,7 @@ fn tell(plan: &mut Plan, told: &mut Told, events: &[Event]) {
                 told.services.insert(service, ports);
             }
             Event::Delete(service) => {
-                plan.delete(&ServiceName::new("default", SERVICES[service]));
+                plan.set(&ServiceName::new("default", SERVICES[service]), Vec::new());
                 told.services.remove(&service);
             }
             Event::Facts(facts) => {

@@ -26,7 +26,7 @@ fn started(ports: impl IntoIterator<Item = ServicePort>) -> (Plan, Table) {
 }
 
 fn number_of(plan: &Plan, service: &str) -> Option<u32> {
-    plan.service_ports_of(&name(service)).next()?.number().map(|number| number.0)
+    plan.service_ports_of(&name(service)).next()?.number.map(|number| number.0)
 }
 
 fn tell(ops: &[Op]) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! The elements that a packet can meet.
 //!
-//! Owns: [`Table`]. In: the plan. Out: elements by set and key, as the kernel finds them.
+//! Owns: [`ReachableElements`]. In: the plan. Out: elements by set and key, as the kernel finds them.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -14,15 +14,15 @@ use crate::{
 
 /// A part of the table.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct ReachableElements {
     exact: HashMap<(SetName, Key), Element>,
     intervals: Vec<Element>,
 }
 
-impl Table {
+impl ReachableElements {
     /// Everything that a packet to `target` can meet, wherever it is sent on to.
-    pub(super) fn around(plan: &Plan, target: Target) -> Self {
-        Self::of(plan.elements_around(target.address, target.protocol, target.port))
+    pub(super) fn of_target(plan: &Plan, target: Target) -> Self {
+        Self::of(plan.reachable_elements(target.address, target.protocol, target.port))
     }
 
     pub(super) fn of(elements: impl IntoIterator<Item = Element>) -> Self {

@@ -1,6 +1,6 @@
-//! What a packet can meet of a plan.
+//! The elements of a plan that a packet can meet.
 //!
-//! Owns: [`Plan::elements_around`]. In: an address and port. Out: elements, without computing all the others.
+//! Owns: [`Plan::reachable_elements`]. In: an address and port. Out: elements, without computing all the others.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -13,7 +13,7 @@ impl Plan {
     /// Every element that a packet to there can meet on its way to an endpoint, some more among them, none twice: those of
     /// the frontends that it can be taken for, of their service ports, of the endpoints that it may be sent to, and the few
     /// that are there for all.
-    pub(crate) fn elements_around(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Vec<Element> {
+    pub(crate) fn reachable_elements(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Vec<Element> {
         let mut frontends =
             vec![Frontend::Address { ip, protocol, port }, Frontend::NodePort { protocol, port }];
         let mut addresses = vec![ip];
