@@ -1,4 +1,4 @@
-//! Telling the agent how the proxy fares, so that it is shown there.
+//! Reports the status of the proxy to the agent, which shows it.
 //!
 //! Owns: one task. In: changes of what there is to show. Out: `keelson.endpoints.v1.Endpoints/Report`, at most one a second and
 //! at least one in ten. The agent does nothing with it but show it; that it cannot be reached is known elsewhere.

@@ -1,7 +1,7 @@
-//! How a proxy lets itself be looked at.
+//! What the debug API shows of a proxy.
 //!
-//! Owns: [`View`]. In: questions of the debug endpoint. Out: what [`Shared`] knows, in the words of `proxy.proto`. Whoever
-//! asks waits for the kernel's work on a thread for such waits, never on the servers' own.
+//! Owns: [`View`]. In: calls of the debug API. Out: what [`Shared`] knows, as messages of `proxy.proto`. A call waits for the
+//! kernel's work on a thread for such waits, never on the servers' own.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ use crate::{
 /// Printed text is handed on in pieces of about this many bytes.
 const PIECE: usize = 64 * 1024;
 
-/// Between two copies of the ruleset, each of which takes the programmer for some milliseconds.
+/// Between two copies of the ruleset, each of which holds the sync loop for some milliseconds.
 const PRINT_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -95,7 +95,7 @@ impl ProxyView for View {
     }
 
     async fn print(&self) -> Result<Chunks, ViewError> {
-        // Whoever asks again and again must not keep the programmer busy.
+        // A client that asks again and again must not keep the sync loop busy.
         let mut last = self.last_print.lock().await;
         if let Some(last) = *last {
             tokio::time::sleep_until(last + PRINT_PAUSE).await;

@@ -104,7 +104,7 @@ async fn the_ruleset_as_text() {
     assert_eq!(get(&fake, "/debug/print").await.0, StatusCode::SERVICE_UNAVAILABLE);
 }
 
-/// P16: a few print at a time, from copies; the programmer waits for none of them.
+/// P16: a few print at a time, from copies; the sync loop waits for none of them.
 #[tokio::test]
 async fn p16_rulesets_that_are_written_at_once_are_bounded() {
     let fake = Fake::new();

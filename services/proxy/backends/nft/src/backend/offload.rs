@@ -1,6 +1,6 @@
 //! Offload of established flows: whether each family has it, and the interfaces of its flowtable.
 //!
-//! Owns: [`Offload`]. In: the node's interfaces, time. Out: transactions of [`Table::sync_devices`]; words for the state.
+//! Owns: [`Offload`]. In: the node's interfaces, time. Out: transactions of [`Table::sync_devices`]; lines for the state.
 //! Nothing here delays a Service: what the kernel refuses is retried, and flows are forwarded as without the flowtable.
 //!
 //! [`Table::sync_devices`]: crate::table::Table::sync_devices

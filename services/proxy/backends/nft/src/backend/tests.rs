@@ -27,7 +27,7 @@ mod pace;
 mod scale;
 mod single_stack;
 
-/// The kernel, behind somebody who loses or refuses transactions when told to.
+/// The kernel, behind a layer that loses or refuses transactions by a script.
 struct Flaky {
     kernel: Netlink,
     script: Script,

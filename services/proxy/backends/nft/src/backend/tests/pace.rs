@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn p14_changes_of_a_burst_are_gathered_and_a_quiet_programmer_commits_at_once() {
+fn p14_changes_of_a_burst_are_gathered_and_a_quiet_sync_loop_commits_at_once() {
     in_namespace(|| {
         let period = Duration::from_secs(1);
         let mut stage = Stage::with(Options { min_sync_period: period, ..options() });
