@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use keelson_pulls::request::{CredentialsSalt, ImageName, PullCall};
-use keelson_cri::front::grpc;
+use keelson_serve::grpc::frame;
 use keelson_proto::{PULL_OPTION_ANNOTATION, cri};
 use libfuzzer_sys::fuzz_target;
 use prost::Message as _;
@@ -15,8 +15,8 @@ static SALT: LazyLock<CredentialsSalt> = LazyLock::new(CredentialsSalt::random);
 
 fuzz_target!(|data: &[u8]| {
     let body = Bytes::copy_from_slice(data);
-    if let Ok(message) = grpc::unframe(body.clone()) {
-        assert_eq!(grpc::frame(&message), body, "a message that was taken is the whole body");
+    if let Ok(message) = frame::unframe(body.clone()) {
+        assert_eq!(frame::frame(&message), body, "a message that was taken is the whole body");
         decode(message);
     }
     // Nearly all inputs break the five bytes of the prefix: look behind it as well.

@@ -86,5 +86,12 @@ pub const PULL_OPTIONS_HEADER: &str = "keelson-pull-options";
 /// The value of [`PULL_OPTIONS_HEADER`] that stands for [`PULL_OPTION_ANNOTATION`].
 pub const PULL_OPTION_MAX_PARALLEL: &str = "max-parallel-image-pulls";
 
+/// A time as the APIs have it: milliseconds since the Unix epoch; 0 before it.
+#[must_use]
+pub fn unix_ms(at: std::time::SystemTime) -> i64 {
+    let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
 /// The gRPC status codes, named once for crates that do not speak gRPC themselves.
 pub use tonic::Code;

@@ -4,7 +4,7 @@
 //! system's wall clock. Out: [`Now`]. Decisions use the monotonic part only; the wall part is for
 //! people and for records that outlive the process.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -56,7 +56,5 @@ impl Clock {
 /// The wall clock in milliseconds since the Unix epoch; 0 on a machine set before it.
 #[must_use]
 pub fn unix_ms() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    keelson_proto::unix_ms(SystemTime::now())
 }

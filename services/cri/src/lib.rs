@@ -7,5 +7,4 @@
 //! implements the trait that the actors declare.
 
 pub mod front;
-pub mod listen;
 pub mod runtime;

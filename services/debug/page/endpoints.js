@@ -4,6 +4,7 @@
 import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { explanationOf } from "./explanation.js";
 import { bytes, duration, number, plural, statusWord } from "./format.js";
+import { ask } from "./process.js";
 
 const SHOWN = 200;
 const FOLDED = 10; // So many until one asks for the rest, or looks for some.
@@ -27,14 +28,7 @@ const filter = () => byId("services-filter").value.trim();
 const revision = () => `${last.endpoints.instance_id}/${last.endpoints.rev}`;
 const nameOf = (service) => `${service.namespace}/${service.name}`;
 
-async function ask(path) {
-  const response = await fetch(path, { signal: AbortSignal.timeout(10_000) });
-  const document = await response.json();
-  if (!response.ok) throw new Error(document.error);
-  return document;
-}
-
-// ---- how the chore fares ----
+// ---- status ----
 
 const forAges = (since, clock) => (since ? ` for ${duration(clock.now - since)}` : "");
 

@@ -1,17 +1,10 @@
 // One Service explained. In: a document of /debug/endpoints/NAMESPACE/NAME. Out: elements.
 
-import { make } from "./dom.js";
-import { number, plural } from "./format.js";
+import { badge, make, rawLink, verdict } from "./dom.js";
+import { listed, number, plural } from "./format.js";
 
 const SHOWN = 100; // Endpoints of a family; the document has all.
 const NAMED = 6; // Endpoints in a line on traffic.
-const VERDICTS = { forwarded: "good", dropped: "bad", rejected: "bad" };
-
-function badge(label, tone = "") {
-  const made = make("span", "badge", label);
-  made.dataset.tone = tone;
-  return made;
-}
 
 function table(label, titles, rows) {
   const head = make("tr", "", ...titles.map((title) => {
@@ -51,13 +44,11 @@ function facts(explanation) {
 }
 
 function trafficRow(traffic) {
-  const named = traffic.endpoints.slice(0, NAMED).join(", ");
-  const more = traffic.endpoints.length - NAMED;
   return row(
     traffic.from,
     traffic.to,
-    badge(traffic.verdict, VERDICTS[traffic.verdict]),
-    more > 0 ? `${named} and ${number(more)} more` : named || "–",
+    verdict(traffic.verdict),
+    listed(traffic.endpoints, NAMED) || "–",
     traffic.reason,
   );
 }
@@ -130,8 +121,7 @@ export function explanationOf(explanation) {
       row(slice.name, slice.address_type, plural(slice.endpoints, "endpoint"), badge(slice.used ? "used" : "not used", slice.used ? "good" : "busy"), slice.reason));
     parts.push(make("h3", "", "EndpointSlices"), table("EndpointSlices", ["Slice", "Addresses", "Endpoints", "Used", "Why"], rows));
   }
-  const raw = make("a", "small", "as JSON");
-  raw.href = `/debug/endpoints/${encodeURIComponent(explanation.namespace)}/${encodeURIComponent(explanation.name)}`;
-  parts.push(make("p", "", raw));
+  const address = [explanation.namespace, explanation.name].map(encodeURIComponent).join("/");
+  parts.push(make("p", "", rawLink(`/debug/endpoints/${address}`)));
   return make("div", "explanation", ...parts);
 }

@@ -3,23 +3,18 @@
 // Everything that comes from the agent is set as text and never as markup: image names are written by
 // whoever asks for a pull.
 
-import { attribute, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
+import { attribute, badge, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { showEndpoints, takeEndpoints } from "./endpoints.js";
-import { bytes, duration, image, left, micros, number, part, plural, state } from "./format.js";
+import { bytes, duration, micros, number, plural } from "./format.js";
 import { showHeartbeats } from "./heartbeats.js";
+import { ago, ask, follow, now, since } from "./process.js";
+import { image, left, part, state } from "./pulls.js";
 
-const SILENCE_MS = 15_000; // The agent sends at least every 5 s.
-const RETRY_MS = [500, 1_000, 2_000, 5_000];
 const DETAIL_MS = 2_000;
 const OLD_ERROR_MS = 15 * 60_000;
 
 const expanded = new Map(); // Actor name -> when its detail was asked for last.
 let last = null; // The last document.
-let heard = 0; // When it came, by this machine's clock.
-let clockAhead = 0; // The agent's clock minus this one's.
-
-const agentNow = () => Date.now() + clockAhead;
-const since = (ms) => duration(agentNow() - ms);
 
 function nameOf(pull) {
   const name = make("span", "image");
@@ -33,7 +28,7 @@ function nameOf(pull) {
 
 function showVersion(version) {
   if (!version) return;
-  text(byId("node"), version.node_name);
+  text(byId("subject"), version.node_name);
   text(byId("version"), `version ${version.version}`);
   text(byId("uptime"), version.started_unix_ms ? `up ${since(version.started_unix_ms)}` : "");
   text(byId("instance"), version.instance_id ? `instance ${version.instance_id}` : "");
@@ -58,7 +53,7 @@ function showFacts(pulls, version) {
   text(byId("limit-note"), notes.join(" · "));
 
   text(byId("queued"), `${number(pulls.queued)} queued`);
-  const oldest = pulls.oldest_wait_ms + (agentNow() - last.now_unix_ms);
+  const oldest = pulls.oldest_wait_ms + (now() - last.now_unix_ms);
   text(byId("queued-note"), [
     pulls.queued ? `oldest ${duration(oldest)}` : "no pull is queued",
     plural(pulls.callers, "caller"),
@@ -107,8 +102,8 @@ function badges(element, pull) {
   if (pull.resumed) wanted.push(["resumed", "info"]);
   if (pull.attempts > 1) wanted.push([`attempt ${pull.attempts}`, "busy"]);
   if (pull.with_credentials) wanted.push(["with credentials", ""]);
-  sync(element, wanted, ([label]) => label, ([label]) => make("span", "badge", label), (badge, [, tone]) => {
-    badge.dataset.tone = tone;
+  sync(element, wanted, ([label]) => label, ([label]) => badge(label), (made, [, tone]) => {
+    made.dataset.tone = tone;
   });
 }
 
@@ -196,7 +191,7 @@ function updateFinished(item, pull) {
   text(partOf(item, "meta"), meta.join(" · "));
   show(partOf(item, "error"), pull.error);
   const wait = partOf(item, "wait");
-  text(wait, `${since(pull.finished_unix_ms)} ago`);
+  text(wait, ago(pull.finished_unix_ms));
   attribute(wait, "title", moment(pull.finished_unix_ms));
 }
 
@@ -316,22 +311,18 @@ function updateActor(group, actor) {
   const restarts = partOf(group, "restarts");
   text(restarts, number(actor.restarts));
   restarts.dataset.tone = actor.restarts > 3 ? "busy" : "";
-  const ago = actor.last_error_unix_ms ? `${since(actor.last_error_unix_ms)} ago: ` : "";
   const error = partOf(group, "error");
-  text(error, actor.last_error ? ago + actor.last_error : "");
-  error.dataset.age = agentNow() - actor.last_error_unix_ms > OLD_ERROR_MS ? "old" : "new";
+  text(error, actor.last_error && [ago(actor.last_error_unix_ms), actor.last_error].filter(Boolean).join(": "));
+  error.dataset.age = now() - actor.last_error_unix_ms > OLD_ERROR_MS ? "old" : "new";
   if (expanded.has(actor.name)) loadDetail(actor.name);
 }
 
 async function loadDetail(name) {
-  const now = Date.now();
-  if (now - expanded.get(name) < DETAIL_MS) return;
-  expanded.set(name, now);
+  if (Date.now() - expanded.get(name) < DETAIL_MS) return;
+  expanded.set(name, Date.now());
   const detail = document.querySelector(`[data-actor="${CSS.escape(name)}"] .detail`);
   try {
-    const response = await fetch(`/debug/actors/${encodeURIComponent(name)}`, { signal: AbortSignal.timeout(8_000) });
-    const actor = await response.json();
-    if (!response.ok) throw new Error(actor.error);
+    const actor = await ask(`/debug/actors/${encodeURIComponent(name)}`);
     // While text in it is selected it is left as it is.
     const selection = window.getSelection();
     if (String(selection) && detail.contains(selection.anchorNode)) return;
@@ -350,7 +341,7 @@ function block(title, ...children) {
 function detailOf(actor) {
   const events = make("ol", "events");
   for (const event of [...actor.events].reverse()) {
-    const time = make("time", "", `${since(event.unix_ms)} ago`);
+    const time = make("time", "", ago(event.unix_ms));
     time.title = moment(event.unix_ms);
     events.append(make("li", "", time, make("span", "", event.text)));
   }
@@ -385,7 +376,7 @@ function showActors(actors) {
   sync(byId("actors"), actors, (actor) => actor.name, createActor, updateActor);
 }
 
-// ---- connection ----
+// ---- all of it ----
 
 function render() {
   if (!last) return;
@@ -397,7 +388,7 @@ function render() {
     const { running, queued } = last.pulls;
     document.title = `${running} running, ${number(queued)} queued · ${last.version?.node_name ?? ""} · Keelson`;
   }
-  const clock = { now: agentNow(), passed: agentNow() - last.now_unix_ms };
+  const clock = { now: now(), passed: now() - last.now_unix_ms };
   showHeartbeats(last.heartbeats, last.heartbeats_error, clock);
   showEndpoints(clock);
   showActors(last.actors);
@@ -407,65 +398,5 @@ function render() {
   }
 }
 
-function connection(name) {
-  const pill = byId("connection");
-  if (pill.dataset.state === name) return;
-  pill.dataset.state = name;
-  text(pill, { connecting: "connecting", live: "live", lost: "connection lost" }[name]);
-  document.body.dataset.connection = name;
-  if (name !== "lost") byId("lost").hidden = true;
-}
-
-function showLost() {
-  const banner = byId("lost");
-  const seen = heard ? ` The data is from ${new Date(heard).toLocaleTimeString()}.` : "";
-  text(banner, `Disconnected from the agent.${seen} Reconnecting.`);
-  banner.hidden = false;
-}
-
-let source = null;
-let failures = 0;
-let retry = 0;
-
-function connect() {
-  clearTimeout(retry);
-  source?.close();
-  source = new EventSource("/debug/events");
-  const mine = source;
-  const opened = Date.now();
-  source.addEventListener("state", (event) => {
-    last = JSON.parse(event.data);
-    heard = Date.now();
-    clockAhead = last.now_unix_ms - heard;
-    failures = 0;
-    connection("live");
-    render();
-  });
-  source.addEventListener("endpoints", (event) => {
-    takeEndpoints(JSON.parse(event.data));
-    render();
-  });
-  source.onerror = () => lose(mine);
-  source.heardSince = () => Math.max(opened, heard);
-}
-
-function lose(which) {
-  if (which !== source) return;
-  which.close();
-  const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)];
-  failures += 1;
-  connection("lost");
-  showLost();
-  clearTimeout(retry);
-  retry = setTimeout(connect, wait);
-}
-
-setInterval(() => {
-  const open = source && source.readyState !== EventSource.CLOSED;
-  if (open && Date.now() - source.heardSince() > SILENCE_MS) lose(source);
-  // Waits and ages go on between two events, but not while nobody knows whether they do.
-  if (document.body.dataset.connection === "live" && !document.hidden) render();
-}, 1_000);
-
 window.addEventListener("hashchange", openLinked);
-connect();
+follow({ state: (document) => { last = document; }, endpoints: takeEndpoints }, render, ["agent", "Reconnecting."]);

@@ -5,7 +5,10 @@
 //!
 //! The socket's mode and group say who may look; changing the limit or the node's conditions needs more.
 
-use tonic::{Request, Status, transport::server::UdsConnectInfo};
+use std::sync::Arc;
+
+use keelson_serve::grpc::Peer;
+use tonic::{Request, Status};
 
 use crate::AgentView;
 
@@ -14,15 +17,13 @@ use crate::AgentView;
 /// # Errors
 /// PERMISSION_DENIED for a user who may only look, and for a connection that does not tell its user.
 pub(crate) fn may_change<T>(view: &impl AgentView, request: &Request<T>) -> Result<(), Status> {
-    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-    let Some(peer) = peer else {
+    let Some(uid) = request.extensions().get::<Arc<Peer>>().and_then(|peer| peer.uid) else {
         return Err(Status::permission_denied("the user of this connection is unknown"));
     };
-    if view.may_change(peer.uid()) {
+    if view.may_change(uid) {
         return Ok(());
     }
     Err(Status::permission_denied(format!(
-        "user {} has read access only; run this as root or add the user to debug.control_users",
-        peer.uid()
+        "user {uid} has read access only; run this as root or add the user to debug.control_users"
     )))
 }

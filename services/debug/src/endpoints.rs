@@ -1,7 +1,7 @@
 //! Questions about service endpoints, checked before the agent is asked.
 //!
-//! Owns: how many Services a list may hold, which texts can be names, and what is said of a Service that is not there.
-//! In: namespaces, names and numbers as somebody sent them. Out: the view's answers, or why there is none.
+//! Owns: how many Services a list may hold, which texts can be names, and the error for a Service that is not known.
+//! In: namespaces, names and numbers of requests. Out: the view's answers, or why there is none.
 
 use keelson_proto::endpoints::{Explanation, ServiceSummary, State};
 
@@ -25,7 +25,7 @@ pub(crate) enum ExplainError {
     View(#[from] ViewError),
 }
 
-/// How the chore fares, with at most `max` Services of `namespace`, or of all where that is empty.
+/// The status of the service endpoints, with up to `max` Services of `namespace`, or of all if that is empty.
 pub(crate) async fn state(view: &impl AgentView, namespace: &str, max: u32) -> Result<State, ViewError> {
     check_list(namespace, max)?;
     answer(view.endpoints(namespace, max)).await
@@ -151,31 +151,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_depends_on_how_the_chore_fares() {
+    fn the_error_for_an_unknown_service_depends_on_the_status() {
         let state = |state: &str, reason: &str| State {
             state: state.into(),
             reason: reason.into(),
             services: 7,
             ..Default::default()
         };
-        let said = |state| not_there("a", "b", &state);
+        let error = |state| not_there("a", "b", &state);
         assert_eq!(
-            said(state("off", "no source")),
+            error(state("off", "no source")),
             ExplainError::NotKnown("service endpoints are disabled: no source".into())
         );
         assert_eq!(
-            said(state("waiting", "")),
+            error(state("waiting", "")),
             ExplainError::View(ViewError::Unavailable("no Service is known yet".into()))
         );
         assert_eq!(
-            said(state("not-watched", "no client is connected")),
+            error(state("not-watched", "no client is connected")),
             ExplainError::View(ViewError::Unavailable(
                 "Services are not watched: no client is connected".into()
             ))
         );
         for with in ["current", "stale"] {
             assert_eq!(
-                said(state(with, "x")),
+                error(state(with, "x")),
                 ExplainError::NotKnown(
                     "neither a Service a/b nor an EndpointSlice of it exists; 7 are known".into()
                 )

@@ -1,4 +1,4 @@
-//! A scripted agent for tests: it answers what it was told to.
+//! A scripted agent for tests: it gives scripted answers.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

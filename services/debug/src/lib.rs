@@ -1,21 +1,16 @@
-//! The debug endpoint of the agent: looking inside while it works.
+//! The debug API of the agent.
 //!
 //! Owns: the gRPC services `keelson.debug.v1.Debug`, `keelson.node.v1.Node` and `keelson.endpoints.v1.Inspection`
-//! with reflection and `grpc.health.v1` ([`serve_grpc`]), and over HTTP the probes, metrics, JSON documents, the event
-//! stream and the page ([`serve_http`]).
-//! In: bound listeners, and an [`AgentView`], the trait by which the agent lets itself be looked at.
+//! ([`serve_grpc`]), and over HTTP the probes, metrics, JSON documents, the event stream and the page ([`serve_http`]).
+//! In: bound listeners, and an [`AgentView`], the trait through which the agent is inspected.
 //! Out: answers. Nothing here decides anything about pulls, heartbeats or endpoints; what can be changed, the
-//! limit and the node conditions of other processes, is handed to the view.
+//! limit and the node conditions of other processes, is passed on to the view.
 //!
-//! Every client is taken to be slow, stuck or broken: watchers get the newest state and not a backlog,
-//! connections are bounded in number, header size and time, and a view that does not answer becomes a
-//! clear error after [`ANSWER_TIMEOUT`].
+//! Every client may be slow, stuck or broken: watchers get the newest state and not a backlog, and a view that does not
+//! answer becomes an error after [`ANSWER_TIMEOUT`].
 
 mod access;
-mod connection;
 mod endpoints;
-mod error;
-mod follow;
 mod grpc;
 mod http;
 mod view;
@@ -23,20 +18,7 @@ mod view;
 #[cfg(test)]
 mod fake;
 
-/// What a debug endpoint is made of, whoever is looked at: for other processes that are looked into in the same way.
-pub mod serving {
-    pub use crate::{
-        follow::{Due, Follower},
-        grpc::serve_services,
-        http::{
-            Document, Failure, Hosts, OPEN_METRICS, gated, now_unix_ms, page_files as page, probe,
-            serve_router,
-        },
-        view::within_time,
-    };
-}
-
-pub use error::ServeError;
 pub use grpc::serve_grpc;
 pub use http::serve_http;
-pub use view::{ANSWER_TIMEOUT, AgentView, Check, ConditionError, ViewError};
+pub use keelson_serve::{ANSWER_TIMEOUT, Check, ServeError, ViewError};
+pub use view::{AgentView, ConditionError};

@@ -1,29 +1,26 @@
-//! What the debug endpoint needs from the agent.
+//! What the debug API needs from the agent.
 //!
 //! Owns: [`AgentView`], its errors, and the bound on how long it may take to answer.
 //! In: calls from the gRPC and HTTP sides. Out: the documents of `keelson.debug.v1`, `keelson.node.v1` and
 //! of `keelson.endpoints.v1`'s service Inspection.
 
-use std::{future::Future, time::Duration};
+use std::future::Future;
 
 use keelson_proto::{debug as pb, endpoints, node};
+use keelson_serve::{Check, ViewError, within_time};
 use tokio::sync::watch;
-
-/// How long the agent may take to answer before the asker is told that it does not. A view that finds
-/// out which actor is stuck should know sooner.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The agent as seen from outside. The binary implements it on its actors; tests script it.
 ///
 /// Implementations are cheap to clone and never hold a lock over an await.
 pub trait AgentView: Clone + Send + Sync + 'static {
-    /// Who is answering.
+    /// Versions, and whether the agent is ready.
     fn version(&self) -> impl Future<Output = pb::GetVersionResponse> + Send;
 
     /// Every actor, without state and events.
     fn actors(&self) -> impl Future<Output = Vec<pb::Actor>> + Send;
 
-    /// One actor whole; `None` if there is none of that name.
+    /// One actor with state and events; `None` if there is none of that name.
     fn actor(&self, name: &str) -> impl Future<Output = Option<pb::Actor>> + Send;
 
     /// The names that [`AgentView::actor`] knows.
@@ -32,8 +29,7 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// Running pulls, at most `max_queued` of the queue, and the newest finished ones.
     fn pulls(&self, max_queued: u32) -> impl Future<Output = Result<pb::PullList, ViewError>> + Send;
 
-    /// Bumped whenever pulls, actors, heartbeats or endpoints changed. A bump too many costs little, one too few leaves a
-    /// watcher with old news.
+    /// Increased whenever pulls, actors, heartbeats or endpoints changed. Without it a watcher is not sent the change.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// Whether a local user may change the limit and the conditions of the node; every user who can open the socket may
@@ -65,57 +61,30 @@ pub trait AgentView: Clone + Send + Sync + 'static {
     /// Takes a condition that was set by [`AgentView::set_condition`] out of the node's status.
     fn clear_condition(&self, kind: &str) -> impl Future<Output = Result<(), ConditionError>> + Send;
 
-    /// How the service endpoints fare, with at most `max_services` Services of `namespace`; empty: of all. Where the
-    /// chore is off that is the answer, and no error.
+    /// The status of the service endpoints, with up to `max_services` Services of `namespace`; empty: of all. Disabled
+    /// endpoints are an answer and no error.
     fn endpoints(
         &self,
         namespace: &str,
         max_services: u32,
     ) -> impl Future<Output = Result<endpoints::State, ViewError>> + Send;
 
-    /// One Service: who may reach it how, and why an endpoint is chosen or not; `None` if neither a Service nor an
-    /// EndpointSlice of that name is known.
+    /// One Service: its frontends, and why an endpoint is selected or not; `None` if neither a Service nor an EndpointSlice of
+    /// that name is known.
     fn explain(
         &self,
         namespace: &str,
         name: &str,
     ) -> impl Future<Output = Result<Option<endpoints::Explanation>, ViewError>> + Send;
 
-    /// Whether the process should live on: what only a restart can mend.
+    /// Checks that only a restart can repair.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
 
-    /// Whether the agent can do its work now.
+    /// Checks of whether the agent can do its work now.
     fn readyz(&self) -> impl Future<Output = Vec<Check>> + Send;
 
     /// All metrics as OpenMetrics text, `# EOF` included.
     fn metrics(&self) -> impl Future<Output = String> + Send;
-}
-
-/// One thing that `/livez` or `/readyz` looks at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
-    /// A short name without spaces.
-    pub name: String,
-    /// Whether all is well with it.
-    pub ok: bool,
-    /// Why not, a sentence; shown only where `ok` is false.
-    pub message: String,
-    /// Since when it is so; 0 if that is not known.
-    pub since_unix_ms: i64,
-}
-
-/// Why the agent did not answer a question.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ViewError {
-    /// The one who was asked has too much to do; the question was not taken. Asking again helps.
-    #[error("{0}")]
-    Busy(String),
-    /// The one who was asked is not there now.
-    #[error("{0}")]
-    Unavailable(String),
-    /// The question makes no sense.
-    #[error("{0}")]
-    Invalid(String),
 }
 
 /// Why a condition of the node was not set or cleared.
@@ -124,7 +93,7 @@ pub enum ConditionError {
     /// Type, status, reason, message or time to live is not what a node's condition can have.
     #[error("{0}")]
     Invalid(String),
-    /// A condition of that type is reported by somebody else: the agent, the kubelet, a controller.
+    /// Another process reports a condition of that type: the agent, the kubelet, a controller.
     #[error("{0}")]
     NotYours(String),
     /// As many conditions are set as the agent keeps; clearing one makes room.
@@ -133,29 +102,14 @@ pub enum ConditionError {
     /// None of that type was set.
     #[error("{0}")]
     NotSet(String),
-    /// Heartbeats are off, or the one who keeps the conditions is not there now.
+    /// Heartbeats are disabled, or the actor that keeps the conditions is not there now.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// Waits for an answer, but not for ever: an actor that is stuck must not take its watchers along.
+/// Bounds the wait for an answer: an actor that is stuck must not block its watchers.
 pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
     within_time("the agent did not answer", "an actor may be stuck", answer).await
-}
-
-/// Waits for an answer, but at most [`ANSWER_TIMEOUT`]; then says what did not happen, and what that may mean.
-///
-/// # Errors
-/// No answer came in time.
-pub async fn within_time<T>(
-    what: &str,
-    meaning: &str,
-    answer: impl Future<Output = T>,
-) -> Result<T, ViewError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
-        let seconds = ANSWER_TIMEOUT.as_secs();
-        ViewError::Unavailable(format!("{what} within {seconds} s; {meaning}"))
-    })
 }
 
 /// [`within`] for answers that may be errors themselves.

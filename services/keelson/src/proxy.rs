@@ -9,7 +9,6 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use keelson_client::{Client, Options as Follow, Target};
 use keelson_config::{DetectLocalMode, Format, NodePortAddresses, ProxyBackend, Settings};
-use keelson_cri::listen::Bound;
 use keelson_proxy::{
     addresses,
     backend::{Access, Driver, RuleOwner},
@@ -19,6 +18,7 @@ use keelson_proxy::{
     preview::Preview,
     run::{RunConfig, run as run_proxy},
 };
+use keelson_serve::unix::Bound;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},

@@ -1,36 +1,14 @@
 // The page. In: the events of /debug/events, and /debug/explain when somebody asks. Out: what is shown. Nothing is kept.
 
 import { attribute, byId, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
-import { duration, micros, number, plural } from "./format.js";
 import { explanationOf } from "./explanation.js";
+import { micros, number, plural } from "./format.js";
+import { ago, ask, follow, now, since } from "./process.js";
 
-const RETRY_MS = [500, 1_000, 2_000, 5_000];
-const SILENCE_MS = 15_000; // Events come every five seconds.
 const LATE_MS = 5_000; // Changes that wait longer than this are worth a word.
 const SEPARATE = " · ";
 
-let source = null;
-let last = null;
-let heard = 0;
-let clockAhead = 0;
-let failures = 0;
-let retry = 0;
-
-const now = () => Date.now() + clockAhead;
-const since = (ms) => duration(now() - ms);
-const ago = (ms) => (ms ? `${since(ms)} ago` : "");
-
-function connection(state) {
-  document.body.dataset.connection = state;
-  const pill = byId("connection");
-  pill.dataset.state = state;
-  text(pill, state);
-}
-
-function showLost() {
-  const known = heard ? ` The data is ${duration(Date.now() - heard)} old.` : "";
-  show(byId("lost"), `Disconnected from the proxy.${known} The rules in the kernel stay in effect.`);
-}
+let last = null; // The last event.
 
 // ---- what is wrong ----
 
@@ -207,7 +185,6 @@ function keyed(events) {
 
 function render() {
   if (!last) return;
-  byId("lost").hidden = true;
   const state = last.state;
   const wrong = state ? wrongWith(state) : [`Cannot read the proxy state: ${last.state_error}.`];
   const numbered = wrong.map((sentence, index) => ({ sentence, index }));
@@ -215,7 +192,7 @@ function render() {
   byId("wrong").hidden = !wrong.length;
   attribute(byId("main"), "aria-busy", String(!state));
   if (!state) return;
-  text(byId("backend"), state.backend);
+  text(byId("subject"), state.backend);
   text(byId("version"), `version ${state.version}`);
   text(byId("uptime"), state.started_unix_ms ? `up ${since(state.started_unix_ms)}` : "");
   text(byId("instance"), state.pid ? `pid ${state.pid}` : "");
@@ -245,10 +222,8 @@ async function explain() {
   text(byId("explain-status"), "asking");
   history.replaceState(null, "", `#explain/${encodeURIComponent(to)}`);
   try {
-    const answer = await fetch(address);
-    const explanation = await answer.json();
+    const explanation = await ask(address);
     if (mine !== asked) return;
-    if (!answer.ok) throw new Error(explanation.error ?? `status ${answer.status}`);
     byId("explanation").replaceChildren(...explanationOf(explanation, address));
     byId("explanation").hidden = false;
     show(byId("explain-error"), "");
@@ -281,44 +256,6 @@ for (const name of ["explain-to", "explain-from"]) {
   });
 }
 
-// ---- the connection ----
-
-function connect() {
-  clearTimeout(retry);
-  source?.close();
-  source = new EventSource("/debug/events");
-  const mine = source;
-  const opened = Date.now();
-  source.addEventListener("state", (event) => {
-    last = JSON.parse(event.data);
-    heard = Date.now();
-    clockAhead = last.now_unix_ms - heard;
-    failures = 0;
-    connection("live");
-    render();
-  });
-  source.onerror = () => lose(mine);
-  source.heardSince = () => Math.max(opened, heard);
-}
-
-function lose(which) {
-  if (which !== source) return;
-  which.close();
-  const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)];
-  failures += 1;
-  connection("lost");
-  showLost();
-  clearTimeout(retry);
-  retry = setTimeout(connect, wait);
-}
-
-setInterval(() => {
-  const open = source && source.readyState !== EventSource.CLOSED;
-  if (open && Date.now() - source.heardSince() > SILENCE_MS) lose(source);
-  // Ages go on between two events, but not while nobody knows whether they do.
-  if (document.body.dataset.connection === "live" && !document.hidden) render();
-}, 1_000);
-
 window.addEventListener("hashchange", openLinked);
 openLinked();
-connect();
+follow({ state: (document) => { last = document; } }, render, ["proxy", "The rules in the kernel stay in effect."]);

@@ -1,7 +1,7 @@
 //! One write for everything that a connection has to say at a time.
 //!
 //! Owns: a socket's bytes that are not written yet. In: the writes of h2, of which an answer makes two
-//! or three: head, payload, trailers. Out: one `write` of all of them, when whoever polls the
+//! or three: head, payload, trailers. Out: one `write` of all of them, when the task of the
 //! connection has polled it, so that the peer is woken once. h2 flushes after every payload; only its
 //! poller knows when it is done, and so [`Corked::drive`] does the flushing. What a connection has to say
 //! right after it has heard something is mostly for its peer's bookkeeping (the runtime's gRPC library sends a
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// Whoever waits for what was read goes first, but not for ever.
+    /// The tasks that wait for what was read go first, but not indefinitely.
     #[tokio::test]
     async fn what_was_heard_is_passed_on_before_it_is_answered() {
         let (near, mut far) = tokio::io::duplex(1024);

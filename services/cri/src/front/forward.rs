@@ -2,8 +2,8 @@
 //!
 //! Owns: a call that was handed over, until its answer. In: a client's call as it came. Out: the same call to the
 //! successor on this agent's own CRI socket path, and the successor's answer, unchanged. A successor that is
-//! replaced in turn says so ([`MOVED`]), or its connection breaks: then the call is sent again to whoever listens
-//! there by then, so that a call never passes more than one agent that ends.
+//! replaced in turn says so ([`MOVED`]), or its connection breaks: then the call is sent again to the agent that
+//! listens there by then, so that a call never passes more than one agent that ends.
 
 use std::time::Duration;
 
@@ -13,9 +13,10 @@ use h2::{RecvStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
 use keelson_proto::Code;
 use keelson_pulls::coordinator::Refusal;
+use keelson_serve::grpc::frame;
 use tokio::time::Instant;
 
-use super::{Front, PULL_IMAGE, grpc, pass, pull::refuse};
+use super::{Front, PULL_IMAGE, pass, refusal::refuse};
 
 /// Metadata of a call that an ending agent forwards.
 pub(super) const FORWARDED: HeaderName = HeaderName::from_static("keelson-forwarded");
@@ -48,10 +49,10 @@ enum Try {
 
 /// Tells another agent that its call is to be sent again.
 pub(super) fn send_back(respond: &mut SendResponse<Bytes>) {
-    let mut trailers = grpc::status(Refusal::Moved.code(), &Refusal::Moved.to_string(), &[]);
+    let mut trailers = frame::status(Refusal::Moved.code(), &Refusal::Moved.to_string(), &[]);
     trailers.insert(MOVED, HeaderValue::from_static("1"));
     // A client that has gone does not read it.
-    let _ = respond.send_response(grpc::trailers_only(trailers), true);
+    let _ = respond.send_response(frame::trailers_only(trailers), true);
 }
 
 /// Sends the call to the successor and its answer to the client.
@@ -136,7 +137,7 @@ fn head(call: &HeldCall) -> Request<()> {
     headers.insert(FORWARDED, HeaderValue::from_static("1"));
     if let Some(deadline) = call.deadline {
         let left = deadline.saturating_duration_since(Instant::now());
-        headers.insert(grpc::GRPC_TIMEOUT, grpc::timeout_value(left));
+        headers.insert(frame::GRPC_TIMEOUT, frame::timeout_value(left));
     }
     request
 }

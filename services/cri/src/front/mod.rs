@@ -9,10 +9,11 @@
 
 mod cork;
 mod forward;
-pub mod grpc;
+mod operation;
 mod pass;
 mod ping;
 mod pull;
+mod refusal;
 mod upstream;
 
 use std::{
@@ -35,11 +36,11 @@ use keelson_pulls::{
     metrics::{Metrics, PassReason},
     request::CredentialsSalt,
 };
+use keelson_serve::{ACCEPT_PAUSE, AcceptFailures, LogLimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixListener,
     sync::watch,
-    time::Instant,
 };
 
 pub use ping::{PingError, ping};
@@ -68,12 +69,6 @@ const LATE_CALLS: usize = 1024;
 /// Calls that may be cancelled before this thread has come to see them.
 const UNSEEN_CALLS: usize = 100_000;
 
-/// How often a lasting failure to accept connections is logged.
-const SAY_AGAIN: Duration = Duration::from_secs(10);
-
-/// Pause after a failure to accept.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-
 /// What can change while the front runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontSettings {
@@ -90,7 +85,7 @@ pub struct FrontSettings {
 pub enum Phase {
     /// Connections and calls are taken.
     Serving,
-    /// No connection is taken, and clients are told to make new ones; calls that run go on.
+    /// No connection is taken, and clients get GOAWAY; calls that run go on.
     Leaving,
     /// As [`Phase::Leaving`]; calls that pass through are cut off, pulls go on.
     Cut,
@@ -101,9 +96,9 @@ pub enum Phase {
 pub struct FrontParts {
     /// Path of the runtime's socket.
     pub runtime_socket: std::path::PathBuf,
-    /// Who decides about pulls.
+    /// Decides about pulls.
     pub pulls: Mailbox<PullCoordinator>,
-    /// What is counted.
+    /// Counters.
     pub metrics: Metrics,
     /// Settings, live.
     pub settings: watch::Receiver<FrontSettings>,
@@ -122,8 +117,8 @@ struct Front {
     successor: Upstream,
     phase: watch::Receiver<Phase>,
     callers: AtomicU64,
-    /// When a pull that was passed through was last logged.
-    said: Mutex<Option<Instant>>,
+    /// Of pulls that are passed through.
+    log: Mutex<LogLimit>,
 }
 
 impl fmt::Debug for Front {
@@ -155,9 +150,7 @@ impl Front {
         let metrics = &self.parts.metrics;
         metrics.passed_through.get_or_create(&reason).inc();
         metrics.passing_through.set(1);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.is_none_or(|at| at.elapsed() >= SAY_AGAIN) {
-            *said = Some(Instant::now());
+        if self.log.lock().unwrap_or_else(PoisonError::into_inner).is_due() {
             let total = metrics.passed_through_total();
             tracing::warn!(
                 image,
@@ -177,7 +170,7 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
         successor,
         phase: phase.clone(),
         callers: AtomicU64::new(1),
-        said: Mutex::default(),
+        log: Mutex::default(),
     });
     // Dropped by each connection at its end; the last one wakes the receiver.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
@@ -192,7 +185,7 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
 async fn restarted<T: Future<Output = ()> + Send + 'static>(task: impl Fn() -> T) {
     // The panic hook has logged and counted it.
     while tokio::spawn(task()).await.is_err() {
-        tokio::time::sleep(ACCEPT_AGAIN).await;
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
@@ -205,7 +198,7 @@ async fn accept(
 ) {
     let stopped = reached(phase.clone(), Phase::Leaving);
     tokio::pin!(stopped);
-    let mut said = None;
+    let mut failures = AcceptFailures::new("CRI");
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -221,14 +214,7 @@ async fn accept(
                     drop(alive);
                 });
             }
-            // Out of file descriptors, most likely: those in use come back.
-            Err(error) => {
-                if said.is_none_or(|at: Instant| at.elapsed() >= SAY_AGAIN) {
-                    said = Some(Instant::now());
-                    tracing::warn!(%error, "cannot accept a CRI connection");
-                }
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
+            Err(error) => failures.pause(&error).await,
         }
     }
 }
@@ -240,11 +226,11 @@ async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
 
 /// The limits of a connection to a client.
 ///
-/// h2's own are meant for strangers on the internet, and several count over the life of a connection,
-/// which is months with a kubelet: what is harmless once would end a good connection one day. Whoever
+/// The defaults of h2 are made for clients on the internet, and several count over the life of a connection,
+/// which is months with a kubelet: what is harmless once would end a good connection one day. A process that
 /// can open this socket can do worse than waste memory. Not limited: calls at once (a kubelet has two
 /// for each pod, and queued pulls), and protocol errors of streams. Raised: calls that are cancelled
-/// before this thread has come to see them, as after a node was stopped for a while.
+/// before this thread has seen them, as after a node was stopped for a while.
 fn limits() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
@@ -280,7 +266,7 @@ where
     };
     let mut connection = match shaken {
         Ok(Ok(connection)) => connection,
-        // Garbage, HTTP/1 or silence: not worth more than a line for who looks for it.
+        // Garbage, HTTP/1 or silence: matters to a debugger of that client only.
         Ok(Err(error)) => return tracing::debug!(%error, "CRI client did not use HTTP/2"),
         Err(_) => return tracing::debug!(timeout = ?HANDSHAKE, "CRI client sent nothing"),
     };

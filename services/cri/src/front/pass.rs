@@ -13,13 +13,10 @@ use futures_util::future::poll_fn;
 use h2::{Reason, RecvStream, SendStream, client::ResponseFuture, server::SendResponse};
 use http::{HeaderName, HeaderValue, Request, Response, Uri, Version};
 use keelson_proto::{Code, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER};
+use keelson_serve::grpc::frame::{self, MAX_MESSAGE};
 use tokio::time::Instant;
 
-use super::{
-    Front,
-    grpc::{self, MAX_MESSAGE},
-    upstream::Upstream,
-};
+use super::{Front, operation::operation, refusal::refuse, upstream::Upstream};
 
 /// What a starting kubelet calls first, and exits if it fails.
 const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageFsInfo"];
@@ -49,7 +46,7 @@ pub(super) async fn handle(
     front: &Front,
     upstream: &Upstream,
 ) {
-    let operation = grpc::operation(request.uri().path());
+    let operation = operation(request.uri().path());
     let since = Instant::now();
     let ended = tokio::select! {
         biased;
@@ -64,14 +61,13 @@ pub(super) async fn handle(
             true
         }
         Err(Broken::Runtime(text)) => {
-            let trailers = grpc::status(Code::Unavailable, &text, &[]);
-            let _ = respond.send_response(grpc::trailers_only(trailers), true);
+            refuse(&mut respond, Code::Unavailable, &text);
             true
         }
         Err(Broken::Cut) => {
             let text = "keelson is stopping and the call did not end within agent.drain_timeout; retry";
-            let trailers = grpc::status(Code::Unavailable, text, &[]);
-            if respond.send_response(grpc::trailers_only(trailers), true).is_err() {
+            let trailers = frame::status(Code::Unavailable, text, &[]);
+            if respond.send_response(frame::trailers_only(trailers), true).is_err() {
                 // A stream that has begun.
                 respond.send_reset(Reason::CANCEL);
             }
@@ -249,7 +245,7 @@ async fn attempt(
 }
 
 fn is_unavailable(response: &Response<RecvStream>) -> bool {
-    response.body().is_end_stream() && grpc::code_of(response.headers()) == Some(Code::Unavailable as i32)
+    response.body().is_end_stream() && frame::code_of(response.headers()) == Some(Code::Unavailable as i32)
 }
 
 /// Passes the runtime's answer on to the client.
@@ -264,7 +260,7 @@ pub(super) async fn answer(
         let name = HeaderName::from_static(PULL_OPTIONS_HEADER);
         parts.headers.insert(name, HeaderValue::from_static(options));
     }
-    let code = grpc::code_of(&parts.headers);
+    let code = frame::code_of(&parts.headers);
     let ended = from.is_end_stream();
     let gone = |_| Broken::Client;
     let mut to = respond.send_response(Response::from_parts(parts, ()), ended).map_err(gone)?;
@@ -282,7 +278,7 @@ pub(super) async fn answer(
             // The headers are out already; a status can still follow them.
             let socket = upstream.socket().display();
             let text = format!("the container runtime at unix://{socket} closed the connection");
-            let _ = to.send_trailers(grpc::status(Code::Unavailable, &text, &[]));
+            let _ = to.send_trailers(frame::status(Code::Unavailable, &text, &[]));
             Ok(Some(Code::Unavailable as i32))
         }
     }
@@ -329,7 +325,7 @@ async fn pump(
     let trailers = poll_fn(|cx| from.poll_trailers(cx)).await.map_err(|error| Side::from(&error))?;
     match trailers {
         Some(trailers) => {
-            let code = grpc::code_of(&trailers);
+            let code = frame::code_of(&trailers);
             to.send_trailers(trailers).map_err(|_| Side::To)?;
             Ok(code)
         }

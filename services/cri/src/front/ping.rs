@@ -22,7 +22,7 @@ pub enum PingError {
 /// Asks the front behind `socket` for a sign of life. Has no limit of its own: a stuck front leaves it waiting.
 ///
 /// # Errors
-/// Nobody listens, or the connection breaks.
+/// No process listens, or the connection breaks.
 pub async fn ping(socket: &Path) -> Result<(), PingError> {
     let stream = UnixStream::connect(socket).await.map_err(PingError::Connect)?;
     let ended = |error: Option<h2::Error>| {

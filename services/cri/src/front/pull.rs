@@ -19,13 +19,14 @@ use keelson_pulls::{
     request::PullCall,
     runtime::PullReply,
 };
+use keelson_serve::grpc::frame::{self, FrameError, MAX_MESSAGE, PREFIX};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Front,
     forward::{FORWARDED, HeldCall, forward, send_back},
-    grpc::{self, FrameError, MAX_MESSAGE, PREFIX},
     pass::{self, Collect, collect},
+    refusal::refuse,
     upstream::Upstream,
 };
 
@@ -66,7 +67,7 @@ pub(super) async fn handle(
     upstream: &Upstream,
 ) {
     let since = Instant::now();
-    let patience = grpc::timeout(request.headers());
+    let patience = frame::timeout(request.headers());
     let deadline = patience.map(|patience| since + patience);
     let (mut parts, mut body) = request.into_parts();
     let collected = tokio::select! {
@@ -165,7 +166,7 @@ async fn decide(
 }
 
 fn decode(body: Bytes, headers: &HeaderMap, front: &Front) -> Result<PullCall, (Code, String)> {
-    let message = grpc::unframe(body).map_err(|error| (error.code(), error.to_string()))?;
+    let message = frame::unframe(body).map_err(|error| (error.code(), error.to_string()))?;
     let call = PullCall::decode(message, &front.parts.salt).map_err(|error| {
         let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
         (Code::InvalidArgument, format!("{error}{cause}"))
@@ -188,11 +189,6 @@ fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     headers.iter().filter(|(name, _)| !own(name.as_str())).map(copy).collect()
 }
 
-pub(super) fn refuse(respond: &mut SendResponse<Bytes>, code: Code, text: &str) {
-    // A client that has gone does not read it.
-    let _ = respond.send_response(grpc::trailers_only(grpc::status(code, text, &[])), true);
-}
-
 /// The runtime's words, as they came.
 fn send_reply(respond: &mut SendResponse<Bytes>, reply: &PullReply) {
     let mut metadata = HeaderMap::new();
@@ -205,18 +201,18 @@ fn send_reply(respond: &mut SendResponse<Bytes>, reply: &PullReply) {
     }
     match &reply.result {
         Ok(message) => {
-            let Ok(mut stream) = respond.send_response(grpc::response_headers(), false) else { return };
+            let Ok(mut stream) = respond.send_response(frame::response_headers(), false) else { return };
             // Small enough for any window; h2 keeps what does not fit and sends it when it does.
-            if stream.send_data(grpc::frame(message), false).is_ok() {
-                let mut trailers = grpc::status(Code::Ok, "", &[]);
+            if stream.send_data(frame::frame(message), false).is_ok() {
+                let mut trailers = frame::status(Code::Ok, "", &[]);
                 trailers.extend(metadata);
                 let _ = stream.send_trailers(trailers);
             }
         }
         Err(status) => {
-            let mut trailers = grpc::status(status.code, &status.message, &status.details);
+            let mut trailers = frame::status(status.code, &status.message, &status.details);
             trailers.extend(metadata);
-            let _ = respond.send_response(grpc::trailers_only(trailers), true);
+            let _ = respond.send_response(frame::trailers_only(trailers), true);
         }
     }
 }

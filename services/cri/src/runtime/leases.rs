@@ -59,7 +59,7 @@ impl Turns {
     async fn take(&self, lease: &str) -> tokio::sync::OwnedMutexGuard<()> {
         let turn = {
             let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Nobody holds or awaits what only the map knows.
+            // No task holds or awaits an entry that only the map refers to.
             turns.retain(|_, turn| Arc::strong_count(turn) > 1);
             turns.entry(lease.to_owned()).or_default().clone()
         };

@@ -29,6 +29,7 @@ use keelson_pulls::{
         RuntimePull, WireStatus,
     },
 };
+use keelson_serve::grpc::frame::MAX_MESSAGE;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::UnixStream,
@@ -40,7 +41,7 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
-use crate::front::{MAX_HEADERS, grpc::MAX_MESSAGE};
+use crate::front::MAX_HEADERS;
 use apis::{Api, Apis};
 pub use cleanup::{AgentLease, CleanupError, LeaseCleaner};
 use leases::LeaseBook;
@@ -67,7 +68,7 @@ pub struct ContainerRuntime {
 struct Inner {
     endpoint: String,
     channel: Channel,
-    /// Told when a connection of the channel is gone.
+    /// Notified when a connection of the channel is gone.
     closed: Arc<Notify>,
     leases: LeaseBook,
     progress: Mutex<ProgressReader>,
@@ -290,7 +291,7 @@ impl Inner {
     }
 }
 
-/// Bounds a call that has no business taking long.
+/// Bounds a call that takes a short time.
 async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     within(SHORT_CALL, call).await
 }

@@ -4,6 +4,7 @@
 //! headers and trailers.
 
 use bytes::{Buf as _, BufMut as _, Bytes};
+use keelson_serve::grpc::frame::MAX_MESSAGE;
 use tonic::{
     Request, Response, Status,
     client::Grpc,
@@ -11,8 +12,6 @@ use tonic::{
     codegen::http::uri::PathAndQuery,
     transport::Channel,
 };
-
-use crate::front::grpc::MAX_MESSAGE;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Raw;

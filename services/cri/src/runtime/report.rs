@@ -9,10 +9,10 @@ use keelson_actor_system::reports::{RuntimeCondition, RuntimeImage};
 use keelson_proto::cri::{
     self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient,
 };
+use keelson_serve::grpc::frame::MAX_MESSAGE;
 use tonic::{Status, transport::Channel};
 
 use super::short;
-use crate::front::grpc::MAX_MESSAGE;
 
 /// CRI `Status`.
 pub(super) async fn status(channel: &Channel) -> Result<Vec<RuntimeCondition>, Status> {

@@ -2,7 +2,7 @@
 //!
 //! In: requests, checked by [`crate::endpoints`]. Out: the view's answers, or a status: INVALID_ARGUMENT (no such
 //! thing can be asked for), NOT_FOUND (neither a Service nor a slice of that name is known), RESOURCE_EXHAUSTED
-//! (busy: ask again), UNAVAILABLE (nothing is known yet, or nobody answers now).
+//! (busy: ask again), UNAVAILABLE (nothing is known yet, or there is no answer).
 
 use keelson_proto::endpoints::{self as pb, inspection_server::Inspection};
 use tonic::{Request, Response, Status};

@@ -3,10 +3,8 @@
 //! Owns: the server on the unix socket: the services Debug, Node and Inspection, reflection (v1 and v1alpha) and health.
 //! In: a bound listener, the view, and the end. Out: answers until the end, then a short time to finish.
 
-mod health;
 mod inspection;
 mod node;
-mod server;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -17,19 +15,21 @@ use keelson_proto::{
     debug::debug_server::DebugServer, endpoints::inspection_server::InspectionServer,
     node::node_server::NodeServer,
 };
+use keelson_serve::grpc::{GrpcApi, serve_ready};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::{AgentView, ServeError, view::within};
 
-pub use server::serve_services;
-
 pub(crate) use service::{DEFAULT_QUEUED, max_queued, no_such_actor};
 
-/// The gRPC services' full names, also those by which their health can be asked.
-const SERVICES: [&str; 3] =
-    ["keelson.debug.v1.Debug", "keelson.node.v1.Node", "keelson.endpoints.v1.Inspection"];
+const API: GrpcApi = GrpcApi {
+    name: "debug API",
+    services: &["keelson.debug.v1.Debug", "keelson.node.v1.Node", "keelson.endpoints.v1.Inspection"],
+    connections: 512,
+    calls: 128,
+};
 
 /// Serves the debug API on `listener` until `shutdown`.
 ///
@@ -37,7 +37,7 @@ const SERVICES: [&str; 3] =
 /// finish within a second are cut off.
 ///
 /// # Errors
-/// The transport failed; a single connection's trouble is none.
+/// The descriptors are broken.
 pub async fn serve_grpc<V: AgentView>(
     listener: UnixListener,
     view: V,
@@ -50,5 +50,5 @@ pub async fn serve_grpc<V: AgentView>(
     };
     let ready =
         || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
-    serve_services(listener, &SERVICES, ready, routes, shutdown).await
+    serve_ready(listener, API, ready, routes, shutdown).await
 }

@@ -1,9 +1,9 @@
 //! The methods of `keelson.node.v1.Node`.
 //!
-//! In: requests, handed to the view as they are: what a condition may be is the reporter's to say.
+//! In: requests, handed to the view as they are: the reporter decides which conditions are valid.
 //! Out: the view's answers, or a status: INVALID_ARGUMENT (the condition), PERMISSION_DENIED (its type belongs
-//! to somebody else, or the user may only look), RESOURCE_EXHAUSTED (there are too many), NOT_FOUND (none of that type was set),
-//! UNAVAILABLE (heartbeats are off, or nobody answers now).
+//! to another process, or the user may only look), RESOURCE_EXHAUSTED (there are too many), NOT_FOUND (none of that type was set),
+//! UNAVAILABLE (heartbeats are disabled, or there is no answer).
 
 use std::future::Future;
 

@@ -8,13 +8,13 @@ use std::{pin::Pin, time::Duration};
 
 use futures_util::{Stream, stream};
 use keelson_proto::debug::{self as pb, debug_server::Debug, set_limit_request::To};
+use keelson_serve::{Due, Follower};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::{
     AgentView, ViewError,
     access::may_change,
-    follow::{Due, Follower},
     view::{answer, within},
 };
 
@@ -25,16 +25,6 @@ pub(crate) const MAX_QUEUED: u32 = 10_000;
 
 const DEFAULT_INTERVAL_MS: u32 = 500;
 const INTERVALS_MS: std::ops::RangeInclusive<u32> = 100..=3_600_000;
-
-impl From<ViewError> for Status {
-    fn from(error: ViewError) -> Self {
-        match error {
-            ViewError::Busy(text) => Self::resource_exhausted(text),
-            ViewError::Unavailable(text) => Self::unavailable(text),
-            ViewError::Invalid(text) => Self::invalid_argument(text),
-        }
-    }
-}
 
 /// `max_queued` as asked for, with the default, within the bound.
 pub(crate) fn max_queued(asked: u32) -> Result<u32, ViewError> {

@@ -4,6 +4,7 @@ mod inspection;
 
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -13,6 +14,7 @@ use keelson_proto::{
     debug::{self as pb, debug_client::DebugClient, debug_server::Debug as _, set_limit_request::To},
     node::{self as node_pb, node_client::NodeClient, node_server::Node as _},
 };
+use keelson_serve::grpc::Peer;
 use tempfile::TempDir;
 use tokio::{net::UnixStream, time::Instant};
 use tonic::{
@@ -39,7 +41,7 @@ fn service(fake: &Fake) -> (DebugService<Fake>, CancellationToken) {
 fn connected<T>(message: T) -> Request<T> {
     let (stream, _) = UnixStream::pair().expect("a pair of sockets");
     let mut request = Request::new(message);
-    request.extensions_mut().insert(tonic::transport::server::Connected::connect_info(&stream));
+    request.extensions_mut().insert(Arc::new(Peer::of_unix(&stream, "test".into())));
     request
 }
 

@@ -1,88 +1,24 @@
 //! The JSON documents and the metrics.
 //!
 //! Owns: `/version`, `/metrics`, `/debug/actors`, `/debug/actors/{name}`, `/debug/pulls`,
-//! `/debug/node`, `/debug/storage`, `/debug/config`, and how documents and errors look: `{"error": "..."}`.
+//! `/debug/node`, `/debug/storage`, `/debug/config`.
 //! In: requests. Out: documents with the field names of debug.proto and node.proto, indented for people with curl.
 
 use axum::{
     extract::{Path, Query, State, rejection::QueryRejection},
-    http::{
-        HeaderValue, StatusCode, Uri,
-        header::{CONTENT_TYPE, RETRY_AFTER},
-    },
-    response::{IntoResponse, Response},
+    http::{StatusCode, Uri, header::CONTENT_TYPE},
+    response::{IntoResponse as _, Response},
 };
 use keelson_proto::{debug as pb, node};
+use keelson_serve::http::{Document, Failure, OPEN_METRICS};
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use crate::{
-    AgentView, ViewError,
+    AgentView,
     grpc::{max_queued, no_such_actor},
     view::{answer, within},
 };
-
-/// Prometheus' own name for what `prometheus-client` writes.
-pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// An answer that says what was wrong.
-#[derive(Debug)]
-pub struct Failure {
-    status: StatusCode,
-    text: String,
-}
-
-impl Failure {
-    /// With a sentence that says what to do.
-    pub fn new(status: StatusCode, text: impl Into<String>) -> Self {
-        Self { status, text: text.into() }
-    }
-}
-
-impl From<ViewError> for Failure {
-    fn from(error: ViewError) -> Self {
-        let status = match error {
-            ViewError::Busy(_) | ViewError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            ViewError::Invalid(_) => StatusCode::BAD_REQUEST,
-        };
-        Self::new(status, error.to_string())
-    }
-}
-
-#[derive(Serialize)]
-struct ErrorDocument<'a> {
-    error: &'a str,
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Document(ErrorDocument { error: &self.text })).into_response();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
-    }
-}
-
-/// Indented JSON.
-#[derive(Debug)]
-pub struct Document<T>(pub T);
-
-impl<T: Serialize> IntoResponse for Document<T> {
-    fn into_response(self) -> Response {
-        match serde_json::to_vec_pretty(&self.0) {
-            Ok(mut json) => {
-                json.push(b'\n');
-                ([(CONTENT_TYPE, "application/json")], json).into_response()
-            }
-            Err(error) => {
-                // Only a map with keys that are no strings could fail, and there is none.
-                tracing::error!(%error, "cannot encode a debug document as JSON");
-                StatusCode::INTERNAL_SERVER_ERROR.into_response()
-            }
-        }
-    }
-}
 
 pub(super) type Answer<T> = Result<Document<T>, Failure>;
 

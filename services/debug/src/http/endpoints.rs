@@ -10,12 +10,10 @@ use axum::{
     http::StatusCode,
 };
 use keelson_proto::endpoints as pb;
+use keelson_serve::http::{Document, Failure};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Shared,
-    documents::{Answer, Document, Failure},
-};
+use super::{Shared, documents::Answer};
 use crate::{
     AgentView,
     endpoints::{self, ExplainError},
@@ -48,12 +46,12 @@ impl Default for StateQuery {
     }
 }
 
-/// How the chore fares, with the Services that were asked for.
+/// The status of the service endpoints, with the requested Services.
 #[derive(Serialize)]
 pub(super) struct StateDocument {
     #[serde(flatten)]
     state: pb::State,
-    /// How many Services there are of what was asked for, listed or not.
+    /// Number of Services that match the request, listed or not.
     matching: u64,
 }
 

@@ -1,41 +1,26 @@
 //! `/debug/events`: what the page shows, as server-sent events.
 //!
 //! Owns: two kinds of events, each a document. `state`, `{now_unix_ms, version, pulls, pulls_error, heartbeats,
-//! heartbeats_error, actors}`, comes at once, on every change (at most twice a second), and every five seconds even
-//! without one, so that a reader knows a quiet agent from a lost connection. `endpoints`, `{endpoints,
-//! endpoints_error, watchers, faults}`, comes after the first `state` and then only when it has changed; it holds no
-//! Services, which `/debug/endpoints` lists.
+//! heartbeats_error, actors}`, comes each time. `endpoints`, `{endpoints, endpoints_error, watchers, faults}`, comes after
+//! the first `state` and then only when it has changed; it holds no Services, which `/debug/endpoints` lists.
 //! In: the view and its changes. Out: a stream that ends when the agent stops.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::SystemTime;
 
 use axum::{
     extract::State,
-    http::StatusCode,
-    response::{
-        IntoResponse as _, Response, Sse,
-        sse::{Event, KeepAlive},
-    },
+    response::{Response, sse::Event},
 };
-use futures_util::{Stream, StreamExt as _, stream};
-use keelson_proto::{debug as pb, endpoints, node};
+use keelson_proto::{debug as pb, endpoints, node, unix_ms};
+use keelson_serve::http::{EventReader, event};
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 
-use super::{Shared, documents::Failure, probes::now_unix_ms};
+use super::Shared;
 use crate::{
     AgentView, ViewError,
-    follow::{Due, Follower},
     grpc::DEFAULT_QUEUED,
     view::{answer, within},
 };
-
-const INTERVAL: Duration = Duration::from_millis(500);
-const REFRESH: Duration = Duration::from_secs(5);
-/// Comments show the connection to be alive even while the agent does not answer.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// What a browser is told to wait before it comes back.
-const RETRY: Duration = Duration::from_secs(2);
 
 /// How many watchers and faults an event names: a page shows no more, and there may be a thousand of each.
 const NAMED: usize = 100;
@@ -64,7 +49,7 @@ impl Now {
             within(view.actors())
         );
         Self {
-            now_unix_ms: now_unix_ms(),
+            now_unix_ms: unix_ms(SystemTime::now()),
             version: version.ok(),
             pulls_error: why_not(&pulls),
             pulls: pulls.ok(),
@@ -101,60 +86,32 @@ impl Endpoints {
     }
 }
 
-/// Empty where there is an answer.
+/// Empty if there is an answer.
 fn why_not<T>(answer: &Result<T, ViewError>) -> String {
     answer.as_ref().err().map(ToString::to_string).unwrap_or_default()
 }
 
 pub(super) async fn events<V: AgentView>(State(shared): State<Shared<V>>) -> Response {
-    let Ok(slot) = shared.event_streams.clone().try_acquire_owned() else {
-        let text = "too many event streams are open; close another page of this agent";
-        return Failure::new(StatusCode::SERVICE_UNAVAILABLE, text).into_response();
-    };
-    let follower = Follower::new(shared.view.changes(), shared.stop.clone(), INTERVAL, Some(REFRESH));
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).text("alive");
-    let reader = Reader { view: shared.view, follower, told: None, _slot: slot };
-    Sse::new(reader.follow()).keep_alive(keep_alive).into_response()
+    shared.event_streams.open("agent", shared.view.changes(), Reader { view: shared.view, sent: None })
 }
 
-/// One who reads the events.
+/// The events of one stream.
 struct Reader<V> {
     view: V,
-    follower: Follower,
-    /// What was sent of endpoints last.
-    told: Option<Endpoints>,
-    _slot: OwnedSemaphorePermit,
+    /// The last event `endpoints`.
+    sent: Option<Endpoints>,
 }
 
-impl<V: AgentView> Reader<V> {
-    /// Documents are made when there is room for them.
-    fn follow(self) -> impl Stream<Item = Result<Event, Infallible>> + Send {
-        let due = stream::unfold(self, |mut reader| async move {
-            match reader.follower.due().await {
-                Due::Stopping | Due::Gone => None,
-                Due::Changed | Due::Refresh => Some((reader.news().await, reader)),
-            }
-        });
-        due.flat_map(|events| stream::iter(events.into_iter().map(Ok)))
-    }
-
-    async fn news(&mut self) -> Vec<Event> {
+impl<V: AgentView> EventReader for Reader<V> {
+    async fn read(&mut self) -> (Vec<Event>, bool) {
         let (now, endpoints) = tokio::join!(Now::of(&self.view), answer(self.view.endpoints("", 0)));
         let endpoints = Endpoints::new(endpoints);
-        if now.pulls.is_none() || now.heartbeats.is_none() || endpoints.endpoints.is_none() {
-            self.follower.again();
-        }
+        let is_complete = now.pulls.is_some() && now.heartbeats.is_some() && endpoints.endpoints.is_some();
         let mut events = vec![event("state", &now)];
-        if self.told.as_ref() != Some(&endpoints) {
+        if self.sent.as_ref() != Some(&endpoints) {
             events.push(event("endpoints", &endpoints));
-            self.told = Some(endpoints);
+            self.sent = Some(endpoints);
         }
-        events
+        (events, is_complete)
     }
-}
-
-fn event(name: &str, document: &impl Serialize) -> Event {
-    let event = Event::default().event(name).retry(RETRY).json_data(document);
-    // Nothing in the documents can fail to be JSON; a comment keeps the stream whole if it did.
-    event.unwrap_or_else(|_| Event::default().comment("cannot encode the state"))
 }

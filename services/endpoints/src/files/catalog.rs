@@ -1,7 +1,7 @@
-//! Everything that the files say.
+//! The objects of all files.
 //!
-//! Owns: [`Catalog`]: the good version of every file, which of two files counts where both have an object of one name,
-//! and what has changed since it was last told. In: the objects of a file. Out: [`Say`]s for every kind. No I/O.
+//! Owns: [`Catalog`]: the last valid version of every file, which of two files counts if both have an object of one name,
+//! and what has changed since the last changes were taken. In: the objects of a file. Out: [`Change`]s for every kind. No I/O.
 //!
 //! Of objects of one name the one in the file whose name is first counts. That depends on nothing but the files' contents, not
 //! on what was written when.
@@ -14,8 +14,8 @@ use std::{
 use keelson_endpoint_publisher::SourceKind;
 
 use super::{
-    object::{self, Body, Key, Object, Say},
-    parse::Fault,
+    document::Fault,
+    object::{self, Body, Change, Key, Object},
 };
 
 /// Name of a file in the folder.
@@ -35,9 +35,9 @@ pub(super) struct Catalog {
     owners: BTreeMap<Key, BTreeSet<FileName>>,
     /// Names that more than one file has.
     contested: BTreeSet<Key>,
-    /// Files that are not there, but perhaps only for a moment. What they say counts where nobody else says anything.
+    /// Files that are missing, perhaps only for a moment. Their objects count if no other file has them.
     leaving: BTreeSet<FileName>,
-    /// What was so when it was last told, of every name that may have changed since.
+    /// Of every name that may have changed: its object when changes were last taken.
     before: BTreeMap<Key, Option<Body>>,
 }
 
@@ -56,12 +56,12 @@ impl Catalog {
         }
     }
 
-    /// Whether there is a good version of a file.
+    /// Whether a file has a valid version.
     pub(super) fn has(&self, file: &str) -> bool {
         self.files.contains_key(file)
     }
 
-    /// A file says this now.
+    /// Sets the objects of a file.
     pub(super) fn set(&mut self, file: &FileName, objects: Vec<Object>) {
         self.remove(file);
         let mut kept = BTreeMap::new();
@@ -77,7 +77,7 @@ impl Catalog {
         self.files.insert(file.clone(), kept);
     }
 
-    /// A file says nothing any more.
+    /// Removes a file.
     pub(super) fn remove(&mut self, file: &FileName) {
         let keys: Vec<Key> = self.files.get(file).into_iter().flat_map(BTreeMap::keys).cloned().collect();
         for key in keys {
@@ -96,7 +96,7 @@ impl Catalog {
         self.leaving.remove(file);
     }
 
-    /// A file is not there, but perhaps only for a moment; or it is back.
+    /// Marks a file as missing, perhaps only for a moment, or as present.
     pub(super) fn set_leaving(&mut self, file: &FileName, leaving: bool) {
         if self.leaving.contains(file) == leaving {
             return;
@@ -116,26 +116,26 @@ impl Catalog {
         }
     }
 
-    /// What has changed since this was last asked, by kind. Kinds without a change are left out.
-    pub(super) fn changes(&mut self) -> BTreeMap<SourceKind, Vec<Say>> {
-        let mut changes: BTreeMap<SourceKind, Vec<Say>> = BTreeMap::new();
+    /// Takes what has changed since the last call, by kind. Kinds without a change are left out.
+    pub(super) fn changes(&mut self) -> BTreeMap<SourceKind, Vec<Change>> {
+        let mut changes: BTreeMap<SourceKind, Vec<Change>> = BTreeMap::new();
         for (key, before) in std::mem::take(&mut self.before) {
             let now = self.winner(&key).map(|(_, stored)| stored.body.clone());
             if now != before {
-                changes.entry(key.0).or_default().push(Say::Is(key.1, now));
+                changes.entry(key.0).or_default().push(Change::Object(key.1, now));
             }
         }
         changes
     }
 
-    /// Everything of a kind, but for what has changed and was not told yet.
-    pub(super) fn all(&self, kind: SourceKind) -> Vec<Say> {
+    /// All objects of a kind.
+    pub(super) fn all(&self, kind: SourceKind) -> Vec<Change> {
         let of_kind = self.owners.keys().filter(|key| key.0 == kind);
-        let told = of_kind.filter_map(|key| {
+        let objects = of_kind.filter_map(|key| {
             let body = self.winner(key)?.1.body.clone();
-            Some(Say::Is(key.1.clone(), Some(body)))
+            Some(Change::Object(key.1.clone(), Some(body)))
         });
-        told.collect()
+        objects.collect()
     }
 
     /// Objects that do not count, because a file that comes first has one of that name.

@@ -23,7 +23,8 @@ use tracing::{info, warn};
 
 use super::{
     catalog::{Catalog, FileName},
-    parse::{self, Fault},
+    document::Fault,
+    parse,
     settle::{Due, FilesTiming, Pending, Stamp},
 };
 
@@ -83,7 +84,7 @@ impl Known {
 struct Listing {
     files: BTreeMap<FileName, Entry>,
     odd: Vec<(FileName, Fault)>,
-    /// Files that are there, but more than that cannot be said of them.
+    /// Files that exist and cannot be examined.
     unclear: BTreeSet<FileName>,
 }
 
@@ -120,7 +121,7 @@ pub(super) struct Folder {
     identity: Option<(u64, u64)>,
     /// Since when the folder is being filled.
     filling: Option<Instant>,
-    told: BTreeSet<(FileName, u32, String)>,
+    logged: BTreeSet<(FileName, u32, String)>,
 }
 
 impl Folder {
@@ -137,7 +138,7 @@ impl Folder {
             odd: Vec::new(),
             identity: None,
             filling: None,
-            told: BTreeSet::new(),
+            logged: BTreeSet::new(),
         }
     }
 
@@ -189,7 +190,7 @@ impl Folder {
             again = wait.map(|wait| wait.min(left)).or(again);
             self.filling = wait.and(self.filling);
         }
-        self.tell();
+        self.log();
         Ok(Look { again, filling: self.filling.is_some() })
     }
 
@@ -374,22 +375,22 @@ impl Folder {
         faults
     }
 
-    /// Says of each fault once that it is there, and once that it is not any more.
-    fn tell(&mut self) {
+    /// Logs each fault once when it appears, and each file once when it is valid again.
+    fn log(&mut self) {
         let mut now = BTreeSet::new();
         for FileFault { file, fault: Fault { line, reason }, earlier_in_use } in self.faults() {
             let fault = (file, line, reason);
-            if !self.told.contains(&fault) {
+            if !self.logged.contains(&fault) {
                 let (file, line, reason) = &fault;
                 warn!(folder = %self.path.display(), %file, line, earlier_in_use, "invalid manifest: {reason}");
             }
             now.insert(fault);
         }
-        let mended: BTreeSet<&FileName> = self.told.iter().map(|told| &told.0).collect();
-        for file in mended.into_iter().filter(|file| !now.iter().any(|fault| fault.0 == **file)) {
+        let before: BTreeSet<&FileName> = self.logged.iter().map(|fault| &fault.0).collect();
+        for file in before.into_iter().filter(|file| !now.iter().any(|fault| fault.0 == **file)) {
             info!(folder = %self.path.display(), %file, "manifest valid again");
         }
-        self.told = now;
+        self.logged = now;
     }
 }
 

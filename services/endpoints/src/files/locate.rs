@@ -1,7 +1,7 @@
-//! On which line a field is.
+//! The line of a field.
 //!
 //! Owns: finding a line. In: a text, the number of a document and the way to a field in it. Out: the line of the field,
-//! or of what is nearest to it. No I/O. Needed only when something is wrong, so that all is well costs nothing.
+//! or of what is nearest to it. No I/O. Used for faults only, so that valid files do not pay for it.
 
 use std::fmt;
 

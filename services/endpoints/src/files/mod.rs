@@ -1,7 +1,7 @@
 //! A folder of manifests as a source.
 //!
-//! Owns: [`FilesSource`], which reads a folder of plain Kubernetes manifests, keeps watch over it and tells an
-//! [`EventSink`] what is in it, as the API server's source does. In: files. Out: [`SourceEvent`]s, and by
+//! Owns: [`FilesSource`], which reads a folder of plain Kubernetes manifests, watches it and sends its content to an
+//! [`EventSink`], as the API server's source does. In: files. Out: [`SourceEvent`]s, and by
 //! [`FilesHandle`] what is wrong with which file.
 //!
 //! **What is read.** `*.yaml`, `*.yml` (any number of documents) and `*.json` (any number of objects) directly in the
@@ -11,8 +11,8 @@
 //! `networking.k8s.io/v1` ServiceCIDR are read, also as items of `List` or of a list of their kind; others are passed
 //! over. Nothing is filled in but the namespace, `default`.
 //!
-//! **What counts.** A file is one whole. When something is wrong with it its last good version stays in use until it is
-//! mended or deleted; a file that was wrong from the start has none. Of two objects of one name the one in the
+//! **What counts.** A file is used as a whole. While it is not valid its last valid version stays in use, until it is
+//! repaired or deleted; a file that was never valid has none. Of two objects of one name the one in the
 //! file whose name is first counts.
 //!
 //! **When it is read.** At once when it was moved into place, or closed after writing; else when it has been quiet for
@@ -21,18 +21,19 @@
 //! missing what was last known stays, and the kinds' health says so.
 //!
 //! ```text
-//!  inotify ──hints──► folder (stamps, hashes) ──changed files──► parse ──objects──► catalog ──changes──► teller ──events──► sink
+//!  inotify ──hints──► folder (stamps, hashes) ──changed files──► parse ──objects──► catalog ──changes──► delivery ──events──► sink
 //!  poll ────────────►
 //! ```
 
 mod catalog;
+mod delivery;
+mod document;
 mod folder;
 mod locate;
 mod node;
 mod notice;
 mod object;
 mod parse;
-mod say;
 mod settle;
 #[cfg(test)]
 mod tests;
@@ -47,14 +48,14 @@ use std::{
 
 use keelson_actor_system::cluster::ChoreHealth;
 use keelson_endpoint_publisher::EventSink;
-use keelson_proto::endpoints::FileFault;
+use keelson_proto::{endpoints::FileFault, unix_ms};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use self::{
+    delivery::Delivery,
     folder::{Folder, Hints, Look},
     notice::{Noticed, Notices},
-    say::Teller,
 };
 
 pub use self::settle::FilesTiming;
@@ -78,7 +79,7 @@ pub struct FilesParts {
     pub folder: PathBuf,
     /// The name of this node.
     pub node_name: String,
-    /// Who is told.
+    /// Receives the events.
     pub sink: Arc<dyn EventSink>,
     /// The largest file that is read, in bytes; [`MOST_FILE_BYTES`] if there is no reason for another.
     pub max_file_bytes: u64,
@@ -113,12 +114,12 @@ struct Shared {
     faults: Mutex<Arc<[FileFault]>>,
 }
 
-/// Shows how the source fares. Cheap to clone; goes on showing the last when the source is gone.
+/// The faults of a source. Cheap to clone; shows the last ones when the source is gone.
 #[derive(Debug, Clone)]
 pub struct FilesHandle(Arc<Shared>);
 
 impl FilesHandle {
-    /// Everything that is wrong with the files, in the order of names and lines.
+    /// Everything that is wrong with the files, ordered by name and line.
     #[must_use]
     pub fn faults(&self) -> Vec<FileFault> {
         self.0.faults.lock().unwrap_or_else(PoisonError::into_inner).to_vec()
@@ -151,11 +152,6 @@ fn locked(folder: &Mutex<Folder>) -> MutexGuard<'_, Folder> {
     folder.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
 impl FilesSource {
     /// A source that has not begun.
     #[must_use]
@@ -164,21 +160,21 @@ impl FilesSource {
         Self { parts, shared: Arc::new(shared) }
     }
 
-    /// To look at it while it runs.
+    /// For inspection while it runs.
     #[must_use]
     pub fn handle(&self) -> FilesHandle {
         FilesHandle(Arc::clone(&self.shared))
     }
 
-    /// Reads, watches and tells until it is dropped; nothing ends it.
+    /// Reads, watches and sends until it is dropped; nothing ends it.
     pub async fn run(self) {
         let FilesParts { folder: path, node_name, sink, max_file_bytes, notices, timing } = self.parts;
         info!(folder = %path.display(), "reading manifests");
         let folder = Folder::new(path.clone(), &node_name, max_file_bytes, timing);
         let mut running = Running {
             folder: Arc::new(Mutex::new(folder)),
-            watch: Watch { path, wanted: notices, notices: None, complained: false },
-            teller: Teller::new(sink, node_name),
+            watch: Watch { path, wanted: notices, notices: None, is_logged: false },
+            delivery: Delivery::new(sink, node_name),
             health: ChoreHealth::Starting,
             ready: false,
             shared: self.shared,
@@ -188,7 +184,7 @@ impl FilesSource {
         loop {
             let began = Instant::now();
             let wait = running.look(std::mem::take(&mut hints)).await;
-            // Somebody who changes files without end has this work for at most half of the time.
+            // Files that change without pause take at most half of the time.
             let rest = began.elapsed().min(MOST_REST);
             sleep(rest).await;
             hints = running.wait(wait.saturating_sub(rest)).await;
@@ -201,12 +197,12 @@ struct Watch {
     path: PathBuf,
     wanted: bool,
     notices: Option<Notices>,
-    /// That there are none was said.
-    complained: bool,
+    /// The failure to watch was logged.
+    is_logged: bool,
 }
 
 impl Watch {
-    /// Sees to it that the folder is watched, before it is looked at: what changes from now on is noticed.
+    /// Watches the folder before it is looked at, so that every later change is noticed.
     fn follow(&mut self) {
         if !self.wanted || !self.path.is_dir() {
             self.notices = None;
@@ -220,9 +216,9 @@ impl Watch {
         match followed {
             Ok(notices) => {
                 self.notices = Some(notices);
-                self.complained = false;
+                self.is_logged = false;
             }
-            Err(error) if !std::mem::replace(&mut self.complained, true) => {
+            Err(error) if !std::mem::replace(&mut self.is_logged, true) => {
                 warn!(
                     folder = %self.path.display(),
                     %error,
@@ -251,16 +247,16 @@ impl Watch {
 struct Running {
     folder: Arc<Mutex<Folder>>,
     watch: Watch,
-    teller: Teller,
+    delivery: Delivery,
     health: ChoreHealth,
-    /// The folder was read whole at least once.
+    /// The folder was read completely at least once.
     ready: bool,
     shared: Arc<Shared>,
     timing: FilesTiming,
 }
 
 impl Running {
-    /// Looks at the folder and tells what is new; returns when to do so again at the latest.
+    /// Looks at the folder and sends what is new; returns the longest wait until the next look.
     async fn look(&mut self, hints: Hints) -> Duration {
         self.watch.follow();
         let found = self.read(hints).await;
@@ -276,14 +272,14 @@ impl Running {
             *self.shared.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
             let changes = locked(&self.folder).catalog.changes();
             if changes.is_empty() {
-                self.teller.remind(&all).await;
+                self.delivery.remind(&all).await;
             } else {
-                self.teller.tell(changes, &all).await;
+                self.delivery.send_changes(changes, &all).await;
             }
         } else if self.ready {
-            self.teller.remind(&all).await;
+            self.delivery.remind(&all).await;
         }
-        self.fare(found).await;
+        self.report_health(found).await;
         wait
     }
 
@@ -302,7 +298,7 @@ impl Running {
         }
     }
 
-    async fn fare(&mut self, found: Found) {
+    async fn report_health(&mut self, found: Found) {
         let before = self.health.clone();
         match found {
             Ok(look) if look.filling => {}
@@ -310,7 +306,7 @@ impl Running {
             Err(reason) => {
                 let since_unix_ms = match &self.health {
                     ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
-                    ChoreHealth::Starting | ChoreHealth::Well => unix_ms(),
+                    ChoreHealth::Starting | ChoreHealth::Well => unix_ms(SystemTime::now()),
                 };
                 self.health = ChoreHealth::Failing { reason, since_unix_ms, refused: false };
             }
@@ -323,10 +319,10 @@ impl Running {
             ChoreHealth::Well => info!(folder = %self.watch.path.display(), "manifests read"),
             ChoreHealth::Starting => {}
         }
-        self.teller.health(&self.health).await;
+        self.delivery.health(&self.health).await;
     }
 
-    /// Waits for something to look at, for so long at most.
+    /// Waits for something to look at, for up to `most`.
     async fn wait(&mut self, most: Duration) -> Hints {
         let mut hints = Hints::default();
         let end = sleep(most);

@@ -1,8 +1,7 @@
 //! Notices of changes in the folder.
 //!
 //! Owns: [`Notices`]: an inotify watch of the folder that follows it when another takes its place. In: events of the
-//! kernel. Out: [`Hints`], and whether there is something to look at now. Notices are hints: what is
-//! true says a look at the folder.
+//! kernel. Out: [`Hints`], and whether to look at the folder now. Notices are hints: a look at the folder decides.
 
 use std::{
     io,
@@ -18,7 +17,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::folder::Hints;
 
-/// Reads in a row, so that somebody who never ceases to write cannot hold up a look for ever.
+/// Maximum number of reads in a row, so that a process that writes without pause cannot delay a look indefinitely.
 const MOST_READS: usize = 64;
 
 struct Descriptor(Inotify);

@@ -20,13 +20,13 @@ use super::node::NodeManifest;
 /// The namespace of an object that names none, as kubectl has it.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// As long as the object itself, and nobody here reads it.
+/// Dropped: as long as the object itself, and not read here.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// By what an object is known: no two of one kind have one name.
+/// Kind and name, which identify an object.
 pub(super) type Key = (SourceKind, ServiceName);
 
-/// What an object says, small: a folder may hold ten thousand of them.
+/// The content of an object, packed: a folder may hold ten thousand of them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Body {
     /// A message of `keelson.kubernetes`.
@@ -48,9 +48,9 @@ pub(super) struct Object {
 pub(super) enum Role {
     /// It is read.
     Read(SourceKind),
-    /// Its items are looked at; they are of this kind where they do not say.
+    /// Its items are looked at; items without a kind are of this one.
     List(Option<SourceKind>),
-    /// It is of no concern here.
+    /// It is ignored.
     Pass,
 }
 
@@ -264,35 +264,35 @@ fn seen<T: Message + Default>(name: ServiceName, body: Option<Body>) -> Option<S
     }
 }
 
-/// What to say of a kind.
+/// A change of one kind.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Say {
-    /// That a listing begins.
+pub(super) enum Change {
+    /// A listing begins.
     Listing,
-    /// That an object is so, or is not.
-    Is(ServiceName, Option<Body>),
-    /// That the listing is whole.
+    /// An object, or none of that name.
+    Object(ServiceName, Option<Body>),
+    /// The listing is complete.
     Listed,
 }
 
-fn all<T: Message + Default>(say: Vec<Say>) -> Vec<Seen<T>> {
-    let seen = say.into_iter().filter_map(|say| match say {
-        Say::Listing => Some(Seen::Listing),
-        Say::Is(name, body) => seen(name, body),
-        Say::Listed => Some(Seen::Listed),
+fn all<T: Message + Default>(changes: Vec<Change>) -> Vec<Seen<T>> {
+    let seen = changes.into_iter().filter_map(|change| match change {
+        Change::Listing => Some(Seen::Listing),
+        Change::Object(name, body) => seen(name, body),
+        Change::Listed => Some(Seen::Listed),
     });
     seen.collect()
 }
 
-/// The event that says so; of the Node the last counts.
-pub(super) fn event(kind: SourceKind, node_name: &str, say: Vec<Say>) -> SourceEvent {
+/// The event with these changes; of the Node, the last one counts.
+pub(super) fn event(kind: SourceKind, node_name: &str, changes: Vec<Change>) -> SourceEvent {
     match kind {
-        SourceKind::Services => SourceEvent::Services(all(say)),
-        SourceKind::EndpointSlices => SourceEvent::EndpointSlices(all(say)),
-        SourceKind::ServiceCidrs => SourceEvent::ServiceCidrs(all(say)),
+        SourceKind::Services => SourceEvent::Services(all(changes)),
+        SourceKind::EndpointSlices => SourceEvent::EndpointSlices(all(changes)),
+        SourceKind::ServiceCidrs => SourceEvent::ServiceCidrs(all(changes)),
         SourceKind::Node => {
-            let view = say.into_iter().rev().find_map(|say| match say {
-                Say::Is(_, Some(Body::Node(view))) => Some(*view),
+            let view = changes.into_iter().rev().find_map(|change| match change {
+                Change::Object(_, Some(Body::Node(view))) => Some(*view),
                 _ => None,
             });
             let none = || NodeView { name: node_name.to_owned(), ..NodeView::default() };

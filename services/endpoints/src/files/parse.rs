@@ -1,81 +1,26 @@
 //! A manifest's text.
 //!
-//! Owns: what a file says ([`parse`]), whichever way it is written. In: a name, by whose ending the format is known, and
-//! bytes. Out: every object of a kind that is read; or everything that is wrong with the file, with lines. No I/O.
-//! A file is one whole: if one object of it is wrong, none of it is used.
+//! Owns: the objects of a file ([`parse`]), in YAML or JSON. In: a name, whose ending tells the format, and bytes. Out: every
+//! object of a kind that is read; or everything that is wrong with the file, with lines. No I/O.
+//! If one object of a file is not valid, none of it is used.
 
 use std::collections::{HashMap, hash_map::Entry};
 
 use keelson_endpoint_publisher::SourceKind;
-use serde_json::{Map, Value, value::RawValue};
+use serde_json::{Value, value::RawValue};
 
 use super::{
+    document::{Document, Fault, Fields, Items},
     locate,
     object::{self, Key, Object, ObjectError, Role, Step},
     yaml,
 };
 
-/// Faults of one file that are named; somebody who mends those sees the next.
+/// Maximum number of faults that are reported of one file.
 const MOST_FAULTS: usize = 20;
 
-/// Lists in lists.
+/// Maximum depth of lists in lists.
 const MOST_DEPTH: usize = 8;
-
-/// Something that is wrong with a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fault {
-    /// From 1; 0 when it is the file as a whole.
-    pub(super) line: u32,
-    pub(super) reason: String,
-}
-
-/// One document, or one item of a list.
-#[derive(Debug)]
-pub(super) enum Document {
-    /// What it is is not clear without what it is part of, or it is a list.
-    Object(Fields),
-    /// An object that is read: packed already, for as it was written it takes several times the memory.
-    Read { line: u32, kind: SourceKind, object: Result<Object, ObjectError> },
-    /// An object of another kind.
-    Passed,
-    /// Something else.
-    Other { line: u32, what: &'static str },
-}
-
-impl Document {
-    pub(super) fn other(what: &'static str) -> Self {
-        Self::Other { line: 0, what }
-    }
-
-    /// The same with no more of it than is needed.
-    pub(super) fn reduced(self) -> Self {
-        let Self::Object(fields) = self else { return self };
-        match object::role(fields.fields.get("apiVersion"), fields.fields.get("kind"), None) {
-            Ok(Role::Read(kind)) => {
-                let Fields { line, fields, .. } = fields;
-                Self::Read { line, kind, object: object::object(kind, fields) }
-            }
-            Ok(Role::Pass) => Self::Passed,
-            Ok(Role::List(_)) | Err(_) => Self::Object(fields),
-        }
-    }
-}
-
-/// An object's fields, but for `items`.
-#[derive(Debug)]
-pub(super) struct Fields {
-    pub(super) line: u32,
-    pub(super) fields: Map<String, Value>,
-    pub(super) items: Items,
-}
-
-/// What is under `items`.
-#[derive(Debug)]
-pub(super) enum Items {
-    None,
-    List(Vec<Document>),
-    Other,
-}
 
 /// The formats, by the ending of a file's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +61,7 @@ impl Reading<'_> {
 
     /// `find` knows the line of a field.
     fn wrong(&mut self, line: u32, error: &ObjectError, find: impl FnOnce(&[Step]) -> Option<u32>) {
-        // Finding a line takes as long as reading the file, so it is not done for those that are not told.
+        // Finding a line takes as long as reading the file, so it is not done for faults that are not reported.
         if self.faults.len() < MOST_FAULTS {
             let line = if error.path.is_empty() { line } else { find(&error.path).unwrap_or(line) };
             self.fault(line, error.to_string());
@@ -273,14 +218,14 @@ fn within(error: &serde_json::Error) -> u32 {
     u32::try_from(error.line()).unwrap_or(u32::MAX).saturating_sub(1)
 }
 
-/// The place is told otherwise.
+/// The text of an error without its place.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
-/// What a file says.
+/// The objects of a file.
 ///
 /// # Errors
 /// Everything that is wrong with it, of which there is at least one.

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 /// Intervals of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FilesTiming {
-    /// A file that is written in place is read when it has not changed for so long, and one that vanished is given up
-    /// when it has been away for so long: editors write by moving the old file out of the way first.
+    /// Time without a change after which a file that is written in place is read, and time after which a file that vanished
+    /// is given up: editors write by moving the old file away first.
     pub settle: Duration,
-    /// The same while a program is known to have the file open for writing.
+    /// As `settle`, while a program is known to have the file open for writing.
     pub settle_open: Duration,
-    /// A file that never settles is read after so long.
+    /// Time after which a file that never settles is read.
     pub settle_most: Duration,
     /// How often the folder is looked at without a notice that something has changed. Network file systems give no
     /// notices, nor does a link when what it leads to is changed elsewhere.
     pub poll: Duration,
-    /// The same while there is no folder.
+    /// As `poll`, while there is no folder.
     pub poll_missing: Duration,
 }
 

@@ -1,10 +1,11 @@
 //! Manifests as YAML has them.
 //!
-//! Owns: documents out of a YAML text, and how much of the machine one may use. In: a text. Out: [`Document`]s with the
+//! Owns: documents of a YAML text, and the memory that one may use. In: a text. Out: [`Document`]s with the
 //! lines that they begin on; or the first [`Fault`] of the text. No I/O.
 
 use std::fmt;
 
+use keelson_serve::text::one_line;
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, SeqAccess, Visitor},
@@ -12,9 +13,9 @@ use serde::{
 use serde_json::{Map, Value};
 use serde_saphyr::{Options, Spanned};
 
-use super::parse::{Document, Fault, Fields, Items};
+use super::document::{Document, Fault, Fields, Items};
 
-/// A text may not become much more than it is: aliases that repeat what has aliases in it would fill memory.
+/// Bounds on what a text may expand to: aliases of aliases would fill memory.
 pub(super) fn options(text: &str) -> Options {
     let length = text.len();
     serde_saphyr::options! {
@@ -117,7 +118,7 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// What is under `items`: of a list, its objects; of anything else, whatever it likes.
+/// The value of `items`: the objects of a list; ignored for anything else.
 struct NodeItems(Items);
 
 struct ItemsVisitor;
@@ -190,7 +191,7 @@ fn placed(node: Spanned<Node>) -> Document {
 /// Every document of a text; those that are empty are none.
 ///
 /// # Errors
-/// When the text is no YAML, or uses more of the machine than its length justifies.
+/// The text is no YAML, or uses more memory than its length justifies.
 pub(super) fn documents(text: &str) -> Result<Vec<Document>, Fault> {
     let documents: Vec<Spanned<Node>> = serde_saphyr::from_multiple_with_options(text, options(text))
         .map_err(|error| {
@@ -198,8 +199,4 @@ pub(super) fn documents(text: &str) -> Result<Vec<Document>, Fault> {
             Fault { line: line.unwrap_or(0), reason: one_line(&error.without_snippet().to_string()) }
         })?;
     Ok(documents.into_iter().map(placed).collect())
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,18 +1,17 @@
-//! Who makes rules of the endpoints, and how that fares.
+//! The backends that report, and their status.
 //!
-//! Owns: [`Backends`], what each backend said last, and for how long that is worth something. In: reports that were found
-//! right, the feed. Out: the list for whoever looks inside, and two gauges. Nothing that is served depends on it.
+//! Owns: [`Backends`], the last report of each backend, and when it expires. In: valid reports, the feed. Out: the list for
+//! inspection, and two gauges. Nothing that is served depends on it.
 
 use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use keelson_actor_system::clock::unix_ms;
 use keelson_endpoint_publisher::EndpointsFeed;
-use keelson_proto::endpoints::Backend;
+use keelson_proto::{endpoints::Backend, unix_ms};
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use prometheus_client::{
     collector::Collector,
@@ -23,16 +22,16 @@ use tokio::time::Instant;
 
 use super::plan::{Position, behind};
 
-/// So many are kept; a node has one or two.
+/// Maximum number of backends that are kept; a node has one or two.
 const MOST: usize = 64;
-/// Three times what they may leave between two reports.
+/// Three times the longest interval of reports.
 const SILENT: Duration = Duration::from_secs(30);
-/// Long enough to be seen by somebody who is woken up for it.
+/// Long enough to be seen by an operator who is called for it.
 const FORGOTTEN: Duration = Duration::from_secs(3600);
-/// What a backend may say of itself; the metric has `silent` beside them.
+/// The states of a report; the metric has `silent` beside them.
 pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 
-/// There is room for no more backends, and each of those there are has said something lately.
+/// The maximum is reached, and every known backend has reported lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{MOST} backends have reported in the last {SILENT:?}, which is the maximum; use a constant name per backend"
@@ -51,16 +50,16 @@ impl Backends {
         Self { feed, known: Arc::default() }
     }
 
-    /// Takes a report. `peer` is who sent it, as this process numbers processes.
-    pub(super) fn take(&self, mut said: Backend, peer: Option<u32>) -> Result<(), TooMany> {
-        said.seen_unix_ms = unix_ms();
+    /// Takes a report. `peer`: the process that sent it, in this PID namespace.
+    pub(super) fn take(&self, mut report: Backend, peer: Option<u32>) -> Result<(), TooMany> {
+        report.seen_unix_ms = unix_ms(SystemTime::now());
         // Its own number means the same process here only where it is ours as well, which it need not be: a backend in a
         // container may count its processes from 1.
-        let known_here = peer == Some(said.pid);
-        self.known().take(said, known_here, Instant::now(), ended)
+        let known_here = peer == Some(report.pid);
+        self.known().take(report, known_here, Instant::now(), ended)
     }
 
-    /// What each said last, by name and pid.
+    /// The last report of each, by name and pid.
     #[must_use]
     pub fn list(&self) -> Vec<Backend> {
         let newest = self.feed.published.borrow().as_deref().map(Position::of);
@@ -87,7 +86,7 @@ struct Known {
 
 #[derive(Debug)]
 struct Kept {
-    said: Backend,
+    report: Backend,
     at: Instant,
     /// Whether its pid can be looked for.
     known_here: bool,
@@ -103,28 +102,28 @@ impl Kept {
     }
 
     fn gone(&self, ended: impl Fn(u32) -> bool) -> bool {
-        self.known_here && ended(self.said.pid)
+        self.known_here && ended(self.report.pid)
     }
 }
 
 impl Known {
     fn take(
         &mut self,
-        said: Backend,
+        report: Backend,
         known_here: bool,
         now: Instant,
         ended: impl Fn(u32) -> bool,
     ) -> Result<(), TooMany> {
         // One that was started again takes the place of the one that ended.
-        let replaced = |kept: &Kept| kept.said.name == said.name && kept.gone(&ended);
+        let replaced = |kept: &Kept| kept.report.name == report.name && kept.gone(&ended);
         self.all.retain(|_, kept| !kept.forgotten(now) && !replaced(kept));
-        let key = (said.name.clone(), said.pid);
+        let key = (report.name.clone(), report.pid);
         if self.all.len() >= MOST && !self.all.contains_key(&key) {
             let silent = self.all.iter().filter(|(_, kept)| kept.silent(now) || kept.gone(&ended));
             let oldest = silent.min_by_key(|(_, kept)| kept.at).map(|(key, _)| key.clone()).ok_or(TooMany)?;
             self.all.remove(&oldest);
         }
-        self.all.insert(key, Kept { said, at: now, known_here });
+        self.all.insert(key, Kept { report, at: now, known_here });
         Ok(())
     }
 
@@ -132,13 +131,13 @@ impl Known {
         let remembered = self.all.values().filter(|kept| !kept.forgotten(now));
         remembered
             .map(|kept| {
-                let mut shown = kept.said.clone();
+                let mut shown = kept.report.clone();
                 let at = Position::asked(shown.instance_id, shown.rev);
                 shown.behind = behind(at, newest);
                 shown.silent = kept.silent(now);
                 if kept.gone(&ended) {
                     shown.silent = true;
-                    shown.reason = match kept.said.reason.as_str() {
+                    shown.reason = match kept.report.reason.as_str() {
                         "" => "its process has exited".to_owned(),
                         reason => format!("its process has exited; before: {reason}"),
                     };
@@ -150,7 +149,7 @@ impl Known {
 }
 
 impl Collector for Backends {
-    /// Made when somebody asks: a backend falls silent without saying so. Names are short words and there are few of
+    /// Made for each scrape: a backend falls silent without a report. Names are short words and there are few of
     /// them at a time, so there are few series.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut by_name: BTreeMap<String, Vec<Backend>> = BTreeMap::new();
@@ -193,7 +192,7 @@ mod tests {
     const ALIVE: fn(u32) -> bool = |_| false;
     const DEAD: fn(u32) -> bool = |_| true;
 
-    fn said(name: &str, pid: u32) -> Backend {
+    fn report(name: &str, pid: u32) -> Backend {
         Backend {
             name: name.into(),
             pid,
@@ -212,7 +211,7 @@ mod tests {
     fn one_that_says_nothing_is_silent_and_then_forgotten() {
         let start = Instant::now();
         let mut known = Known::default();
-        known.take(said("nft", 1), false, start, ALIVE).unwrap();
+        known.take(report("nft", 1), false, start, ALIVE).unwrap();
         for (after, silent) in
             [(0, Some(false)), (29, Some(false)), (30, Some(true)), (3599, Some(true)), (3600, None)]
         {
@@ -220,7 +219,7 @@ mod tests {
             assert_eq!(shown.first().map(|backend| backend.silent), silent, "after {after} s");
         }
         // It says something again.
-        known.take(said("nft", 1), false, start + Duration::from_secs(100), ALIVE).unwrap();
+        known.take(report("nft", 1), false, start + Duration::from_secs(100), ALIVE).unwrap();
         let shown = known.show(start + Duration::from_secs(120), None, ALIVE);
         assert_eq!((names(&shown), shown[0].silent), (vec![("nft", 1)], false));
     }
@@ -228,7 +227,7 @@ mod tests {
     #[test]
     fn how_far_behind_is_counted_within_an_instance_and_is_all_of_it_in_another() {
         let now = Instant::now();
-        let at = |instance_id, rev| Backend { instance_id, rev, ..said("nft", 1) };
+        let at = |instance_id, rev| Backend { instance_id, rev, ..report("nft", 1) };
         let newest = Some(Position { instance_id: 7, rev: 12 });
         for (what, backend, newest, behind) in [
             ("at the newest", at(7, 12), newest, 0),
@@ -248,15 +247,15 @@ mod tests {
     fn a_process_that_ended_is_said_to_have_only_where_its_number_is_known() {
         let now = Instant::now();
         let mut known = Known::default();
-        known.take(said("here", 5), true, now, ALIVE).unwrap();
-        known.take(said("elsewhere", 5), false, now, ALIVE).unwrap();
-        let failing = Backend { state: "failing".into(), reason: "no nft".into(), ..said("ill", 6) };
+        known.take(report("here", 5), true, now, ALIVE).unwrap();
+        known.take(report("elsewhere", 5), false, now, ALIVE).unwrap();
+        let failing = Backend { state: "failing".into(), reason: "no nft".into(), ..report("ill", 6) };
         known.take(failing, true, now, ALIVE).unwrap();
         let shown = known.show(now, None, DEAD);
-        let told: Vec<_> =
+        let statuses: Vec<_> =
             shown.iter().map(|one| (one.silent, one.state.as_str(), one.reason.as_str())).collect();
         assert_eq!(
-            told,
+            statuses,
             [
                 (false, "synced", ""),
                 (true, "synced", "its process has exited"),
@@ -271,9 +270,9 @@ mod tests {
         let now = Instant::now();
         let mut known = Known::default();
         for (name, pid, known_here) in [("nft", 1, true), ("nft", 2, false), ("other", 3, true)] {
-            known.take(said(name, pid), known_here, now, ALIVE).unwrap();
+            known.take(report(name, pid), known_here, now, ALIVE).unwrap();
         }
-        known.take(said("nft", 4), true, now, DEAD).unwrap();
+        known.take(report("nft", 4), true, now, DEAD).unwrap();
         assert_eq!(names(&known.show(now, None, ALIVE)), [("nft", 2), ("nft", 4), ("other", 3)]);
     }
 
@@ -282,25 +281,25 @@ mod tests {
         let start = Instant::now();
         let later = start + SILENT;
         let mut known = Known::default();
-        known.take(said("old", 0), false, start, ALIVE).unwrap();
+        known.take(report("old", 0), false, start, ALIVE).unwrap();
         for pid in 1..64 {
-            known.take(said("nft", pid), false, later, ALIVE).unwrap();
+            known.take(report("nft", pid), false, later, ALIVE).unwrap();
         }
-        assert_eq!(known.take(said("nft", 64), false, start, ALIVE), Err(TooMany), "none is silent yet");
-        known.take(said("old", 0), false, start, ALIVE).expect("one that is known is heard");
-        known.take(said("nft", 64), false, later, ALIVE).expect("the silent one makes room");
+        assert_eq!(known.take(report("nft", 64), false, start, ALIVE), Err(TooMany), "none is silent yet");
+        known.take(report("old", 0), false, start, ALIVE).expect("one that is known is heard");
+        known.take(report("nft", 64), false, later, ALIVE).expect("the silent one makes room");
         let shown = known.show(later, None, ALIVE);
         assert_eq!(shown.len(), MOST);
         assert!(shown.iter().all(|backend| backend.name == "nft"));
-        assert_eq!(known.take(said("nft", 65), false, later, ALIVE), Err(TooMany));
-        known.take(said("nft", 65), false, later + FORGOTTEN, ALIVE).unwrap();
+        assert_eq!(known.take(report("nft", 65), false, later, ALIVE), Err(TooMany));
+        known.take(report("nft", 65), false, later + FORGOTTEN, ALIVE).unwrap();
         assert_eq!(known.all.len(), 1, "the forgotten are not kept");
     }
 
     #[test]
     fn processes_are_looked_for_by_their_number() {
         assert!(!ended(std::process::id()));
-        assert!(!ended(1), "a process of somebody else is there too");
+        assert!(!ended(1), "a process of another user exists too");
         // Beyond what Linux gives out (PID_MAX_LIMIT).
         assert!(ended(1 << 29));
         assert!(!ended(0) && !ended(u32::MAX), "these mean groups, and are asked nothing");

@@ -6,18 +6,17 @@
 
 use std::{collections::btree_set, ops::Bound, sync::Arc};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use keelson_endpoint_publisher::{Changes, Published, ServiceName};
 use keelson_proto::endpoints::{ServiceName as WireName, WatchItem, watch_item};
+use keelson_serve::grpc::frame;
 use prost::Message as _;
 
 use super::filter::Filter;
 
-/// A chunk is full when it has so many bytes; the last message may pass it, usually within 64 KiB. The larger, the fewer
+/// Bytes of a full chunk; its last message may exceed them, usually within 64 KiB. The larger, the fewer
 /// the system calls of a full state, and the longer others wait while it is written.
 pub(super) const CHUNK: usize = 60 * 1024;
-/// A flag and the length.
-const PREFIX: usize = 5;
 
 /// An item that was published cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -36,12 +35,7 @@ pub(super) struct Frames {
 
 impl Frames {
     fn push(&mut self, message: &[u8]) {
-        self.out.reserve(PREFIX + message.len());
-        // Not compressed.
-        self.out.put_u8(0);
-        // A message of 4 GiB cannot have been published.
-        self.out.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-        self.out.put_slice(message);
+        frame::append(&mut self.out, message);
         self.items += 1;
     }
 

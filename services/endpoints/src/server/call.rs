@@ -16,8 +16,8 @@ use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited, StreamBody};
 use hyper::body::Frame;
-use keelson_cri::front::grpc;
 use keelson_endpoint_publisher::{EndpointsFeed, Published};
+use keelson_serve::grpc::{Peer, frame};
 use prost::Message;
 use tokio::{
     sync::watch,
@@ -27,10 +27,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, body::Body};
 
 use super::{
-    Revealed,
+    ClientHints,
     backends::Backends,
     batch::{Batch, Extent, Frames},
-    connection::Peer,
     metrics::{ApiLabel, ServerMetrics, StateLabel},
     plan::{LASTING, Plan, Position},
     watchers::{Watchers, Watching},
@@ -48,7 +47,7 @@ pub(super) struct Shared {
     pub(super) watchers: Watchers,
     pub(super) backends: Backends,
     pub(super) metrics: ServerMetrics,
-    pub(super) revealed: watch::Sender<Revealed>,
+    pub(super) hints: watch::Sender<ClientHints>,
     pub(super) stop: CancellationToken,
     /// When the server met its newest revision.
     pub(super) met: Mutex<Option<(Position, Instant)>>,
@@ -105,7 +104,7 @@ where
             A::METHOD
         )));
     }
-    let deadline = grpc::timeout(&head.headers).and_then(|after| Instant::now().checked_add(after));
+    let deadline = frame::timeout(&head.headers).and_then(|after| Instant::now().checked_add(after));
     let message = message(body).await?;
     let request = A::Request::decode(message).map_err(|error| {
         Status::invalid_argument(format!(
@@ -125,9 +124,9 @@ where
             "{most} clients are already connected, the maximum (endpoints.max_watchers)"
         )));
     };
-    shared.revealed.send_if_modified(|revealed| {
+    shared.hints.send_if_modified(|hints| {
         let newest = shared.feed.published.borrow().as_deref().map(Position::of);
-        revealed.add(plan.position(), newest)
+        hints.add(plan.position(), newest)
     });
     let feed = shared.feed.clone();
     Ok(Call {
@@ -150,7 +149,8 @@ where
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let body = match timeout(REQUEST_TIME, Limited::new(body, LARGEST_REQUEST + grpc::PREFIX).collect()).await
+    let body = match timeout(REQUEST_TIME, Limited::new(body, LARGEST_REQUEST + frame::PREFIX).collect())
+        .await
     {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
@@ -163,7 +163,7 @@ where
             return Err(Status::cancelled(format!("the request was not received within {REQUEST_TIME:?}")));
         }
     };
-    grpc::unframe(body).map_err(|error| Status::new(error.code(), error.to_string()))
+    frame::unframe(body).map_err(|error| Status::new(error.code(), error.to_string()))
 }
 
 fn respond(call: Call) -> Response<Body> {
@@ -176,7 +176,7 @@ fn respond(call: Call) -> Response<Body> {
         };
         Some((Ok::<_, Status>(frame), call))
     });
-    grpc::response_headers().map(|()| Body::new(StreamBody::new(chunks.boxed())))
+    frame::response_headers().map(|()| Body::new(StreamBody::new(chunks.boxed())))
 }
 
 pub(super) fn stopping() -> Status {
@@ -218,7 +218,7 @@ impl Call {
         self.ended = true;
         self.batch = None;
         self.watching.hands(true);
-        Frame::trailers(grpc::status(code, message, &[]))
+        Frame::trailers(frame::status(code, message, &[]))
     }
 
     /// The next chunk, as soon as there is one; none: there are no more, and all is well.

@@ -1,51 +1,37 @@
 //! `grpc.health.v1` of the Endpoints API.
 //!
-//! Owns: keeping it true. In: the feed, and whether somebody follows. Out: SERVING once there is a state to serve, stale or
+//! Owns: keeping it true. In: the feed, and whether a client follows. Out: SERVING once there is a state to serve, stale or
 //! not, for the server as a whole and for each service. Where Services are watched on demand, it is SERVING until the first
 //! call, too: who waits for SERVING before it calls would wait for ever.
 
 use keelson_endpoint_publisher::EndpointsFeed;
+use keelson_serve::grpc::GrpcHealth;
 use tokio::sync::watch;
-use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::Revealed;
+use super::ClientHints;
 
 /// Reports whenever it changes, until the feed ends.
 pub(super) async fn follow(
-    reporter: &HealthReporter,
-    services: &[&str],
+    health: &GrpcHealth,
     mut feed: EndpointsFeed,
-    mut revealed: watch::Receiver<Revealed>,
+    mut hints: watch::Receiver<ClientHints>,
     on_demand: bool,
 ) {
-    let mut said = None;
+    let mut reported = None;
     loop {
         let has_state = feed.published.borrow_and_update().is_some();
-        let serving = has_state || (on_demand && !revealed.borrow_and_update().followed);
-        if said.replace(serving) != Some(serving) {
-            let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-            set(reporter, services, status).await;
+        let serving = has_state || (on_demand && !hints.borrow_and_update().has_followed);
+        if reported.replace(serving) != Some(serving) {
+            health.set(serving).await;
         }
         let changed = tokio::select! {
             changed = feed.published.changed() => changed,
-            changed = revealed.wait_for(|revealed| revealed.followed), if on_demand && !has_state && serving => {
+            changed = hints.wait_for(|hints| hints.has_followed), if on_demand && !has_state && serving => {
                 changed.map(drop)
             }
         };
         if changed.is_err() {
-            return stopping(reporter, services).await;
+            return health.set(false).await;
         }
-    }
-}
-
-/// The server is about to stop.
-pub(super) async fn stopping(reporter: &HealthReporter, services: &[&str]) {
-    set(reporter, services, ServingStatus::NotServing).await;
-}
-
-async fn set(reporter: &HealthReporter, services: &[&str], status: ServingStatus) {
-    reporter.set_service_status("", status).await;
-    for service in services {
-        reporter.set_service_status(*service, status).await;
     }
 }

@@ -1,6 +1,6 @@
 //! What the server counts.
 //!
-//! Owns: the metric families of the Endpoints API. In: increments. Out: a [`Registry`] for whoever encodes it. The only
+//! Owns: the metric families of the Endpoints API. In: increments. Out: a [`Registry`] for the exporter. The only
 //! labels are the API and the kind of a batch.
 
 use prometheus_client::{

@@ -17,7 +17,7 @@ use super::{
     filter::Filter,
 };
 
-/// For how long a state must have been stale, or current again, before a caller of Next is told of that alone: it costs a full
+/// For how long a state must have been stale, or current again, before a caller of Next is sent that alone: it costs a full
 /// state, and a restarted agent calls its state stale until its sources are listed.
 pub(super) const LASTING: Duration = Duration::from_secs(5);
 
@@ -74,7 +74,7 @@ impl Plan {
         Self::Watch(WatchPlan {
             at: Position::asked(request.instance_id, request.rev),
             filter: Filter::new(request.required_endpoint_conditions),
-            told: None,
+            sent: None,
         })
     }
 
@@ -86,7 +86,7 @@ impl Plan {
         }
     }
 
-    /// Where the caller is, as far as it said or was told.
+    /// The position of the caller, from its request or from the last batch.
     pub(super) fn position(&self) -> Option<Position> {
         match self {
             Self::Next(next) => next.has,
@@ -94,7 +94,7 @@ impl Plan {
         }
     }
 
-    /// Nothing is due any more: the call ends well.
+    /// Nothing is due any more: the call ends with OK.
     pub(super) fn done(&self) -> bool {
         matches!(self, Self::Next(NextPlan { answered: true, .. }))
     }
@@ -162,11 +162,11 @@ pub(super) struct WatchPlan {
     at: Option<Position>,
     filter: Filter,
     /// The last Sync of this call.
-    told: Option<Told>,
+    sent: Option<Sent>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Sent {
     position: Position,
     /// How fresh it was.
     freshness: Freshness,
@@ -175,8 +175,8 @@ struct Told {
 impl WatchPlan {
     fn due(&mut self, state: &Arc<Published>, history: &History) -> Option<Batch> {
         let position = Position::of(state);
-        let telling = Told { position, freshness: state.freshness.clone() };
-        if self.told.as_ref() == Some(&telling) {
+        let sync_point = Sent { position, freshness: state.freshness.clone() };
+        if self.sent.as_ref() == Some(&sync_point) {
             return None;
         }
         let known = self.at.filter(|at| at.instance_id == state.instance_id);
@@ -197,12 +197,12 @@ impl WatchPlan {
             }
         };
         self.at = Some(position);
-        self.told = Some(telling);
+        self.sent = Some(sync_point);
         Some(batch)
     }
 }
 
-/// The Sync that ends a batch. What triggered a revision is said once, with the batch that leads to it.
+/// The Sync that ends a batch. What triggered a revision is sent once, with the batch that leads to it.
 fn sync(state: &Published, moved: bool) -> Vec<u8> {
     let (stale, stale_reason, stale_since_unix_ms) = staleness(&state.freshness);
     let sync = Sync {

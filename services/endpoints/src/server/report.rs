@@ -1,7 +1,7 @@
-//! `keelson.endpoints.v1.Endpoints/Report`: what a backend says of itself.
+//! `keelson.endpoints.v1.Endpoints/Report`: the status of a backend.
 //!
-//! Owns: [`serve`], one unary call, and what a report may hold: it is shown to people, on terminals and in browsers, whoever
-//! sent it. In: HTTP/2 requests. Out: an empty answer, or what is wrong with the report.
+//! Owns: [`serve`], one unary call, and what a report may hold: it is shown on terminals and in browsers, and any process may
+//! send one. In: HTTP/2 requests. Out: an empty answer, or what is wrong with the report.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -10,15 +10,14 @@ use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, Uri};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
-use keelson_cri::front::grpc;
 use keelson_proto::endpoints::{Backend, ReportAnswer};
+use keelson_serve::grpc::{Peer, frame};
 use prost::Message as _;
 use tonic::{Code, Status, body::Body};
 
 use super::{
     backends::STATES,
     call::{Shared, message, stopping},
-    connection::Peer,
 };
 
 /// Lengths in bytes.
@@ -63,40 +62,40 @@ where
 {
     let (mut head, body) = request.into_parts();
     let peer = head.extensions.remove::<Arc<Peer>>().unwrap_or_default();
-    let said = Backend::decode(message(body).await?).map_err(|error| {
+    let report = Backend::decode(message(body).await?).map_err(|error| {
         Status::invalid_argument(format!("the report is not a valid Backend message: {error}"))
     })?;
-    check(&said).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
+    check(&report).map_err(|wrong| Status::invalid_argument(wrong.to_string()))?;
     if shared.stop.is_cancelled() {
         return Err(stopping());
     }
     tracing::debug!(
-        name = said.name,
-        pid = said.pid,
-        state = said.state,
+        name = report.name,
+        pid = report.pid,
+        state = report.state,
         peer = peer.name,
         "backend reported"
     );
-    shared.backends.take(said, peer.pid).map_err(|error| Status::resource_exhausted(error.to_string()))
+    shared.backends.take(report, peer.pid).map_err(|error| Status::resource_exhausted(error.to_string()))
 }
 
 fn taken() -> Response<Body> {
-    let answer = Frame::data(grpc::frame(&ReportAnswer {}.encode_to_vec()));
-    let end = Frame::trailers(grpc::status(Code::Ok, "", &[]));
+    let answer = Frame::data(frame::frame(&ReportAnswer {}.encode_to_vec()));
+    let end = Frame::trailers(frame::status(Code::Ok, "", &[]));
     let frames = stream::iter([answer, end].map(Ok::<_, Infallible>));
-    grpc::response_headers().map(|()| Body::new(StreamBody::new(frames.boxed())))
+    frame::response_headers().map(|()| Body::new(StreamBody::new(frames.boxed())))
 }
 
-fn check(said: &Backend) -> Result<(), Wrong> {
+fn check(report: &Backend) -> Result<(), Wrong> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    if !(1..=NAME).contains(&said.name.len()) || !said.name.bytes().all(fits) {
-        return Err(Wrong::Name { name: short(&said.name) });
+    if !(1..=NAME).contains(&report.name.len()) || !report.name.bytes().all(fits) {
+        return Err(Wrong::Name { name: short(&report.name) });
     }
     for (field, text, most) in [
-        ("version", &said.version, VERSION),
-        ("debug", &said.debug, ADDRESS),
-        ("http", &said.http, ADDRESS),
-        ("reason", &said.reason, REASON),
+        ("version", &report.version, VERSION),
+        ("debug", &report.debug, ADDRESS),
+        ("http", &report.http, ADDRESS),
+        ("reason", &report.reason, REASON),
     ] {
         if text.len() > most {
             return Err(Wrong::Long { field, length: text.len(), most });
@@ -105,22 +104,22 @@ fn check(said: &Backend) -> Result<(), Wrong> {
             return Err(Wrong::Control { field });
         }
     }
-    if !STATES.contains(&said.state.as_str()) {
-        return Err(Wrong::State { state: short(&said.state) });
+    if !STATES.contains(&report.state.as_str()) {
+        return Err(Wrong::State { state: short(&report.state) });
     }
-    if !said.debug.is_empty() && !is_socket(&said.debug) {
+    if !report.debug.is_empty() && !is_socket(&report.debug) {
         return Err(Wrong::Address { field: "debug", right: "unix:/// or tcp://" });
     }
-    if !said.http.is_empty() && !is_page(&said.http) {
+    if !report.http.is_empty() && !is_page(&report.http) {
         return Err(Wrong::Address { field: "http", right: "http:// or https://" });
     }
-    match said.last_sync_unix_ms {
+    match report.last_sync_unix_ms {
         time if time < 0 => Err(Wrong::Time(time)),
         _ => Ok(()),
     }
 }
 
-/// What was said instead of a word may also be very long.
+/// A value for an error text; it may be very long.
 fn short(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -167,8 +166,8 @@ mod tests {
             last_sync_unix_ms: i64::MAX,
             ..good()
         };
-        for said in [good(), least, most] {
-            assert_eq!(check(&said), Ok(()), "{said:?}");
+        for report in [good(), least, most] {
+            assert_eq!(check(&report), Ok(()), "{report:?}");
         }
     }
 
@@ -196,9 +195,9 @@ mod tests {
             (|it| it.last_sync_unix_ms = -1, "last_sync_unix_ms is -1"),
         ];
         for (change, words) in cases {
-            let mut said = good();
-            change(&mut said);
-            let wrong = check(&said).expect_err(words).to_string();
+            let mut report = good();
+            change(&mut report);
+            let wrong = check(&report).expect_err(words).to_string();
             assert!(wrong.contains(words) && !wrong.contains("hunter2"), "{wrong}");
             assert!(wrong.len() < 250 && !wrong.contains(char::is_control), "{wrong}");
         }

@@ -8,7 +8,9 @@
 
 use std::{cmp::Reverse, time::Duration};
 
-use super::{batch::CHUNK, connection::SEND_BUFFER};
+use keelson_serve::grpc::SEND_BUFFER;
+
+use super::batch::CHUNK;
 
 /// How long a caller may leave a chunk in its connection's buffer: about 60 kB, or one larger Service.
 const READ_TIME: Duration = Duration::from_secs(60);
@@ -95,7 +97,7 @@ pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64
     cut
 }
 
-/// At most so many bytes are kept by these callers alone.
+/// Upper bound of the bytes that these callers alone keep.
 fn retained(unread: &[Unread], newest: SnapshotSize) -> u64 {
     let mut sizes: Vec<_> = unread.iter().filter_map(|caller| caller.snapshot).collect();
     sizes.sort_unstable_by_key(|size| size.replaced);
@@ -146,7 +148,7 @@ mod tests {
     fn e16_what_snapshots_keep_is_counted_once_and_without_what_they_share() {
         let newest = size(20, 100);
         for (what, snapshots, expected) in [
-            ("nobody is behind", vec![], 0),
+            ("no caller is behind", vec![], 0),
             ("all read the newest", vec![size(20, 100); 500], 0),
             ("one is a little behind", vec![size(20, 99)], 1),
             ("one is so far behind that nothing is shared", vec![size(20, 10)], 20),
@@ -172,7 +174,7 @@ mod tests {
         let cut = cut(&callers, newest);
         let expected: Vec<_> = (0..12).map(|at| (at, Reason::TooMuchRetained)).collect();
         assert_eq!(cut, expected, "the oldest go, and 8 revisions of 8 MiB stay");
-        // Nobody is cut off who has only begun to read.
+        // A caller that has only begun to read is not cut off.
         let new: Vec<_> = (0..20).map(|at| unread(at, 1, 4, Some(size(20, at * 8)))).collect();
         assert_eq!(cut_off(new, newest), []);
     }

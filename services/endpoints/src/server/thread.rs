@@ -5,10 +5,11 @@
 
 use std::{io, time::Duration};
 
+use keelson_serve::grpc::{DetachedListener, Listener};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{EndpointsServer, Listener};
+use super::EndpointsServer;
 
 /// Why the thread could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +42,11 @@ pub struct EndpointsThread {
 impl EndpointsThread {
     pub(super) fn start(server: EndpointsServer, listeners: Vec<Listener>) -> Result<Self, StartError> {
         // A listener belongs to the runtime that polls it.
-        let listeners = listeners.into_iter().map(Listener::detach).collect::<Result<Vec<_>, _>>()?;
+        let detach = |listener: Listener| {
+            let name = listener.name().to_owned();
+            listener.detach().map_err(|source| StartError::Listener { listener: name, source })
+        };
+        let listeners = listeners.into_iter().map(detach).collect::<Result<Vec<_>, _>>()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -50,7 +55,7 @@ impl EndpointsThread {
         let stopped = stop.clone();
         let (ending, ended) = oneshot::channel();
         let run = async move {
-            match listeners.into_iter().map(super::Detached::attach).collect::<io::Result<Vec<_>>>() {
+            match listeners.into_iter().map(DetachedListener::attach).collect::<io::Result<Vec<_>>>() {
                 Ok(listeners) => {
                     if let Err(error) = server.serve(listeners, stopped.cancelled_owned()).await {
                         tracing::error!(%error, "the Endpoints API");

@@ -1,7 +1,7 @@
-//! Who follows the endpoints.
+//! The calls that are served.
 //!
 //! Owns: [`Watchers`], every call that is being served, and [`Watching`], one call's place among them. In: calls as they
-//! come, and what they are sent. Out: a place or a refusal, and the list for whoever looks inside.
+//! come, and what they are sent. Out: a place or a refusal, and the list for inspection.
 
 use std::{
     collections::BTreeMap,
@@ -9,15 +9,15 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::SystemTime,
 };
 
 use keelson_endpoint_publisher::{EndpointsFeed, Published};
-use keelson_proto::endpoints::Watcher;
+use keelson_proto::{endpoints::Watcher, unix_ms};
+use keelson_serve::grpc::Peer;
 use tokio::time::Instant;
 
 use super::{
-    connection::Peer,
     metrics::{ApiLabel, ServerMetrics},
     plan::{Position, behind},
     slow::{self, SnapshotSize, Unread},
@@ -83,8 +83,7 @@ impl Watchers {
         Self { feed, metrics, most, calls: Arc::default() }
     }
 
-    /// A place for a call, unless its listener has as many as there may be: callers at a port that is open to everybody take
-    /// no place at a socket.
+    /// A place for a call, unless its listener has the maximum: clients of a TCP port take no place at a unix socket.
     pub(super) fn admit(&self, peer: Arc<Peer>, api: &'static str, at: Option<Position>) -> Option<Watching> {
         let mut calls = lock(&self.calls);
         let beside = calls.all.values().filter(|call| call.peer.listener == peer.listener).count();
@@ -94,11 +93,10 @@ impl Watchers {
         }
         calls.last_id += 1;
         let id = calls.last_id;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let call = Arc::new(Call {
             peer,
             api,
-            since_unix_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+            since_unix_ms: unix_ms(SystemTime::now()),
             at: Mutex::new(at),
             items: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -138,7 +136,7 @@ impl Watchers {
         }
     }
 
-    /// How many there are, and how many there may be at each listener.
+    /// The number of calls, and the maximum at each listener.
     #[must_use]
     pub fn count(&self) -> (usize, usize) {
         (lock(&self.calls).all.len(), self.most)

@@ -21,7 +21,6 @@ use keelson_actor_system::{
     supervise,
 };
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, ListenSpec, Settings};
-use keelson_cri::listen::Bound;
 use keelson_endpoint_publisher::{
     Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
     EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, SourceEvent,
@@ -29,11 +28,12 @@ use keelson_endpoint_publisher::{
 };
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
-    server::{EndpointsServer, Listener, Revealed, ServerMetrics, ServerSettings},
+    server::{ClientHints, EndpointsServer, ServerMetrics, ServerSettings},
 };
 use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
+use keelson_serve::{grpc::Listener, unix::Bound};
 use keelson_storage::DeferredStore;
 use tokio::{net::TcpListener, sync::watch};
 
@@ -276,8 +276,8 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
         on_demand,
     };
     let server = EndpointsServer::new(feed.clone(), settings, server_metrics.clone());
-    let (revealed, to) = (server.revealed(), publisher.clone());
-    source_job.keep_on(&arbiter.handle(), 3, |_| {}, move || tell_revealed(revealed.clone(), to.clone()));
+    let (hints, to) = (server.client_hints(), publisher.clone());
+    source_job.keep_on(&arbiter.handle(), 3, |_| {}, move || pass_hints_on(hints.clone(), to.clone()));
     let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
     let node_name = parts.settings.agent.node_name.clone();
     let place = match source {
@@ -286,7 +286,7 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
             let objects = [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
             let failed = tells_failure(sink.clone(), objects.to_vec());
             let (watched, to) = (api.clone(), sink.clone());
-            let demand = on_demand.then(|| server.revealed());
+            let demand = on_demand.then(|| server.client_hints());
             let wanted = demand.clone();
             source_job.keep_on(&arbiter.handle(), 0, failed, move || {
                 let (api, sink, wanted) = (watched.clone(), to.clone(), wanted.clone());
@@ -320,26 +320,26 @@ fn start_on(parts: EndpointsParts, source: Source) -> On {
     On { publisher, feed, metrics, server, server_metrics, job, source_job, view, place, arbiter }
 }
 
-/// Waits for the first client that follows; without `revealed` for nothing.
-async fn followed(revealed: Option<watch::Receiver<Revealed>>) {
-    let Some(mut revealed) = revealed else { return };
-    if revealed.wait_for(|revealed| revealed.followed).await.is_err() {
+/// Waits for the first client that follows; without `hints` for nothing.
+async fn followed(hints: Option<watch::Receiver<ClientHints>>) {
+    let Some(mut hints) = hints else { return };
+    if hints.wait_for(|hints| hints.has_followed).await.is_err() {
         // The server is gone: the agent ends.
         std::future::pending().await
     }
 }
 
-/// Tells the publisher what callers reveal.
-async fn tell_revealed(mut revealed: watch::Receiver<Revealed>, publisher: Mailbox<EndpointPublisher>) {
+/// Passes what calls of clients tell on to the publisher.
+async fn pass_hints_on(mut hints: watch::Receiver<ClientHints>, publisher: Mailbox<EndpointPublisher>) {
     loop {
-        let Revealed { followed, later } = *revealed.borrow_and_update();
-        if followed {
+        let ClientHints { has_followed, later_revision } = *hints.borrow_and_update();
+        if has_followed {
             let _ = publisher.ask_waiting(Followed {}).await;
         }
-        if let Some((instance_id, rev)) = later {
+        if let Some((instance_id, rev)) = later_revision {
             let _ = publisher.ask_waiting(LaterRevision { instance_id, rev }).await;
         }
-        if revealed.changed().await.is_err() {
+        if hints.changed().await.is_err() {
             return std::future::pending().await;
         }
     }

@@ -46,8 +46,8 @@ use std::{
 use anyhow::Context as _;
 use keelson_actor_system::inspect::Status;
 use keelson_config::{Loaded, Settings};
-use keelson_cri::listen::{Bound, SocketFile};
 use keelson_debug::{serve_grpc, serve_http};
+use keelson_serve::unix::{Bound, SocketFile};
 use tokio::{
     net::UnixStream,
     signal::unix::{Signal, SignalKind, signal},

@@ -6,12 +6,18 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
+use keelson_serve::{
+    http::{
+        OPEN_METRICS,
+        exposed::{Answer, Pages, answer, serve},
+    },
+    tcp::listen_widely,
+};
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    http::{Answer, LIMITS, Pages, answer, listen_widely, serve},
     status::{Health, Moment, Report},
     zpages::Zpages,
 };
@@ -21,12 +27,10 @@ use crate::metrics::ProxyMetrics;
 const BIND_RETRY: Duration = Duration::from_secs(5);
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const JSON: &str = "application/json";
-/// What `prometheus-client` writes.
-pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// How a server fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServerState {
+pub(crate) enum ServerState {
     /// It has not tried yet.
     Starting,
     /// It answers at this address.
@@ -37,7 +41,7 @@ pub enum ServerState {
 
 /// A server at an address of the settings. It serves until it is dropped.
 #[derive(Debug)]
-pub struct BoundServer {
+pub(crate) struct BoundServer {
     state: watch::Receiver<ServerState>,
     task: JoinHandle<()>,
 }
@@ -46,14 +50,12 @@ impl BoundServer {
     /// `/livez` and `/healthz` (`proxy.healthz_bind_address`): whoever asks is counted in `metrics`.
     ///
     /// An address that is not free is tried again every 5 s, and said; nothing else waits for it. Call it within a runtime.
-    #[must_use]
-    pub fn health(address: SocketAddr, health: Health, metrics: ProxyMetrics) -> Self {
+    pub(crate) fn health(address: SocketAddr, health: Health, metrics: ProxyMetrics) -> Self {
         Self::start("health", address, Arc::new(HealthPages { health, metrics }), BIND_RETRY)
     }
 
     /// The pages of [`MetricsPages`] (`proxy.metrics_bind_address`). As [`Self::health`].
-    #[must_use]
-    pub fn metrics(address: SocketAddr, pages: MetricsPages) -> Self {
+    pub(crate) fn metrics(address: SocketAddr, pages: MetricsPages) -> Self {
         Self::start("metrics", address, Arc::new(pages), BIND_RETRY)
     }
 
@@ -61,7 +63,7 @@ impl BoundServer {
     ///
     /// # Errors
     /// It cannot, for this reason.
-    pub async fn bound(&self) -> Result<SocketAddr, String> {
+    pub(crate) async fn bound(&self) -> Result<SocketAddr, String> {
         let mut state = self.state();
         let tried = state.wait_for(|state| *state != ServerState::Starting).await;
         match tried.map(|state| state.clone()) {
@@ -72,8 +74,7 @@ impl BoundServer {
     }
 
     /// How it fares, now and from now on.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<ServerState> {
+    pub(crate) fn state(&self) -> watch::Receiver<ServerState> {
         self.state.clone()
     }
 
@@ -86,7 +87,7 @@ impl BoundServer {
                         tracing::info!(server = what, address = %at, "listening");
                         sender.send_replace(ServerState::At(at));
                         // It ends with this task alone.
-                        serve(listener, pages.clone(), LIMITS, CancellationToken::new()).await;
+                        serve(listener, pages.clone(), CancellationToken::new()).await;
                     }
                     Err(error) => say_failure(what, address, &error, retry, &sender),
                 }
@@ -169,7 +170,7 @@ const LISTED: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxy
 
 /// What the metrics server shows.
 #[derive(Debug)]
-pub struct MetricsPages {
+pub(crate) struct MetricsPages {
     registry: Arc<Registry>,
     mode: &'static str,
     settings: serde_json::Value,
@@ -179,8 +180,7 @@ pub struct MetricsPages {
 impl MetricsPages {
     /// `mode`: kube-proxy's name of the backend, such as `nftables`. `settings`: those in force as JSON, without anything
     /// secret.
-    #[must_use]
-    pub fn new(registry: Arc<Registry>, mode: &'static str, settings: serde_json::Value) -> Self {
+    pub(crate) fn new(registry: Arc<Registry>, mode: &'static str, settings: serde_json::Value) -> Self {
         let zpages = Zpages::new(&settings, &LISTED);
         Self { registry, mode, settings, zpages }
     }

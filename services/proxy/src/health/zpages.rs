@@ -7,6 +7,10 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, header::WARNING};
+use keelson_serve::http::{
+    OPEN_METRICS,
+    exposed::{Answer, answer, with_header},
+};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family as Metric, gauge::Gauge},
@@ -15,8 +19,7 @@ use prometheus_client::{
 use serde_json::{Value, json};
 
 use super::{
-    http::{Answer, answer, with_header},
-    server::{JSON, OPEN_METRICS, TEXT},
+    server::{JSON, TEXT},
     status::Moment,
 };
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::{StreamExt as _, stream};
-use keelson_debug::{Check, ViewError};
 use keelson_proto::proxy as pb;
+use keelson_serve::{Check, ViewError};
 use tokio::sync::watch;
 
 use super::{Chunks, ProxyView};

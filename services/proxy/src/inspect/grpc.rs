@@ -7,10 +7,13 @@
 use std::{future::Future, pin::Pin};
 
 use futures_util::{Stream, StreamExt as _, stream};
-use keelson_debug::{ServeError, serving::serve_services};
 use keelson_proto::proxy::{
     self as pb,
     proxy_server::{Proxy, ProxyServer},
+};
+use keelson_serve::{
+    ServeError,
+    grpc::{GrpcApi, serve_ready},
 };
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -22,14 +25,14 @@ use super::{
 };
 use crate::explain::Question;
 
-/// The full name, also that by which its health can be asked.
-const SERVICES: [&str; 1] = ["keelson.proxy.v1.Proxy"];
+const API: GrpcApi =
+    GrpcApi { name: "proxy debug API", services: &["keelson.proxy.v1.Proxy"], connections: 512, calls: 128 };
 
 /// Serves `keelson.proxy.v1.Proxy`, reflection and health on `listener` until `shutdown`. Health follows
 /// [`ProxyView::readyz`].
 ///
 /// # Errors
-/// The transport failed; a single connection's trouble is none.
+/// The descriptors are broken.
 pub async fn serve_grpc<V: ProxyView>(
     listener: UnixListener,
     view: V,
@@ -41,7 +44,7 @@ pub async fn serve_grpc<V: ProxyView>(
     };
     let ready =
         || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
-    serve_services(listener, &SERVICES, ready, routes, shutdown).await
+    serve_ready(listener, API, ready, routes, shutdown).await
 }
 
 #[derive(Debug)]
@@ -99,8 +102,8 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use hyper_util::rt::TokioIo;
-    use keelson_debug::ViewError;
     use keelson_proto::proxy::proxy_client::ProxyClient;
+    use keelson_serve::ViewError;
     use tempfile::TempDir;
     use tokio::net::UnixStream;
     use tonic::{
@@ -241,7 +244,7 @@ mod tests {
         let served = Served::start(&fake);
         let channel = channel(&served.socket).await;
         let mut health = HealthClient::new(channel.clone());
-        for service in ["", SERVICES[0]] {
+        for service in ["", API.services[0]] {
             let request = HealthCheckRequest { service: service.into() };
             let mut watched = health.watch(request).await.unwrap().into_inner();
             assert_eq!(watched.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);

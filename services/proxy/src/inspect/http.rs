@@ -19,13 +19,13 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use keelson_debug::{
-    ServeError,
-    serving::{Document, Failure, Hosts, OPEN_METRICS, gated, probe, serve_router},
-};
 use keelson_proto::proxy as pb;
+use keelson_serve::{
+    ServeError,
+    http::{self, Document, EventStreams, Failure, Hosts, OPEN_METRICS, gated, probe},
+};
 use serde::Deserialize;
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -34,27 +34,12 @@ use super::{
 };
 use crate::explain::{Question, QuestionError, Target};
 
-/// Event streams at once, fewer than connections, so that probes always find room.
-const EVENT_STREAMS: usize = 64;
-
 /// What the handlers share.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Shared<V> {
     view: V,
-    stop: CancellationToken,
-    event_streams: Arc<Semaphore>,
+    event_streams: EventStreams,
     prints: PrintSlots,
-}
-
-impl<V: Clone> Clone for Shared<V> {
-    fn clone(&self) -> Self {
-        Self {
-            view: self.view.clone(),
-            stop: self.stop.clone(),
-            event_streams: self.event_streams.clone(),
-            prints: self.prints.clone(),
-        }
-    }
 }
 
 /// Serves probes, metrics, JSON and the page on `listener` until `shutdown`.
@@ -72,21 +57,14 @@ pub async fn serve_http<V: ProxyView>(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
     let own = |bound| Hosts { bound, names, setting: "proxy.http_hosts" };
-    serve_router(listener, |bound, stop| router(view, prints, own(bound), stop), shutdown).await
+    http::serve(listener, |bound, stop| router(view, prints, own(bound), stop), shutdown).await
 }
 
 /// All routes, behind the gate.
 fn router<V: ProxyView>(view: V, prints: PrintSlots, own: Hosts, stop: CancellationToken) -> Router {
-    let event_streams = Arc::new(Semaphore::new(EVENT_STREAMS));
-    let shared = Shared { view, stop, event_streams, prints };
-    let routes = Router::new()
-        .route("/", get(page::html))
-        .route("/assets/page.css", get(page::css))
-        .route("/assets/page.js", get(page::js))
-        .route("/assets/explanation.js", get(page::explanation_js))
-        .route("/assets/dom.js", get(page::dom_js))
-        .route("/assets/format.js", get(page::format_js))
-        .route("/assets/icon.svg", get(page::icon))
+    let shared = Shared { view, event_streams: EventStreams::new(stop), prints };
+    let routes = page::PAGE
+        .routes()
         .route("/livez", get(livez::<V>))
         .route("/readyz", get(readyz::<V>))
         .route("/healthz", get(healthz::<V>))

@@ -15,5 +15,5 @@ mod fake;
 
 pub use grpc::serve_grpc;
 pub use http::serve_http;
-pub use keelson_debug::{Check, ServeError, ViewError};
+pub use keelson_serve::{Check, ServeError, ViewError};
 pub use view::{Chunks, PrintSlots, ProxyView};

@@ -6,8 +6,8 @@
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _, stream};
-use keelson_debug::{Check, ViewError, serving::within_time};
 use keelson_proto::proxy as pb;
+use keelson_serve::{Check, ViewError, within_time};
 use tokio::sync::{Semaphore, watch};
 
 use crate::explain::{Question, QuestionError};

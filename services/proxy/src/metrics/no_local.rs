@@ -40,7 +40,7 @@ impl Policy {
 /// Keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` of one family. It holds only those Services that count, so
 /// that a change costs no more than itself.
 #[derive(Debug)]
-pub struct NoLocalEndpoints {
+pub(crate) struct NoLocalEndpoints {
     family: Family,
     metrics: ProxyMetrics,
     /// By Service: number of service ports for each of [`Policy::ALL`]; at least one is not 0.
@@ -49,13 +49,12 @@ pub struct NoLocalEndpoints {
 
 impl NoLocalEndpoints {
     /// Without Services.
-    #[must_use]
-    pub fn new(family: Family, metrics: ProxyMetrics) -> Self {
+    pub(crate) fn new(family: Family, metrics: ProxyMetrics) -> Self {
         Self { family, metrics, counted: HashMap::new() }
     }
 
     /// A Service has these ports, and no others.
-    pub fn set(&mut self, service: &ServiceName, ports: &[ServicePort]) {
+    pub(crate) fn set(&mut self, service: &ServiceName, ports: &[ServicePort]) {
         let counts = Policy::ALL.map(|policy| {
             let count = ports.iter().filter(|port| policy.is_without_local(port)).count();
             i64::try_from(count).unwrap_or(i64::MAX)

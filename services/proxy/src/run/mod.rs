@@ -25,8 +25,8 @@ use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-pub use shared::{EVENTS, Shared};
-pub use view::View;
+use shared::Shared;
+use view::View;
 
 use crate::{
     addresses::{self, AddressError, Notices},
@@ -40,7 +40,7 @@ use crate::{
     sync::SyncLoop,
 };
 
-/// Where it serves, and whom it follows.
+/// The sockets of a proxy, and the settings that it shows.
 #[derive(Debug)]
 pub struct RunConfig {
     /// Where the agent serves the Endpoints API.
@@ -53,7 +53,7 @@ pub struct RunConfig {
     pub bind_hard_fail: bool,
     /// The debug API.
     pub debug: UnixListener,
-    /// Where that is, as the agent shall show it.
+    /// Address of the debug API, for the agent to show.
     pub debug_name: String,
     /// Page and JSON.
     pub http: Option<TcpListener>,

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How many events are kept.
-pub const EVENTS: usize = 50;
+const EVENTS: usize = 50;
 
 /// How many changes that wait are remembered for the metric of their latency.
 const TRIGGERED_MOST: usize = 1_000;
@@ -79,7 +79,7 @@ struct Wanted {
 
 /// What the threads of a proxy share.
 #[derive(Debug)]
-pub struct Shared {
+pub(super) struct Shared {
     sync: Mutex<SyncLoop>,
     pub(super) backend: BackendInfo,
     standing: Mutex<Standing>,

@@ -38,7 +38,7 @@ const PRINT_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct View {
+pub(super) struct View {
     shared: Arc<Shared>,
     registry: Arc<Registry>,
     last_print: Arc<tokio::sync::Mutex<Option<tokio::time::Instant>>>,

@@ -22,7 +22,6 @@ use keelson_actor_system::{
 };
 use keelson_cri::{
     front::{self, FrontParts, FrontSettings, Phase},
-    listen::{Bound, SocketFile},
     runtime::ContainerRuntime,
 };
 use keelson_proto::cri;
@@ -32,6 +31,7 @@ use keelson_pulls::{
     request::CredentialsSalt,
     runtime::{Health, RuntimeClient, RuntimeClientParts},
 };
+use keelson_serve::unix::{Bound, SocketFile};
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};
 

@@ -1,4 +1,4 @@
-//! The service Inspection: how the endpoints chore fares, and single Services.
+//! The service Inspection: the status of the endpoints, and single Services.
 
 use keelson_proto::endpoints::{
     self as pb, inspection_client::InspectionClient, inspection_server::Inspection as _,

@@ -154,8 +154,8 @@ async fn endpoints_have_an_event_of_their_own_when_they_changed() {
     let (kind, first) = events.any().await.unwrap();
     assert_eq!(kind, "endpoints");
     assert_eq!((&first["endpoints"]["rev"], &first["endpoints_error"]), (&json!(7), &json!("")));
-    assert_eq!(first["endpoints"]["list"], json!([]), "it says how the chore fares, and no more");
-    // Others change: nothing is said of endpoints.
+    assert_eq!(first["endpoints"]["list"], json!([]), "the event has the status only");
+    // Other parts change: there is no event `endpoints`.
     fake.run(2);
     assert_eq!(events.any().await.unwrap().0, "state");
     // Refreshed without a change.

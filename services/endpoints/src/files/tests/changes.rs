@@ -1,4 +1,4 @@
-//! What changes in the folder is told: once, whole, and as one moment.
+//! Changes in the folder are sent once, complete, and as one moment.
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::symlink};
 
@@ -25,12 +25,14 @@ fn b() -> String {
 async fn the_folder_is_listed_first_and_then_only_what_differs_is_told() {
     let rig = Rig::new(&[("a.yaml", &a()), ("b.yaml", &b())]);
     rig.state(&[A, B]).await;
-    rig.until("no health", |told, _| told.health.values().filter(|h| **h == ChoreHealth::Well).count() == 4)
-        .await;
-    rig.told.get().events.clear();
+    rig.until("no health", |recorded, _| {
+        recorded.health.values().filter(|h| **h == ChoreHealth::Well).count() == 4
+    })
+    .await;
+    rig.recorded.get().events.clear();
     rig.replace("a.yaml", &a2());
     rig.state(&[A2, B]).await;
-    let events: Vec<SourceEvent> = rig.told.get().events.clone();
+    let events: Vec<SourceEvent> = rig.recorded.get().events.clone();
     let full: Vec<&SourceEvent> = events
         .iter()
         .filter(|event| !matches!(event, SourceEvent::Services(seen) if seen.is_empty()))
@@ -39,7 +41,7 @@ async fn the_folder_is_listed_first_and_then_only_what_differs_is_told() {
     assert_eq!(services.len(), 1, "{full:?}");
     let SourceEvent::Services(seen) = services[0] else { panic!() };
     assert!(matches!(&seen[..], [Seen::Put(_)]), "{seen:?}");
-    assert_eq!(rig.told.get().states.len(), 2);
+    assert_eq!(rig.recorded.get().states.len(), 2);
 }
 
 #[tokio::test]
@@ -70,10 +72,10 @@ async fn a_renamed_file_changes_nothing() {
         rig.state(&[A, (&mark, "10.0.0.7")]).await;
     }
     rig.remove("c.yml");
-    rig.until("it is still there", |told, _| !told.states.last().unwrap().contains_key(A.0)).await;
-    let told = rig.told.get();
-    let gone = told.states.iter().position(|state| !state.contains_key(A.0)).unwrap();
-    assert_eq!(gone, told.states.len() - 1, "{:#?}", told.states);
+    rig.until("it is still there", |recorded, _| !recorded.states.last().unwrap().contains_key(A.0)).await;
+    let recorded = rig.recorded.get();
+    let gone = recorded.states.iter().position(|state| !state.contains_key(A.0)).unwrap();
+    assert_eq!(gone, recorded.states.len() - 1, "{:#?}", recorded.states);
 }
 
 #[tokio::test]
@@ -86,7 +88,7 @@ async fn an_editor_that_moves_the_old_file_away_first_changes_only_what_it_chang
     rig.write("a.yaml", &(a2() + "---\n" + &b()));
     rig.remove("a.yaml~");
     rig.state(&[A2, B]).await;
-    assert_eq!(rig.told.get().states, [state(&[A, B]), state(&[A2, B])]);
+    assert_eq!(rig.recorded.get().states, [state(&[A, B]), state(&[A2, B])]);
 }
 
 #[tokio::test]
@@ -105,7 +107,7 @@ async fn services_slices_and_the_node_of_one_rename_are_one_state() {
         rig.state(&now).await;
         wanted.push(state(&now));
     }
-    assert_eq!(rig.told.get().states, wanted);
+    assert_eq!(rig.recorded.get().states, wanted);
 }
 
 #[tokio::test]
@@ -116,12 +118,12 @@ async fn a_file_that_is_written_slowly_is_not_read_by_halves() {
     for part in [a2(), "---\n".to_owned(), b()] {
         file.write_all(part.as_bytes()).unwrap();
         file.flush().unwrap();
-        // Longer than it takes a file to settle that nobody is known to write to.
+        // Longer than it takes a file to settle that no process is known to write to.
         tokio::time::sleep(quick().settle * 3).await;
     }
     drop(file);
     rig.state(&[A2, B]).await;
-    assert_eq!(rig.told.get().states, [state(&[A, B]), state(&[A2, B])]);
+    assert_eq!(rig.recorded.get().states, [state(&[A, B]), state(&[A2, B])]);
 }
 
 #[tokio::test]
@@ -138,7 +140,7 @@ async fn a_file_that_stays_open_is_read_when_it_is_quiet_and_one_that_is_never_q
     busy.write_all(b().as_bytes()).unwrap();
     let wanted = state(&[A, B]);
     let start = Instant::now();
-    while rig.told.get().states.last() != Some(&wanted) {
+    while rig.recorded.get().states.last() != Some(&wanted) {
         assert!(start.elapsed() < PATIENCE);
         busy.write_all(b"# more\n").unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -150,26 +152,28 @@ async fn a_folder_that_goes_keeps_what_was_known_and_one_that_comes_back_is_read
     let rig = Rig::with(&[("a.yaml", &a())], |parts| parts.timing.settle = Duration::from_secs(1));
     rig.state(&[A]).await;
     fs::rename(&rig.folder, rig.home().join("away")).unwrap();
-    rig.until("it fares well", |told, _| {
-        told.health.len() == 4
-            && told.health.values().all(|health| {
+    rig.until("it is healthy", |recorded, _| {
+        recorded.health.len() == 4
+            && recorded.health.values().all(|health| {
                 matches!(health, ChoreHealth::Failing { reason, .. } if reason.contains("manifests") && reason.contains("No such file"))
             })
     })
     .await;
-    assert_eq!(rig.told.get().states, [state(&[A])]);
+    assert_eq!(rig.recorded.get().states, [state(&[A])]);
     // It fills slowly.
     fs::create_dir(&rig.folder).unwrap();
     tokio::time::sleep(quick().poll_missing * 5).await;
     rig.write("b.yaml", &b());
     rig.write("a.yaml", &a2());
     rig.state(&[A2, B]).await;
-    rig.until("it fares badly", |told, _| told.health.values().all(|health| *health == ChoreHealth::Well))
-        .await;
+    rig.until("it is failing", |recorded, _| {
+        recorded.health.values().all(|health| *health == ChoreHealth::Well)
+    })
+    .await;
     // What is in the new folder is watched, too.
     rig.remove("b.yaml");
     rig.state(&[A2]).await;
-    assert_eq!(rig.told.get().states.len(), 3, "never without both: {:#?}", rig.told.get().states);
+    assert_eq!(rig.recorded.get().states.len(), 3, "never without both: {:#?}", rig.recorded.get().states);
 }
 
 #[tokio::test]
@@ -177,8 +181,8 @@ async fn a_folder_that_is_missing_at_first_is_waited_for_and_nothing_is_listed()
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("not/yet");
     let rig = Rig::over(home, folder.clone(), |_| {});
-    rig.until("it fares well", |told, _| told.health.len() == 4).await;
-    assert!(rig.told.get().events.iter().all(|event| matches!(event, SourceEvent::Health(..))));
+    rig.until("it is healthy", |recorded, _| recorded.health.len() == 4).await;
+    assert!(rig.recorded.get().events.iter().all(|event| matches!(event, SourceEvent::Health(..))));
     fs::create_dir_all(&folder).unwrap();
     rig.write("a.yaml", &a());
     rig.state(&[A]).await;
@@ -225,7 +229,7 @@ async fn a_mounted_config_map_is_switched_over_as_one() {
     fs::remove_dir_all(folder.join("..1")).unwrap();
     rig.state(&[A2, ("slice default/a-1", "10.1.0.2")]).await;
     rig.faults(&[]).await;
-    assert_eq!(rig.told.get().states.len(), 2, "{:#?}", rig.told.get().states);
+    assert_eq!(rig.recorded.get().states.len(), 2, "{:#?}", rig.recorded.get().states);
 }
 
 #[tokio::test]
@@ -256,11 +260,11 @@ async fn content_counts_not_the_time_of_a_file() {
     fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
     rig.state(&[A2]).await;
     // Another time and the same content.
-    rig.told.get().events.clear();
+    rig.recorded.get().events.clear();
     fs::File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
     rig.write("b.yaml", &b());
     rig.state(&[A2, B]).await;
-    assert_eq!(rig.told.get().states.len(), 3);
+    assert_eq!(rig.recorded.get().states.len(), 3);
 }
 
 #[tokio::test]
@@ -271,7 +275,7 @@ async fn the_node_is_the_one_of_this_name() {
         - {type: InternalIP, address: 10.9.0.1}\n  - {type: InternalIP, address: 'fd00::1'}\n";
     let rig = Rig::new(&[("node.yaml", full), ("other.yaml", &node("n2", "z9"))]);
     rig.state(&[("node n1", "z1")]).await;
-    let view = |rig: &Rig| rig.told.get().node.clone().unwrap();
+    let view = |rig: &Rig| rig.recorded.get().node.clone().unwrap();
     let mut wanted = NodeView {
         name: "n1".to_owned(),
         exists: true,
@@ -286,9 +290,9 @@ async fn the_node_is_the_one_of_this_name() {
         ("  name: n1\n", "  name: n1\n  deletionTimestamp: 2020-01-01T00:00:00Z\n"),
     ] {
         rig.replace("node.yaml", &full.replacen(from, to, 1));
-        rig.until("it is eligible", |told, _| !told.node.as_ref().unwrap().eligible).await;
+        rig.until("it is eligible", |recorded, _| !recorded.node.as_ref().unwrap().eligible).await;
         rig.replace("node.yaml", full);
-        rig.until("it is not eligible", |told, _| told.node.as_ref().unwrap().eligible).await;
+        rig.until("it is not eligible", |recorded, _| recorded.node.as_ref().unwrap().eligible).await;
     }
     rig.replace("node.yaml", &full.replace("zone: z1", "zone: z2"));
     wanted.zone = Some("z2".to_owned());

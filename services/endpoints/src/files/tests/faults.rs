@@ -72,7 +72,7 @@ async fn a_file_that_is_too_large_or_not_to_be_read_is_named() {
     rig.state(&[A]).await;
     rig.write("a.yaml", &(service("a", "10.0.0.2") + &"# long\n".repeat(100)));
     rig.faults(&[("a.yaml", 0, "larger than 300 bytes", true)]).await;
-    assert_eq!(rig.told.get().states, [state(&[A])]);
+    assert_eq!(rig.recorded.get().states, [state(&[A])]);
     rig.write("a.yaml", &service("a", "10.0.0.2"));
     rig.state(&[("service default/a", "10.0.0.2")]).await;
     rig.faults(&[]).await;

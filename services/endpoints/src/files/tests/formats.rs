@@ -1,8 +1,9 @@
 //! What a file says, whichever way it is written.
 
 use super::super::{
+    document::Fault,
     object::{Body, Object},
-    parse::{Fault, is_manifest, parse},
+    parse::{is_manifest, parse},
 };
 use keelson_endpoint_publisher::{EndpointSlice, Service, SourceKind};
 use prost::Message as _;
@@ -61,7 +62,7 @@ fn json_objects_one_after_the_other() {
         names("a.json", &text),
         ["services default/a 2", "services default/b 2", "services default/c 4"]
     );
-    // YAML is told by its name, not by what it looks like; it may look like JSON.
+    // YAML is recognized by its name, not by what it looks like; it may look like JSON.
     assert_eq!(names("a.yaml", &format!("\n{one}\n")), ["services default/a 2"]);
 }
 

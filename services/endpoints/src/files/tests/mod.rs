@@ -1,6 +1,6 @@
 //! What files say, and what becomes of it.
 //!
-//! Owns: [`Rig`], a source over a folder of its own, and [`Told`], a sink that notes what may be published when.
+//! Owns: [`Rig`], a source over a folder of its own, and [`RecordingSink`], a sink that records what may be published when.
 
 mod bytes;
 mod changes;
@@ -59,7 +59,7 @@ pub(super) fn state(entries: &[(&str, &str)]) -> State {
 }
 
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct Recorded {
     objects: [BTreeMap<String, (String, bool)>; 3],
     open: [bool; 3],
     listed: [bool; 3],
@@ -76,8 +76,8 @@ fn name(metadata: Option<&ObjectMeta>) -> String {
     metadata.map_or_else(String::new, |metadata| format!("{}/{}", metadata.namespace, metadata.name))
 }
 
-impl Heard {
-    fn apply<T>(&mut self, kind: usize, seen: Vec<Seen<T>>, told: fn(&T) -> (String, String)) {
+impl Recorded {
+    fn apply<T>(&mut self, kind: usize, seen: Vec<Seen<T>>, show: fn(&T) -> (String, String)) {
         let objects = &mut self.objects[kind];
         for seen in seen {
             match seen {
@@ -86,12 +86,12 @@ impl Heard {
                     objects.values_mut().for_each(|object| object.1 = false);
                 }
                 Seen::Put(object) => {
-                    assert!(self.open[kind] || self.listed[kind], "told before a listing");
-                    let (name, text) = told(&object);
+                    assert!(self.open[kind] || self.listed[kind], "sent before a listing");
+                    let (name, text) = show(&object);
                     objects.insert(name, (text, true));
                 }
                 Seen::Gone(name) => {
-                    assert!(self.listed[kind], "told before a listing");
+                    assert!(self.listed[kind], "sent before a listing");
                     objects.remove(name.as_str());
                 }
                 Seen::Listed => {
@@ -171,17 +171,17 @@ impl Heard {
     }
 }
 
-/// A sink that notes.
+/// A sink that records.
 #[derive(Clone, Default)]
-pub(super) struct Told(Arc<Mutex<Heard>>);
+pub(super) struct RecordingSink(Arc<Mutex<Recorded>>);
 
-impl Told {
-    pub(super) fn get(&self) -> MutexGuard<'_, Heard> {
+impl RecordingSink {
+    pub(super) fn get(&self) -> MutexGuard<'_, Recorded> {
         self.0.lock().unwrap()
     }
 }
 
-impl EventSink for Told {
+impl EventSink for RecordingSink {
     fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
         let answer = self.get().take(event);
         Box::pin(async move {
@@ -211,7 +211,7 @@ pub(super) fn long_ago(path: &Path) {
 pub(super) struct Rig {
     home: TempDir,
     pub(super) folder: PathBuf,
-    pub(super) told: Told,
+    pub(super) recorded: RecordingSink,
     pub(super) handle: FilesHandle,
     task: JoinHandle<()>,
 }
@@ -241,14 +241,14 @@ impl Rig {
     }
 
     pub(super) fn over(home: TempDir, folder: PathBuf, change: impl FnOnce(&mut FilesParts)) -> Self {
-        let told = Told::default();
-        let mut parts = FilesParts::new(folder.clone(), "n1".to_owned(), Arc::new(told.clone()));
+        let recorded = RecordingSink::default();
+        let mut parts = FilesParts::new(folder.clone(), "n1".to_owned(), Arc::new(recorded.clone()));
         parts.timing = quick();
         change(&mut parts);
         let source = FilesSource::new(parts);
         let handle = source.handle();
         let task = tokio::spawn(source.run());
-        Self { home, folder, told, handle, task }
+        Self { home, folder, recorded, handle, task }
     }
 
     pub(super) fn home(&self) -> &Path {
@@ -270,20 +270,20 @@ impl Rig {
         fs::remove_file(self.folder.join(name)).unwrap();
     }
 
-    pub(super) async fn until(&self, what: &str, holds: impl Fn(&Heard, &[FileFault]) -> bool) {
+    pub(super) async fn until(&self, what: &str, holds: impl Fn(&Recorded, &[FileFault]) -> bool) {
         let start = Instant::now();
         loop {
             let faults = self.handle.faults();
             {
-                let told = self.told.get();
-                if holds(&told, &faults) {
+                let recorded = self.recorded.get();
+                if holds(&recorded, &faults) {
                     return;
                 }
                 assert!(
                     start.elapsed() < PATIENCE,
                     "{what}; states {:#?}, faults {faults:#?}, health {:?}",
-                    told.states,
-                    told.health
+                    recorded.states,
+                    recorded.health
                 );
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -293,7 +293,8 @@ impl Rig {
     /// Waits until this would be published.
     pub(super) async fn state(&self, entries: &[(&str, &str)]) {
         let wanted = state(entries);
-        self.until(&format!("not so: {wanted:#?}"), |told, _| told.states.last() == Some(&wanted)).await;
+        self.until(&format!("not so: {wanted:#?}"), |recorded, _| recorded.states.last() == Some(&wanted))
+            .await;
     }
 
     /// Waits until the faults are these: file, line, a part of the reason, whether an earlier version is in use.

@@ -1,4 +1,4 @@
-//! A sink that forgets is told everything again.
+//! A sink that has lost its state is sent everything again.
 
 use super::*;
 
@@ -21,7 +21,7 @@ async fn what_a_sink_forgot_is_listed_again_with_the_change_that_it_refused() {
     .into_iter()
     .enumerate()
     {
-        rig.told.get().forgotten = forgotten;
+        rig.recorded.get().forgotten = forgotten;
         let (ip, address, zone) = (format!("10.0.1.{round}"), format!("10.1.1.{round}"), format!("z{round}"));
         rig.replace("n.yaml", &node("n1", &zone));
         rig.replace("a.yaml", &(service("a", &ip) + "---\n" + &slice("a-1", "a", &address)));
@@ -36,17 +36,17 @@ async fn a_sink_that_forgot_is_found_out_though_nothing_changes() {
         parts.timing.poll_missing = Duration::from_millis(50);
     });
     rig.state(&[("service default/a", "10.0.0.1")]).await;
-    let listed = |told: &Heard| {
+    let listed = |recorded: &Recorded| {
         let listing = |event: &&SourceEvent| matches!(event, SourceEvent::Services(seen) if seen.contains(&Seen::Listing));
-        told.events.iter().filter(listing).count()
+        recorded.events.iter().filter(listing).count()
     };
-    rig.told.get().forgotten = vec![SourceKind::Services];
-    rig.until("not listed again", |told, _| listed(told) == 2).await;
+    rig.recorded.get().forgotten = vec![SourceKind::Services];
+    rig.until("not listed again", |recorded, _| listed(recorded) == 2).await;
     rig.state(&[("service default/a", "10.0.0.1")]).await;
     fs::rename(&rig.folder, rig.home().join("away")).unwrap();
-    rig.until("it fares well", |told, _| told.health.values().any(|h| *h != ChoreHealth::Well)).await;
-    rig.told.get().forgotten = vec![SourceKind::Services];
-    rig.until("not listed again", |told, _| listed(told) == 3).await;
+    rig.until("it is healthy", |recorded, _| recorded.health.values().any(|h| *h != ChoreHealth::Well)).await;
+    rig.recorded.get().forgotten = vec![SourceKind::Services];
+    rig.until("not listed again", |recorded, _| listed(recorded) == 3).await;
     rig.state(&[("service default/a", "10.0.0.1")]).await;
 }
 
@@ -54,9 +54,9 @@ async fn a_sink_that_forgot_is_found_out_though_nothing_changes() {
 async fn a_long_listing_comes_in_parts() {
     let many: Vec<String> = (0..1201).map(|n| service(&format!("s{n}"), "10.0.0.1")).collect();
     let rig = Rig::new(&[("many.yaml", &many.join("---\n"))]);
-    rig.until("not all", |told, _| told.states.last().is_some_and(|state| state.len() == 1201)).await;
-    let told = rig.told.get();
-    let parts: Vec<usize> = told
+    rig.until("not all", |recorded, _| recorded.states.last().is_some_and(|state| state.len() == 1201)).await;
+    let recorded = rig.recorded.get();
+    let parts: Vec<usize> = recorded
         .events
         .iter()
         .filter_map(|event| match event {

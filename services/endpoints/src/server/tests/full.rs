@@ -115,7 +115,7 @@ async fn e20_who_asks_for_it_hears_of_staleness_alone() {
         let mut waiting = client.next(known.clone()).await.expect("is taken").into_inner();
         server.served(1).await;
         still_waits(&mut waiting).await;
-        // A moment, such as that of a restart, wakes nobody.
+        // A moment, such as that of a restart, wakes no caller.
         source.freshness(reason);
         tokio::time::sleep(Duration::from_millis(4_500)).await;
         source.freshness(reason.is_none().then_some("x"));
@@ -132,15 +132,15 @@ async fn e20_who_asks_for_it_hears_of_staleness_alone() {
         assert_eq!(state, source.model, "and whole");
         known = answer;
     }
-    // Another reason is no change; and who is wrong about it is told at once.
+    // Another reason is no change; a caller with the wrong freshness is answered at once.
     source.freshness(Some("one reason"));
     (known, _) = next(&mut client, known).await.expect("a state");
     let mut waiting = client.next(known.clone()).await.expect("is taken").into_inner();
     source.freshness(Some("another reason"));
     still_waits(&mut waiting).await;
     let wrong = NextFilter { stale: false, ..known };
-    let (told, _) = next(&mut client, wrong).await.expect("a state");
-    assert_eq!((told.stale, told.stale_reason.as_str()), (true, "another reason"));
+    let (got, _) = next(&mut client, wrong).await.expect("a state");
+    assert_eq!((got.stale, got.stale_reason.as_str()), (true, "another reason"));
 }
 
 #[tokio::test]

@@ -24,28 +24,28 @@ async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free(
     next(&mut nexts, has((0, 0))).await.expect("there is room again");
 }
 
-/// P9: whoever may connect to a TCP port of the loopback takes no place, and no connection, at the socket of the node's proxies.
+/// P9: a client that may connect to a TCP port of the loopback takes no place, and no connection, at the socket of the node's proxies.
 #[tokio::test]
 async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::with_most(&source, 2).await;
     let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", server.tcp)).expect("an address");
-    let mut strangers = NextClient::new(tcp.connect().await.expect("connects"));
-    let waiting = [(); 2].map(|()| strangers.clone());
+    let mut others = NextClient::new(tcp.connect().await.expect("connects"));
+    let waiting = [(); 2].map(|()| others.clone());
     let mut taken = Vec::new();
-    for mut stranger in waiting {
-        taken.push(stranger.next(has((7, 1))).await.expect("is taken"));
+    for mut other in waiting {
+        taken.push(other.next(has((7, 1))).await.expect("is taken"));
     }
-    ends_with(strangers.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
+    ends_with(others.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
     // All connections that a listener takes at once, but one: one that is answered has been taken. Then more than it takes: further
     // ones wait, at that listener.
     let mut idle = Vec::new();
     for _ in 0..SPARE_CONNECTIONS {
-        let mut stranger = TcpStream::connect(server.tcp).await.expect("connects");
-        stranger.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("is taken");
-        stranger.read_u8().await.expect("is answered");
-        idle.push(stranger);
+        let mut other = TcpStream::connect(server.tcp).await.expect("connects");
+        other.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("is taken");
+        other.read_u8().await.expect("is answered");
+        idle.push(other);
     }
     for _ in 0..2 {
         idle.push(TcpStream::connect(server.tcp).await.expect("connects"));
@@ -59,7 +59,7 @@ async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
             watch
         };
         let proxy = tokio::time::timeout(Duration::from_secs(30), proxy).await;
-        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served beside idle strangers")));
+        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served beside idle clients")));
     }
 }
 
@@ -102,7 +102,7 @@ async fn the_list_says_who_follows_from_where_and_how_far_behind() {
     let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", server.tcp)).expect("an address");
     let mut over_tcp = NextClient::new(tcp.connect().await.expect("connects"));
     let _waiting = over_tcp.next(has((7, 1))).await.expect("is taken");
-    let mut stranger = server.next().await;
+    let mut other = server.next().await;
     server.served(2).await;
 
     let list = server.watchers.list();
@@ -125,7 +125,7 @@ async fn the_list_says_who_follows_from_where_and_how_far_behind() {
     source.publish();
     let list = server.watchers.list();
     assert_eq!((list[0].rev, list[0].behind), (0, 5));
-    super::next(&mut stranger, has((0, 0))).await.expect("a state");
+    super::next(&mut other, has((0, 0))).await.expect("a state");
 }
 
 #[tokio::test]
@@ -318,15 +318,15 @@ async fn on_demand_the_health_is_serving_until_the_first_call_asks_for_a_state()
         panic!("it is never {wanted}");
     };
     becomes("SERVING").await;
-    assert!(!server.revealed.borrow().followed, "to ask for health is not to follow");
+    assert!(!server.hints.borrow().has_followed, "to ask for health is not to follow");
     let mut stream = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
     becomes("NOT_SERVING").await;
-    assert!(server.revealed.borrow().followed);
+    assert!(server.hints.borrow().has_followed);
     source.set(service("a", &[]));
     becomes("SERVING").await;
     Reader::default().sync(&mut stream).await.expect("syncs");
     // E12: a revision that was not made here.
-    assert_eq!(server.revealed.borrow().later, None);
+    assert_eq!(server.hints.borrow().later_revision, None);
     next(&mut server.next().await, has((7, 9))).await.expect("a state");
-    assert_eq!(server.revealed.borrow().later, Some((7, 9)));
+    assert_eq!(server.hints.borrow().later_revision, Some((7, 9)));
 }

@@ -1,18 +1,17 @@
 //! The API through real sockets, with the generated clients.
 
+mod bad_clients;
 mod deltas;
 mod full;
 mod limits;
 mod property;
 mod reports;
-mod strangers;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
-use keelson_cri::listen::{Bound, SocketFile};
 use keelson_endpoint_publisher::{EndpointsFeed, Freshness, History, Item, Published, ServiceName};
 use keelson_proto::{
     endpoints::{
@@ -23,6 +22,7 @@ use keelson_proto::{
         endpoints_client::EndpointsClient as NextClient,
     },
 };
+use keelson_serve::unix::{Bound, SocketFile};
 use prost::Message as _;
 use tokio::{
     net::{TcpListener, UnixStream},
@@ -31,7 +31,7 @@ use tokio::{
 };
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use super::{Backends, EndpointsServer, Listener, Revealed, ServerMetrics, ServerSettings, Watchers};
+use super::{Backends, ClientHints, EndpointsServer, Listener, ServerMetrics, ServerSettings, Watchers};
 
 /// Services by `namespace/name`, and the node: what a reader makes of what it is sent.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -160,7 +160,7 @@ fn service(name: &str, endpoints: &[&str]) -> ServiceEndpoints {
     ServiceEndpoints { namespace: "ns".into(), name: name.into(), endpoints, ..Default::default() }
 }
 
-/// A Service of about so many bytes.
+/// A Service of about this size in bytes.
 fn large(name: &str, bytes: usize) -> ServiceEndpoints {
     service(name, &[&format!("r{}", "x".repeat(bytes))])
 }
@@ -176,7 +176,7 @@ struct Running {
     watchers: Watchers,
     backends: Backends,
     metrics: ServerMetrics,
-    revealed: watch::Receiver<Revealed>,
+    hints: watch::Receiver<ClientHints>,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<()>,
     _file: SocketFile,
@@ -197,7 +197,7 @@ impl Running {
         let metrics = ServerMetrics::default();
         let server = EndpointsServer::new(source.feed(), settings, metrics.clone());
         let (watchers, backends) = (server.watchers().clone(), server.backends().clone());
-        let revealed = server.revealed();
+        let hints = server.client_hints();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move {
             let stopped = async {
@@ -205,7 +205,7 @@ impl Running {
             };
             server.serve(listeners, stopped).await.expect("serves");
         });
-        Self { folder, tcp, watchers, backends, metrics, revealed, stop: Some(stop), serving, _file: file }
+        Self { folder, tcp, watchers, backends, metrics, hints, stop: Some(stop), serving, _file: file }
     }
 
     fn socket(&self) -> PathBuf {
@@ -228,7 +228,7 @@ impl Running {
         WatchClient::new(self.channel().await)
     }
 
-    /// Waits until so many calls are served.
+    /// Waits until this number of calls is served.
     async fn served(&self, count: usize) {
         until(|| self.watchers.count().0 == count).await;
     }

@@ -96,14 +96,19 @@ impl Weather {
     }
 }
 
-async fn read_next(socket: PathBuf, mut judge: Judge, mut weather: Weather, told: watch::Sender<(u64, u64)>) {
+async fn read_next(
+    socket: PathBuf,
+    mut judge: Judge,
+    mut weather: Weather,
+    received: watch::Sender<(u64, u64)>,
+) {
     let mut client = NextClient::new(channel(socket, weather.slow.then_some(65_535)).await);
     loop {
         let mut stream = client.next(has(judge.last)).await.expect("is taken").into_inner();
         if let Ok((position, state)) = read_one(&mut stream, &mut weather).await {
             assert_ne!(position, judge.last, "the same again");
             judge.hear(position, &state);
-            told.send_replace(position);
+            received.send_replace(position);
         }
     }
 }
@@ -127,7 +132,7 @@ async fn read_watch(
     socket: PathBuf,
     mut judge: Judge,
     mut weather: Weather,
-    told: watch::Sender<(u64, u64)>,
+    received: watch::Sender<(u64, u64)>,
 ) {
     let mut client = WatchClient::new(channel(socket, weather.slow.then_some(65_535)).await);
     let mut whole = State::default();
@@ -140,7 +145,7 @@ async fn read_watch(
             if let Some(sync) = reader.take(item) {
                 judge.hear((sync.instance_id, sync.rev), &reader.draft);
                 whole = reader.draft.clone();
-                told.send_replace(judge.last);
+                received.send_replace(judge.last);
             }
         }
     }
@@ -148,7 +153,7 @@ async fn read_watch(
 
 struct Readers {
     tasks: tokio::task::JoinSet<()>,
-    told: Vec<watch::Receiver<(u64, u64)>>,
+    received: Vec<watch::Receiver<(u64, u64)>>,
     cut_next: watch::Sender<u32>,
     cut_watch: watch::Sender<u32>,
 }
@@ -161,34 +166,34 @@ impl Readers {
         let mut all = Vec::new();
         for slow in [false, true] {
             let judge = || Judge { known: known.clone(), last: (0, 0) };
-            let (telling, told) = watch::channel((0, 0));
+            let (sender, received) = watch::channel((0, 0));
             tasks.spawn(read_next(
                 server.socket(),
                 judge(),
                 Weather { cuts: next_cuts.clone(), slow },
-                telling,
+                sender,
             ));
-            all.push(told);
-            let (telling, told) = watch::channel((0, 0));
+            all.push(received);
+            let (sender, received) = watch::channel((0, 0));
             tasks.spawn(read_watch(
                 server.socket(),
                 judge(),
                 Weather { cuts: watch_cuts.clone(), slow },
-                telling,
+                sender,
             ));
-            all.push(told);
+            all.push(received);
         }
-        Self { tasks, told: all, cut_next, cut_watch }
+        Self { tasks, received: all, cut_next, cut_watch }
     }
 
     /// Until every reader has this state.
     async fn reach(&mut self, position: (u64, u64)) {
-        for told in &mut self.told {
-            let reached = told.wait_for(|told| *told == position);
+        for received in &mut self.received {
+            let reached = received.wait_for(|received| *received == position);
             tokio::select! {
                 ended = self.tasks.join_next() => panic!("a reader ended: {ended:?}"),
                 reached = tokio::time::timeout(Duration::from_secs(60), reached) => {
-                    reached.unwrap_or_else(|_| panic!("{position:?} never came")).expect("told");
+                    reached.unwrap_or_else(|_| panic!("{position:?} never came")).expect("received");
                 }
             }
         }

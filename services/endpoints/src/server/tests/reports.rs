@@ -1,9 +1,10 @@
-//! Backends that say how they fare.
+//! Backends that report.
 
 use keelson_proto::endpoints::Backend;
+use keelson_serve::grpc::Peer;
 use prometheus_client::registry::Registry;
 
-use super::{super::connection, *};
+use super::*;
 
 /// What a backend says that has put this state into effect.
 pub(super) fn synced(name: &str, pid: u32, (instance_id, rev): (u64, u64)) -> Backend {
@@ -86,23 +87,23 @@ async fn a_backend_whose_process_has_ended_is_silent_at_once() {
     server.backends.take(synced("contained", pid, (7, 1)), Some(pid + 1)).expect("is taken");
     server.backends.take(synced("remote", pid, (7, 1)), None).expect("is taken");
     let silent = || server.backends.list().into_iter().map(|one| (one.name, one.silent)).collect::<Vec<_>>();
-    let told = |here| {
+    let expected = |here| {
         [("contained", false), ("here", here), ("remote", false)].map(|(name, is)| (name.to_owned(), is))
     };
-    assert_eq!(silent(), told(false));
+    assert_eq!(silent(), expected(false));
     process.kill().expect("ends");
     process.wait().expect("ended");
-    assert_eq!(silent(), told(true));
+    assert_eq!(silent(), expected(true));
 }
 
 #[tokio::test]
 async fn the_kernel_says_who_reports() {
     let server = Running::start(&Source::new(7)).await;
     let own = std::process::id();
-    let peer = connection::Peer::of_unix(&server.raw().await, "unix://x".into());
+    let peer = Peer::of_unix(&server.raw().await, "unix://x".into());
     assert_eq!(peer.pid, Some(own));
     let stream = tokio::net::TcpStream::connect(server.tcp).await.expect("connects");
-    assert_eq!(connection::Peer::of_tcp(&stream, "tcp://x".into()).pid, None);
+    assert_eq!(Peer::of_tcp(&stream, "tcp://x".into()).pid, None);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_cri::listen::{Bound, SocketFile};
+use keelson_serve::unix::{Bound, SocketFile};
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::{mpsc, watch},

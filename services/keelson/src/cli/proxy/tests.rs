@@ -284,7 +284,7 @@ From x: DROPPED
 struct Fake {
     state: pb::State,
     pieces: Vec<Result<String, ViewError>>,
-    bump: watch::Source<u64>,
+    bump: watch::Sender<u64>,
 }
 
 impl ProxyView for Fake {
@@ -340,7 +340,7 @@ async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
 async fn exit_codes_of_commands_that_reach_a_proxy() {
     let (success, failure) = (format!("{:?}", ExitCode::SUCCESS), format!("{:?}", ExitCode::FAILURE));
     let pieces = vec![Ok("table ip keelson {\n".into()), Ok("}\n".into())];
-    let good = Fake { state: well(), pieces, bump: watch::Source::new(0) };
+    let good = Fake { state: well(), pieces, bump: watch::Sender::new(0) };
     for words in [&["state"][..], &["state", "-o", "json"], &["explain", "10.96.0.10:80"], &["print"]] {
         assert_eq!(run(&good, words).await, Ok(success.clone()), "{words:?}");
     }

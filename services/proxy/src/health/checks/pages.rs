@@ -7,11 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{HeaderName, Method, StatusCode};
 use keelson_client::ServiceName;
+use keelson_serve::http::exposed::{Answer, Pages, answer, with_header};
 
-use super::super::{
-    http::{Answer, Pages, answer, with_header},
-    status::Health,
-};
+use super::super::status::Health;
 
 /// By which load balancers may weigh nodes.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");

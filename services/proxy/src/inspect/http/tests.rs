@@ -5,7 +5,7 @@ use axum::{
     http::{HeaderMap, Method, Request, header},
 };
 use http_body_util::BodyExt as _;
-use keelson_debug::ViewError;
+use keelson_serve::{ANSWER_TIMEOUT, ViewError};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -151,7 +151,7 @@ async fn a_stuck_proxy_is_reported_and_not_waited_for() {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
         assert!(text.contains("the proxy did not answer within 8 s"), "{path}: {text}");
     }
-    assert_eq!(start.elapsed(), keelson_debug::ANSWER_TIMEOUT * 4);
+    assert_eq!(start.elapsed(), ANSWER_TIMEOUT * 4);
     let (status, _, text) = get(&fake, "/healthz").await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(text.starts_with("[-]answers failed: the proxy did not answer"), "{text}");

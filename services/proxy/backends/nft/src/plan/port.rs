@@ -41,8 +41,8 @@ pub(crate) struct Port {
     pub(crate) external_ips: Box<[IpAddr]>,
     pub(crate) load_balancer_ips: Box<[IpAddr]>,
     pub(crate) source_ranges: Option<Arc<[IpNet]>>,
-    pub(crate) cluster: Slots,
-    pub(crate) local: Slots,
+    pub(super) cluster: Slots,
+    pub(super) local: Slots,
     pub(crate) on_node: Box<[Endpoint]>,
     pub(crate) serving: Box<[Endpoint]>,
 }

@@ -1,0 +1,62 @@
+//! What a manifest consists of, before it is known whether all of it is valid. No I/O.
+
+use keelson_endpoint_publisher::SourceKind;
+use serde_json::{Map, Value};
+
+use super::object::{self, Object, ObjectError, Role};
+
+/// Something that is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// From 1; 0 when it is the file as a whole.
+    pub(super) line: u32,
+    pub(super) reason: String,
+}
+
+/// A document, or an item of a list.
+#[derive(Debug)]
+pub(super) enum Document {
+    /// A list, or an item whose kind follows from its list.
+    Object(Fields),
+    /// An object of a kind that is read. It is packed at once: as JSON it takes several times the memory.
+    Read { line: u32, kind: SourceKind, object: Result<Object, ObjectError> },
+    /// An object of another kind.
+    Passed,
+    /// Not an object.
+    Other { line: u32, what: &'static str },
+}
+
+impl Document {
+    pub(super) fn other(what: &'static str) -> Self {
+        Self::Other { line: 0, what }
+    }
+
+    /// Packs an object of a kind that is read, and drops one of another kind.
+    pub(super) fn reduced(self) -> Self {
+        let Self::Object(fields) = self else { return self };
+        match object::role(fields.fields.get("apiVersion"), fields.fields.get("kind"), None) {
+            Ok(Role::Read(kind)) => {
+                let Fields { line, fields, .. } = fields;
+                Self::Read { line, kind, object: object::object(kind, fields) }
+            }
+            Ok(Role::Pass) => Self::Passed,
+            Ok(Role::List(_)) | Err(_) => Self::Object(fields),
+        }
+    }
+}
+
+/// An object's fields, but for `items`.
+#[derive(Debug)]
+pub(super) struct Fields {
+    pub(super) line: u32,
+    pub(super) fields: Map<String, Value>,
+    pub(super) items: Items,
+}
+
+/// What is under `items`.
+#[derive(Debug)]
+pub(super) enum Items {
+    None,
+    List(Vec<Document>),
+    Other,
+}

@@ -1,0 +1,214 @@
+//! The gRPC server under the services.
+//!
+//! Owns: listeners, the number of their connections, reflection (v1 and v1alpha). In: bound listeners, services, and the end.
+//! Out: answers until the end, then a short time to finish.
+
+use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
+
+use keelson_proto::FILE_DESCRIPTOR_SET;
+use tokio::{
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use super::{
+    connection::{self, Peer},
+    health::GrpcHealth,
+};
+use crate::{
+    ServeError,
+    accept::{AcceptFailures, admit},
+};
+
+/// How long calls may take to end when the server stops.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What is served, and its limits.
+#[derive(Debug, Clone, Copy)]
+pub struct GrpcApi {
+    /// For the log and for clients that do not use HTTP/2: `Endpoints API`.
+    pub name: &'static str,
+    /// Full names of the services, as reflection lists them.
+    pub services: &'static [&'static str],
+    /// Maximum number of connections at each listener. One costs a file descriptor and a few kilobytes.
+    pub connections: usize,
+    /// Maximum number of calls at once on one connection.
+    pub calls: u32,
+}
+
+/// A socket that is listened on, and its name: `unix:///...` or `tcp://...`.
+#[derive(Debug)]
+pub enum Listener {
+    /// A unix socket. Its file is its maker's to remove.
+    Unix(UnixListener, String),
+    /// A TCP socket.
+    Tcp(TcpListener, String),
+}
+
+/// A listener between two runtimes.
+#[derive(Debug)]
+pub enum DetachedListener {
+    /// As [`Listener::Unix`].
+    Unix(std::os::unix::net::UnixListener, String),
+    /// As [`Listener::Tcp`].
+    Tcp(std::net::TcpListener, String),
+}
+
+impl Listener {
+    /// Takes it out of the runtime that polls it.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn detach(self) -> io::Result<DetachedListener> {
+        Ok(match self {
+            Self::Unix(listener, name) => DetachedListener::Unix(listener.into_std()?, name),
+            Self::Tcp(listener, name) => DetachedListener::Tcp(listener.into_std()?, name),
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Unix(_, name) | Self::Tcp(_, name) => name,
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+            Self::Tcp(listener, _) => listener.accept().await.map(|(stream, _)| Accepted::Tcp(stream)),
+        }
+    }
+}
+
+impl DetachedListener {
+    /// Puts it into the current runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn attach(self) -> io::Result<Listener> {
+        Ok(match self {
+            Self::Unix(listener, name) => Listener::Unix(UnixListener::from_std(listener)?, name),
+            Self::Tcp(listener, name) => Listener::Tcp(TcpListener::from_std(listener)?, name),
+        })
+    }
+}
+
+enum Accepted {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Accepted {
+    async fn serve(self, listener: Arc<str>, api: GrpcApi, routes: Routes, stop: CancellationToken) {
+        match self {
+            Self::Unix(stream) => {
+                let peer = Arc::new(Peer::of_unix(&stream, listener));
+                connection::serve(stream, peer, api, routes, stop).await;
+            }
+            Self::Tcp(stream) => {
+                // A small write should go out at once; without the option answers are only slower.
+                let _ = stream.set_nodelay(true);
+                let peer = Arc::new(Peer::of_tcp(&stream, listener));
+                connection::serve(stream, peer, api, routes, stop).await;
+            }
+        }
+    }
+}
+
+/// Serves `routes` in this runtime until `shutdown`, with reflection and `health`, which `background` keeps true. `routes` gets
+/// a token that is cancelled at the end, for streams that would not end by themselves; calls that do not end within a second
+/// after that are cut off, and at once if the future is dropped. It also ends when the task of a listener has panicked.
+///
+/// # Errors
+/// The descriptors are broken.
+pub async fn serve(
+    listeners: Vec<Listener>,
+    api: GrpcApi,
+    health: &GrpcHealth,
+    routes: impl FnOnce(CancellationToken) -> Routes,
+    background: impl Future<Output = Infallible>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let stop = CancellationToken::new();
+    // Streams of connections that are left end as well if this future is dropped.
+    let _stop_on_drop = stop.clone().drop_guard();
+    let reflection = || {
+        let all = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name("grpc.health.v1.Health");
+        // The descriptors also hold APIs that are not served here.
+        api.services.iter().fold(all, |some, service| some.with_service_name(*service))
+    };
+    let routes = routes(stop.clone())
+        .add_service(health.service())
+        .add_service(reflection().build_v1().map_err(ServeError::Reflection)?)
+        .add_service(reflection().build_v1alpha().map_err(ServeError::Reflection)?)
+        .prepare();
+    let mut accepting = JoinSet::new();
+    for listener in listeners {
+        accepting.spawn(accept(listener, api, routes.clone(), stop.clone()));
+    }
+    tokio::select! {
+        () = shutdown => {}
+        never = background => match never {},
+        Some(ended) = accepting.join_next() => {
+            if let Err(error) = ended {
+                tracing::error!(server = api.name, %error, "a listener stopped");
+            }
+        }
+    }
+    health.set(false).await;
+    stop.cancel();
+    let all = async { while accepting.join_next().await.is_some() {} };
+    if tokio::time::timeout(GRACE, all).await.is_err() {
+        tracing::debug!(server = api.name, "gRPC calls were still open at exit");
+    }
+    Ok(())
+}
+
+/// As [`serve`], on one unix socket and with a health that follows `is_ready`, which is asked once a second.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_ready<F: Future<Output = bool>>(
+    listener: UnixListener,
+    api: GrpcApi,
+    is_ready: impl Fn() -> F,
+    routes: impl FnOnce(CancellationToken) -> Routes,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let health = GrpcHealth::new(api.services);
+    health.set(is_ready().await).await;
+    let listener = Listener::Unix(listener, api.name.to_owned());
+    serve(vec![listener], api, &health, routes, health.follow(is_ready), shutdown).await
+}
+
+/// Takes connections from one listener until `stop`, then waits for the open ones to end.
+async fn accept(listener: Listener, api: GrpcApi, routes: Routes, stop: CancellationToken) {
+    let name: Arc<str> = listener.name().into();
+    let slots = Arc::new(Semaphore::new(api.connections));
+    let mut failures = AcceptFailures::new(api.name);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next() => {}
+            (accepted, slot) = admit(&slots, &mut failures, || listener.accept()) => {
+                let serving = accepted.serve(name.clone(), api, routes.clone(), stop.clone());
+                connections.spawn(async move {
+                    serving.await;
+                    drop(slot);
+                });
+            }
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}

@@ -1,0 +1,21 @@
+//! What the servers of Keelson share.
+//!
+//! Owns: sockets ([`unix`], [`tcp`]), accepting connections ([`AcceptFailures`]), gRPC framing, server,
+//! health and reflection ([`grpc`]), and over HTTP the gate, probes, JSON documents, event streams and pages ([`http`]).
+//! In: bound listeners, and what is to be served. Out: answers. Nothing here knows an actor, a setting or what is served.
+
+mod accept;
+mod connection;
+mod error;
+mod follow;
+pub mod grpc;
+pub mod http;
+pub mod tcp;
+pub mod text;
+pub mod unix;
+mod view;
+
+pub use accept::{AcceptFailures, LogLimit, PAUSE as ACCEPT_PAUSE};
+pub use error::ServeError;
+pub use follow::{Due, Follower};
+pub use view::{ANSWER_TIMEOUT, Check, ViewError, within_time};

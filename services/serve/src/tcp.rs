@@ -1,0 +1,51 @@
+//! TCP sockets to listen on.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use nix::sys::socket::{setsockopt, sockopt::Ipv6V6Only};
+use tokio::net::{TcpListener, TcpSocket};
+
+/// As in Go's servers.
+const BACKLOG: u32 = 1024;
+
+/// Listens at one address of its own family alone. Must be called within a runtime.
+///
+/// # Errors
+/// The system refuses.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    open(address, true)
+}
+
+/// Listens at an address of the settings. As in kube-proxy (and other programs in Go), `0.0.0.0` and `[::]` are every address
+/// of both families, where the kernel has both.
+///
+/// # Errors
+/// The system refuses.
+pub fn listen_widely(address: SocketAddr) -> io::Result<TcpListener> {
+    if !address.ip().is_unspecified() {
+        return open(address, true);
+    }
+    let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
+    match open(both, false) {
+        // Other errors may be for want of IPv6.
+        Err(error) if address.is_ipv4() && error.kind() != io::ErrorKind::AddrInUse => open(address, true),
+        opened => opened,
+    }
+}
+
+fn open(address: SocketAddr, own_family: bool) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => {
+            let socket = TcpSocket::new_v6()?;
+            setsockopt(&socket, Ipv6V6Only, &own_family)?;
+            socket
+        }
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
