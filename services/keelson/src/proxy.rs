@@ -11,12 +11,12 @@ use keelson_client::{Client, Options as Follow, Target};
 use keelson_config::{DetectLocalMode, Format, NodePortAddresses, ProxyBackend, Settings};
 use keelson_proxy::{
     addresses,
+    backend::{Access, Driver, RuleOwner},
     conntrack::ConntrackOptions,
     leftovers::{self, Places, Removal},
-    nft::kernel::{Netlink, Tables},
-    once::{Leftovers, Offline, cleanup},
     options::{DetectLocal, Options},
-    run::{Doors, Kernel, run as run_backend},
+    preview::Preview,
+    run::{RunConfig, run as run_proxy},
 };
 use keelson_serve::unix::Bound;
 use tokio::{
@@ -31,6 +31,15 @@ use crate::{
     memory,
     settings::SettingsArgs,
 };
+
+/// Every backend.
+const DRIVERS: [&dyn Driver; 1] = [&keelson_proxy_nft::Nft];
+
+fn driver(backend: ProxyBackend) -> &'static dyn Driver {
+    match backend {
+        ProxyBackend::Nft => &keelson_proxy_nft::Nft,
+    }
+}
 
 /// `keelson proxy`.
 #[derive(Debug, Args)]
@@ -162,16 +171,16 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
-    let whose = if kube_proxy { Leftovers::KubeProxy } else { Leftovers::Keelson };
+    let owner = if kube_proxy { RuleOwner::KubeProxy } else { RuleOwner::Keelson };
     // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
     let mut removal = if kube_proxy { leftovers::remove(&Places::default()) } else { Removal::default() };
-    let tables = Netlink::open().and_then(|mut netlink| {
-        cleanup(&mut netlink, whose, |table| removal.removed.push(format!("table {table}")))
-    });
+    let cleaned = DRIVERS
+        .iter()
+        .try_for_each(|driver| driver.remove_rules(owner, &mut |object| removal.removed.push(object)));
     for what in &removal.removed {
         cli::print(&format!("removed {what}"))?;
     }
-    if removal.removed.is_empty() && tables.is_ok() {
+    if removal.removed.is_empty() && cleaned.is_ok() {
         cli::print("nothing to remove")?;
     }
     for note in &removal.notes {
@@ -180,7 +189,7 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
     for what in &removal.failed {
         cli::complain(&format!("keelson: cannot remove {what}"));
     }
-    tables?;
+    cleaned?;
     Ok(if removal.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -192,24 +201,20 @@ async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     client.cancel_on_signals()?;
     client.on_trouble(|trouble| cli::complain(&format!("keelson: waiting for the agent: {}", trouble.error)));
     let Some(state) = client.next().await else { return Ok(ExitCode::FAILURE) };
-    let tables = match (Netlink::open(), print) {
-        (Ok(netlink), _) => Some(Box::new(netlink) as Box<dyn Tables>),
-        (Err(_), true) => None,
-        (Err(error), false) => return Err(error.into()),
-    };
     let options = options(settings)?;
-    let offline = match Offline::new(tables, options.clone(), &state) {
-        // Who may not read the tables can still be told what they would be.
-        Err(keelson_proxy::once::OnceError::Kernel(_)) if print => Offline::new(None, options, &state),
-        other => other,
+    let driver = driver(settings.proxy.backend);
+    let backend = match driver.open(&options, Access::Compare) {
+        // Without the capability to read the kernel, the text is as on a node without rules.
+        Err(_) if print => driver.open(&options, Access::Print),
+        opened => opened,
     };
-    let mut offline = offline?;
+    let mut preview = Preview::new(backend?, options, &state)?;
     if print {
         let mut text = String::new();
-        offline.print(&mut text).context("cannot print the ruleset")?;
+        preview.print(&mut text).context("cannot print the ruleset")?;
         cli::print(text.trim_end())?;
     } else {
-        let lines = offline.changes()?;
+        let lines = preview.changes()?;
         match lines.is_empty() {
             true => cli::print("no changes")?,
             false => cli::print(&lines.join("\n"))?,
@@ -219,8 +224,14 @@ async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
 }
 
 async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCode> {
-    let ProxyBackend::Nft = settings.proxy.backend;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), backend = "nft", "proxy started");
+    let driver = driver(settings.proxy.backend);
+    let info = driver.info();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        backend = info.name,
+        requires = info.requirements,
+        "proxy started"
+    );
     memory::give_back();
     let stop = CancellationToken::new();
     end_on_signals(stop.clone())?;
@@ -237,7 +248,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         None => None,
     };
     let target = target(&settings)?;
-    let doors = Doors {
+    let config = RunConfig {
         target: target.clone(),
         healthz: proxy.healthz_bind_address,
         metrics: proxy.metrics_bind_address,
@@ -249,11 +260,8 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         settings: serde_json::from_str(shown).unwrap_or_default(),
         settings_in_words: in_words(&settings),
     };
-    let open = || Netlink::open().context("cannot open a netlink socket for nftables");
-    let kernel =
-        Kernel { programming: Box::new(open()?), checking: Box::new(open()?), counting: Box::new(open()?) };
     let ready = || systemd::proxy_ready(&target.to_string());
-    run_backend(kernel, options(&settings)?, doors, stop, ready).await?;
+    run_proxy(driver, options(&settings)?, config, stop, ready).await?;
     tracing::info!("proxy stopped; the rules stay in the kernel");
     Ok(ExitCode::SUCCESS)
 }

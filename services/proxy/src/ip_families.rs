@@ -1,8 +1,8 @@
 //! Which IP families a node supports.
 //!
 //! Owns: the decision of kube-proxy (`platformCheckSupported`). In: files of /proc, read in the network namespace of the
-//! calling thread. Out: the reason why a family is disabled. Whether the kernel has nftables for a family is not decided here
-//! but by a rehearsal ([`crate::programmer`]).
+//! calling thread. Out: the reason why a family is disabled. Whether the kernel has what a backend needs of a family is decided
+//! by the backend.
 
 use std::{fs, path::Path};
 

@@ -1,21 +1,23 @@
-//! Makes Services work on a node: the backends of `keelson proxy`.
+//! The service proxy of a node, without the backends.
 //!
-//! Owns: what every backend needs of a Service ([`model`]), and the nftables backend ([`nft`]).
-//! In: the states of the Endpoints API (by `keelson_client`). Out: rules in the kernel.
+//! Owns: the interface that backends implement ([`backend`]), the model of Services, the sync loop, health, conntrack, metrics and
+//! the servers of a proxy. In: the states of the Endpoints API (by `keelson_client`), a [`backend::Driver`]. Out: calls of the
+//! backend, which makes rules in the kernel.
 
 pub mod addresses;
+pub mod backend;
 pub mod conntrack;
-pub mod health;
+pub mod explain;
+mod health;
 pub mod inspect;
 pub mod ip_families;
 pub mod leftovers;
-pub mod metrics;
+mod metrics;
 pub mod model;
-pub mod nft;
-pub mod once;
 pub mod options;
 mod pace;
-pub mod programmer;
+pub mod preview;
 pub mod run;
+pub mod sync;
 #[cfg(test)]
 mod testing;

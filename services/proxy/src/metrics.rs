@@ -24,16 +24,16 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-pub use no_local::NoLocalEndpoints;
+pub(crate) use no_local::NoLocalEndpoints;
 
 use crate::model::Family;
 use no_local::Policy;
 
 /// Label by family, as kube-proxy writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct FamilyLabel {
+pub(crate) struct FamilyLabel {
     /// `IPv4` or `IPv6`.
-    pub ip_family: &'static str,
+    pub(crate) ip_family: &'static str,
 }
 
 impl From<Family> for FamilyLabel {
@@ -44,18 +44,18 @@ impl From<Family> for FamilyLabel {
 
 /// Label by traffic policy and family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct PolicyLabel {
+pub(crate) struct PolicyLabel {
     /// `internal` or `external`.
-    pub traffic_policy: &'static str,
+    pub(crate) traffic_policy: &'static str,
     /// `IPv4` or `IPv6`.
-    pub ip_family: &'static str,
+    pub(crate) ip_family: &'static str,
 }
 
 /// Label by HTTP status.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct CodeLabel {
+pub(crate) struct CodeLabel {
     /// `200` or `503`.
-    pub code: u16,
+    pub(crate) code: u16,
 }
 
 /// Label by map of session affinity and family.
@@ -74,7 +74,7 @@ struct BuildLabel {
 
 /// What kind of a sync it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SyncKind {
+pub(crate) enum SyncKind {
     /// Everything was compared with what is in the kernel.
     Full,
     /// Only what had changed was looked at.
@@ -86,7 +86,7 @@ type HistogramOf<L> = Metric<L, Histogram, fn() -> Histogram>;
 
 /// Every family. Cheap to clone: the values are shared.
 #[derive(Debug, Clone)]
-pub struct ProxyMetrics {
+pub(crate) struct ProxyMetrics {
     sync_duration: HistogramOf<FamilyLabel>,
     full_sync_duration: HistogramOf<FamilyLabel>,
     partial_sync_duration: HistogramOf<FamilyLabel>,
@@ -183,7 +183,7 @@ impl ProxyMetrics {
     }
 
     /// Enters every family into `registry`. `backend`: kube-proxy's name of it, such as `nftables`, in the build info.
-    pub fn register(&self, registry: &mut Registry, backend: &'static str) {
+    pub(crate) fn register(&self, registry: &mut Registry, backend: &'static str) {
         let kube = registry.sub_registry_with_prefix("kubeproxy");
         self.register_syncs(kube);
         self.register_state(kube);
@@ -326,18 +326,18 @@ impl ProxyMetrics {
 /// What the backend says.
 impl ProxyMetrics {
     /// A sync of this family has been asked for.
-    pub fn queued(&self, family: Family) {
+    pub(crate) fn queued(&self, family: Family) {
         self.last_queued.get_or_create(&family.into()).set(unix_seconds());
     }
 
     /// A sync of this family has ended with success.
-    pub fn synced(&self, family: Family, kind: SyncKind, took: Duration) {
+    pub(crate) fn synced(&self, family: Family, kind: SyncKind, took: Duration) {
         self.took(family, kind, took);
         self.last_synced.get_or_create(&family.into()).set(unix_seconds());
     }
 
     /// A sync of this family has failed.
-    pub fn sync_failed(&self, family: Family, kind: SyncKind, took: Duration) {
+    pub(crate) fn sync_failed(&self, family: Family, kind: SyncKind, took: Duration) {
         self.took(family, kind, took);
         self.sync_failures.get_or_create(&family.into()).inc();
     }
@@ -352,19 +352,14 @@ impl ProxyMetrics {
         }
     }
 
-    /// What is no longer used could not be deleted.
-    pub fn cleanup_failed(&self, family: Family) {
-        self.cleanup_failures.get_or_create(&family.into()).inc();
-    }
-
     /// A change is in the kernel; `took`: since the time that its EndpointSlice names
     /// (`endpoints.kubernetes.io/last-change-trigger-time`), where that is not before this process started.
-    pub fn programmed(&self, family: Family, took: Duration) {
+    pub(crate) fn programmed(&self, family: Family, took: Duration) {
         self.network_programming.get_or_create(&family.into()).observe(took.as_secs_f64());
     }
 
     /// Changes of Services and of endpoints that were heard of: they are pending until [`Self::nothing_pending`].
-    pub fn changes_heard(&self, services: u64, endpoints: u64) {
+    pub(crate) fn changes_heard(&self, services: u64, endpoints: u64) {
         for (number, total, pending) in [
             (services, &self.service_changes, &self.service_changes_pending),
             (endpoints, &self.endpoint_changes, &self.endpoint_changes_pending),
@@ -375,72 +370,72 @@ impl ProxyMetrics {
     }
 
     /// Every change that was heard of is in the kernel.
-    pub fn nothing_pending(&self) {
+    pub(crate) fn nothing_pending(&self) {
         self.service_changes_pending.set(0);
         self.endpoint_changes_pending.set(0);
     }
 
     /// A search for stale UDP flows has ended, which deleted this many.
-    pub fn conntrack_cleaned(&self, family: Family, took: Duration, deleted: u64) {
+    pub(crate) fn conntrack_cleaned(&self, family: Family, took: Duration, deleted: u64) {
         self.conntrack_duration.get_or_create(&family.into()).observe(took.as_secs_f64());
         self.conntrack_deleted.get_or_create(&family.into()).inc_by(deleted);
     }
 
     /// So many searches for stale UDP flows, or deletions of one, have failed.
-    pub fn conntrack_failed(&self, family: Family, failures: u64) {
+    pub(crate) fn conntrack_failed(&self, family: Family, failures: u64) {
         self.conntrack_failures.get_or_create(&family.into()).inc_by(failures);
     }
 
     /// Number of clients with session affinity in a map.
-    pub fn affinity_clients(&self, family: Family, map: &'static str, clients: usize) {
+    pub(crate) fn affinity_clients(&self, family: Family, map: &'static str, clients: usize) {
         let label = AffinityLabel { ip_family: family.as_str(), map };
         self.affinity_clients.get_or_create(&label).set(i64::try_from(clients).unwrap_or(i64::MAX));
     }
 
     /// Number of clients that each map can hold.
-    pub fn affinity_clients_max(&self, clients: u64) {
+    pub(crate) fn affinity_clients_max(&self, clients: u64) {
         self.affinity_clients_max.set(i64::try_from(clients).unwrap_or(i64::MAX));
     }
 
     /// How many elements of this family are in the kernel.
-    pub fn elements(&self, family: Family, number: usize) {
+    pub(crate) fn elements(&self, family: Family, number: usize) {
         self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
     /// The kernel has taken transactions with this number of operations in total.
-    pub fn transactions(&self, family: Family, transactions: usize, operations: usize) {
+    pub(crate) fn transactions(&self, family: Family, transactions: usize, operations: usize) {
         self.transactions.get_or_create(&family.into()).inc_by(transactions as u64);
         self.operations.get_or_create(&family.into()).inc_by(operations as u64);
     }
 
     /// Whether this node supports a family.
-    pub fn family_enabled(&self, family: Family, is_enabled: bool) {
+    pub(crate) fn family_enabled(&self, family: Family, is_enabled: bool) {
         self.family_enabled.get_or_create(&family.into()).set(i64::from(is_enabled));
     }
 
     /// This many elements, chains and sets that another program had modified were repaired.
-    pub fn repaired(&self, family: Family, number: usize) {
+    pub(crate) fn repaired(&self, family: Family, number: usize) {
         self.repaired.get_or_create(&family.into()).inc_by(number as u64);
     }
 
     /// The agent's state of this revision, with so many Services, is in the kernel.
-    pub fn applied(&self, rev: u64, services: usize) {
+    pub(crate) fn applied(&self, rev: u64, services: usize) {
         self.applied_rev.set(i64::try_from(rev).unwrap_or(i64::MAX));
         self.services.set(i64::try_from(services).unwrap_or(i64::MAX));
     }
 
     /// Whether the agent is heard.
-    pub fn connected(&self, connected: bool) {
+    pub(crate) fn connected(&self, connected: bool) {
         self.connected.set(i64::from(connected));
     }
 
     /// `/healthz` was answered.
-    pub fn healthz(&self, code: u16) {
+    pub(crate) fn healthz(&self, code: u16) {
         self.healthz.get_or_create(&CodeLabel { code }).inc();
     }
 
     /// `/livez` was answered.
-    pub fn livez(&self, code: u16) {
+    pub(crate) fn livez(&self, code: u16) {
         self.livez.get_or_create(&CodeLabel { code }).inc();
     }
 }
@@ -555,27 +550,31 @@ mod tests {
             Policy::ALL
                 .map(|policy| metrics.no_local_endpoints.get_or_create(&policy.label(Family::V4)).get())
         };
+        let mut set = |name: &str, ports: &[ServicePort]| counted.set(&ServiceName::new("ns", name), ports);
         // Case 32: iTP Local, remote endpoints only. Case 34: eTP Local. Case 39: no endpoints at all.
         let case_32 = ServicePort { internal_local: true, ..port("case-32") };
-        counted.set(&case_32);
+        set("a", std::slice::from_ref(&case_32));
         assert_eq!(counts(), [1, 0]);
-        counted.set(&ServicePort { external_local: true, ..port("case-34") });
+        let case_34 = ServicePort { external_local: true, ..port("case-34") };
+        set("b", &[case_34]);
         assert_eq!(counts(), [1, 1]);
         let case_39 =
             ServicePort { internal_local: true, external_local: true, has_any: false, ..port("case-39") };
-        counted.set(&case_39);
-        counted.set(&port("cluster"));
+        set("c", &[case_39, port("cluster")]);
         assert_eq!(counts(), [1, 1]);
-        // The same again, both at once, one of them no more, and away.
-        counted.set(&case_32);
+        // The same again, both at once, a second port, one of them no more, and away.
+        set("a", std::slice::from_ref(&case_32));
         assert_eq!(counts(), [1, 1]);
-        counted.set(&ServicePort { external_local: true, ..case_32.clone() });
+        let both = ServicePort { external_local: true, ..case_32.clone() };
+        set("a", std::slice::from_ref(&both));
         assert_eq!(counts(), [1, 2]);
-        counted.set(&ServicePort { local: case_32.cluster.clone(), ..case_32.clone() });
+        set("a", &[both.clone(), both]);
+        assert_eq!(counts(), [2, 3]);
+        set("a", &[ServicePort { local: case_32.cluster.clone(), ..case_32.clone() }]);
         assert_eq!(counts(), [0, 1]);
-        counted.set(&case_32);
-        counted.remove(&case_32.name);
-        counted.remove(&case_32.name);
+        set("a", &[case_32]);
+        set("a", &[]);
+        set("a", &[]);
         assert_eq!(counts(), [0, 1]);
         let other = metrics.no_local_endpoints.get_or_create(&Policy::External.label(Family::V6)).get();
         assert_eq!(other, 0, "the other family is another proxy");

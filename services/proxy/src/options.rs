@@ -1,22 +1,19 @@
-//! What a proxy is told to do.
+//! Options of a proxy, and what follows from them for the node.
 //!
-//! Owns: [`Options`] and [`DetectLocal`]. In and out: values, checked by whoever makes them (the binary does, from the
-//! settings).
+//! Owns: [`Options`], [`DetectLocal`] and [`NodeConfig`]. In: values that the binary made of the settings and checked; the Node
+//! and its addresses. Out: values.
 
 use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
+use keelson_client::NodeInfo;
+
 use crate::{
     addresses::{InterfacePattern, Match, NodePortAddresses, node_port_addresses},
     conntrack::ConntrackOptions,
     model::Family,
-    nft::{
-        plan::NodeFacts,
-        ruleset::{Base, Detector, NodePortMatch},
-    },
 };
-use keelson_client::NodeInfo;
 
 /// How traffic of this node's pods is told from other traffic. Source: kube-proxy's `detectLocalMode`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +28,7 @@ pub enum DetectLocal {
     InterfaceNamePrefix(String),
 }
 
-/// What a proxy is told to do, whatever its backend.
+/// Options of every backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Addresses that stand for the node's own, at most one a family.
@@ -58,7 +55,44 @@ pub struct Options {
     pub max_staleness: Option<Duration>,
 }
 
+/// How to tell the traffic that comes from a pod. One that can match nothing (a network of the other family, an empty name)
+/// is like none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Detector {
+    /// The source address is in this network (ClusterCIDR, NodeCIDR).
+    Cidr(IpNet),
+    /// It came in by the interface of this name; at most 15 bytes count, as in the kernel.
+    Bridge(String),
+    /// It came in by an interface whose name begins like this; at most 15 bytes count.
+    InterfacePrefix(String),
+}
+
+/// What the rules of a family depend on besides Services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// The family.
+    pub family: Family,
+    /// Masquerade all traffic to cluster IPs.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that says that a packet is to be masqueraded, as a mask.
+    pub mark: u32,
+    /// How to tell a pod's traffic. `None`: traffic to cluster IPs is not masqueraded, and pods are as sources outside.
+    pub detector: Option<Detector>,
+    /// The CIDRs of every ServiceCIDR, in any order.
+    pub service_cidrs: Vec<IpNet>,
+    /// The addresses that stand for the node in source ranges.
+    pub node_ips: Vec<IpAddr>,
+    /// Where node ports are served.
+    pub node_ports: Match,
+}
+
 impl Options {
+    /// The mask of [`Self::masquerade_bit`].
+    #[must_use]
+    pub fn mark(&self) -> u32 {
+        1_u32.checked_shl(self.masquerade_bit).unwrap_or(0)
+    }
+
     /// The node's address of each family: those given, else the first of the Node's.
     #[must_use]
     pub fn node_ips(&self, node: &NodeInfo, family: Family) -> Vec<IpAddr> {
@@ -72,30 +106,20 @@ impl Options {
         given.chain(known.filter(|ip| family.has(ip))).take(1).collect()
     }
 
-    /// What the fixed rules of a family are made of, and the facts of the node that its elements are made of. None: the node
-    /// does not say yet what its pods' networks are.
+    /// What the rules of a family depend on. `None`: the networks of the node's pods are not known yet.
     #[must_use]
-    pub fn of_family(&self, node: &NodeInfo, local: &[IpAddr], family: Family) -> Option<(Base, NodeFacts)> {
+    pub fn node_config(&self, node: &NodeInfo, local: &[IpAddr], family: Family) -> Option<NodeConfig> {
         let node_ips = self.node_ips(node, family);
-        let (node_ports, addresses) =
-            match node_port_addresses(&self.node_port_addresses, &node_ips, local, family) {
-                Match::AllLocal => (NodePortMatch::AllLocal, Vec::new()),
-                Match::Addresses(addresses) => (NodePortMatch::Addresses, addresses),
-            };
-        let base = Base {
+        let service_cidrs = node.service_cid_rs.iter().filter_map(|text| text.parse::<IpNet>().ok());
+        Some(NodeConfig {
             family,
             masquerade_all: self.masquerade_all,
-            mark: 1_u32.checked_shl(self.masquerade_bit).unwrap_or(0),
+            mark: self.mark(),
             detector: self.detector(node, family)?,
-            node_ports,
-        };
-        let service_cidrs = node.service_cid_rs.iter().filter_map(|text| text.parse::<IpNet>().ok());
-        let facts = NodeFacts {
             service_cidrs: service_cidrs.filter(|cidr| family.has(&cidr.addr())).collect(),
+            node_ports: node_port_addresses(&self.node_port_addresses, &node_ips, local, family),
             node_ips,
-            node_port_addresses: addresses,
-        };
-        Some((base, facts))
+        })
     }
 
     /// None: not known yet.

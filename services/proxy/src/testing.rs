@@ -1,51 +1,20 @@
-//! What tests of the kernel share.
-//!
-//! Owns: a network namespace for a test. In: what to do within. Out: nothing that stays.
+//! What tests of the kernel share, in this crate and in those of backends.
 
-use std::{fs::File, process::Command, thread};
+use std::{process::Command, thread};
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, unshare};
 
-/// A namespace of this process's tests alone; it goes with the value.
-struct Namespace(String);
-
-impl Namespace {
-    fn new(name: &str) -> Self {
-        let name = format!("kp-{name}-{}", std::process::id());
-        ip(&["netns", "add", &name]);
-        Self(name)
+/// Runs `test` on a thread within a network namespace of its own, whose loopback interface is up. Programs and threads that it
+/// starts are within as well. Needs root. The namespace goes with the last of them.
+pub(crate) fn in_namespace<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace needs root");
+        let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
+        assert!(up.expect("the program ip (package iproute2)").success());
+        test()
+    };
+    match thread::scope(|scope| scope.spawn(inside).join()) {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
     }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // A test that failed has said so already.
-        Command::new("ip").args(["netns", "delete", &self.0]).status().ok();
-    }
-}
-
-fn ip(arguments: &[&str]) {
-    let output = Command::new("ip").args(arguments).output().expect("the program ip (package iproute2)");
-    assert!(
-        output.status.success(),
-        "ip {arguments:?} (needs root): {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// Runs `test` on a thread within a new network namespace, whose loopback interface is up. Programs that it starts are
-/// within as well.
-pub(crate) fn in_namespace(name: &str, test: impl FnOnce() + Send) {
-    let namespace = Namespace::new(name);
-    ip(&["-n", &namespace.0, "link", "set", "lo", "up"]);
-    let handle = File::open(format!("/run/netns/{}", namespace.0)).expect("the namespace");
-    thread::scope(|scope| {
-        let inside = scope.spawn(move || {
-            setns(handle, CloneFlags::CLONE_NEWNET).expect("this thread enters the namespace");
-            test();
-        });
-        if let Err(panic) = inside.join() {
-            std::panic::resume_unwind(panic);
-        }
-    });
 }

@@ -78,7 +78,7 @@ fn the_setting_says_what_is_wrong_with_it() {
 /// A change within the test's own namespace is heard of, whichever message carries it.
 #[test]
 fn addresses_are_followed_as_they_come_and_go() {
-    crate::testing::in_namespace("addresses", || {
+    crate::testing::in_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let watch = watch(Notices::Addresses).await.unwrap();
@@ -121,7 +121,7 @@ fn interfaces_are_matched_by_name_or_prefix() {
 
 #[test]
 fn interfaces_without_a_link_layer_address_are_listed() {
-    crate::testing::in_namespace("tun", || {
+    crate::testing::in_namespace(|| {
         let status = Command::new("ip").args(["tuntap", "add", "dev", "tun7", "mode", "tun"]).status();
         assert!(status.unwrap().success());
         let interfaces = LocalAddresses::now().unwrap().interfaces;
@@ -134,7 +134,7 @@ fn interfaces_without_a_link_layer_address_are_listed() {
 /// An interface without any address is heard of, and so is another one of the same name.
 #[test]
 fn interfaces_are_followed_as_they_come_and_go() {
-    crate::testing::in_namespace("interfaces", || {
+    crate::testing::in_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let ip = |arguments: &str| {

@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn the_kernel_lists_udp_alone() {
         for family in Family::ALL {
-            Node::run("filter", family, |node| {
+            Node::run(family, |node| {
                 node.nat();
                 node.send(4001, node.v, 53);
                 let _connection = node.connect(node.v, 53);

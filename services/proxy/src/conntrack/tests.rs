@@ -36,9 +36,8 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn run(name: &str, family: Family, test: impl FnOnce(&Self) + Send) {
-        let short = if family == Family::V4 { "4" } else { "6" };
-        in_namespace(&format!("{name}{short}"), || {
+    pub(super) fn run(family: Family, test: impl FnOnce(&Self) + Send) {
+        in_namespace(|| {
             let node = Self::new(family);
             test(&node);
         });
@@ -179,7 +178,7 @@ fn tcp(to: IpAddr, port: u16) -> (String, u16, IpAddr, u16) {
 #[test]
 fn case_48_flows_to_an_endpoint_that_is_gone_are_deleted_whichever_way_they_came() {
     for family in Family::ALL {
-        Node::run("case48", family, |node| {
+        Node::run(family, |node| {
             node.nat();
             for (to, port) in [(node.v, 53), (node.x, 53), (node.w, 53), (node.np, 30_053)] {
                 node.send(4001, to, port);
@@ -211,7 +210,7 @@ fn case_48_flows_to_an_endpoint_that_is_gone_are_deleted_whichever_way_they_came
 #[test]
 fn case_49_flows_without_translation_go_with_the_first_endpoint_and_none_go_with_the_last() {
     for family in Family::ALL {
-        Node::run("case49", family, |node| {
+        Node::run(family, |node| {
             node.nat();
             // No endpoint: V is not translated. Another flow is from before, to an endpoint that was the last.
             node.send(4003, node.v, 53);
@@ -233,7 +232,7 @@ fn case_49_flows_without_translation_go_with_the_first_endpoint_and_none_go_with
 #[test]
 fn case_50_flows_to_any_serving_endpoint_are_kept_and_a_port_that_changed_is_another() {
     for family in Family::ALL {
-        Node::run("case50", family, |node| {
+        Node::run(family, |node| {
             node.nat();
             // The policies, topology and readiness of endpoints have no part in it: whoever serves is in the list.
             node.send(4001, node.np, 30_053);
@@ -248,7 +247,7 @@ fn case_50_flows_to_any_serving_endpoint_are_kept_and_a_port_that_changed_is_ano
 
 #[test]
 fn a_flow_that_is_gone_by_itself_is_no_error() {
-    Node::run("gone", Family::V4, |node| {
+    Node::run(Family::V4, |node| {
         node.nat();
         node.send(4001, node.v, 53);
         let mut conntrack = Conntrack::open().unwrap();

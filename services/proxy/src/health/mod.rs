@@ -20,8 +20,8 @@ mod status;
 mod tests;
 mod zpages;
 
-pub use checks::{
-    DEFAULT_RETRY, HealthCheckState, HealthChecks, ListenOn, ServiceHealthCheck, Socket, SocketState,
+pub(crate) use checks::{
+    DEFAULT_RETRY, HealthCheckState, HealthChecks, ListenOn, ServiceHealthCheck, SocketState,
 };
-pub use server::{BoundServer, MetricsPages, ServerState};
-pub use status::{Health, Moment, ProxyHealth, Report};
+pub(crate) use server::{BoundServer, MetricsPages};
+pub(crate) use status::Health;

@@ -30,7 +30,7 @@ pub(super) const JSON: &str = "application/json";
 
 /// How a server fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServerState {
+pub(crate) enum ServerState {
     /// It has not tried yet.
     Starting,
     /// It answers at this address.
@@ -41,7 +41,7 @@ pub enum ServerState {
 
 /// A server at an address of the settings. It serves until it is dropped.
 #[derive(Debug)]
-pub struct BoundServer {
+pub(crate) struct BoundServer {
     state: watch::Receiver<ServerState>,
     task: JoinHandle<()>,
 }
@@ -50,14 +50,12 @@ impl BoundServer {
     /// `/livez` and `/healthz` (`proxy.healthz_bind_address`): whoever asks is counted in `metrics`.
     ///
     /// An address that is not free is tried again every 5 s, and said; nothing else waits for it. Call it within a runtime.
-    #[must_use]
-    pub fn health(address: SocketAddr, health: Health, metrics: ProxyMetrics) -> Self {
+    pub(crate) fn health(address: SocketAddr, health: Health, metrics: ProxyMetrics) -> Self {
         Self::start("health", address, Arc::new(HealthPages { health, metrics }), BIND_RETRY)
     }
 
     /// The pages of [`MetricsPages`] (`proxy.metrics_bind_address`). As [`Self::health`].
-    #[must_use]
-    pub fn metrics(address: SocketAddr, pages: MetricsPages) -> Self {
+    pub(crate) fn metrics(address: SocketAddr, pages: MetricsPages) -> Self {
         Self::start("metrics", address, Arc::new(pages), BIND_RETRY)
     }
 
@@ -65,7 +63,7 @@ impl BoundServer {
     ///
     /// # Errors
     /// It cannot, for this reason.
-    pub async fn bound(&self) -> Result<SocketAddr, String> {
+    pub(crate) async fn bound(&self) -> Result<SocketAddr, String> {
         let mut state = self.state();
         let tried = state.wait_for(|state| *state != ServerState::Starting).await;
         match tried.map(|state| state.clone()) {
@@ -76,8 +74,7 @@ impl BoundServer {
     }
 
     /// How it fares, now and from now on.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<ServerState> {
+    pub(crate) fn state(&self) -> watch::Receiver<ServerState> {
         self.state.clone()
     }
 
@@ -173,7 +170,7 @@ const LISTED: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxy
 
 /// What the metrics server shows.
 #[derive(Debug)]
-pub struct MetricsPages {
+pub(crate) struct MetricsPages {
     registry: Arc<Registry>,
     mode: &'static str,
     settings: serde_json::Value,
@@ -183,8 +180,7 @@ pub struct MetricsPages {
 impl MetricsPages {
     /// `mode`: kube-proxy's name of the backend, such as `nftables`. `settings`: those in force as JSON, without anything
     /// secret.
-    #[must_use]
-    pub fn new(registry: Arc<Registry>, mode: &'static str, settings: serde_json::Value) -> Self {
+    pub(crate) fn new(registry: Arc<Registry>, mode: &'static str, settings: serde_json::Value) -> Self {
         let zpages = Zpages::new(&settings, &LISTED);
         Self { registry, mode, settings, zpages }
     }

@@ -20,17 +20,16 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 
 /// Now, by the clock that is never set and by the one on the wall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
+pub(crate) struct Moment {
     /// What durations are measured by.
-    pub instant: Instant,
+    pub(crate) instant: Instant,
     /// What people are told.
-    pub wall: Timestamp,
+    pub(crate) wall: Timestamp,
 }
 
 impl Moment {
     /// Now.
-    #[must_use]
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { instant: Instant::now(), wall: Timestamp::now() }
     }
 }
@@ -53,7 +52,7 @@ impl FamilyHealth {
 
 /// Whether the proxy is well.
 #[derive(Debug, Clone)]
-pub struct ProxyHealth {
+pub(crate) struct ProxyHealth {
     late_after: Duration,
     v4: FamilyHealth,
     v6: FamilyHealth,
@@ -69,11 +68,11 @@ pub struct ProxyHealth {
 
 /// An answer of `/livez` or `/healthz`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub(crate) struct Report {
     /// 200 or 503.
-    pub status: u16,
+    pub(crate) status: u16,
     /// JSON.
-    pub body: String,
+    pub(crate) body: String,
 }
 
 /// The document, in kube-proxy's order.
@@ -102,8 +101,7 @@ struct FamilyDocument {
 impl ProxyHealth {
     /// Of a proxy that starts. A change that waits for twice `sync_period` is late; endpoints that nobody has confirmed for
     /// `max_staleness` take no traffic.
-    #[must_use]
-    pub fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
+    pub(crate) fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
         let idle = FamilyHealth::default();
         Self {
             late_after: sync_period.saturating_mul(2),
@@ -124,33 +122,32 @@ impl ProxyHealth {
     }
 
     /// A change of this family has been heard of and is not in the kernel yet. The oldest counts.
-    pub fn queued(&mut self, family: Family, now: Instant) {
+    pub(crate) fn queued(&mut self, family: Family, now: Instant) {
         self.family(family).queued.get_or_insert(now);
     }
 
     /// Everything of this family that was heard of is in the kernel.
-    pub fn synced(&mut self, family: Family, now: Moment) {
+    pub(crate) fn synced(&mut self, family: Family, now: Moment) {
         *self.family(family) = FamilyHealth { synced: Some(now), queued: None };
     }
 
     /// Whether load balancers may send traffic to the node.
-    pub fn node(&mut self, eligible: bool) {
+    pub(crate) fn node(&mut self, eligible: bool) {
         self.node_eligible = eligible;
     }
 
     /// When the endpoints were current last, in Unix milliseconds; none: they are current.
-    pub fn stale_since(&mut self, unix_ms: Option<i64>) {
+    pub(crate) fn stale_since(&mut self, unix_ms: Option<i64>) {
         self.stale_since_unix_ms = unix_ms;
     }
 
     /// Whether the agent can be reached.
-    pub fn agent(&mut self, is_reached: bool, now: Instant) {
+    pub(crate) fn agent(&mut self, is_reached: bool, now: Instant) {
         self.agent_gone = if is_reached { None } else { self.agent_gone.or(Some(now)) };
     }
 
     /// Whether the endpoints have been stale for too long to send traffic here.
-    #[must_use]
-    pub fn is_too_stale(&self, now: Moment) -> bool {
+    pub(crate) fn is_too_stale(&self, now: Moment) -> bool {
         let Some(limit) = self.max_staleness else { return false };
         let gone = self.agent_gone.map(|since| now.instant.saturating_duration_since(since));
         let stale = self.stale_since_unix_ms.map(|since| {
@@ -161,26 +158,22 @@ impl ProxyHealth {
     }
 
     /// Whether no family is late: what `/livez` and health check node ports say. The node has no part in it.
-    #[must_use]
-    pub fn is_healthy(&self, now: Instant) -> bool {
+    pub(crate) fn is_healthy(&self, now: Instant) -> bool {
         [self.v4, self.v6].iter().all(|family| family.is_healthy(self.late_after, now))
     }
 
     /// Whether load balancers may send traffic to the node.
-    #[must_use]
-    pub fn is_node_eligible(&self) -> bool {
+    pub(crate) fn is_node_eligible(&self) -> bool {
         self.node_eligible
     }
 
     /// The answer of `/livez`.
-    #[must_use]
-    pub fn livez(&self, now: Moment) -> Report {
+    pub(crate) fn livez(&self, now: Moment) -> Report {
         self.report(None, now)
     }
 
     /// The answer of `/healthz`: 200 needs an eligible node, too.
-    #[must_use]
-    pub fn healthz(&self, now: Moment) -> Report {
+    pub(crate) fn healthz(&self, now: Moment) -> Report {
         self.report(Some(self.node_eligible), now)
     }
 
@@ -219,12 +212,11 @@ impl ProxyHealth {
 
 /// A [`ProxyHealth`] shared by those who say and those who ask. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Health(Arc<Mutex<ProxyHealth>>);
+pub(crate) struct Health(Arc<Mutex<ProxyHealth>>);
 
 impl Health {
     /// Of a proxy that starts.
-    #[must_use]
-    pub fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
+    pub(crate) fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
         Self(Arc::new(Mutex::new(ProxyHealth::new(sync_period, max_staleness))))
     }
 
@@ -234,57 +226,52 @@ impl Health {
     }
 
     /// [`ProxyHealth::queued`], now.
-    pub fn queued(&self, family: Family) {
+    pub(crate) fn queued(&self, family: Family) {
         self.lock().queued(family, Instant::now());
     }
 
     /// [`ProxyHealth::synced`], now.
-    pub fn synced(&self, family: Family) {
+    pub(crate) fn synced(&self, family: Family) {
         self.lock().synced(family, Moment::now());
     }
 
     /// [`ProxyHealth::node`], of what the agent says of the node; `None`: it says nothing.
-    pub fn node(&self, node: Option<&NodeInfo>) {
+    pub(crate) fn node(&self, node: Option<&NodeInfo>) {
         self.lock().node(node.is_some_and(|node| node.eligible));
     }
 
     /// [`ProxyHealth::stale_since`].
-    pub fn stale_since(&self, unix_ms: Option<i64>) {
+    pub(crate) fn stale_since(&self, unix_ms: Option<i64>) {
         self.lock().stale_since(unix_ms);
     }
 
     /// [`ProxyHealth::agent`], now.
-    pub fn agent(&self, is_reached: bool) {
+    pub(crate) fn agent(&self, is_reached: bool) {
         self.lock().agent(is_reached, Instant::now());
     }
 
     /// [`ProxyHealth::is_healthy`], now.
-    #[must_use]
-    pub fn is_healthy(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         self.lock().is_healthy(Instant::now())
     }
 
     /// [`ProxyHealth::is_too_stale`], now.
-    #[must_use]
-    pub fn is_too_stale(&self) -> bool {
+    pub(crate) fn is_too_stale(&self) -> bool {
         self.lock().is_too_stale(Moment::now())
     }
 
     /// [`ProxyHealth::is_node_eligible`].
-    #[must_use]
-    pub fn is_node_eligible(&self) -> bool {
+    pub(crate) fn is_node_eligible(&self) -> bool {
         self.lock().is_node_eligible()
     }
 
     /// [`ProxyHealth::livez`], now.
-    #[must_use]
-    pub fn livez(&self) -> Report {
+    pub(crate) fn livez(&self) -> Report {
         self.lock().livez(Moment::now())
     }
 
     /// [`ProxyHealth::healthz`], now.
-    #[must_use]
-    pub fn healthz(&self) -> Report {
+    pub(crate) fn healthz(&self) -> Report {
         self.lock().healthz(Moment::now())
     }
 }

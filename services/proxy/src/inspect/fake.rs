@@ -7,7 +7,8 @@ use keelson_proto::proxy as pb;
 use keelson_serve::{Check, ViewError};
 use tokio::sync::watch;
 
-use super::{Chunks, ProxyView, Question};
+use super::{Chunks, ProxyView};
+use crate::explain::Question;
 
 #[derive(Debug)]
 pub(super) struct Script {

@@ -20,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
 
 use super::{
-    PrintSlots, ProxyView, Question,
+    PrintSlots, ProxyView,
     view::{answer, within},
 };
+use crate::explain::Question;
 
 const API: GrpcApi =
     GrpcApi { name: "proxy debug API", services: &["keelson.proxy.v1.Proxy"], connections: 512, calls: 128 };

@@ -29,9 +29,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PrintSlots, ProxyView, Question, QuestionError, Target,
+    PrintSlots, ProxyView,
     view::{answer, within},
 };
+use crate::explain::{Question, QuestionError, Target};
 
 /// What the handlers share.
 #[derive(Debug, Clone)]

@@ -1,15 +1,13 @@
 //! Looking into a proxy while it works.
 //!
 //! Owns: the gRPC service `keelson.proxy.v1.Proxy` with reflection and `grpc.health.v1` ([`serve_grpc`]), and over HTTP the
-//! probes, metrics, JSON documents, the event stream, the ruleset as text and the page ([`serve_http`]); what can be asked
-//! about packets ([`Question`]).
+//! probes, metrics, JSON documents, the event stream, the ruleset as text and the page ([`serve_http`]).
 //! In: bound listeners, and a [`ProxyView`], the trait by which a proxy lets itself be looked at.
 //! Out: answers. Nothing can be changed here. Connections are bounded and watched as those of the agent's debug endpoint
 //! are, by the same code.
 
 mod grpc;
 mod http;
-mod question;
 mod view;
 
 #[cfg(test)]
@@ -18,5 +16,4 @@ mod fake;
 pub use grpc::serve_grpc;
 pub use http::serve_http;
 pub use keelson_serve::{Check, ServeError, ViewError};
-pub use question::{Question, QuestionError, Sender, Target};
 pub use view::{Chunks, PrintSlots, ProxyView};

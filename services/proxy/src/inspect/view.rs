@@ -10,7 +10,7 @@ use keelson_proto::proxy as pb;
 use keelson_serve::{Check, ViewError, within_time};
 use tokio::sync::{Semaphore, watch};
 
-use super::Question;
+use crate::explain::{Question, QuestionError};
 
 /// A ruleset as text, in pieces of any size.
 pub type Chunks = Pin<Box<dyn Stream<Item = Result<String, ViewError>> + Send>>;
@@ -45,6 +45,12 @@ pub trait ProxyView: Clone + Send + Sync + 'static {
 
     /// All metrics as OpenMetrics text, `# EOF` included.
     fn metrics(&self) -> impl Future<Output = String> + Send;
+}
+
+impl From<QuestionError> for ViewError {
+    fn from(error: QuestionError) -> Self {
+        Self::Invalid(error.to_string())
+    }
 }
 
 /// Waits for an answer, but not for ever.

@@ -1,7 +1,7 @@
 //! What a kube-proxy left on the node in its modes iptables and ipvs.
 //!
 //! Owns: how it is found ([`found`]), and removed ([`remove`]). In: files below /proc, the programs of iptables. Out: sentences;
-//! rules, virtual servers, sets and an interface that are gone. Tables of the mode nftables are in [`crate::once`].
+//! rules, virtual servers, sets and an interface that are gone. Tables of the mode nftables are the nftables backend's.
 //!
 //! Finding needs no program and no right but to read /proc. Removing needs the programs of the iptables that made the rules:
 //! those of the old kind are in tables of their own, which only these programs can change.

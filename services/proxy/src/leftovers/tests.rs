@@ -157,13 +157,13 @@ impl Node {
 }
 
 /// On a node, and in a network namespace, of the test's own.
-fn on_node(name: &str, test: impl FnOnce(Node) + Send) {
-    in_namespace(name, || test(Node::new()));
+fn on_node(test: impl FnOnce(Node) + Send) {
+    in_namespace(|| test(Node::new()));
 }
 
 #[test]
 fn p20_both_kinds_of_iptables_are_cleaned_by_their_programs() {
-    on_node("iptables", both_kinds);
+    on_node(both_kinds);
 }
 
 fn both_kinds(node: Node) {
@@ -187,7 +187,7 @@ fn both_kinds(node: Node) {
 /// Before 1.8, and on distributions that have one kind only, no program names its kind.
 #[test]
 fn p20_plain_iptables_of_either_kind_is_cleaned() {
-    on_node("plain", |node| {
+    on_node(|node| {
         let save = |version: &str| {
             let saved = node.0.path().join("bin/iptables-saved");
             format!("if [ \"$1\" = -V ]; then echo '{version}'; else cat {}; fi", saved.display())
@@ -209,7 +209,7 @@ fn p20_plain_iptables_of_either_kind_is_cleaned() {
 
 #[test]
 fn p20_what_cannot_be_seen_is_said() {
-    on_node("unseen", unseen);
+    on_node(unseen);
 }
 
 fn unseen(node: Node) {

@@ -5,8 +5,10 @@
 
 use std::collections::HashMap;
 
+use keelson_client::ServiceName;
+
 use super::{PolicyLabel, ProxyMetrics};
-use crate::model::{Family, PortName, ServicePort};
+use crate::model::{Family, ServicePort};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Policy {
@@ -35,42 +37,35 @@ impl Policy {
     }
 }
 
-/// Keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` of one family. It holds only those service ports that count, so
+/// Keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` of one family. It holds only those Services that count, so
 /// that a change costs no more than itself.
 #[derive(Debug)]
-pub struct NoLocalEndpoints {
+pub(crate) struct NoLocalEndpoints {
     family: Family,
     metrics: ProxyMetrics,
-    /// By service port: whether each of [`Policy::ALL`] counts; at least one does.
-    counted: HashMap<PortName, [bool; 2]>,
+    /// By Service: number of service ports for each of [`Policy::ALL`]; at least one is not 0.
+    counted: HashMap<ServiceName, [i64; 2]>,
 }
 
 impl NoLocalEndpoints {
-    /// None yet.
-    #[must_use]
-    pub fn new(family: Family, metrics: ProxyMetrics) -> Self {
+    /// Without Services.
+    pub(crate) fn new(family: Family, metrics: ProxyMetrics) -> Self {
         Self { family, metrics, counted: HashMap::new() }
     }
 
-    /// A service port is in the kernel now, or another than before.
-    pub fn set(&mut self, port: &ServicePort) {
-        self.count(&port.name, Policy::ALL.map(|policy| policy.is_without_local(port)));
-    }
-
-    /// A service port is gone.
-    pub fn remove(&mut self, name: &PortName) {
-        self.count(name, [false; 2]);
-    }
-
-    fn count(&mut self, name: &PortName, counts: [bool; 2]) {
+    /// A Service has these ports, and no others.
+    pub(crate) fn set(&mut self, service: &ServiceName, ports: &[ServicePort]) {
+        let counts = Policy::ALL.map(|policy| {
+            let count = ports.iter().filter(|port| policy.is_without_local(port)).count();
+            i64::try_from(count).unwrap_or(i64::MAX)
+        });
         let before = match counts {
-            [false, false] => self.counted.remove(name),
-            counts => self.counted.insert(name.clone(), counts),
+            [0, 0] => self.counted.remove(service),
+            counts => self.counted.insert(service.clone(), counts),
         };
         for ((policy, was), is) in Policy::ALL.into_iter().zip(before.unwrap_or_default()).zip(counts) {
             if was != is {
-                let label = policy.label(self.family);
-                self.metrics.no_local_endpoints.get_or_create(&label).inc_by(i64::from(is) - i64::from(was));
+                self.metrics.no_local_endpoints.get_or_create(&policy.label(self.family)).inc_by(is - was);
             }
         }
     }

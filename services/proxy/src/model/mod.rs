@@ -5,6 +5,7 @@
 //! is in kube-proxy: a [`ServicePort`] belongs to one.
 
 mod convert;
+mod frontend;
 
 use std::{
     fmt,
@@ -16,6 +17,7 @@ use ipnet::IpNet;
 use keelson_client::ServiceName;
 
 pub use convert::service_ports;
+pub use frontend::{Conflict, Frontend};
 
 /// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +31,15 @@ pub enum Family {
 impl Family {
     /// Both.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    #[must_use]
+    pub const fn of(ip: &IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
 
     /// Whether an address is of this family.
     #[must_use]

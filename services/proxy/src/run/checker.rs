@@ -1,8 +1,8 @@
-//! Checks whether another program has modified our tables.
+//! Checks whether another program has modified the rules.
 //!
-//! Owns: a thread with a netlink socket of its own, so that reading a large table delays no change. In: the programmer, which
-//! says when a check is due; the kernel's tables. Out: repairs by the programmer, what is said of other service proxies,
-//! and the metric of clients with session affinity.
+//! Owns: a thread with an observer of its own, so that reading many rules delays no change. In: the sync loop, which says when a
+//! check is due; what the observer reads. Out: repairs by the sync loop, events about other service proxies, and the metric of
+//! clients with session affinity.
 
 use std::{
     io,
@@ -15,16 +15,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{cleaner::Cleaner, follow::finish, shared::Shared};
 use crate::{
+    backend::Observer,
     model::Family,
-    nft::kernel::Tables,
-    programmer::{Check, LOOK},
+    sync::{CHECK_INTERVAL, Checked},
 };
 
 /// Between two looks at the clock.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Interval of looking for other service proxies.
-const LOOK_FOR_STRANGERS: Duration = Duration::from_secs(60);
+const OTHER_PROXIES_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Interval of counting the clients with session affinity for the metric.
 const COUNT_AFFINITY: Duration = Duration::from_secs(30);
@@ -36,24 +36,24 @@ const ATTEMPTS: u32 = 400;
 /// Starts the thread, in the network namespace of the caller. It ends when `stop` is cancelled.
 pub(super) fn start(
     shared: Arc<Shared>,
-    tables: Box<dyn Tables>,
+    observer: Box<dyn Observer>,
     cleaner: Cleaner,
     sync_period: Duration,
     stop: CancellationToken,
 ) -> io::Result<()> {
-    let mut checker = Checker { shared, tables, cleaner };
+    let mut checker = Checker { shared, observer, cleaner };
     let body = move || {
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
         let mut counted = None;
         while !stop.is_cancelled() {
             thread::sleep(TICK);
-            if checked.elapsed() >= LOOK.min(sync_period) {
+            if checked.elapsed() >= CHECK_INTERVAL.min(sync_period) {
                 checked = Instant::now();
                 checker.check();
             }
-            if looked.elapsed() >= LOOK_FOR_STRANGERS {
+            if looked.elapsed() >= OTHER_PROXIES_INTERVAL {
                 looked = Instant::now();
-                checker.shared.say_strangers(checker.tables.as_mut());
+                checker.shared.look_for_other_proxies(checker.observer.as_mut());
             }
             if counted.is_none_or(|counted: Instant| counted.elapsed() >= COUNT_AFFINITY) {
                 counted = Some(Instant::now());
@@ -67,35 +67,29 @@ pub(super) fn start(
 
 struct Checker {
     shared: Arc<Shared>,
-    tables: Box<dyn Tables>,
+    observer: Box<dyn Observer>,
     cleaner: Cleaner,
 }
 
 impl Checker {
     fn check(&mut self) {
-        let families = self.shared.programmer().begin_checks(Instant::now());
+        let families = self.shared.sync().begin_checks(Instant::now());
         for family in families {
             self.check_family(family);
         }
     }
 
     fn check_family(&mut self, family: Family) {
-        let mut seen = match self.tables.read(family) {
-            Ok(seen) => seen,
-            Err(error) => {
-                tracing::warn!(%family, %error, "cannot read the table to check it");
-                return;
-            }
-        };
+        if let Err(error) = self.observer.read(family) {
+            tracing::warn!(%family, %error, "cannot read the table to check it");
+            return;
+        }
         for _ in 0..ATTEMPTS {
-            let checked = self.shared.programmer().check(family, seen, Instant::now());
+            let checked = self.shared.sync().check(family, Instant::now());
             match checked {
-                Check::Postponed(again) => {
-                    seen = again;
-                    thread::sleep(POSTPONED);
-                }
-                Check::Clean => return,
-                Check::Repaired(synced) => return finish(&self.shared, &self.cleaner, &[synced], None),
+                Checked::Postponed => thread::sleep(POSTPONED),
+                Checked::Clean => return,
+                Checked::Repaired(synced) => return finish(&self.shared, &self.cleaner, &[synced], None),
             }
         }
     }

@@ -19,9 +19,9 @@ use std::{
 
 use super::{follow::TICK, shared::Shared};
 use crate::{
-    conntrack::{Cleaned, ConntrackError, UdpFrontend, UdpFrontends, clean},
+    conntrack::{Cleaned, ConntrackError, UdpFrontends, clean},
     metrics::ProxyMetrics,
-    model::{Family, Protocol},
+    model::Family,
 };
 
 /// When listings begin.
@@ -146,14 +146,14 @@ fn clean_family(shared: &Shared, family: Family) -> bool {
 
 /// Keeps UDP out of the flowtable, whether or not it was before: false if it was.
 fn keep_udp_out(shared: &Shared, family: Family) -> bool {
-    let is_new = shared.programmer().offload_tcp_only(family, Instant::now());
+    let is_new = shared.sync().stop_udp_offload(family, Instant::now());
     if is_new {
         tracing::warn!(
             %family,
             "UDP offload disabled: the kernel does not delete conntrack entries of offloaded flows (requires \
              Linux 6.4)"
         );
-        shared.say(format!(
+        shared.record_event(format!(
             "{family}: UDP offload disabled: the kernel does not delete conntrack entries of offloaded flows \
              (requires Linux 6.4)"
         ));
@@ -182,24 +182,9 @@ fn record(metrics: &ProxyMetrics, family: Family, took: Duration, result: &Resul
     }
 }
 
-/// What serves now. Only the copy is made under the lock: some 0.1 microseconds per endpoint.
+/// The UDP service ports as they are now. Only the copy is made under the lock: some 0.1 microseconds per endpoint.
 fn udp_frontends(shared: &Shared, family: Family) -> UdpFrontends {
-    let programmer = shared.programmer();
-    let plan = programmer.side(family).programme.plan();
-    let udp =
-        plan.service_ports().filter(|port| port.protocol() == Protocol::Udp && !port.serving().is_empty());
-    let copied: Vec<UdpFrontend> = udp
-        .map(|port| {
-            let others = port.external_ips().iter().chain(port.load_balancer_ips()).copied();
-            UdpFrontend {
-                addresses: std::iter::once(port.cluster_ip()).chain(others).collect(),
-                port: port.port(),
-                node_port: port.node_port(),
-                serving: port.serving().to_vec(),
-            }
-        })
-        .collect();
-    drop(programmer);
+    let copied = shared.sync().backend().udp_frontends(family);
     copied.into_iter().collect()
 }
 

@@ -1,7 +1,7 @@
-//! Following the agent, and bringing what it says to the kernel.
+//! Follows the agent and has its states programmed.
 //!
-//! Owns: the thread that does it, with a runtime of its own. In: the agent's states, the node's addresses, ticks. Out: the
-//! [`crate::programmer::Programmer`]'s work, and who has to hear of it: health, health check node ports, metrics, conntrack.
+//! Owns: the thread that does it, with a runtime of its own. In: the agent's states, the node's addresses, ticks. Out: calls of
+//! [`crate::sync::SyncLoop`]; updates of health, health check node ports, metrics and conntrack.
 
 use std::{
     collections::BTreeMap,
@@ -28,11 +28,10 @@ use crate::{
     health::{ListenOn, ServiceHealthCheck},
     metrics::{NoLocalEndpoints, SyncKind},
     model::{Family, service_ports},
-    once::table,
-    programmer::Synced,
+    sync::Synced,
 };
 
-/// How often the programmer is given the time.
+/// Interval of [`crate::sync::SyncLoop::tick`].
 pub(super) const TICK: Duration = Duration::from_millis(500);
 
 /// How long `NodeCIDR` waits for the node's pod CIDRs. Source: kube-proxy.
@@ -65,7 +64,7 @@ pub(super) fn start(
         // Nobody waits any more when the process ends.
         drop(done.send(outcome));
     };
-    thread::Builder::new().name("programmer".to_owned()).spawn(body).map_err(RunError::Thread)?;
+    thread::Builder::new().name("sync".to_owned()).spawn(body).map_err(RunError::Thread)?;
     Ok(Follower(ended))
 }
 
@@ -90,7 +89,7 @@ async fn work(
     }
 }
 
-/// Hands addresses and time to the programmer, until it is hopeless.
+/// Passes addresses and time to the sync loop, until the wait for pod CIDRs is over.
 async fn ticks(
     shared: Arc<Shared>,
     mut addresses: watch::Receiver<Arc<LocalAddresses>>,
@@ -100,7 +99,7 @@ async fn ticks(
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut waiting: Option<Instant> = None;
     loop {
-        let due = shared.programmer().due();
+        let due = shared.sync().due();
         tokio::select! {
             _ = interval.tick() => {}
             // The sender lives as long as the process.
@@ -110,12 +109,12 @@ async fn ticks(
         }
         let now = Instant::now();
         let local = addresses.borrow_and_update().clone();
-        let mut programmer = shared.programmer();
-        programmer.addresses(local.as_slice(), now);
-        programmer.interfaces(local.interfaces());
-        let synced = programmer.tick(now);
-        let waits = programmer.waits_for_pod_cidrs();
-        drop(programmer);
+        let mut sync = shared.sync();
+        sync.set_addresses(local.as_slice(), now);
+        sync.set_interfaces(local.interfaces());
+        let synced = sync.tick(now);
+        let waits = sync.waits_for_pod_cidrs();
+        drop(sync);
         finish(&shared, &cleaner, &synced, None);
         shared.apply_checks();
         waiting = waits.then(|| waiting.unwrap_or(now));
@@ -158,42 +157,36 @@ impl Consumer {
         }
     }
 
-    /// Brings what was heard to the kernel, unless the pace has it wait for the ticks.
+    /// Syncs, unless the pace has the changes wait for the ticks.
     fn program(&self) -> Vec<Synced> {
         let now = Instant::now();
-        let mut programmer = self.shared.programmer();
-        programmer.whole(now);
-        let synced = programmer.sync(now);
-        if programmer.due().is_some() {
+        let mut sync = self.shared.sync();
+        sync.begin(now);
+        let synced = sync.sync(now);
+        if sync.due().is_some() {
             self.shared.deferred.notify_one();
         }
         synced
     }
 
-    /// Changes one Service in the programmer, and what is counted of its ports.
+    /// Changes one Service in the sync loop, and the metric of its ports.
     fn change(&mut self, name: &ServiceName, service: Option<&ServiceEndpoints>) {
         self.queue();
         self.services += 1;
         let supported = |family: Family| service.filter(|_| self.shared.families.contains(&family));
         let ports = Family::ALL
             .map(|family| supported(family).map_or_else(Vec::new, |service| service_ports(service, family)));
-        let mut programmer = self.shared.programmer();
-        for ((family, no_local), ports) in Family::ALL.into_iter().zip(&mut self.no_local).zip(&ports) {
-            for port in programmer.side(family).programme.plan().service_ports_of(name) {
-                no_local.remove(&port.name());
-            }
-            for port in ports {
-                no_local.set(port);
-            }
+        for (no_local, ports) in self.no_local.iter_mut().zip(&ports) {
+            no_local.set(name, ports);
         }
-        programmer.set(name, ports, Instant::now());
+        self.shared.sync().set(name, ports, Instant::now());
     }
 }
 
 impl Handlers for Consumer {
     fn node(&mut self, node: NodeInfo) {
         self.shared.health.node(Some(&node));
-        self.shared.programmer().node(node, Instant::now());
+        self.shared.sync().set_node(node, Instant::now());
         self.shared.changed();
     }
 
@@ -228,6 +221,7 @@ impl Handlers for Consumer {
 /// What follows from syncs.
 pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Option<&Position>) {
     let triggered = shared.triggered(position, !synced.is_empty());
+    let scope = |family| shared.sync().backend().scope(family);
     for Synced { family, result, took } in synced {
         match result {
             Ok(outcome) => {
@@ -245,9 +239,9 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
                     shared.metrics.programmed(*family, Duration::from_millis(late));
                 }
                 if outcome.repaired {
-                    shared.say(format!(
-                        "table {} was modified by another program; repaired: {} elements added, {} deleted, {} chains or sets written",
-                        table(*family), outcome.added, outcome.deleted, outcome.structure
+                    shared.record_event(format!(
+                        "{} was modified by another program; repaired: {} elements added, {} deleted, {} chains or sets written",
+                        scope(*family), outcome.added, outcome.deleted, outcome.structure
                     ));
                 }
                 if shared.take_udp(*family) {
@@ -257,7 +251,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
             Err(error) => {
                 // What failed was at least begun as one or the other; a retry compares everything.
                 shared.metrics.sync_failed(*family, SyncKind::Full, *took);
-                shared.say(format!("cannot sync table {}: {error}", table(*family)));
+                shared.record_event(format!("cannot sync {}: {error}", scope(*family)));
             }
         }
     }
@@ -288,14 +282,14 @@ fn health_check(
 impl Shared {
     /// The health check node ports as they shall be now.
     pub(super) fn apply_checks(&self) {
-        let programmer = self.programmer();
-        let options = programmer.options();
+        let sync = self.sync();
+        let options = sync.options();
         let on = |family| -> Match {
-            let ips = options.node_ips(programmer.node_info(), family);
-            node_port_addresses(&options.node_port_addresses, &ips, programmer.local_addresses(), family)
+            let ips = options.node_ips(sync.node(), family);
+            node_port_addresses(&options.node_port_addresses, &ips, sync.local_addresses(), family)
         };
         let listen_on = ListenOn { v4: on(Family::V4), v6: on(Family::V6) };
-        drop(programmer);
+        drop(sync);
         self.apply_wanted(listen_on);
     }
 }

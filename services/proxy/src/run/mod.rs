@@ -2,7 +2,7 @@
 //!
 //! Owns: the thread that follows the agent and programs the kernel ([`follow`]), the thread that cleans conntrack
 //! ([`cleaner`]), the servers of health, health check node ports, metrics and debugging, and the reports to the agent. In:
-//! [`Options`], [`Doors`], a token that ends it. Out: rules; they stay when it ends, so that traffic goes on until the next one
+//! [`Options`], [`RunConfig`], a token that ends it. Out: rules; they stay when it ends, so that traffic goes on until the next one
 //! takes over.
 
 mod affinity;
@@ -25,26 +25,24 @@ use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-pub use shared::{EVENTS, Shared};
-pub use view::View;
+use shared::Shared;
+use view::View;
 
 use crate::{
     addresses::{self, AddressError, Notices},
+    backend::{Access, BackendError, Driver},
     health::{BoundServer, DEFAULT_RETRY, Health, HealthChecks, MetricsPages},
     inspect::{self, PrintSlots},
     leftovers::{self, Places},
     metrics::ProxyMetrics,
-    nft::kernel::{KernelError, Tables},
+    model::Family,
     options::Options,
-    programmer::{Offload, Programmer, Side},
+    sync::SyncLoop,
 };
 
-/// kube-proxy's name of the mode.
-pub const MODE: &str = "nftables";
-
-/// Where it serves, and whom it follows.
+/// The sockets of a proxy, and the settings that it shows.
 #[derive(Debug)]
-pub struct Doors {
+pub struct RunConfig {
     /// Where the agent serves the Endpoints API.
     pub target: Target,
     /// `/healthz` and `/livez`.
@@ -55,7 +53,7 @@ pub struct Doors {
     pub bind_hard_fail: bool,
     /// The debug API.
     pub debug: UnixListener,
-    /// Where that is, as the agent shall show it.
+    /// Address of the debug API, for the agent to show.
     pub debug_name: String,
     /// Page and JSON.
     pub http: Option<TcpListener>,
@@ -72,7 +70,7 @@ pub struct Doors {
 pub enum RunError {
     /// The kernel cannot do what is needed, or does not let us.
     #[error("cannot program Services on this node; fix the reported kernel error and restart the proxy")]
-    Kernel(#[source] KernelError),
+    Backend(#[source] BackendError),
     /// The node's addresses are not known.
     #[error(
         "cannot list or watch the addresses of this node; allow rtnetlink sockets (AF_NETLINK) and restart \
@@ -106,17 +104,6 @@ pub enum RunError {
     Ended,
 }
 
-/// Three sockets to the nf_tables of one network namespace: checks of a table and counts of clients read it without the lock of the
-/// programmer, and delay no change. A full sync reads its table under that lock.
-pub struct Kernel {
-    /// For changes.
-    pub programming: Box<dyn Tables>,
-    /// For checks of what the kernel has.
-    pub checking: Box<dyn Tables>,
-    /// For counts of clients with session affinity.
-    pub counting: Box<dyn Tables>,
-}
-
 /// Runs a proxy until it is told to stop. Call it on a runtime with time and I/O.
 ///
 /// `ready` is called once the kernel has been found able and the servers are there; rules come when the agent has said what
@@ -125,9 +112,9 @@ pub struct Kernel {
 /// # Errors
 /// It cannot start, or cannot go on.
 pub async fn run(
-    Kernel { programming, mut checking, counting }: Kernel,
+    driver: &dyn Driver,
     options: Options,
-    doors: Doors,
+    config: RunConfig,
     stop: CancellationToken,
     ready: impl FnOnce(),
 ) -> Result<(), RunError> {
@@ -136,14 +123,18 @@ pub async fn run(
         false => Notices::AddressesAndInterfaces,
     };
     let watch = addresses::watch(notices).await.map_err(RunError::Addresses)?;
-    let programmer = Programmer::open(programming, options.clone()).map_err(RunError::Kernel)?;
+    let backend = driver.open(&options, Access::Program).map_err(RunError::Backend)?;
+    // Checks and counts read the kernel without the lock of the sync loop. A full sync reads it under that lock.
+    let mut checking = backend.observer().map_err(RunError::Backend)?;
+    let counting = backend.observer().map_err(RunError::Backend)?;
+    let limitations = backend.limitations();
     let health = Health::new(options.sync_period, options.max_staleness);
     let metrics = ProxyMetrics::default();
-    metrics.affinity_clients_max(affinity::capacity());
-    for side in programmer.sides() {
-        let family = side.programme.family();
-        metrics.family_enabled(family, side.disabled.is_none());
-        match &side.disabled {
+    metrics.affinity_clients_max(backend.affinity_capacity());
+    for family in Family::ALL {
+        let disabled = backend.disabled_reason(family);
+        metrics.family_enabled(family, disabled.is_none());
+        match disabled {
             // As `SyncLoop` of kube-proxy: /livez names each family that is programmed, from the start.
             None => health.synced(family),
             Some(reason) => tracing::warn!(
@@ -153,12 +144,13 @@ pub async fn run(
             ),
         }
     }
+    let sync = SyncLoop::new(backend, options.clone());
     let mut registry = Registry::default();
-    metrics.register(&mut registry, "nft");
+    metrics.register(&mut registry, driver.info().name);
     let registry = Arc::new(registry);
     let checks = HealthChecks::start(health.clone(), DEFAULT_RETRY);
-    let shared = Arc::new(Shared::new(programmer, counting, health.clone(), metrics.clone(), checks, &doors));
-    shared.say_strangers(checking.as_mut());
+    let shared = Arc::new(Shared::new(sync, counting, health.clone(), metrics.clone(), checks, &config));
+    shared.look_for_other_proxies(checking.as_mut());
     for (family, reason) in leftovers::unseen(&Places::default()) {
         tracing::info!(
             %family, reason,
@@ -166,19 +158,20 @@ pub async fn run(
              proxy cleanup --kube-proxy` as root"
         );
     }
-    say_offload(&shared);
+    limitations.into_iter().for_each(|text| shared.record_event(text));
 
-    let _servers = serve_health(&doors, &health, &metrics, &registry).await?;
+    let _servers = serve_health(&config, driver.info().proxy_mode, &health, &metrics, &registry).await?;
     let view = View::new(shared.clone(), registry);
-    let http = doors.http.as_ref().and_then(|listener| listener.local_addr().ok());
-    serve(doors.debug, doors.http.map(|listener| (listener, doors.http_hosts)), view, &stop);
-    let reporter = tokio::spawn(report::report(shared.clone(), doors.target.clone(), doors.debug_name, http));
+    let http = config.http.as_ref().and_then(|listener| listener.local_addr().ok());
+    serve(config.debug, config.http.map(|listener| (listener, config.http_hosts)), view, &stop);
+    let reporter =
+        tokio::spawn(report::report(shared.clone(), config.target.clone(), config.debug_name, http));
     let settings =
         tokio::spawn(settings::make(shared.clone(), options.conntrack.clone(), options.sync_period));
     let cleaner = cleaner::start(shared.clone()).map_err(RunError::Thread)?;
     checker::start(shared.clone(), checking, cleaner.clone(), options.sync_period, stop.clone())
         .map_err(RunError::Thread)?;
-    let follower = follow::start(shared, doors.target, watch.receiver(), cleaner, stop.clone())?;
+    let follower = follow::start(shared, config.target, watch.receiver(), cleaner, stop.clone())?;
     ready();
     let ended = follower.ended().await;
     reporter.abort();
@@ -186,37 +179,26 @@ pub async fn run(
     if stop.is_cancelled() { Ok(()) } else { Err(ended.unwrap_or(RunError::Ended)) }
 }
 
-/// Says which families have no offload although it was asked for.
-fn say_offload(shared: &Shared) {
-    let unsupported = |side: &Side| match &side.offload {
-        Offload::Unsupported(reason) => Some((side.programme.family(), reason.clone())),
-        Offload::Disabled | Offload::Enabled(_) => None,
-    };
-    let all: Vec<_> = shared.programmer().sides().iter().filter_map(unsupported).collect();
-    for (family, reason) in all {
-        shared.say(format!("{family}: established flows are not offloaded: {reason}"));
-    }
-}
-
 /// Starts the servers of health and metrics, which serve until they are dropped.
 async fn serve_health(
-    doors: &Doors,
+    config: &RunConfig,
+    proxy_mode: &'static str,
     health: &Health,
     metrics: &ProxyMetrics,
     registry: &Arc<Registry>,
 ) -> Result<Vec<BoundServer>, RunError> {
     let of_health = |address| BoundServer::health(address, health.clone(), metrics.clone());
     let of_metrics = |address| {
-        let pages = MetricsPages::new(registry.clone(), MODE, doors.settings.clone());
+        let pages = MetricsPages::new(registry.clone(), proxy_mode, config.settings.clone());
         BoundServer::metrics(address, pages)
     };
     let mut servers = Vec::new();
     for (setting, address, server) in [
-        ("proxy.healthz_bind_address", doors.healthz, doors.healthz.map(of_health)),
-        ("proxy.metrics_bind_address", doors.metrics, doors.metrics.map(of_metrics)),
+        ("proxy.healthz_bind_address", config.healthz, config.healthz.map(of_health)),
+        ("proxy.metrics_bind_address", config.metrics, config.metrics.map(of_metrics)),
     ] {
         let (Some(address), Some(server)) = (address, server) else { continue };
-        if doors.bind_hard_fail {
+        if config.bind_hard_fail {
             let bound = server.bound().await;
             bound.map_err(|reason| RunError::Bind { setting, address, reason })?;
         }

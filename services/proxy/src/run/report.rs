@@ -1,4 +1,4 @@
-//! Telling the agent how the proxy fares, so that it is shown there.
+//! Reports the status of the proxy to the agent, which shows it.
 //!
 //! Owns: one task. In: changes of what there is to show. Out: `keelson.endpoints.v1.Endpoints/Report`, at most one a second and
 //! at least one in ten. The agent does nothing with it but show it; that it cannot be reached is known elsewhere.
@@ -37,12 +37,12 @@ pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) 
     let look = shared.clone();
     // The lock may be held for a second when a large cluster is loaded.
     let asked = tokio::task::spawn_blocking(move || {
-        let programmer = look.programmer();
-        let failure = programmer.sides().iter().find_map(|side| {
-            let failure = side.failure.as_ref()?;
-            Some(format!("{}: {}", side.programme.family(), failure.error))
+        let sync = look.sync();
+        let failure = Family::ALL.into_iter().find_map(|family| {
+            let failure = sync.family(family).failure.as_ref()?;
+            Some(format!("{family}: {}", failure.error))
         });
-        (failure, programmer.sides().iter().all(|side| side.is_done()))
+        (failure, sync.has_synced())
     });
     match asked.await.unwrap_or_default() {
         (Some(reason), _) => ("failing", reason),
@@ -55,7 +55,7 @@ async fn backend(shared: &Arc<Shared>, debug: &str, http: Option<SocketAddr>) ->
     let (state, reason) = standing_of(shared).await;
     let standing = shared.standing().clone();
     Backend {
-        name: "nft".to_owned(),
+        name: shared.backend.name.to_owned(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         debug: debug.to_owned(),

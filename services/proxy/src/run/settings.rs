@@ -48,7 +48,7 @@ fn record(shared: &Shared, settings: Vec<Setting>) {
     }
     for text in refusals {
         tracing::warn!(setting = text, "cannot apply a conntrack setting");
-        shared.say(format!("conntrack: {text}"));
+        shared.record_event(format!("conntrack: {text}"));
     }
     shared.changed();
 }

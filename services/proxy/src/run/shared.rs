@@ -1,6 +1,6 @@
 //! What the threads of a proxy share.
 //!
-//! Owns: [`Shared`]: the [`Programmer`] behind a lock, where the agent stands, and the last events. In: what the follower did.
+//! Owns: [`Shared`]: the [`SyncLoop`] behind a lock, where the agent stands, and the last events. In: what the follower did.
 //! Out: what the servers show. The lock is held while the kernel works, milliseconds as a rule and a second at the start of
 //! a large cluster; servers wait for it on threads of their own.
 
@@ -14,27 +14,23 @@ use keelson_proto::proxy as pb;
 use tokio::sync::{Notify, watch};
 
 use super::{
-    Doors,
-    affinity::{AffinityMaps, MAX_AGE},
+    RunConfig,
+    affinity::{AffinityCounter, MAX_AGE},
     follow::Checks,
     unix_ms,
 };
 use crate::{
+    backend::{BackendInfo, Observer},
     conntrack::Setting,
     health::{Health, HealthChecks, ListenOn, ServiceHealthCheck},
     leftovers::{self, Places},
     metrics::ProxyMetrics,
     model::Family,
-    nft::{
-        element::SetName,
-        kernel::{TABLE, Tables},
-        strangers::strangers,
-    },
-    programmer::{Programmer, Synced},
+    sync::{SyncLoop, Synced},
 };
 
 /// How many events are kept.
-pub const EVENTS: usize = 50;
+const EVENTS: usize = 50;
 
 /// How many changes that wait are remembered for the metric of their latency.
 const TRIGGERED_MOST: usize = 1_000;
@@ -61,7 +57,8 @@ pub(super) struct Standing {
     pub(super) synced_unix_ms: [i64; 2],
     /// Those of both families together.
     pub(super) service_ports: u64,
-    pub(super) strangers: Vec<(Family, String)>,
+    /// Rules of other service proxies.
+    pub(super) other_proxies: Vec<(Family, String)>,
     /// Results of applying the settings of conntrack.
     pub(super) conntrack: Vec<Setting>,
     pub(super) events: VecDeque<pb::Event>,
@@ -82,8 +79,9 @@ struct Wanted {
 
 /// What the threads of a proxy share.
 #[derive(Debug)]
-pub struct Shared {
-    programmer: Mutex<Programmer>,
+pub(super) struct Shared {
+    sync: Mutex<SyncLoop>,
+    pub(super) backend: BackendInfo,
     standing: Mutex<Standing>,
     changes: watch::Sender<u64>,
     /// Told when a sync has to wait for the pace.
@@ -91,7 +89,7 @@ pub struct Shared {
     pub(super) health: Health,
     pub(super) metrics: ProxyMetrics,
     pub(super) checks: HealthChecks,
-    pub(super) affinity: AffinityMaps,
+    pub(super) affinity: AffinityCounter,
     pub(super) target: String,
     pub(super) settings: Vec<String>,
     pub(super) started_unix_ms: i64,
@@ -101,26 +99,26 @@ pub struct Shared {
 
 impl Shared {
     pub(super) fn new(
-        programmer: Programmer,
-        counting: Box<dyn Tables>,
+        sync: SyncLoop,
+        counting: Box<dyn Observer>,
         health: Health,
         metrics: ProxyMetrics,
         checks: HealthChecks,
-        doors: &Doors,
+        config: &RunConfig,
     ) -> Self {
-        let families: Vec<Family> =
-            Family::ALL.into_iter().filter(|family| programmer.supports(*family)).collect();
+        let families: Vec<Family> = sync.enabled().collect();
         Self {
-            affinity: AffinityMaps::new(counting, families.clone()),
+            affinity: AffinityCounter::new(counting, families.clone()),
             families,
-            programmer: Mutex::new(programmer),
+            backend: sync.backend().info(),
+            sync: Mutex::new(sync),
             standing: Mutex::new(Standing {
                 link: Link::Connecting,
                 heard: Position::default(),
                 position: Position::default(),
                 synced_unix_ms: [0; 2],
                 service_ports: 0,
-                strangers: Vec::new(),
+                other_proxies: Vec::new(),
                 conntrack: Vec::new(),
                 events: VecDeque::new(),
                 udp: [false; 2],
@@ -132,15 +130,15 @@ impl Shared {
             health,
             metrics,
             checks,
-            target: doors.target.to_string(),
-            settings: doors.settings_in_words.clone(),
+            target: config.target.to_string(),
+            settings: config.settings_in_words.clone(),
             started_unix_ms: unix_ms(),
         }
     }
 
-    /// The programmer. A panic while it was held ends the process anyway.
-    pub(super) fn programmer(&self) -> MutexGuard<'_, Programmer> {
-        self.programmer.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The sync loop. A panic while it was held ends the process anyway.
+    pub(super) fn sync(&self) -> MutexGuard<'_, SyncLoop> {
+        self.sync.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn standing(&self) -> MutexGuard<'_, Standing> {
@@ -158,7 +156,7 @@ impl Shared {
     }
 
     /// Writes an event down.
-    pub(super) fn say(&self, text: String) {
+    pub(super) fn record_event(&self, text: String) {
         let mut standing = self.standing();
         standing.events.push_front(pb::Event { at_unix_ms: unix_ms(), text });
         standing.events.truncate(EVENTS);
@@ -183,7 +181,7 @@ impl Shared {
         self.health.agent(link == Link::Following);
         standing.link = link;
         drop(standing);
-        if same { self.changed() } else { self.say(text) }
+        if same { self.changed() } else { self.record_event(text) }
     }
 
     /// A Service has such a health check node port, or none.
@@ -219,13 +217,13 @@ impl Shared {
 
     /// Whether no change of a family waits for a sync.
     pub(super) fn is_settled(&self, family: Family) -> bool {
-        self.programmer().side(family).pending.is_none()
+        self.sync().family(family).pending.is_none()
     }
 
     /// Whether one has since it was last asked. False while changes of the family wait for a sync.
     pub(super) fn take_udp(&self, family: Family) -> bool {
-        let programmer = self.programmer();
-        programmer.side(family).pending.is_none() && std::mem::take(&mut self.standing().udp[family as usize])
+        let sync = self.sync();
+        sync.family(family).pending.is_none() && std::mem::take(&mut self.standing().udp[family as usize])
     }
 
     /// When the changes were made in the API that a sync brings to the kernel: those of the state that was heard, and those that
@@ -241,14 +239,14 @@ impl Shared {
 
     /// What became of syncs, and which state they were of.
     pub(super) fn note(&self, synced: &[Synced], position: Option<&Position>) {
-        let programmer = self.programmer();
-        let counts = Family::ALL.map(|family| programmer.side(family).programme.plan().counts());
-        let is_current = programmer.is_current();
+        let sync = self.sync();
+        let counts = Family::ALL.map(|family| sync.backend().counts(family));
+        let is_current = sync.is_current();
         // What is heard from now on is not in effect.
         let mut standing = self.standing();
-        drop(programmer);
+        drop(sync);
         for (family, counts) in Family::ALL.into_iter().zip(&counts) {
-            self.metrics.elements(family, SetName::ALL.iter().map(|&set| counts.elements(set)).sum());
+            self.metrics.elements(family, counts.elements);
         }
         for done in synced.iter().filter(|done| done.result.is_ok()) {
             standing.synced_unix_ms[done.family as usize] = unix_ms();
@@ -277,35 +275,35 @@ impl Shared {
     /// Brings the metric of clients with session affinity up to date.
     pub(super) fn measure_affinity(&self) {
         for (family, clients) in Family::ALL.into_iter().zip(self.affinity.clients(MAX_AGE)) {
-            for (set, clients) in SetName::AFFINITY.into_iter().zip(clients.into_iter().flatten()) {
-                self.metrics.affinity_clients(family, set.as_str(), clients);
+            for (map, clients) in clients.into_iter().flatten() {
+                self.metrics.affinity_clients(family, map, clients);
             }
         }
     }
 
-    /// Looks whether something else programs Services here, and says so.
-    pub(super) fn say_strangers(&self, tables: &mut dyn Tables) {
-        let strangers = match strangers(tables) {
-            Ok(strangers) => [strangers, leftovers::found(&Places::default())].concat(),
+    /// Looks for rules of other service proxies, and reports those that are new or gone.
+    pub(super) fn look_for_other_proxies(&self, observer: &mut dyn Observer) {
+        let found = match observer.other_proxies() {
+            Ok(found) => [found, leftovers::found(&Places::default())].concat(),
             Err(error) => {
                 tracing::warn!(%error, "cannot check for rules of other service proxies");
                 return;
             }
         };
-        let before = std::mem::replace(&mut self.standing().strangers, strangers.clone());
-        for (family, what) in &strangers {
+        let before = std::mem::replace(&mut self.standing().other_proxies, found.clone());
+        for (family, what) in &found {
             if !before.contains(&(*family, what.clone())) {
                 tracing::warn!(
-                    %family, found = what, table = TABLE,
+                    %family, found = what, table = "keelson",
                     "rules of another service proxy found; run `keelson proxy cleanup --kube-proxy` if that \
                      proxy no longer runs"
                 );
-                self.say(format!("found {what} ({family}); the rules of keelson take precedence"));
+                self.record_event(format!("found {what} ({family}); the rules of keelson take precedence"));
             }
         }
         for (family, what) in before {
-            if !strangers.contains(&(family, what.clone())) {
-                self.say(format!("{what} was removed ({family})"));
+            if !found.contains(&(family, what.clone())) {
+                self.record_event(format!("{what} was removed ({family})"));
             }
         }
     }

@@ -1,7 +1,7 @@
-//! How a proxy lets itself be looked at.
+//! What the debug API shows of a proxy.
 //!
-//! Owns: [`View`]. In: questions of the debug endpoint. Out: what [`Shared`] knows, in the words of `proxy.proto`. Whoever
-//! asks waits for the kernel's work on a thread for such waits, never on the servers' own.
+//! Owns: [`View`]. In: calls of the debug API. Out: what [`Shared`] knows, as messages of `proxy.proto`. A call waits for the
+//! kernel's work on a thread for such waits, never on the servers' own.
 
 use std::{
     collections::BTreeMap,
@@ -16,33 +16,29 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
-    affinity::{MAX_AGE, capacity},
+    affinity::MAX_AGE,
     report::standing_of,
     shared::{Link, Shared, Standing},
     unix_ms,
 };
 use crate::{
+    backend::{AffinityClients, RulesetPrinter},
+    explain::Question,
     health::SocketState,
-    inspect::{Check, Chunks, ProxyView, Question, ViewError},
+    inspect::{Check, Chunks, ProxyView, ViewError},
     model::Family,
-    nft::{
-        element::SetName,
-        explain::{Place, explain},
-        kernel::{AffinityClients, Kind},
-        programme::Ruleset,
-    },
-    programmer::{Programmer, Side},
+    sync::SyncLoop,
 };
 
 /// Printed text is handed on in pieces of about this many bytes.
 const PIECE: usize = 64 * 1024;
 
-/// Between two copies of the ruleset, each of which takes the programmer for some milliseconds.
+/// Between two copies of the ruleset, each of which holds the sync loop for some milliseconds.
 const PRINT_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct View {
+pub(super) struct View {
     shared: Arc<Shared>,
     registry: Arc<Registry>,
     last_print: Arc<tokio::sync::Mutex<Option<tokio::time::Instant>>>,
@@ -53,13 +49,13 @@ impl View {
         Self { shared, registry, last_print: Arc::default() }
     }
 
-    /// Asks the programmer, which may be busy with the kernel.
+    /// Asks the sync loop, which may be busy with the kernel.
     async fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Programmer) -> T + Send + 'static,
+        question: impl FnOnce(&SyncLoop) -> T + Send + 'static,
     ) -> Result<T, ViewError> {
         let shared = self.shared.clone();
-        let answer = tokio::task::spawn_blocking(move || question(&shared.programmer()));
+        let answer = tokio::task::spawn_blocking(move || question(&shared.sync()));
         answer.await.map_err(|error| ViewError::Unavailable(format!("the proxy did not answer: {error}")))
     }
 }
@@ -67,52 +63,47 @@ impl View {
 impl ProxyView for View {
     async fn state(&self) -> Result<pb::State, ViewError> {
         let standing = self.shared.standing().clone();
-        let strangers = standing.strangers.clone();
+        let others = standing.other_proxies.clone();
         let synced = standing.synced_unix_ms;
         let shared = self.shared.clone();
         let clients = tokio::task::spawn_blocking(move || shared.affinity.clients(MAX_AGE)).await;
         let clients = clients.unwrap_or_default();
-        let (families, offload) = self
-            .ask(move |programmer| {
+        let (families, features) = self
+            .ask(move |sync| {
                 let state = |family: Family| {
-                    let (side, at) = (programmer.side(family), family as usize);
-                    family_state(side, synced[at], clients[at].as_ref(), &strangers)
+                    let at = family as usize;
+                    family_state(sync, family, synced[at], clients[at].as_ref(), &others)
                 };
-                (Family::ALL.map(state).to_vec(), offload_words(programmer))
+                (Family::ALL.map(state).to_vec(), sync.backend().features())
             })
             .await?;
-        Ok(state(&self.shared, &standing, families, offload))
+        Ok(state(&self.shared, &standing, families, features))
     }
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
-        let told = self.ask(move |programmer| {
-            let family = if question.target.address.is_ipv4() { Family::V4 } else { Family::V6 };
-            let side = programmer.side(family);
-            if let Some(reason) = &side.disabled {
+        let explained = self.ask(move |sync| {
+            let family = question.target.family();
+            let backend = sync.backend();
+            if let Some(reason) = backend.disabled_reason(family) {
                 return Err(format!("no rules to explain: {family} is disabled on this node: {reason}"));
             }
-            let programme = &side.programme;
-            let (base, plan) = (programme.base(), programme.plan());
-            let (local, offload) = (programmer.local_addresses(), programme.offload_chain());
-            let place = Place { base, plan, local, offload };
-            let explained = programme.has_synced().then(|| explain(&place, &question));
+            let explained =
+                backend.has_synced(family).then(|| backend.explain(&question, sync.local_addresses()));
             explained.ok_or_else(|| "no rules to explain: no state of the agent is in effect yet".to_owned())
         });
-        told.await?.map_err(ViewError::Unavailable)
+        explained.await?.map_err(ViewError::Unavailable)
     }
 
     async fn print(&self) -> Result<Chunks, ViewError> {
-        // Whoever asks again and again must not keep the programmer busy.
+        // A client that asks again and again must not keep the sync loop busy.
         let mut last = self.last_print.lock().await;
         if let Some(last) = *last {
             tokio::time::sleep_until(last + PRINT_PAUSE).await;
         }
-        let rulesets = self
-            .ask(|programmer| programmer.enabled().map(|side| side.programme.ruleset()).collect::<Vec<_>>())
-            .await?;
+        let printer = self.ask(|sync| sync.backend().ruleset()).await?;
         *last = Some(tokio::time::Instant::now());
         drop(last);
-        let pieces = tokio::task::spawn_blocking(move || printed(&rulesets)).await;
+        let pieces = tokio::task::spawn_blocking(move || printed(printer)).await;
         let pieces = pieces.map_err(|error| ViewError::Unavailable(format!("cannot print: {error}")))?;
         Ok(Box::pin(stream::iter(pieces.into_iter().map(Ok))))
     }
@@ -123,12 +114,9 @@ impl ProxyView for View {
 
     async fn livez(&self) -> Vec<Check> {
         // what only a restart can repair: a capability that was taken away, a thread that is stuck (then nothing answers).
-        let fatal = self.ask(|programmer| {
-            let failures = programmer.sides().iter().filter_map(|side| side.failure.as_ref());
-            failures
-                .filter(|failure| failure.error.kind() == Kind::Fatal)
-                .map(|failure| failure.error.to_string())
-                .next()
+        let fatal = self.ask(|sync| {
+            let failures = Family::ALL.into_iter().filter_map(|family| sync.family(family).failure.as_ref());
+            failures.filter(|failure| failure.error.is_fatal).map(|failure| failure.error.to_string()).next()
         });
         let reason = fatal.await.unwrap_or_else(|error| Some(error.to_string()));
         vec![check("kernel", reason)]
@@ -171,7 +159,7 @@ fn state(
     shared: &Shared,
     standing: &Standing,
     families: Vec<pb::FamilyState>,
-    offload: Vec<String>,
+    features: Vec<String>,
 ) -> pb::State {
     let (link, link_reason) = match &standing.link {
         Link::Connecting => ("connecting", String::new()),
@@ -181,7 +169,7 @@ fn state(
     let position = &standing.position;
     let healthz = shared.health.is_node_eligible();
     pb::State {
-        backend: "nft".to_owned(),
+        backend: shared.backend.name.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         started_unix_ms: shared.started_unix_ms,
@@ -197,7 +185,7 @@ fn state(
             .settings
             .iter()
             .cloned()
-            .chain(offload)
+            .chain(features)
             .chain(standing.conntrack.iter().map(ToString::to_string))
             .collect(),
         health_checks: health_checks(shared),
@@ -207,13 +195,6 @@ fn state(
         endpoints_too_stale: shared.health.is_too_stale(),
         stale_since_unix_ms: position.stale_since_unix_ms.unwrap_or(0),
     }
-}
-
-/// Offload of established flows, a line per family that was asked for it.
-fn offload_words(programmer: &Programmer) -> Vec<String> {
-    let words = |side: &Side| Some((side.programme.family(), side.offload.in_words()?));
-    let all = programmer.sides().iter().filter_map(words);
-    all.map(|(family, words)| format!("flowtable {family}: {words}")).collect()
 }
 
 fn health_checks(shared: &Shared) -> Vec<pb::HealthCheck> {
@@ -237,30 +218,29 @@ fn health_checks(shared: &Shared) -> Vec<pb::HealthCheck> {
 }
 
 fn family_state(
-    side: &Side,
+    sync: &SyncLoop,
+    family: Family,
     synced_unix_ms: i64,
     clients: Option<&AffinityClients>,
-    strangers: &[(Family, String)],
+    other_proxies: &[(Family, String)],
 ) -> pb::FamilyState {
-    let programme = &side.programme;
-    let family = programme.family();
-    let counts = programme.plan().counts();
-    let (state, reason) = match (&side.disabled, &side.failure, programme.has_synced()) {
-        (Some(reason), ..) => ("disabled", reason.clone()),
+    let (backend, status) = (sync.backend(), sync.family(family));
+    let (counts, details) = (backend.counts(family), backend.details(family));
+    let has_synced = backend.has_synced(family);
+    let (state, reason) = match (backend.disabled_reason(family), &status.failure, has_synced) {
+        (Some(reason), ..) => ("disabled", reason.to_owned()),
         (None, Some(failure), _) => ("failing", format!("{} (tried {} times)", failure.error, failure.times)),
         (None, None, true) => ("synced", String::new()),
         (None, None, false) => ("pending", String::new()),
     };
-    let used =
-        SetName::ALL.into_iter().map(|set| (set, counts.elements(set))).filter(|(_, number)| *number > 0);
     let since =
         |at: Instant| unix_ms().saturating_sub(i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX));
-    let mut conflicts: Vec<String> = programme.plan().conflicts().iter().map(conflict).collect();
-    if counts.without_affinity > 0 {
+    let mut conflicts: Vec<String> = details.conflicts.iter().map(ToString::to_string).collect();
+    if details.without_affinity > 0 {
         conflicts.push(format!(
             "{} service ports have no session affinity although they request it: too many service ports or \
              endpoints use it",
-            counts.without_affinity
+            details.without_affinity
         ));
     }
     pb::FamilyState {
@@ -270,50 +250,42 @@ fn family_state(
         services: counts.services as u64,
         service_ports: counts.service_ports as u64,
         endpoints: counts.endpoints as u64,
-        chains: programme.chains() as u64,
-        elements: used.map(|(set, number)| (set.to_string(), number as u64)).collect(),
-        syncs: side.tally.syncs,
-        full_syncs: side.tally.full,
-        failures: side.tally.failures,
-        repaired: side.tally.repaired,
+        chains: details.chains as u64,
+        elements: details.elements,
+        syncs: status.tally.syncs,
+        full_syncs: status.tally.full,
+        failures: status.tally.failures,
+        repaired: status.tally.repaired,
         last_sync_unix_ms: synced_unix_ms,
-        last_sync_us: u64::try_from(side.tally.took.as_micros()).unwrap_or(u64::MAX),
-        last_added: side.tally.last.added as u64,
-        last_deleted: side.tally.last.deleted as u64,
-        pending_since_unix_ms: side
+        last_sync_us: u64::try_from(status.tally.took.as_micros()).unwrap_or(u64::MAX),
+        last_added: status.tally.last.added as u64,
+        last_deleted: status.tally.last.deleted as u64,
+        pending_since_unix_ms: status
             .pending
-            .filter(|_| programme.has_synced() || side.failure.is_some())
+            .filter(|_| has_synced || status.failure.is_some())
             .map_or(0, since),
-        strangers: strangers.iter().filter(|(of, _)| *of == family).map(|(_, what)| what.clone()).collect(),
+        strangers: other_proxies
+            .iter()
+            .filter(|(of, _)| *of == family)
+            .map(|(_, what)| what.clone())
+            .collect(),
         conflicts,
         affinity_clients: clients.map(affinity_clients).unwrap_or_default(),
-        affinity_clients_max: clients.map_or(0, |_| capacity()),
+        affinity_clients_max: clients.map_or(0, |_| backend.affinity_capacity()),
     }
 }
 
 /// By map, those that have any.
 fn affinity_clients(clients: &AffinityClients) -> BTreeMap<String, u64> {
-    let all = SetName::AFFINITY.into_iter().zip(clients).filter(|(_, clients)| **clients > 0);
-    all.map(|(set, clients)| (set.to_string(), *clients as u64)).collect()
+    let all = clients.iter().filter(|(_, clients)| *clients > 0);
+    all.map(|(map, clients)| ((*map).to_owned(), *clients as u64)).collect()
 }
 
-fn conflict(conflict: &crate::nft::plan::Conflict) -> String {
-    let others: Vec<String> = conflict.others.iter().map(ToString::to_string).collect();
-    format!(
-        "{} is claimed by {} and by {}; the first one gets it",
-        conflict.frontend,
-        conflict.owner,
-        others.join(", ")
-    )
-}
-
-/// The text of rulesets, in pieces.
-fn printed(rulesets: &[Ruleset]) -> Vec<String> {
+/// The text of a ruleset, in pieces.
+fn printed(printer: RulesetPrinter) -> Vec<String> {
     let mut pieces = Pieces(vec![String::new()]);
-    for ruleset in rulesets {
-        // Strings refuse nothing.
-        let _ = ruleset.print(&mut pieces);
-    }
+    // Strings refuse nothing.
+    let _ = printer(&mut pieces);
     pieces.0
 }
 

@@ -15,7 +15,7 @@ use keelson_proto::{
     endpoints::{self, inspection_client::InspectionClient},
     proxy::{self as pb, proxy_client::ProxyClient},
 };
-use keelson_proxy::inspect::{Question, Sender, Target};
+use keelson_proxy::explain::{Question, Source, Target};
 use tonic::{Status, transport::Channel};
 
 use super::{
@@ -80,7 +80,7 @@ pub(crate) struct ExplainArgs {
     target: Target,
     /// Source: an IP address, pod, node or outside [default: pod, node and outside].
     #[arg(long, value_name = "SOURCE")]
-    from: Option<Sender>,
+    from: Option<Source>,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -154,7 +154,7 @@ async fn newest(settings: &SettingsArgs) -> Option<endpoints::State> {
 }
 
 async fn explain(args: ExplainArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
-    let question = match Question::new(args.target, args.from.unwrap_or(Sender::Any)) {
+    let question = match Question::new(args.target, args.from.unwrap_or(Source::Any)) {
         Ok(question) => question,
         Err(wrong) => {
             complain(&format!("keelson: {wrong}"));

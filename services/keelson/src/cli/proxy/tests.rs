@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use keelson_proto::{endpoints, proxy as pb};
-use keelson_proxy::inspect::{Check, Chunks, PrintSlots, ProxyView, Question, Sender, ViewError, serve_grpc};
+use keelson_proxy::{
+    explain::{Question, Source},
+    inspect::{Check, Chunks, PrintSlots, ProxyView, ViewError, serve_grpc},
+};
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{ProxyLook, explanation, state};
@@ -291,7 +294,7 @@ impl ProxyView for Fake {
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
         match question.from {
-            Sender::Node => Err(ViewError::Unavailable("nothing is known yet".into())),
+            Source::Node => Err(ViewError::Unavailable("nothing is known yet".into())),
             _ => Ok(pb::Explanation { frontend: question.target.to_string(), ..Default::default() }),
         }
     }

@@ -26,17 +26,17 @@ use keelson_serve::{http::exposed::serve, tcp::listen};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use self::plan::{ListenOn, ServiceHealthCheck};
+pub(crate) use self::plan::{ListenOn, ServiceHealthCheck};
 use self::{pages::CheckPages, plan::Wanted};
 use super::status::Health;
 use crate::model::Family;
 
 /// After how long a socket that could not be had is tried again, beside every [`HealthChecks::apply`].
-pub const DEFAULT_RETRY: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_RETRY: Duration = Duration::from_secs(10);
 
 /// How a socket fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SocketState {
+pub(crate) enum SocketState {
     /// It answers.
     Open,
     /// It cannot be had, for this reason, and is tried again.
@@ -45,25 +45,25 @@ pub enum SocketState {
 
 /// A socket of a Service's health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Socket {
+pub(crate) struct Socket {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// How it fares.
-    pub state: SocketState,
+    pub(crate) state: SocketState,
 }
 
 /// How the health check of a Service fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HealthCheckState {
+pub(crate) struct HealthCheckState {
     /// What was asked for.
-    pub check: ServiceHealthCheck,
+    pub(crate) check: ServiceHealthCheck,
     /// Its sockets, ordered. None where no local address matches `proxy.nodeport_addresses`.
-    pub sockets: Vec<Socket>,
+    pub(crate) sockets: Vec<Socket>,
 }
 
 /// Serves the health check node ports until it is dropped.
 #[derive(Debug)]
-pub struct HealthChecks {
+pub(crate) struct HealthChecks {
     wanted: watch::Sender<Arc<Wanted>>,
     states: watch::Receiver<Arc<Vec<HealthCheckState>>>,
     task: JoinHandle<()>,
@@ -71,8 +71,7 @@ pub struct HealthChecks {
 
 impl HealthChecks {
     /// Starts without any port. `retry`: see [`DEFAULT_RETRY`]. Call it within a runtime.
-    #[must_use]
-    pub fn start(health: Health, retry: Duration) -> Self {
+    pub(crate) fn start(health: Health, retry: Duration) -> Self {
         let (wanted, receiver) = watch::channel(Arc::new(Wanted::default()));
         let (sender, states) = watch::channel(Arc::new(Vec::new()));
         let servers = Servers { health, open: BTreeMap::new(), failing: BTreeMap::new() };
@@ -82,13 +81,12 @@ impl HealthChecks {
 
     /// From now on these Services have such a port, and no other; at once for counts, soon for sockets. Ports that failed are
     /// tried again.
-    pub fn apply(&self, checks: Vec<ServiceHealthCheck>, listen_on: ListenOn) {
+    pub(crate) fn apply(&self, checks: Vec<ServiceHealthCheck>, listen_on: ListenOn) {
         self.wanted.send_replace(Arc::new(Wanted { checks, listen_on }));
     }
 
     /// How each fares, in the order in which they were given: now and from now on.
-    #[must_use]
-    pub fn states(&self) -> watch::Receiver<Arc<Vec<HealthCheckState>>> {
+    pub(crate) fn states(&self) -> watch::Receiver<Arc<Vec<HealthCheckState>>> {
         self.states.clone()
     }
 }

@@ -14,11 +14,11 @@ use crate::{addresses::Match, model::Family};
 
 /// A Service that has a health check node port: type LoadBalancer, externalTrafficPolicy Local, `healthCheckNodePort` not 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceHealthCheck {
+pub(crate) struct ServiceHealthCheck {
     /// The Service.
-    pub name: ServiceName,
+    pub(crate) name: ServiceName,
     /// `spec.healthCheckNodePort`, not 0.
-    pub port: u16,
+    pub(crate) port: u16,
     /// How many different IPs of ready endpoints on this node it has in IPv4, over all its ports. `None`: the Service has no
     /// cluster IP of the family, and no socket either.
     pub local_v4: Option<u32>,
@@ -28,8 +28,7 @@ pub struct ServiceHealthCheck {
 
 impl ServiceHealthCheck {
     /// The count of a family.
-    #[must_use]
-    pub fn local(&self, family: Family) -> Option<u32> {
+    pub(crate) fn local(&self, family: Family) -> Option<u32> {
         match family {
             Family::V4 => self.local_v4,
             Family::V6 => self.local_v6,
@@ -39,7 +38,7 @@ impl ServiceHealthCheck {
 
 /// Where health check node ports listen: at the addresses at which node ports are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListenOn {
+pub(crate) struct ListenOn {
     /// In IPv4. All local ones: `0.0.0.0`.
     pub v4: Match,
     /// In IPv6. All local ones: `[::]`, IPv6 alone.

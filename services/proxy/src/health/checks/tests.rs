@@ -47,8 +47,8 @@ async fn closes(at: SocketAddr) {
 }
 
 /// A test in a namespace, where every port is free; its loopback interface has two addresses more.
-fn in_runtime<F: Future<Output = ()>>(name: &str, test: impl FnOnce() -> F + Send) {
-    in_namespace(name, || {
+fn in_runtime<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
+    in_namespace(|| {
         for address in ["192.0.2.1/32", "192.0.2.2/32"] {
             let status = Command::new("ip").args(["address", "add", address, "dev", "lo"]).status();
             assert!(status.unwrap().success());
@@ -89,7 +89,7 @@ fn any_v6(port: u16) -> SocketAddr {
 
 #[test]
 fn case_51_local_endpoints_make_200_with_their_number_at_any_path() {
-    in_runtime("case51", || async {
+    in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         checks.apply(
             vec![check("web", 30_500, [Some(2), Some(1)]), check("v4", 30_501, [Some(1), None])],
@@ -126,7 +126,7 @@ fn case_51_local_endpoints_make_200_with_their_number_at_any_path() {
 
 #[test]
 fn case_52_without_ready_local_endpoints_it_is_503() {
-    in_runtime("case52", || async {
+    in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         checks.apply(vec![check("web", 30_500, [Some(0), None])], everywhere());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_500)])])).await;
@@ -145,7 +145,7 @@ fn case_52_without_ready_local_endpoints_it_is_503() {
 
 #[test]
 fn case_53_an_unhealthy_proxy_makes_503_and_ports_follow_their_services() {
-    in_runtime("case53", || async {
+    in_runtime(|| async {
         // A sync period of 0: whatever waits is late.
         let health = Health::new(Duration::ZERO, None);
         let checks = HealthChecks::start(health.clone(), RETRY);
@@ -177,7 +177,7 @@ fn case_53_an_unhealthy_proxy_makes_503_and_ports_follow_their_services() {
 
 #[test]
 fn ports_listen_at_the_addresses_that_match_and_follow_them() {
-    in_runtime("follow", || async {
+    in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let web = || vec![check("web", 30_500, [Some(1), Some(1)])];
         let socket = |text: &str| SocketAddr::new(text.parse::<IpAddr>().unwrap(), 30_500);
@@ -203,7 +203,7 @@ fn ports_listen_at_the_addresses_that_match_and_follow_them() {
 
 #[test]
 fn a_port_that_cannot_be_had_is_said_and_tried_again_and_harms_no_other() {
-    in_runtime("taken", || async {
+    in_runtime(|| async {
         let other = tokio::net::TcpListener::bind(any_v4(30_500)).await.unwrap();
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         checks.apply(
@@ -227,7 +227,7 @@ fn a_port_that_cannot_be_had_is_said_and_tried_again_and_harms_no_other() {
 
 #[test]
 fn of_two_services_that_want_one_port_one_has_it_and_the_other_gets_it_then() {
-    in_runtime("two", || async {
+    in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let (a, b) = (check("a", 30_500, [Some(1), None]), check("b", 30_500, [Some(2), None]));
         checks.apply(vec![b.clone()], everywhere());
@@ -246,7 +246,7 @@ fn of_two_services_that_want_one_port_one_has_it_and_the_other_gets_it_then() {
 
 #[test]
 fn two_hundred_ports_are_served_and_closed_at_the_end() {
-    in_runtime("many", || async {
+    in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let wanted = (0..200).map(|n| check(&format!("web-{n}"), 31_000 + n, [Some(1), Some(1)])).collect();
         checks.apply(wanted, everywhere());

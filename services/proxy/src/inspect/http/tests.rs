@@ -15,10 +15,12 @@ use tokio::{
 use tower::ServiceExt as _;
 
 use super::*;
-use crate::inspect::{
-    Sender,
-    fake::{Fake, check},
-    view::PRINTS,
+use crate::{
+    explain::Source,
+    inspect::{
+        fake::{Fake, check},
+        view::PRINTS,
+    },
 };
 
 fn app(fake: &Fake) -> (Router, CancellationToken) {
@@ -68,8 +70,8 @@ async fn questions_about_packets() {
     get(&fake, "/debug/explain?to=10.96.0.10:80").await;
     let asked = fake.script().asked.clone();
     assert_eq!(asked[0].target.to_string(), "[fd00:96::a]:53/UDP");
-    assert_eq!(asked[0].from, Sender::Address("fd00::1".parse().unwrap()));
-    assert_eq!((asked[1].target.to_string().as_str(), asked[1].from), ("10.96.0.10:80/TCP", Sender::Any));
+    assert_eq!(asked[0].from, Source::Address("fd00::1".parse().unwrap()));
+    assert_eq!((asked[1].target.to_string().as_str(), asked[1].from), ("10.96.0.10:80/TCP", Source::Any));
     for (wrong, says) in [
         ("", "missing field `to`"),
         ("to=web:80", "names are not resolved"),
@@ -102,7 +104,7 @@ async fn the_ruleset_as_text() {
     assert_eq!(get(&fake, "/debug/print").await.0, StatusCode::SERVICE_UNAVAILABLE);
 }
 
-/// P16: a few print at a time, from copies; the programmer waits for none of them.
+/// P16: a few print at a time, from copies; the sync loop waits for none of them.
 #[tokio::test]
 async fn p16_rulesets_that_are_written_at_once_are_bounded() {
     let fake = Fake::new();

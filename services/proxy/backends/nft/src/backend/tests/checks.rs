@@ -1,0 +1,190 @@
+//! What other programs change, in our tables and beside them.
+
+use super::*;
+use crate::driver::remove_tables;
+use keelson_proxy::backend::RuleOwner;
+
+#[test]
+fn what_somebody_else_changed_is_repaired_within_thirty_seconds() {
+    in_namespace(|| {
+        let mut stage = Stage::open();
+        (0..60).for_each(|number| stage.set(number, 0, 3));
+        stage.begin();
+        for command in [
+            &["delete", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.0.9 . tcp . 80 }"][..],
+            &["add", "element", "ip", "keelson", "cluster-ips", "{ 192.0.2.77 }"],
+            &["flush", "chain", "ip", "keelson", "services"],
+            &["insert", "rule", "ip", "keelson", "services", "drop"],
+            &["flush", "map", "ip", "keelson", "slots"],
+            &["add", "chain", "ip", "keelson", "mine"],
+            &["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"],
+            &["delete", "table", "ip", "keelson"],
+            &["flush", "ruleset"],
+        ] {
+            nft(command);
+            let mut repaired = 0;
+            for _ in 0..3 {
+                let synced = stage.later(CHECK_INTERVAL);
+                repaired += synced
+                    .iter()
+                    .filter(|synced| synced.result.as_ref().is_ok_and(|outcome| outcome.repaired))
+                    .count();
+            }
+            assert!(repaired > 0, "{command:?}");
+            stage.assert_exact();
+        }
+        // Ours alone: nothing to read.
+        stage.set(1, 50, 3);
+        stage.sync();
+        let quiet = stage.later(CHECK_INTERVAL);
+        assert!(
+            quiet.iter().all(|synced| !matches!(&synced.result, Ok(outcome) if outcome.full)),
+            "{quiet:?}"
+        );
+    });
+}
+
+/// P2: what was read for a check may be older than the table.
+#[test]
+fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
+    in_namespace(|| {
+        let mut stage = Stage::open();
+        (0..60).for_each(|number| stage.set(number, 0, 3));
+        stage.begin();
+        nft(&["add", "table", "ip", "mine"]);
+        stage.now += READ_INTERVAL;
+        assert!(stage.sync_loop.begin_checks(stage.now).contains(&Family::V4));
+        assert!(kernel().read(Family::V4).unwrap().unwrap().is_complete());
+        stage.observer.read(Family::V4).unwrap();
+        // Elements of every kind come, go and are replaced, of intervals too; and chains come.
+        (0..15).for_each(|number| stage.set(number, 40, 5));
+        (15..20).for_each(|number| stage.set(number, 0, 0));
+        assert!(matches!(stage.sync_loop.check(Family::V4, stage.now), Checked::Postponed));
+        assert!(!stage.sync().full);
+        let commits = stage.script.commits();
+        assert!(stage.check(Family::V4).is_none(), "no difference is drift");
+        assert_eq!(stage.script.commits(), commits);
+        // Drift beside such differences is found, and nothing else is done.
+        nft(&["delete", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.0.30 . tcp . 80 }"]);
+        nft(&["add", "element", "ip", "keelson", "cluster-ips", "{ 192.0.2.77 }"]);
+        stage.observer.read(Family::V4).unwrap();
+        let repaired = stage.check(Family::V4).expect("drift").result.unwrap();
+        let expected =
+            Outcome { repaired: true, transactions: 1, added: 1, deleted: 1, ..Outcome::default() };
+        assert_eq!(repaired, expected);
+        stage.assert_exact();
+        let tally = &stage.sync_loop.family(Family::V4).tally;
+        assert_eq!(
+            (tally.full, tally.repaired, tally.failures),
+            (1, 1, 0),
+            "only the first sync compared everything"
+        );
+    });
+}
+
+/// P2: a program that commits all the time stops neither reading nor changing, and what it does is no drift.
+#[test]
+fn p2_reading_and_changing_go_on_beside_a_program_that_commits_all_the_time() {
+    in_namespace(|| {
+        let mut stage = Stage::open();
+        (0..10_000).for_each(|number| stage.set(number, 0, 10));
+        stage.begin();
+        let before = kernel().generation().unwrap();
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let noise = {
+            let stop = stop.clone();
+            // A thread is in the namespace of the one that starts it.
+            std::thread::spawn(move || {
+                let mut commits = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    nft(&["add table ip mine; add chain ip mine c; delete chain ip mine c"]);
+                    commits += 1;
+                }
+                commits
+            })
+        };
+        while kernel().generation().unwrap() == before {
+            std::thread::yield_now();
+        }
+        for round in 0..3 {
+            stage.now += READ_INTERVAL;
+            assert_eq!(stage.sync_loop.begin_checks(stage.now), Family::ALL);
+            assert!(kernel().read(Family::V4).unwrap().unwrap().is_complete());
+            stage.observer.read(Family::V4).unwrap();
+            stage.set(round, 50, 10);
+            assert!(!stage.sync().full);
+            assert!(stage.check(Family::V4).is_none());
+        }
+        let (read, differences) = (kernel().read(Family::V4).unwrap(), differences(&mut stage.sync_loop));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(noise.join().unwrap() > 10);
+        assert!(read.unwrap().is_complete());
+        assert_eq!(differences, [""; 0]);
+        let status = stage.sync_loop.family(Family::V4);
+        assert_eq!((status.tally.full, status.tally.repaired, status.tally.failures), (1, 0, 0));
+    });
+}
+
+/// P2: checks do not keep a chain that nothing leads to.
+#[test]
+fn p2_a_chain_rests_on_through_checks() {
+    in_namespace(|| {
+        let mut stage = Stage::open();
+        stage.set(1, 0, 70);
+        stage.begin();
+        stage.set(1, 0, 0);
+        stage.sync();
+        for _ in 0..=(CHAIN_REST.as_secs() / READ_INTERVAL.as_secs()) {
+            nft(&["add", "table", "ip", "mine"]);
+            stage.later(READ_INTERVAL);
+        }
+        assert!(!nft(&["list", "chains", "ip"]).contains("chain lb-70"));
+        stage.assert_exact();
+    });
+}
+
+#[test]
+fn tables_of_others_are_never_touched() {
+    in_namespace(|| {
+        nft(&["add", "table", "ip", "mine"]);
+        nft(&["add", "chain", "ip", "mine", "c", "{ type nat hook prerouting priority dstnat; }"]);
+        nft(&["add", "table", "ip", "kube-proxy"]);
+        let theirs = || nft(&["list", "table", "ip", "mine"]) + &nft(&["list", "table", "ip", "kube-proxy"]);
+        let before = theirs();
+        let mut stage = Stage::open();
+        let found = kube_proxy::found(&mut kernel()).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].1.contains("kube-proxy"), "{found:?}");
+        nft(&["add", "table", "ip6", "nat"]);
+        nft(&["add", "chain", "ip6", "nat", "KUBE-SERVICES"]);
+        let found = kube_proxy::found(&mut kernel()).unwrap();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[1].0 == Family::V6 && found[1].1.contains("KUBE-SERVICES"), "{found:?}");
+        nft(&["delete", "table", "ip6", "nat"]);
+        stage.set(1, 0, 3);
+        stage.begin();
+        assert_eq!(theirs(), before);
+        let removed = |owner| {
+            let mut names = Vec::new();
+            remove_tables(&mut kernel(), owner, &mut |name| names.push(name)).unwrap();
+            names
+        };
+        assert_eq!(removed(RuleOwner::Keelson), ["table ip keelson", "table ip6 keelson"]);
+        assert_eq!(theirs(), before);
+        assert_eq!(removed(RuleOwner::KubeProxy), ["table ip kube-proxy"]);
+        assert_eq!(nft(&["list", "tables"]), "table ip mine\n");
+    });
+}
+
+#[test]
+fn a_set_of_another_make_means_a_new_table_in_one_transaction() {
+    in_namespace(|| {
+        nft(&["add", "table", "ip", "keelson"]);
+        nft(&["add", "map", "ip", "keelson", "slots", "{ type ipv4_addr : ipv4_addr; }"]);
+        let mut stage = Stage::open();
+        (0..20).for_each(|number| stage.set(number, 0, 3));
+        let outcome = stage.begin().remove(0).result.unwrap();
+        assert_eq!(outcome.transactions, 1, "{outcome:?}");
+        stage.assert_exact();
+    });
+}

@@ -1,0 +1,406 @@
+//! Offload of established flows, with flowtables that are imitated: the kernel may have none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use keelson_proxy::addresses::InterfacePattern;
+
+use super::*;
+use crate::{
+    flowtable::FoundFlowtable,
+    ruleset::{FLOWTABLE, Rule},
+};
+
+/// What the imitated kernel has of a family.
+#[derive(Clone, Default)]
+struct Imitated {
+    flowtables: BTreeMap<String, FoundFlowtable>,
+    chain: Option<Chain>,
+    rules: Vec<Rule>,
+    /// Flowtables that were ever made.
+    made: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    families: [Imitated; 2],
+    /// The interfaces that there are.
+    interfaces: BTreeSet<String>,
+    has_none: bool,
+    /// Names that were added in vain.
+    refused: Vec<String>,
+}
+
+/// The kernel with flowtables.
+#[derive(Clone, Default)]
+struct Kernel(Arc<Mutex<Shared>>);
+
+impl Kernel {
+    fn open(&self, options: Options) -> Stage {
+        let shared = self.clone();
+        let opened = open(move |kernel| Imitation { kernel, shared: shared.clone() }, options);
+        let mut stage = Stage::new(opened.unwrap(), Script::default());
+        stage.set(1, 0, 3);
+        stage
+    }
+
+    /// The node has these interfaces: a name and its number. One that is gone leaves the flowtables by itself.
+    fn interfaces(&self, stage: &mut Stage, list: &[(&str, usize)]) {
+        let interfaces: Vec<Interface> =
+            list.iter().map(|&(name, index)| Interface { name: name.to_owned(), index }).collect();
+        let mut shared = self.0.lock().unwrap();
+        shared.interfaces = interfaces.iter().map(|interface| interface.name.clone()).collect();
+        drop(shared);
+        stage.sync_loop.set_interfaces(&interfaces);
+    }
+
+    fn lose(&self, name: &str) {
+        for family in &mut self.0.lock().unwrap().families {
+            for flowtable in family.flowtables.values_mut() {
+                flowtable.devices.remove(name);
+            }
+        }
+    }
+
+    fn made(&self) -> usize {
+        self.0.lock().unwrap().families[0].made
+    }
+
+    fn devices(&self) -> Option<Vec<String>> {
+        let shared = self.0.lock().unwrap();
+        let flowtable = shared.families[0].flowtables.get(FLOWTABLE)?;
+        Some(flowtable.devices.iter().cloned().collect())
+    }
+
+    /// The other program's doing.
+    fn change(&self, change: impl FnOnce(&mut Imitated)) {
+        change(&mut self.0.lock().unwrap().families[0]);
+        nft(&["add table ip other-program; delete table ip other-program"]);
+    }
+
+    fn check(&self, stage: &mut Stage) -> Option<Outcome> {
+        stage.now += READ_INTERVAL;
+        let families = stage.sync_loop.begin_checks(stage.now);
+        let mut repaired = None;
+        for family in families {
+            stage.observer.read(family).unwrap();
+            let synced = stage.check(family);
+            repaired = repaired.or(synced.map(|synced| synced.result.unwrap()));
+        }
+        repaired
+    }
+}
+
+struct Imitation {
+    kernel: Netlink,
+    shared: Kernel,
+}
+
+impl Imitation {
+    fn imitated(&self, family: Family) -> Imitated {
+        self.shared.0.lock().unwrap().families[family as usize].clone()
+    }
+
+    fn with(&self, family: Family, found: Option<Found>) -> Option<Found> {
+        let Imitated { flowtables, rules, chain, .. } = self.imitated(family);
+        let chain = chain.unwrap_or(Chain::FilterForwardOffload);
+        found.map(|found| found.with_flowtables(family, flowtables, (chain, &rules)))
+    }
+}
+
+impl NfTables for Imitation {
+    fn netlink(&mut self) -> &mut Netlink {
+        &mut self.kernel
+    }
+
+    fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
+        let mut after = self.imitated(family);
+        let mut real = Vec::new();
+        for (index, change) in changes.iter().enumerate() {
+            let refused = |errno| {
+                let change = format!("{change:?}");
+                Err(KernelError::Refused { family, index, change, errno, message: None })
+            };
+            let ours = FoundFlowtable { flags: 2, ..FoundFlowtable::default() };
+            match change {
+                Change::MakeFlowtable if after.flowtables.contains_key(FLOWTABLE) => {
+                    return refused(Errno::EEXIST);
+                }
+                Change::MakeFlowtable => {
+                    after.made += 1;
+                    after.flowtables.insert(FLOWTABLE.to_owned(), ours);
+                }
+                Change::DeleteFlowtable(name) if name == FLOWTABLE && !after.rules.is_empty() => {
+                    return refused(Errno::EBUSY);
+                }
+                Change::DeleteFlowtable(name) => {
+                    after.flowtables.remove(name);
+                }
+                Change::AddDevices(names) => {
+                    let mut shared = self.shared.0.lock().unwrap();
+                    if let Some(gone) = names.iter().find(|name| !shared.interfaces.contains(*name)) {
+                        let gone = gone.clone();
+                        shared.refused.push(gone);
+                        return refused(Errno::ENOENT);
+                    }
+                    after.flowtables.get_mut(FLOWTABLE).unwrap().devices.extend(names.iter().cloned());
+                }
+                Change::RemoveDevices(names) => {
+                    let devices = &mut after.flowtables.get_mut(FLOWTABLE).unwrap().devices;
+                    devices.retain(|device| !names.contains(device));
+                }
+                Change::Rules(chain, rules) if Chain::OFFLOAD.contains(chain) => {
+                    assert!(rules.is_empty() || after.flowtables.contains_key(FLOWTABLE));
+                    (after.chain, after.rules) = (Some(*chain), rules.clone());
+                    real.push(Change::Rules(*chain, Vec::new()));
+                }
+                other => {
+                    let is_chain =
+                        |chain: &Chain| matches!(other, Change::DeleteChain(deleted) if deleted == chain);
+                    if *other == Change::DeleteTable || after.chain.as_ref().is_some_and(is_chain) {
+                        after.rules.clear();
+                    }
+                    if *other == Change::DeleteTable {
+                        after.flowtables.clear();
+                    }
+                    real.push(other.clone());
+                }
+            }
+        }
+        if real
+            .iter()
+            .all(|change| matches!(change, Change::Rules(chain, _) if Chain::OFFLOAD.contains(chain)))
+        {
+            // So that the kernel counts it as a transaction.
+            let base = placeholder(family, &options());
+            real.push(Change::Rules(Chain::Reject, rules(&base, Chain::Reject)));
+        }
+        self.kernel.commit(family, &real)?;
+        self.shared.0.lock().unwrap().families[family as usize] = after;
+        Ok(())
+    }
+
+    fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        let found = self.kernel.read(family)?;
+        Ok(self.with(family, found))
+    }
+
+    fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        let found = self.kernel.read_structure(family)?;
+        Ok(self.with(family, found))
+    }
+
+    fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
+        Ok(self.imitated(family).flowtables.remove(FLOWTABLE))
+    }
+
+    fn try_flowtable(&mut self, _: Family) -> Result<(), KernelError> {
+        let unsupported =
+            KernelError::Unsupported { feature: "nftables flowtables".to_owned(), errno: Errno::ENOENT };
+        if self.shared.0.lock().unwrap().has_none { Err(unsupported) } else { Ok(()) }
+    }
+}
+
+fn offloading(patterns: &[&str]) -> Options {
+    let flowtable_interfaces = patterns.iter().map(|text| InterfacePattern::parse(text)).collect();
+    Options { flowtable_interfaces, ..options() }
+}
+
+fn names(list: &[&str]) -> Option<Vec<String>> {
+    Some(list.iter().map(|name| (*name).to_owned()).collect())
+}
+
+const PATTERNS: [&str; 2] = ["eth0", "veth*"];
+
+#[test]
+fn the_devices_of_the_flowtable_follow_the_interfaces() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        assert_eq!(kernel.devices(), names(&[]), "the flowtable is there before its devices");
+        kernel.interfaces(&mut stage, &[("lo", 1), ("eth0", 2), ("veth1", 3), ("cni0", 4)]);
+        stage.later(Duration::ZERO);
+        assert_eq!(kernel.devices(), names(&["eth0", "veth1"]));
+        assert_eq!(kernel.0.lock().unwrap().families[0].rules.len(), 2);
+
+        // One goes, one comes, one is another of the same name.
+        kernel.lose("eth0");
+        kernel.lose("veth1");
+        kernel.interfaces(&mut stage, &[("eth0", 9), ("veth2", 5)]);
+        stage.later(Duration::ZERO);
+        assert_eq!(kernel.devices(), names(&["eth0", "veth2"]));
+
+        // What disappears without a notice is put back after a while.
+        kernel.lose("veth2");
+        stage.later(Duration::from_secs(1));
+        assert_eq!(kernel.devices(), names(&["eth0"]));
+        stage.later(Duration::from_secs(30));
+        assert_eq!(kernel.devices(), names(&["eth0", "veth2"]));
+
+        // No transaction of devices counts as another program's.
+        let reads = stage.sync_loop.begin_checks(stage.now + READ_INTERVAL);
+        assert_eq!(reads, [], "nothing is checked");
+        stage.assert_exact();
+    });
+}
+
+#[test]
+fn an_interface_that_has_just_gone_holds_up_no_other_and_no_service() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        kernel.interfaces(&mut stage, &[("veth1", 1), ("veth2", 2), ("veth3", 3)]);
+        kernel.0.lock().unwrap().interfaces.remove("veth2");
+        stage.set(2, 0, 3);
+        stage.now += Duration::from_secs(1);
+        assert!(!stage.sync().is_nothing());
+        stage.later(Duration::ZERO);
+        assert_eq!(kernel.devices(), names(&["veth1", "veth3"]));
+        assert!(kernel.0.lock().unwrap().refused.iter().all(|name| name == "veth2"));
+        assert_eq!(
+            stage.offload(Family::V4).as_deref(),
+            Some("enabled (interfaces: 3)"),
+            "it is gone, which the next notice says"
+        );
+    });
+}
+
+#[test]
+fn a_restart_keeps_the_flowtable_and_turning_it_off_removes_it() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        kernel.interfaces(&mut stage, &[("eth0", 2)]);
+        stage.later(Duration::ZERO);
+
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        let [v4, v6] = stage.begin().try_into().unwrap();
+        assert!(v4.result.unwrap().is_nothing() && v6.result.unwrap().is_nothing());
+        stage.later(Duration::ZERO);
+        assert_eq!(kernel.devices(), names(&["eth0"]), "until the interfaces are known, nothing is removed");
+        kernel.interfaces(&mut stage, &[("eth0", 2)]);
+        stage.later(Duration::ZERO);
+        assert_eq!(kernel.devices(), names(&["eth0"]));
+
+        let mut stage = kernel.open(options());
+        stage.begin();
+        assert_eq!(kernel.devices(), None);
+        stage.assert_exact();
+        assert!(!nft(&["list", "ruleset"]).contains("offload"));
+        assert_eq!(stage.offload(Family::V4), None);
+
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        assert_eq!(kernel.devices(), names(&[]), "and on again");
+        stage.assert_exact();
+    });
+}
+
+#[test]
+fn what_another_program_does_to_flowtables_is_repaired() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        kernel.interfaces(&mut stage, &[("eth0", 2)]);
+        stage.later(Duration::ZERO);
+        type Damage = fn(&mut Imitated);
+        let damages: [(&str, Damage); 4] = [
+            ("rules deleted", |family| family.rules.clear()),
+            ("flowtable deleted", |family| {
+                family.rules.clear();
+                family.flowtables.clear();
+            }),
+            ("flowtable made otherwise", |family| {
+                family.flowtables.get_mut(FLOWTABLE).unwrap().priority = 7;
+            }),
+            ("a second flowtable", |family| {
+                family.flowtables.insert("other".to_owned(), FoundFlowtable::default());
+            }),
+        ];
+        for (what, damage) in damages {
+            kernel.change(damage);
+            let outcome = kernel.check(&mut stage).expect(what);
+            assert!(outcome.structure > 0, "{what}: {outcome:?}");
+            stage.later(Duration::from_secs(1));
+            stage.assert_exact();
+            assert_eq!(kernel.devices(), names(&["eth0"]), "{what}");
+            assert_eq!(kernel.0.lock().unwrap().families[0].flowtables.len(), 1, "{what}");
+        }
+        kernel.change(|_| {});
+        assert!(kernel.check(&mut stage).is_none(), "nothing is left to repair");
+    });
+}
+
+#[test]
+fn udp_is_kept_out_where_the_kernel_does_not_let_go_of_it() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        kernel.interfaces(&mut stage, &[("eth0", 2)]);
+        stage.later(Duration::ZERO);
+        let rules = || kernel.0.lock().unwrap().families[0].rules.len();
+        assert_eq!((rules(), kernel.made()), (2, 1));
+
+        assert!(stage.sync_loop.stop_udp_offload(Family::V4, stage.now));
+        assert!(!stage.sync_loop.stop_udp_offload(Family::V4, stage.now));
+        stage.later(Duration::ZERO);
+        assert_eq!((rules(), kernel.made()), (1, 2), "another flowtable, so that no flow of UDP is left");
+        assert_eq!(kernel.devices(), names(&["eth0"]));
+        stage.assert_exact();
+        let words = stage.offload(Family::V4).unwrap();
+        assert_eq!(words, "enabled for TCP (interfaces: 1)");
+        assert_eq!(stage.offload(Family::V6).unwrap(), "enabled (interfaces: 1)");
+
+        // The kernel is the same after a restart.
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        kernel.interfaces(&mut stage, &[("eth0", 2)]);
+        stage.later(Duration::ZERO);
+        assert_eq!((rules(), kernel.made()), (1, 2));
+        let mut stage = kernel.open(options());
+        stage.begin();
+        assert_eq!(kernel.devices(), None);
+        stage.assert_exact();
+    });
+}
+
+#[test]
+fn without_flowtables_everything_else_is_programmed() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        kernel.0.lock().unwrap().has_none = true;
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        assert!(!stage.begin().is_empty());
+        kernel.interfaces(&mut stage, &[("eth0", 2)]);
+        stage.later(Duration::from_secs(1));
+        assert!(stage.sync_loop.is_current());
+        assert_eq!(kernel.devices(), None);
+        stage.assert_exact();
+        let words = stage.offload(Family::V4).unwrap();
+        assert!(words.contains("disabled") && words.contains("nftables flowtables"), "{words}");
+    });
+}
+
+#[test]
+fn the_text_has_the_flowtable() {
+    in_namespace(|| {
+        let kernel = Kernel::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        kernel.interfaces(&mut stage, &[("eth0", 2), ("veth1", 3)]);
+        let mut text = String::new();
+        stage.sync_loop.backend().ruleset()(&mut text).unwrap();
+        for part in [
+            "\tflowtable service-flows {\n\t\thook ingress priority filter\n\t\tdevices = { \"eth0\", \"veth1\" }\n\t\tcounter\n\t}\n",
+            "\tchain filter-forward-offload {\n\t\ttype filter hook forward priority 200; policy accept;\n\
+             \t\tct state established ct status dnat meta l4proto tcp flow add @service-flows\n\
+             \t\tct state established ct status dnat meta l4proto udp flow add @service-flows\n\t}\n",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    });
+}

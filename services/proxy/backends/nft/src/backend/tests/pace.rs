@@ -1,0 +1,60 @@
+//! P14: commits of a burst.
+
+use super::*;
+
+#[test]
+fn p14_changes_of_a_burst_are_gathered_and_a_quiet_sync_loop_commits_at_once() {
+    in_namespace(|| {
+        let period = Duration::from_secs(1);
+        let mut stage = Stage::with(Options { min_sync_period: period, ..options() });
+        (0..20).for_each(|number| stage.set(number, 0, 2));
+        assert_eq!(stage.begin().len(), 2);
+        let after_start = stage.script.commits();
+        // A hundred changes a second for ten seconds; the transactions themselves take some of the time.
+        let mut deferred = 0;
+        for change in 0_u16..1_000 {
+            stage.set(change % 20, 1 + change, 2);
+            stage.sync_loop.sync(stage.now);
+            deferred += usize::from(stage.sync_loop.due().is_some());
+            assert_eq!(stage.sync_loop.due().is_some(), !stage.sync_loop.is_current(), "change {change}");
+            stage.now += period / 100;
+        }
+        let commits = stage.script.commits() - after_start;
+        assert!((15..=20).contains(&commits), "{commits} commits");
+        assert!(deferred > 900, "{deferred} changes waited");
+        // What waits is committed when it is due, and is the newest state.
+        let due = stage.sync_loop.due().unwrap();
+        stage.now = due;
+        assert!(stage.sync_loop.sync(due).iter().any(|synced| synced.family == Family::V4));
+        assert!(stage.sync_loop.is_current() && stage.sync_loop.due().is_none());
+        stage.assert_exact();
+        // After a quiet time the first change waits for nothing.
+        stage.now += period * 20;
+        stage.set(3, 7, 2);
+        assert_eq!(stage.sync().transactions, 1);
+    });
+}
+
+/// P14: a tick that has chains to delete loses nothing that waits for the pace.
+#[test]
+fn p14_changes_that_wait_for_the_pace_outlive_a_tick() {
+    in_namespace(|| {
+        let mut stage = Stage::with(Options { min_sync_period: Duration::from_secs(3600), ..options() });
+        stage.set(1, 0, 40);
+        stage.begin();
+        stage.set(1, 0, 5);
+        stage.sync();
+        stage.now += CHAIN_REST;
+        for change in 0..30 {
+            stage.set(1, change, 5);
+            stage.sync_loop.sync(stage.now);
+        }
+        assert!(stage.sync_loop.due().is_some());
+        stage.sync_loop.tick(stage.now);
+        let due = stage.sync_loop.due().expect("the changes still wait");
+        stage.now = due;
+        stage.sync_loop.sync(due);
+        assert!(stage.sync_loop.is_current());
+        stage.assert_exact();
+    });
+}

@@ -1,0 +1,325 @@
+//! A packet on its way through the rules.
+//!
+//! Owns: [`Walk`]. In: the rules, the elements, a source, a target. Out: a [`pb::Way`]. First the packet goes through the
+//! hooks before routing, where it may be refused or translated; then every endpoint that it may have been translated to,
+//! or the target itself, through those after it.
+
+mod lookup;
+mod statements;
+
+use std::net::IpAddr;
+
+use keelson_proto::proxy as pb;
+use keelson_proxy::{
+    explain::Target,
+    model::{Endpoint, Family},
+};
+
+use super::{
+    RuleContext,
+    elements::ReachableElements,
+    format,
+    source::{Origin, PacketSource},
+};
+use crate::{
+    chain::Chain,
+    element::{Key, Number, SetName, Value, Verdict},
+    ruleset::{FLOWTABLE, Rule, Statement, rules},
+};
+
+/// Chains lead to others that were made before them, so there is no circle; a plan that breaks this ends here.
+const DEPTH: usize = 32;
+
+/// What a chain makes of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Flow {
+    /// It goes on behind the jump to this chain, or with the next hook.
+    Return,
+    Drop,
+    Reject,
+    /// Its destination becomes one of these, and the hook is over.
+    Translated(Vec<Endpoint>),
+}
+
+/// A packet, as far as rules look at it.
+#[derive(Debug, Clone)]
+struct Packet {
+    destination: IpAddr,
+    /// The numbers, one of which it has. Empty: it has none.
+    numbers: Vec<Number>,
+    port: u16,
+    marked: bool,
+    translated: bool,
+    masqueraded: bool,
+    /// What the rules did so far.
+    steps: Vec<String>,
+}
+
+/// What a statement does with a rule.
+enum StatementResult {
+    /// The next statement.
+    Continue,
+    /// It does not match.
+    NoMatch,
+    /// The rule is over.
+    End(Flow),
+}
+
+/// One way.
+#[derive(Debug)]
+pub(super) struct Walk<'a> {
+    context: &'a RuleContext<'a>,
+    elements: &'a ReachableElements,
+    source: &'a PacketSource,
+    target: Target,
+    family: Family,
+}
+
+/// What the statements of a rule did so far.
+#[derive(Debug, Default)]
+struct RuleNotes {
+    matched: Vec<String>,
+    /// Why the rule does not match, if that is worth saying.
+    unmatched: Option<String>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        context: &'a RuleContext<'a>,
+        elements: &'a ReachableElements,
+        source: &'a PacketSource,
+        target: Target,
+    ) -> Self {
+        Self { context, elements, source, target, family: target.family() }
+    }
+
+    /// All of it.
+    pub(super) fn way(&self) -> pb::Way {
+        let mut packet = Packet {
+            destination: self.target.address,
+            numbers: Vec::new(),
+            port: self.target.port,
+            marked: false,
+            translated: false,
+            masqueraded: false,
+            steps: Vec::new(),
+        };
+        let before = match self.source.origin {
+            Origin::Node => [Chain::FilterOutputFirst, Chain::NatOutput],
+            Origin::Pod | Origin::Outside => [Chain::FilterPrerouting, Chain::NatPrerouting],
+        };
+        let mut way = pb::Way { from: self.source.label.clone(), ..Default::default() };
+        let flow = self.hooks(&before, &mut packet);
+        match flow {
+            Flow::Drop | Flow::Reject => {
+                way.verdict = verdict(&flow).into();
+                way.steps = packet.steps;
+            }
+            Flow::Return => {
+                let flow = self.deliver(&mut packet, self.target.address);
+                if flow == Flow::Return {
+                    packet.steps.push("no rule matches; other tables and routes decide".into());
+                }
+                way.verdict = verdict(&flow).into();
+                way.masqueraded = packet.masqueraded;
+                way.steps = packet.steps;
+            }
+            Flow::Translated(endpoints) => self.endpoints(packet, endpoints, &mut way),
+        }
+        way
+    }
+
+    /// What becomes of those that it may have been translated to.
+    fn endpoints(&self, mut packet: Packet, endpoints: Vec<Endpoint>, way: &mut pb::Way) {
+        packet.translated = true;
+        let (mut masqueraded, mut plain) = (Vec::new(), Vec::new());
+        let mut worst = Flow::Return;
+        for endpoint in endpoints {
+            let mut one = Packet { port: endpoint.port, steps: Vec::new(), ..packet.clone() };
+            one.destination = endpoint.ip;
+            let flow = self.deliver(&mut one, endpoint.ip);
+            if flow == Flow::Return {
+                way.endpoints.push(endpoint.to_string());
+                if one.masqueraded { masqueraded.push(endpoint) } else { plain.push(endpoint) }
+            } else {
+                packet
+                    .steps
+                    .extend(one.steps.into_iter().map(|step| format!("{step} (if {endpoint} is selected)")));
+                worst = flow;
+            }
+        }
+        // Those to whom a mark makes no difference are listed apart.
+        way.masqueraded = !masqueraded.is_empty() && (packet.marked || plain.is_empty());
+        packet.steps.extend(self.source_step(packet.marked, &masqueraded, &plain));
+        packet.steps.extend(self.offload_step(masqueraded.iter().chain(&plain)));
+        way.verdict = match way.endpoints.is_empty() {
+            true => verdict(&worst),
+            false => "forwarded",
+        }
+        .into();
+        way.steps = packet.steps;
+    }
+
+    /// That later packets bypass the chains, where an endpoint is not on the node itself.
+    fn offload_step<'e>(&self, mut endpoints: impl Iterator<Item = &'e Endpoint>) -> Option<String> {
+        let chain = self.context.offload?;
+        let protocol = Statement::Protocol(self.target.protocol);
+        let is_added = rules(self.context.base, chain).iter().any(|rule| rule.statements.contains(&protocol));
+        let is_forwarded = self.source.origin != Origin::Node
+            && endpoints.any(|endpoint| !self.context.is_local(endpoint.ip));
+        (is_added && is_forwarded).then(|| {
+            format!(
+                "{chain}: when the connection is established and both interfaces are in flowtable \
+                 {FLOWTABLE}, its packets bypass all chains"
+            )
+        })
+    }
+
+    /// What source the endpoints see.
+    fn source_step(&self, marked: bool, masqueraded: &[Endpoint], plain: &[Endpoint]) -> Vec<String> {
+        let mut steps = Vec::new();
+        let chain = Chain::NatPostrouting;
+        if marked && !masqueraded.is_empty() {
+            let mark = self.context.base.mark;
+            steps.push(format!(
+                "{chain}: the mark {mark:#x} is set, masqueraded: the endpoint sees an address of the node"
+            ));
+        } else if !masqueraded.is_empty() {
+            let to = format::endpoints(masqueraded);
+            steps.push(format!("{chain}: {to} is also the source, masqueraded if it is selected (hairpin)"));
+        }
+        if marked && !plain.is_empty() {
+            let at = format::endpoints(plain);
+            steps.push(format!(
+                "{at} is at an address of this node: delivered locally and not masqueraded, although marked"
+            ));
+        }
+        let hairpin: Vec<Endpoint> =
+            plain.iter().copied().filter(|endpoint| self.may_be_hairpin(*endpoint)).collect();
+        if !marked
+            && self.source.address.is_none()
+            && self.source.origin == Origin::Pod
+            && !hairpin.is_empty()
+        {
+            let to = format::endpoints(&hairpin);
+            steps.push(format!("{chain}: masqueraded if the sender itself is selected from {to} (hairpin)"));
+        }
+        steps
+    }
+
+    fn may_be_hairpin(&self, Endpoint { ip, port }: Endpoint) -> bool {
+        let key = Key::new().ip(ip).ip(ip).protocol(self.target.protocol).port(port);
+        self.elements.get(SetName::Hairpin, key).is_some()
+    }
+
+    /// The hooks from routing on, to an address.
+    fn deliver(&self, packet: &mut Packet, to: IpAddr) -> Flow {
+        let here = self.context.is_local(to);
+        let hooks: &[Chain] = match (self.source.origin, here) {
+            (Origin::Node, false) => &[Chain::FilterOutput, Chain::NatPostrouting],
+            // It leaves by the loopback interface and comes in again; the nat hooks see a connection once.
+            (Origin::Node, true) => {
+                &[Chain::FilterOutput, Chain::NatPostrouting, Chain::FilterPrerouting, Chain::FilterInput]
+            }
+            (Origin::Pod | Origin::Outside, true) => &[Chain::FilterInput],
+            (Origin::Pod | Origin::Outside, false) => &[Chain::FilterForward, Chain::NatPostrouting],
+        };
+        self.hooks(hooks, packet)
+    }
+
+    fn hooks(&self, chains: &[Chain], packet: &mut Packet) -> Flow {
+        for chain in chains {
+            let flow = self.chain(*chain, packet, 0);
+            if flow != Flow::Return {
+                return flow;
+            }
+        }
+        Flow::Return
+    }
+
+    fn chain(&self, chain: Chain, packet: &mut Packet, depth: usize) -> Flow {
+        if depth > DEPTH {
+            return Flow::Return;
+        }
+        if matches!(chain, Chain::Sources { .. }) {
+            return self.sources(chain, packet);
+        }
+        let seen = packet.steps.len();
+        for rule in rules(self.context.base, chain) {
+            if let Some(flow) = self.rule(chain, &rule, packet, depth) {
+                return flow;
+            }
+        }
+        if chain == Chain::Services && packet.steps.len() == seen {
+            let key = format::key(self.family, SetName::ClusterIpPorts, self.frontend(packet));
+            packet.steps.push(format!(
+                "{chain}: {key} is not in {} and not in {}, and its port is not in {}",
+                SetName::ClusterIpPorts,
+                SetName::ExternalPorts,
+                SetName::NodePorts
+            ));
+        }
+        Flow::Return
+    }
+
+    /// None: the next rule.
+    fn rule(&self, chain: Chain, rule: &Rule, packet: &mut Packet, depth: usize) -> Option<Flow> {
+        let mut notes = RuleNotes::default();
+        let mut matched = packet.clone();
+        for statement in &rule.statements {
+            // What a rule leads to comes after what it says itself.
+            if let Statement::Goto(to) | Statement::Jump(to) = statement {
+                self.add_step(chain, &notes, &mut matched);
+                let flow = self.chain(*to, &mut matched, depth + 1);
+                *packet = matched;
+                return (matches!(statement, Statement::Goto(_)) || flow != Flow::Return).then_some(flow);
+            }
+            match self.statement(statement, rule, &mut matched, &mut notes) {
+                StatementResult::Continue => {}
+                StatementResult::NoMatch => {
+                    let not = notes.unmatched.take();
+                    packet.steps.extend(not.map(|not| format!("{chain}: {not}")));
+                    return None;
+                }
+                StatementResult::End(flow) => {
+                    self.add_step(chain, &notes, &mut matched);
+                    *packet = matched;
+                    return Some(flow);
+                }
+            }
+            if let Statement::Choose(fields, map) = statement {
+                self.add_step(chain, &notes, &mut matched);
+                let flow = self.goto(*map, self.key(fields, &matched), &mut matched, depth);
+                *packet = matched;
+                return Some(flow);
+            }
+        }
+        self.add_step(chain, &notes, &mut matched);
+        *packet = matched;
+        None
+    }
+
+    fn add_step(&self, chain: Chain, notes: &RuleNotes, packet: &mut Packet) {
+        if !notes.matched.is_empty() {
+            packet.steps.push(format!("{chain}: {}", notes.matched.join(", ")));
+        }
+    }
+
+    /// Where a map of verdicts leads.
+    fn goto(&self, map: SetName, key: Option<Key>, packet: &mut Packet, depth: usize) -> Flow {
+        match key.and_then(|key| self.elements.get(map, key)).map(|element| element.value) {
+            Some(Value::Verdict(Verdict::Goto(to))) => self.chain(to, packet, depth + 1),
+            Some(Value::Verdict(Verdict::Drop)) => Flow::Drop,
+            _ => Flow::Return,
+        }
+    }
+}
+
+fn verdict(flow: &Flow) -> &'static str {
+    match flow {
+        Flow::Return => "untouched",
+        Flow::Drop => "dropped",
+        Flow::Reject => "rejected",
+        Flow::Translated(_) => "forwarded",
+    }
+}

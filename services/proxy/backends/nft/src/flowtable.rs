@@ -1,0 +1,111 @@
+//! The flowtable: how the kernel has it, and what makes its devices those that it shall have.
+//!
+//! Owns: [`FoundFlowtable`] and the differences of devices. In: names of interfaces. Out: [`Change`]s. Pure.
+//!
+//! A flow of the flowtable is looked for when a packet comes in by one of the devices, before conntrack and all chains. A
+//! device that disappears leaves the flowtable by itself, from Linux 6.16 on when it is asked to.
+
+use std::collections::BTreeSet;
+
+use super::kernel::Change;
+
+/// Devices that a flowtable of ours has at most: more of them do not fit into one answer of the kernel.
+pub(crate) const DEVICES_MAX: usize = 1024;
+
+/// Devices in one message; the kernel takes 256 (`NFT_NETDEVICE_MAX`).
+const IN_MESSAGE: usize = 128;
+
+/// `NF_NETDEV_INGRESS`, the hook of every flowtable.
+pub(super) const INGRESS: u32 = 0;
+
+/// The priority of the hook: `filter`.
+pub(super) const PRIORITY: i32 = 0;
+
+/// `NF_FLOWTABLE_COUNTER`: packets are counted in conntrack, where accounting is on (`nf_conntrack_acct`).
+pub(super) const FLAGS: u32 = 2;
+
+/// A flowtable as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FoundFlowtable {
+    /// The number of the hook; 0 is ingress.
+    pub hook: u32,
+    /// Lower is earlier.
+    pub priority: i32,
+    /// Bits of `NF_FLOWTABLE_*`: 1 is hardware offload, 2 the counter.
+    pub flags: u32,
+    /// The names of the interfaces by which packets come to it.
+    pub devices: BTreeSet<String>,
+}
+
+impl FoundFlowtable {
+    /// Whether it is made as ours, whatever its devices are.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        (self.hook, self.priority, self.flags) == (INGRESS, PRIORITY, FLAGS)
+    }
+}
+
+/// What makes the devices of a flowtable the wanted ones, without those that the kernel refused just now: removals first.
+#[must_use]
+pub(crate) fn device_changes(found: &BTreeSet<String>, wanted: &BTreeSet<String>) -> Vec<Change> {
+    let lists = |names: Vec<String>, change: fn(Vec<String>) -> Change| {
+        names.chunks(IN_MESSAGE).map(|names| change(names.to_vec())).collect::<Vec<_>>()
+    };
+    let surplus = lists(found.difference(wanted).cloned().collect(), Change::RemoveDevices);
+    let missing = lists(wanted.difference(found).cloned().collect(), Change::AddDevices);
+    surplus.into_iter().chain(missing).collect()
+}
+
+/// The same change, one device at a time: the kernel refuses a whole list because of a single device that has just
+/// disappeared.
+#[must_use]
+pub(crate) fn one_by_one(change: &Change) -> Vec<Change> {
+    let each = |names: &[String], change: fn(Vec<String>) -> Change| {
+        names.iter().map(|name| change(vec![name.clone()])).collect()
+    };
+    match change {
+        Change::AddDevices(names) => each(names, Change::AddDevices),
+        Change::RemoveDevices(names) => each(names, Change::RemoveDevices),
+        other => vec![other.clone()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn devices_become_the_wanted_ones() {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        for (found, wanted, expected) in [
+            (set(&[]), set(&[]), vec![]),
+            (set(&["a"]), set(&["a"]), vec![]),
+            (set(&[]), set(&["b", "a"]), vec![Change::AddDevices(list(&["a", "b"]))]),
+            (set(&["a", "b"]), set(&[]), vec![Change::RemoveDevices(list(&["a", "b"]))]),
+            (
+                set(&["a", "b"]),
+                set(&["b", "c"]),
+                vec![Change::RemoveDevices(list(&["a"])), Change::AddDevices(list(&["c"]))],
+            ),
+        ] {
+            assert_eq!(device_changes(&found, &wanted), expected, "{found:?} to {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn no_message_has_more_devices_than_the_kernel_takes() {
+        let many: BTreeSet<String> = (0..DEVICES_MAX).map(|n| format!("veth{n}")).collect();
+        let changes = device_changes(&set(&[]), &many);
+        let counts = changes.iter().map(|change| match change {
+            Change::AddDevices(names) => names.len(),
+            other => panic!("{other:?}"),
+        });
+        assert!(counts.clone().all(|count| count <= 256));
+        assert_eq!(counts.sum::<usize>(), DEVICES_MAX);
+        assert_eq!(changes.iter().flat_map(one_by_one).count(), DEVICES_MAX);
+    }
+}

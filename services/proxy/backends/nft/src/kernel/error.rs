@@ -1,0 +1,262 @@
+//! What can go wrong between us and nf_tables.
+//!
+//! Owns: [`KernelError`], and which remedy each one has ([`ErrorKind`]). In: errno. Out: sentences.
+
+use keelson_proxy::model::Family;
+use nix::errno::Errno;
+use thiserror::Error;
+
+use super::Change;
+use crate::{
+    element::{Element, Op},
+    ruleset::FLOWTABLE,
+};
+
+/// What helps against an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ErrorKind {
+    /// Time: the same again.
+    Retry,
+    /// A look: the kernel does not have what we think it has. Read the table and compare.
+    Resync,
+    /// Room: the kernel has no more memory, or a set is full.
+    Full,
+    /// An administrator: a capability or a kernel feature is missing.
+    Fatal,
+}
+
+/// The kernel did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum KernelError {
+    /// EPERM.
+    #[error(
+        "cannot change nftables: operation not permitted (EPERM); the process needs only CAP_NET_ADMIN in \
+         the user namespace that owns its network namespace"
+    )]
+    NotPermitted,
+    /// The kernel has no nf_tables, or not this part of it.
+    #[error(
+        "the kernel does not support {feature} ({errno}); load the module or use another kernel; \
+         docs/proxy.md lists the requirements"
+    )]
+    Unsupported {
+        /// Which part, in words.
+        feature: String,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// It refused one change, and so the whole transaction.
+    #[error("cannot {change} in table {family} keelson: {errno}{}", said(.message))]
+    Refused {
+        /// Which table.
+        family: Family,
+        /// The place of the change in the transaction, from 0.
+        index: usize,
+        /// The change, in words.
+        change: String,
+        /// What the kernel said.
+        errno: Errno,
+        /// What it said besides; mostly nothing.
+        message: Option<String>,
+    },
+    /// It refused a transaction as a whole.
+    #[error("the kernel rejected a transaction of {changes} changes in table {family} keelson: {errno}")]
+    Transaction {
+        /// Which table.
+        family: Family,
+        /// How many changes it had.
+        changes: usize,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// It refused to delete a table.
+    #[error("cannot delete table {family} {name}: {errno}")]
+    Table {
+        /// The family of the table.
+        family: Family,
+        /// Its name.
+        name: String,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// It refused a question.
+    #[error("cannot read {question} from the kernel: {errno}")]
+    Question {
+        /// What was asked, in words.
+        question: String,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The socket failed.
+    #[error("cannot {action} the netlink socket of nf_tables: {errno}")]
+    Socket {
+        /// What was tried.
+        action: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The answer to a transaction was lost, so it may have been made or not.
+    #[error(
+        "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost; the \
+         transaction may have been committed"
+    )]
+    Undecided {
+        /// Which table.
+        family: Family,
+        /// How many changes it had.
+        changes: usize,
+    },
+    /// The rules changed whenever we read them.
+    #[error(
+        "the ruleset of this network namespace changed {attempts} times while table {family} keelson was \
+         read; another program commits continuously"
+    )]
+    Unsteady {
+        /// Which table.
+        family: Family,
+        /// How often it was read.
+        attempts: u32,
+    },
+    /// An answer that cannot be understood.
+    #[error("cannot decode the kernel's answer about {what}: {why}")]
+    Malformed {
+        /// What was asked, in words.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+fn said(message: &Option<String>) -> String {
+    message.as_ref().map(|message| format!(" ({message})")).unwrap_or_default()
+}
+
+impl KernelError {
+    /// What helps.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotPermitted | Self::Unsupported { .. } => ErrorKind::Fatal,
+            Self::Refused { errno, .. }
+            | Self::Transaction { errno, .. }
+            | Self::Table { errno, .. }
+            | Self::Question { errno, .. }
+            | Self::Socket { errno, .. } => kind_of(*errno),
+            // A second try of what was made would meet itself; and a garbled answer may hide a made transaction.
+            Self::Undecided { .. } | Self::Malformed { .. } => ErrorKind::Resync,
+            Self::Unsteady { .. } => ErrorKind::Retry,
+        }
+    }
+
+    /// Whether the kernel lacks a part of nftables, which an administrator has to add.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Unsupported { .. } => true,
+            Self::Refused { errno, .. } | Self::Transaction { errno, .. } | Self::Question { errno, .. } => {
+                matches!(errno, Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a change was refused because something that it names is not there.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { errno: Errno::ENOENT | Errno::ENODEV, .. }
+                | Self::Transaction { errno: Errno::ENOENT | Errno::ENODEV, .. }
+        )
+    }
+}
+
+/// What helps against an errno.
+pub(super) const fn kind_of(errno: Errno) -> ErrorKind {
+    match errno {
+        // ERESTART: somebody else has committed meanwhile.
+        Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR | Errno::ERESTART => ErrorKind::Retry,
+        Errno::ENOSPC | Errno::ENOMEM | Errno::ENFILE | Errno::EMFILE | Errno::EMSGSIZE | Errno::E2BIG => {
+            ErrorKind::Full
+        }
+        Errno::EPERM | Errno::EACCES | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
+            ErrorKind::Fatal
+        }
+        // EEXIST, ENOENT, EBUSY, ENOTEMPTY (intervals that overlap), EINVAL (a set of another shape) and the like.
+        _ => ErrorKind::Resync,
+    }
+}
+
+/// A change in words.
+pub(super) fn describe(change: &Change) -> String {
+    let element = |verb: &str, element: &Element| {
+        let end = element.key_end.map(|end| format!("-{end:?}")).unwrap_or_default();
+        format!("{verb} the element {:?}{end} of {}", element.key, element.set)
+    };
+    match change {
+        Change::MakeTable => "add the table".to_owned(),
+        Change::DeleteTable => "delete the table".to_owned(),
+        Change::MakeChain(chain) => format!("add the chain {chain}"),
+        Change::DeleteChain(chain) => format!("delete the chain {chain}"),
+        Change::Rules(chain, _) => format!("set the rules of the chain {chain}"),
+        Change::MakeSet(set) => format!("add the set {set}"),
+        Change::DeleteChainNamed(name) => format!("delete the chain {name}"),
+        Change::DeleteSetNamed(name) => format!("delete the set {name}"),
+        Change::MakeFlowtable => format!("add the flowtable {FLOWTABLE}"),
+        Change::DeleteFlowtable(name) => format!("delete the flowtable {name}"),
+        Change::AddDevices(names) => format!("add {} to the flowtable {FLOWTABLE}", names.join(", ")),
+        Change::RemoveDevices(names) => format!("remove {} from the flowtable {FLOWTABLE}", names.join(", ")),
+        Change::Element(Op::Add(added)) => element("add", added),
+        Change::Element(Op::Delete(deleted)) => element("delete", deleted),
+        Change::Element(Op::Replace(_, added)) => element("replace", added),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_its_remedy() {
+        let refused = |errno| KernelError::Refused {
+            family: Family::V4,
+            index: 0,
+            change: describe(&Change::MakeTable),
+            errno,
+            message: None,
+        };
+        for (error, kind) in [
+            (KernelError::NotPermitted, ErrorKind::Fatal),
+            (KernelError::Unsupported { feature: "x".to_owned(), errno: Errno::ENOENT }, ErrorKind::Fatal),
+            (refused(Errno::EEXIST), ErrorKind::Resync),
+            (refused(Errno::ENOENT), ErrorKind::Resync),
+            (refused(Errno::EBUSY), ErrorKind::Resync),
+            (refused(Errno::ENOTEMPTY), ErrorKind::Resync),
+            (refused(Errno::ENOSPC), ErrorKind::Full),
+            (refused(Errno::ENOMEM), ErrorKind::Full),
+            (refused(Errno::ENFILE), ErrorKind::Full),
+            (refused(Errno::EINTR), ErrorKind::Retry),
+            (KernelError::Socket { action: "read", errno: Errno::ENOBUFS }, ErrorKind::Retry),
+            (KernelError::Undecided { family: Family::V4, changes: 1 }, ErrorKind::Resync),
+            (KernelError::Unsteady { family: Family::V6, attempts: 8 }, ErrorKind::Retry),
+        ] {
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_where_and_why() {
+        let error = KernelError::Refused {
+            family: Family::V6,
+            index: 3,
+            change: describe(&Change::DeleteChain(crate::chain::Chain::Reject)),
+            errno: Errno::EBUSY,
+            message: None,
+        };
+        let text = error.to_string();
+        for part in ["delete the chain reject-it", "IPv6", "EBUSY"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(KernelError::NotPermitted.to_string().contains("CAP_NET_ADMIN"));
+    }
+}

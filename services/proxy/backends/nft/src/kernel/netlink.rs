@@ -1,0 +1,619 @@
+//! The socket.
+//!
+//! Owns: [`Netlink`]. In: [`Change`]s and questions. Out: transactions, [`Found`].
+//!
+//! The kernel works on a request within the system call that sends it, so when that returns, whatever it has to say about
+//! a transaction is in the receive buffer. A transaction has succeeded only if its last message is acknowledged and nothing
+//! in it failed: the acknowledgement alone is not enough, because the kernel also sends it where the commit failed
+//! afterwards, and silence is not enough, because an answer is lost when there is no memory for it.
+
+mod affinity;
+mod flowtable;
+mod unanswered;
+
+use std::{collections::HashMap, time::Duration};
+
+use keelson_proxy::model::Family;
+use netlink_packet_core::NLM_F_DUMP;
+use netlink_packet_netfilter::{
+    NetfilterProtoFamily,
+    nftables::{
+        ChainAttribute, ChainMessage, GenMessage, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute,
+        SetElementList, SetElementMessage, SetMessage, TableAttribute, TableMessage,
+    },
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use nix::{
+    errno::Errno,
+    libc::{MSG_DONTWAIT, MSG_TRUNC},
+    sys::{
+        socket::{setsockopt, sockopt},
+        time::{TimeVal, TimeValLike},
+    },
+};
+
+use self::unanswered::Unanswered;
+use super::{
+    AffinityClients, Change, Elements, Found, FoundSet, Generation, KernelError,
+    codec::{Body, Buffer, incoming, message, protocol},
+    elements::{self, Content, Reader},
+    encode::Batch,
+    parse,
+};
+use crate::{
+    element::{Key, SetName},
+    flowtable::FoundFlowtable,
+    ruleset::TABLE,
+};
+
+/// What the kernel sends in a datagram is at most half of this (`NLMSG_GOODSIZE`, 32 KiB for dumps).
+const DATAGRAM_MAX: usize = 64 * 1024;
+
+/// Room for answers: of a transaction whose every message fails, thousands.
+const RECEIVE_BUFFER: usize = 4 * 1024 * 1024;
+
+/// Room for a transaction, at first; it costs nothing while it is not used.
+const SEND_BUFFER: usize = 16 * 1024 * 1024;
+
+/// After so long without an answer there will be none: the kernel answers a dump piece by piece, each within milliseconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// `NFT_SET_INTERVAL`.
+const INTERVAL: u32 = 4;
+
+/// Attempts to read the structure of the table.
+const READS: u32 = 16;
+
+/// Dumps of a set before it counts as incomplete.
+const DUMPS: u32 = 4;
+
+/// A buffer of a transaction that is larger is not kept.
+const KEPT: usize = 1024 * 1024;
+
+/// A netlink socket to the nf_tables of one network namespace: the one of the thread that opened it.
+///
+/// All calls block, mostly for less than a millisecond, and for large tables up to some hundred: use it in a thread that may
+/// wait. It may be sent to another thread, of whatever namespace.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: Socket,
+    sequence: u32,
+    /// The size of the send buffer that was asked for.
+    send_buffer: usize,
+    received: Vec<u8>,
+    /// Memory of the last transaction.
+    spare: Vec<u8>,
+}
+
+impl Netlink {
+    /// Opens a socket, and makes sure that the kernel has nf_tables and lets us at it.
+    ///
+    /// # Errors
+    /// [`KernelError::NotPermitted`], [`KernelError::Unsupported`], or what else the kernel says.
+    pub fn open() -> Result<Self, KernelError> {
+        let mut socket = Socket::new(NETLINK_NETFILTER).map_err(|error| match errno_of(&error) {
+            errno @ (Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => KernelError::Unsupported {
+                feature: "netfilter netlink (CONFIG_NETFILTER_NETLINK)".to_owned(),
+                errno,
+            },
+            errno => KernelError::Socket { action: "open", errno },
+        })?;
+        socket
+            .bind_auto()
+            .map_err(|error| KernelError::Socket { action: "bind", errno: errno_of(&error) })?;
+        let prepare = |result: Result<(), Errno>| result.map_err(prepared);
+        prepare(setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER))?;
+        prepare(setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER))?;
+        prepare(setsockopt(
+            &socket,
+            sockopt::ReceiveTimeout,
+            &TimeVal::milliseconds(ANSWER_WITHIN.as_millis() as i64),
+        ))?;
+        // Both have been there since 4.12; without them errors say less, or repeat the whole message.
+        let asked = socket.set_cap_ack(true).and_then(|()| socket.set_ext_ack(true));
+        asked.map_err(|error| KernelError::Socket { action: "prepare", errno: errno_of(&error) })?;
+        let mut netlink = Self {
+            socket,
+            sequence: 1,
+            send_buffer: SEND_BUFFER,
+            received: Vec::with_capacity(DATAGRAM_MAX),
+            spare: Vec::new(),
+        };
+        netlink.generation()?;
+        Ok(netlink)
+    }
+
+    /// Sends a datagram. The kernel has worked on it when this returns.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
+        if bytes.len() > self.send_buffer {
+            setsockopt(&self.socket, sockopt::SndBufForce, &bytes.len()).map_err(prepared)?;
+            self.send_buffer = bytes.len();
+        }
+        loop {
+            match self.socket.send_to(bytes, &SocketAddr::new(0, 0), 0) {
+                Ok(sent) if sent == bytes.len() => return Ok(()),
+                Ok(_) => return Err(KernelError::Socket { action: "write to", errno: Errno::EMSGSIZE }),
+                Err(error) => match errno_of(&error) {
+                    // Nothing has been sent yet.
+                    Errno::EINTR => {}
+                    errno => return Err(KernelError::Socket { action: "write to", errno }),
+                },
+            }
+        }
+    }
+
+    /// Receives a datagram into `self.received`.
+    fn receive(&mut self, flags: i32) -> Result<(), Errno> {
+        loop {
+            self.received.clear();
+            match self.socket.recv(&mut self.received, flags | MSG_TRUNC) {
+                Ok(len) if len > self.received.len() => return Err(Errno::EMSGSIZE),
+                Ok(_) => return Ok(()),
+                Err(error) => match errno_of(&error) {
+                    Errno::EINTR => {}
+                    errno => return Err(errno),
+                },
+            }
+        }
+    }
+
+    /// Throws away what is left of an earlier request that was given up.
+    fn drain(&mut self) {
+        while !matches!(self.receive(MSG_DONTWAIT), Err(errno) if errno != Errno::ENOBUFS && errno != Errno::EMSGSIZE)
+        {
+        }
+    }
+
+    /// Asks, and hands every message of the answer to `each`, with its kind, family and attributes.
+    ///
+    /// The kernel marks a dump as interrupted (`NLM_F_DUMP_INTR`) when any transaction of the namespace is committed
+    /// meanwhile, of whatever table. The mark is ignored: it says nothing about the table, and next to a program
+    /// that
+    /// commits
+    /// all the time every long dump has it. What a dump must contain is checked by counts.
+    fn ask(
+        &mut self,
+        question: &str,
+        family: NetfilterProtoFamily,
+        flags: u16,
+        message: NfTablesMessage,
+        each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
+    ) -> Result<(), Unanswered> {
+        let mut buffer = Buffer::default();
+        buffer.message(family, 0, flags, self.sequence, message);
+        self.exchange(question, flags, &buffer, each)
+    }
+
+    /// Sends a request that has the next sequence number, and hands every message of the answer to `each`.
+    fn exchange(
+        &mut self,
+        question: &str,
+        flags: u16,
+        request: &Buffer,
+        mut each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
+    ) -> Result<(), Unanswered> {
+        self.drain();
+        let sequence = self.sequence;
+        self.sequence = sequence.wrapping_add(1);
+        self.send(request.as_slice()).map_err(Unanswered::Error)?;
+        let failed = |errno: Errno| Unanswered::refused(question, errno);
+        let malformed =
+            |why: String| Unanswered::Error(KernelError::Malformed { what: question.to_owned(), why });
+        loop {
+            self.receive(0).map_err(|errno| match errno {
+                Errno::EAGAIN => malformed("there is none".to_owned()),
+                Errno::ENOBUFS => Unanswered::Disturbed,
+                errno => Unanswered::Error(KernelError::Socket { action: "read from", errno }),
+            })?;
+            for part in incoming(&self.received) {
+                let part = part.map_err(malformed)?;
+                if part.sequence != sequence {
+                    continue;
+                }
+                match part.body {
+                    Body::Message { kind, family, attributes } => {
+                        each(kind, family, attributes).map_err(malformed)?;
+                        if flags & NLM_F_DUMP != NLM_F_DUMP {
+                            return Ok(());
+                        }
+                    }
+                    Body::Failed { errno, .. } | Body::Done(Some(errno)) => return Err(failed(errno)),
+                    Body::Done(None) | Body::Acknowledged => return Ok(()),
+                    Body::Other => {}
+                }
+            }
+        }
+    }
+
+    /// Asks a question again while the kernel cannot answer it.
+    fn retry<T>(
+        &mut self,
+        question: &str,
+        mut ask: impl FnMut(&mut Self) -> Result<T, Unanswered>,
+    ) -> Result<T, KernelError> {
+        for _ in 0..READS {
+            match ask(self) {
+                Err(Unanswered::Disturbed) => {}
+                asked => return asked.map_err(|error| error.into_error(question)),
+            }
+        }
+        Err(Unanswered::Disturbed.into_error(question))
+    }
+
+    /// The structure of the table, and the number of elements of each set where the kernel tells it.
+    fn structure(&mut self, family: Family) -> Result<Option<(Found, Counts)>, KernelError> {
+        let mut last = None;
+        for attempt in 0..READS {
+            match self.structure_once(family) {
+                Ok(None) => return Ok(None),
+                Ok(Some((found, counts, complete))) => {
+                    // A table that somebody has put other objects into has more than chains and sets: what two dumps
+                    // show alike is all that there is.
+                    if complete || last.as_ref() == Some(&found) {
+                        return Ok(Some((found, counts)));
+                    }
+                    last = Some(found);
+                }
+                Err(Unanswered::Disturbed) => {}
+                Err(error) => return Err(error.into_error("the table")),
+            }
+            std::thread::sleep(Duration::from_millis(u64::from(attempt)));
+        }
+        Err(KernelError::Unsteady { family, attempts: READS })
+    }
+
+    /// The same from one attempt; whether it has as many chains and sets as the kernel counts.
+    fn structure_once(&mut self, family: Family) -> Result<Option<(Found, Counts, bool)>, Unanswered> {
+        let mut found = Found::default();
+        let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
+        let mut table = parse::FoundTable::default();
+        let asked = self.ask(
+            "the table",
+            protocol(family),
+            0,
+            NfTablesMessage::GetTable(named),
+            |kind, _, message| {
+                if kind == message::NEW_TABLE {
+                    table = parse::table(message)?;
+                }
+                Ok(())
+            },
+        );
+        match asked {
+            Err(Unanswered::Refused(Errno::ENOENT, _)) => return Ok(None),
+            other => other?,
+        }
+        found.dormant = table.dormant;
+        self.read_chains(family, &mut found)?;
+        let counts = self.read_sets(family, &mut found)?;
+        found.flowtables = self.flowtables(family)?;
+        let complete = table.objects == Some(found.chains.len() + found.sets.len() + found.flowtables.len());
+        Ok(Some((found, counts, complete)))
+    }
+
+    fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+        let chains = &mut found.chains;
+        let all = ChainMessage { attributes: Vec::new() };
+        self.ask(
+            "chains",
+            protocol(family),
+            NLM_F_DUMP,
+            NfTablesMessage::GetChain(all),
+            |kind, _, message| {
+                if kind == message::NEW_CHAIN {
+                    // Chains of all tables of the family.
+                    let (table, name, chain) = parse::chain(message)?;
+                    if table == TABLE {
+                        chains.insert(name, chain);
+                    }
+                }
+                Ok(())
+            },
+        )?;
+        let ours = RuleMessage { attributes: vec![RuleAttribute::Table(TABLE.to_owned())] };
+        self.ask("rules", protocol(family), NLM_F_DUMP, NfTablesMessage::GetRule(ours), |kind, _, message| {
+            if kind == message::NEW_RULE {
+                let (table, chain, rule) = parse::rule(message)?;
+                if table == TABLE
+                    && let Some(chain) = chains.get_mut(&chain)
+                {
+                    chain.rules.push(rule);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads how sets are made; how many elements they have, as far as the kernel says so.
+    fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<Counts, Unanswered> {
+        let sets = &mut found.sets;
+        let mut counts = HashMap::new();
+        let ours = SetMessage { attributes: vec![SetAttribute::Table(TABLE.to_owned())] };
+        self.ask("sets", protocol(family), NLM_F_DUMP, NfTablesMessage::GetSet(ours), |kind, _, message| {
+            if kind == message::NEW_SET {
+                let (table, name, set, count) = parse::set(message)?;
+                if table == TABLE {
+                    counts.extend(SetName::parse(&name).zip(count));
+                    sets.insert(name, set);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(counts)
+    }
+
+    /// Reads the elements of all sets of ours.
+    ///
+    /// A hash table that is being enlarged or made smaller, which the kernel does some milliseconds after a transaction,
+    /// shows some elements twice in a dump and others not at all, and does not say so; so does one that changes during the
+    /// dump. The count tells (6.16 and later), and another dump brings the others; without the count, the last dump of the set
+    /// has to bring nothing new.
+    fn read_elements(
+        &mut self,
+        family: Family,
+        counts: &Counts,
+        found: &mut Found,
+    ) -> Result<(), Unanswered> {
+        let mut reader = Reader::default();
+        reader.elements.reserve(counts.values().sum());
+        for set in SetName::ALL.into_iter().filter(|set| !set.is_dynamic()) {
+            let Some(description) = found.sets.get_mut(set.as_str()) else { continue };
+            let readable = is_readable(description);
+            let mut complete = false;
+            for _ in 0..DUMPS {
+                self.dump_set(family, set, readable, &mut reader)?;
+                // What was not there in an earlier dump of the set.
+                let fresh = reader.finish(set);
+                description.count += fresh.count;
+                description.foreign_elements |= fresh.foreign || !readable;
+                complete = match counts.get(&set) {
+                    // Intervals are kept in trees, which are not enlarged, and counted by their ends.
+                    // What is there may be otherwise than it shall be.
+                    _ if description.flags & INTERVAL != 0 || !readable => true,
+                    Some(count) => *count == description.count,
+                    None => fresh.count == 0,
+                };
+                if complete {
+                    break;
+                }
+            }
+            found.incomplete |= !complete;
+        }
+        found.elements = reader.elements;
+        Ok(())
+    }
+
+    fn dump_set(
+        &mut self,
+        family: Family,
+        set: SetName,
+        readable: bool,
+        reader: &mut Reader,
+    ) -> Result<(), Unanswered> {
+        let list = SetElementMessage {
+            attributes: vec![
+                SetElementList::Table(TABLE.to_owned()),
+                SetElementList::Set(set.as_str().to_owned()),
+            ],
+        };
+        let question = format!("elements of {set}");
+        let message = NfTablesMessage::GetSetElement(list);
+        self.ask(&question, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+            if kind == message::NEW_SET_ELEMENT && readable {
+                reader.read(set, message)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The number of elements of sets, as the kernel counts them.
+type Counts = HashMap<SetName, usize>;
+
+/// Whether the elements of a set can be ours: others are not even read.
+fn is_readable(set: &FoundSet) -> bool {
+    let longest = crate::element::KEY_MAX as u32;
+    set.key_len <= longest && set.data_len <= longest
+}
+
+/// An option of the socket could not be set.
+fn prepared(errno: Errno) -> KernelError {
+    match errno {
+        Errno::EPERM => KernelError::NotPermitted,
+        errno => KernelError::Socket { action: "prepare", errno },
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+}
+
+impl Netlink {
+    /// Makes all changes, or none of them.
+    ///
+    /// # Errors
+    /// The kernel refused, and has nothing of it (exceptions: [`KernelError::Undecided`] and [`KernelError::Malformed`]).
+    pub fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.drain();
+        let batch = Batch::new(family, changes, self.sequence, std::mem::take(&mut self.spare));
+        self.sequence = self.sequence.wrapping_add(batch.messages());
+        self.send(batch.as_slice())?;
+        let outcome = self.outcome(family, changes, &batch);
+        let bytes = batch.into_bytes();
+        if bytes.capacity() <= KEPT {
+            self.spare = bytes;
+        }
+        outcome
+    }
+
+    /// Reads our table of a family. `None`: there is no such table. Transactions of other tables do no harm; where
+    /// elements of ours change meanwhile, [`Found::is_complete`] may be false.
+    ///
+    /// # Errors
+    /// The table cannot be read, or its chains and sets changed each time.
+    pub fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        let Some((mut found, counts)) = self.structure(family)? else { return Ok(None) };
+        let read = self.read_elements(family, &counts, &mut found);
+        read.map_err(|error| error.into_error("the elements of the table"))?;
+        Ok(Some(found))
+    }
+
+    /// The same without elements.
+    ///
+    /// # Errors
+    /// See [`Self::read`].
+    pub fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
+        Ok(self.structure(family)?.map(|(found, _)| found))
+    }
+
+    /// Reads the elements of a set of our table.
+    ///
+    /// # Errors
+    /// There is no such set, or the kernel does not answer.
+    pub fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
+        let mut reader = Reader::default();
+        let dumped = self.dump_set(family, set, true, &mut reader);
+        dumped.map_err(|error| error.into_error("the elements of a set"))?;
+        reader.finish(set);
+        Ok(reader.elements)
+    }
+
+    /// Reads one element of a set without intervals. `None`: there is no such element, or no such set.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
+        let mut request = Buffer::default();
+        elements::write_get(&mut request, family, self.sequence, set, key);
+        let mut reader = Reader::default();
+        let question = format!("an element of {set}");
+        let asked = self.exchange(&question, 0, &request, |kind, _, message| {
+            if kind == message::NEW_SET_ELEMENT {
+                reader.read(set, message)?;
+            }
+            Ok(())
+        });
+        match asked {
+            Ok(()) => Ok(reader.elements.remove(&(set, *key))),
+            Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(None),
+            Err(error) => Err(error.into_error(&question)),
+        }
+    }
+
+    /// The last transaction.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn generation(&mut self) -> Result<Generation, KernelError> {
+        const QUESTION: &str = "the generation of the rules";
+        let mut id = 0;
+        let message = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
+        self.ask(QUESTION, NetfilterProtoFamily::Unspec, 0, message, |kind, _, message| {
+            if kind == message::NEW_GENERATION {
+                id = parse::generation(message)?;
+            }
+            Ok(())
+        })
+        .map_err(|error| error.into_error(QUESTION))?;
+        Ok(Generation { id })
+    }
+
+    /// Every table of both families, ours among them, by family and name.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
+        const QUESTION: &str = "the list of tables";
+        let unspec = NetfilterProtoFamily::Unspec;
+        self.retry(QUESTION, |netlink| {
+            let mut tables = Vec::new();
+            let all = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
+            netlink.ask(QUESTION, unspec, NLM_F_DUMP, all, |kind, number, message| {
+                let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
+                if let (message::NEW_TABLE, Some(family)) = (kind, family) {
+                    tables.push((family, parse::table(message)?.name));
+                }
+                Ok(())
+            })?;
+            Ok(tables)
+        })
+    }
+
+    /// Whether a table, whosever it is, has a chain of this name.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
+        const QUESTION: &str = "whether a chain exists";
+        let attributes =
+            vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
+        let message = NfTablesMessage::GetChain(ChainMessage { attributes });
+        match self.ask(QUESTION, protocol(family), 0, message, |_, _, _| Ok(())) {
+            Ok(()) => Ok(true),
+            Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(false),
+            Err(error) => Err(error.into_error(QUESTION)),
+        }
+    }
+
+    /// Deletes a table, whosever it is.
+    ///
+    /// # Errors
+    /// There is none of the name, or the kernel refused.
+    pub fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
+        self.drain();
+        let batch = Batch::delete_table(family, name, self.sequence);
+        self.sequence = self.sequence.wrapping_add(batch.messages());
+        self.send(batch.as_slice())?;
+        self.outcome(family, &[], &batch).map_err(|error| match error {
+            KernelError::Transaction { errno, .. } => {
+                KernelError::Table { family, name: name.to_owned(), errno }
+            }
+            other => other,
+        })
+    }
+}
+
+impl Netlink {
+    /// What the kernel has answered to a transaction.
+    fn outcome(&mut self, family: Family, changes: &[Change], batch: &Batch) -> Result<(), KernelError> {
+        let (mut failed, mut answered, mut lost) = (None, false, false);
+        loop {
+            match self.receive(MSG_DONTWAIT) {
+                Ok(()) => {}
+                Err(Errno::EAGAIN) => break,
+                // An answer had no room: which one, nobody knows. What else has come is still to be read.
+                Err(Errno::ENOBUFS | Errno::EMSGSIZE) => {
+                    lost = true;
+                    continue;
+                }
+                Err(_) => {
+                    lost = true;
+                    break;
+                }
+            }
+            for part in incoming(&self.received) {
+                let Ok(part) = part else {
+                    lost = true;
+                    break;
+                };
+                let Some(place) = batch.place(part.sequence) else { continue };
+                match part.body {
+                    // The first one is the cause; others may follow from it.
+                    Body::Failed { errno, offset, said } if failed.is_none() => {
+                        failed = Some(batch.error(changes, place, errno, offset, said));
+                    }
+                    Body::Acknowledged => answered |= batch.is_answered(place),
+                    _ => {}
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None if answered && !lost => Ok(()),
+            None => Err(KernelError::Undecided { family, changes: changes.len() }),
+        }
+    }
+}

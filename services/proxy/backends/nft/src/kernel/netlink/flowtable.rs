@@ -1,0 +1,54 @@
+//! Reads flowtables, and tries whether the kernel has them.
+//!
+//! In: a family. Out: [`FoundFlowtable`]s of our table.
+
+use std::collections::BTreeMap;
+
+use keelson_proxy::model::Family;
+use netlink_packet_core::NLM_F_DUMP;
+use netlink_packet_netfilter::nftables::NfTablesMessage;
+
+use super::{Batch, FoundFlowtable, KernelError, Netlink, TABLE, Unanswered, message, parse, protocol};
+use crate::ruleset::FLOWTABLE;
+
+impl Netlink {
+    pub(super) fn flowtables(
+        &mut self,
+        family: Family,
+    ) -> Result<BTreeMap<String, FoundFlowtable>, Unanswered> {
+        let mut flowtables = BTreeMap::new();
+        // Those of all tables of the family.
+        let all = NfTablesMessage::GetFlowTable(Vec::new());
+        self.ask("flowtables", protocol(family), NLM_F_DUMP, all, |kind, _, message| {
+            if kind == message::NEW_FLOWTABLE {
+                let (table, name, flowtable) = parse::flowtable(message)?;
+                if table == TABLE {
+                    flowtables.insert(name, flowtable);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(flowtables)
+    }
+
+    /// Reads our flowtable. `None`: there is no such flowtable.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
+        const QUESTION: &str = "the flowtables of the table";
+        self.retry(QUESTION, |netlink| Ok(netlink.flowtables(family)?.remove(FLOWTABLE)))
+    }
+
+    /// Tries out whether the kernel has flowtables, and leaves nothing of it.
+    ///
+    /// # Errors
+    /// It has none ([`KernelError::is_unsupported`]), or does not answer.
+    pub fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
+        self.drain();
+        let batch = Batch::try_flowtable(family, self.sequence);
+        self.sequence = self.sequence.wrapping_add(batch.messages());
+        self.send(batch.as_slice())?;
+        self.outcome(family, &Batch::TRY_FLOWTABLE, &batch)
+    }
+}

@@ -1,0 +1,187 @@
+//! What an earlier run left in the kernel.
+//!
+//! Owns: [`Existing`]. In: elements as the kernel has them, be they whole or not. Out: the number that a service port had,
+//! and the order of its endpoints. Whatever contradicts itself is taken for half of what it says; the comparison repairs it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+};
+
+use keelson_proxy::model::{Endpoint, Family, Frontend, Protocol};
+
+use super::numbers::{is_service_port, split};
+use crate::element::{Element, Key, Number, SetName, Value};
+
+/// What an earlier run left in the kernel, as far as it helps to go on as it was. [`Existing::default`]: nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Existing {
+    /// By whether it is of [`SetName::ClusterIpPorts`], and frontend.
+    frontends: HashMap<(bool, Frontend), Number>,
+    numbers: HashMap<Number, Left>,
+}
+
+/// What there is of a number.
+#[derive(Debug, Default)]
+struct Left {
+    slots: [Vec<(u32, Endpoint)>; 2],
+    affinity_slots: [Vec<(u32, u16)>; 2],
+    endpoints: [Vec<(u16, Endpoint)>; 2],
+}
+
+/// How a service port was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Memory {
+    pub(super) number: Number,
+    /// The endpoint number that was given last.
+    pub(super) last: u16,
+    /// ClusterSet with indexes.
+    pub(super) cluster: Vec<(u32, Endpoint)>,
+    /// LocalSet with indexes.
+    pub(super) local: Vec<(u32, Endpoint)>,
+    /// With affinity: the numbers of the endpoints of both sets. No number and no endpoint is there twice.
+    pub(super) numbers: Vec<(Endpoint, u16)>,
+}
+
+impl Existing {
+    /// Reads elements, in any order. Those that cannot be understood are passed over.
+    pub(crate) fn new(family: Family, elements: impl IntoIterator<Item = Element>) -> Self {
+        let mut existing = Self::default();
+        for element in elements {
+            let Value::Data(value) = element.value else { continue };
+            let _ = existing.read(family, element.set, element.key, value);
+        }
+        existing
+    }
+
+    fn read(&mut self, family: Family, set: SetName, key: Key, value: Key) -> Option<()> {
+        let (mut key, mut value) = (Fields(key.as_slice()), Fields(value.as_slice()));
+        match set {
+            SetName::ClusterIpPorts | SetName::ExternalPorts => {
+                let ip = key.ip(family)?;
+                let frontend = Frontend::Address { ip, protocol: key.protocol()?, port: key.port()? };
+                self.read_frontend(set == SetName::ClusterIpPorts, frontend, value.number()?)?;
+            }
+            SetName::NodePorts => {
+                let frontend = Frontend::NodePort { protocol: key.protocol()?, port: key.port()? };
+                self.read_frontend(false, frontend, value.number()?)?;
+            }
+            SetName::Slots | SetName::LocalSlots => {
+                let (number, index, endpoint) = (key.number()?, key.index()?, value.endpoint(family)?);
+                let [cluster, local] = &mut self.numbers.entry(number).or_default().slots;
+                if set == SetName::Slots { cluster } else { local }.push((index, endpoint));
+            }
+            SetName::AffinitySlots | SetName::LocalAffinitySlots => {
+                let (number, index) = (key.number()?, key.index()?);
+                let (of, endpoint) = split(value.number()?)?;
+                let [cluster, local] = &mut self.numbers.entry(number).or_default().affinity_slots;
+                if of == number {
+                    if set == SetName::AffinitySlots { cluster } else { local }.push((index, endpoint));
+                }
+            }
+            SetName::AffinityEndpoints | SetName::LocalAffinityEndpoints => {
+                let (number, which) = split(key.number()?)?;
+                let endpoint = value.endpoint(family)?;
+                let [cluster, local] = &mut self.numbers.entry(number).or_default().endpoints;
+                if set == SetName::AffinityEndpoints { cluster } else { local }.push((which, endpoint));
+            }
+            _ => {}
+        }
+        Some(())
+    }
+
+    fn read_frontend(&mut self, is_cluster_ip: bool, frontend: Frontend, number: Number) -> Option<()> {
+        if !number.is_set() {
+            return None;
+        }
+        let number = number.id();
+        self.numbers.entry(number).or_default();
+        is_service_port(number).then(|| self.frontends.insert((is_cluster_ip, frontend), number))?;
+        Some(())
+    }
+
+    /// How many numbers there are.
+    pub(super) fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(super) fn numbers(&self) -> impl Iterator<Item = Number> {
+        self.numbers.keys().copied()
+    }
+
+    pub(super) fn has(&self, number: Number) -> bool {
+        self.numbers.contains_key(&number)
+    }
+
+    /// The number that a frontend led to.
+    pub(super) fn number(&self, is_cluster_ip: bool, frontend: Frontend) -> Option<Number> {
+        self.frontends.get(&(is_cluster_ip, frontend)).copied()
+    }
+
+    /// How the service port of a number was.
+    pub(super) fn memory(&self, number: Number) -> Option<Memory> {
+        let left = self.numbers.get(&number)?;
+        if !number.has_affinity() {
+            let [cluster, local] = left.slots.clone();
+            return Some(Memory { number, last: 0, cluster, local, numbers: Vec::new() });
+        }
+        let (mut numbers, mut seen) = (HashMap::new(), HashSet::new());
+        let [cluster, local] = &left.endpoints;
+        for (which, endpoint) in cluster.iter().chain(local) {
+            if !numbers.contains_key(which) && seen.insert(*endpoint) {
+                numbers.insert(*which, *endpoint);
+            }
+        }
+        let named = |slots: &[(u32, u16)]| {
+            slots.iter().filter_map(|(index, which)| Some((*index, *numbers.get(which)?))).collect()
+        };
+        let [cluster, local] = &left.affinity_slots;
+        Some(Memory {
+            number,
+            last: numbers.keys().copied().max().unwrap_or(0),
+            cluster: named(cluster),
+            local: named(local),
+            numbers: numbers.iter().map(|(which, endpoint)| (*endpoint, *which)).collect(),
+        })
+    }
+}
+
+/// The fields of a key that are not read yet.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (field, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*field)
+    }
+
+    fn ip(&mut self, family: Family) -> Option<IpAddr> {
+        Some(match family {
+            Family::V4 => IpAddr::from(self.take::<4>()?),
+            Family::V6 => IpAddr::from(self.take::<16>()?),
+        })
+    }
+
+    fn number(&mut self) -> Option<Number> {
+        self.index().map(Number)
+    }
+
+    fn protocol(&mut self) -> Option<Protocol> {
+        let [number, ..] = self.take::<4>()?;
+        Protocol::from_number(number)
+    }
+
+    fn port(&mut self) -> Option<u16> {
+        let [high, low, ..] = self.take::<4>()?;
+        Some(u16::from_be_bytes([high, low]))
+    }
+
+    fn index(&mut self) -> Option<u32> {
+        self.take::<4>().map(u32::from_ne_bytes)
+    }
+
+    fn endpoint(&mut self, family: Family) -> Option<Endpoint> {
+        Some(Endpoint { ip: self.ip(family)?, port: self.port()? })
+    }
+}

@@ -1,0 +1,531 @@
+//! What the table shall hold.
+//!
+//! Owns: [`Plan`], every element of the sets of one family, but for those that the kernel writes itself. In: service ports,
+//! facts about the node, and what an earlier run left. Out: [`Op`]s, and the chains that they need. Pure: no I/O, no clock.
+//!
+//! The cost of a change is that of the Service that changed. Kept are the service ports; elements are computed when they
+//! are wanted. Numbers, slots and endpoint numbers stay what they were wherever that is possible: over changes, over
+//! a Service that is deleted and comes back within one state, and over restarts ([`Existing`]).
+
+mod existing;
+mod frontend;
+mod ledger;
+mod numbers;
+mod order;
+mod port;
+mod reachable;
+mod slots;
+mod view;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use keelson_client::ServiceName;
+use keelson_proxy::model::{Conflict, Endpoint, Family, Frontend, PortName, Protocol, ServicePort};
+
+pub(crate) use existing::Existing;
+pub(crate) use frontend::{FrontendKind, FrontendTarget};
+pub(crate) use order::in_order;
+pub(crate) use view::{Counts, FoundFrontend, PortView};
+
+use self::{
+    existing::Memory,
+    frontend::{Claim, Claims, Meaning},
+    ledger::Ledger,
+    numbers::Numbers,
+    port::{Port, Reach, change_ledger},
+    view::lacks_affinity,
+};
+use super::{
+    chain::{Chain, Choice},
+    element::{Element, Key, Number, Op, SetName, Value, Verdict},
+};
+
+/// What the plan needs to know of node and cluster, of its family.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct NodeFacts {
+    /// The CIDRs of every ServiceCIDR, in any order. Those of the other family are left out.
+    pub(crate) service_cidrs: Vec<IpNet>,
+    /// The addresses that stand for the node in source ranges.
+    pub(crate) node_ips: Vec<IpAddr>,
+    /// The addresses at which node ports are served; empty where they answer at all local ones.
+    pub(crate) node_port_addresses: Vec<IpAddr>,
+}
+
+/// What the kernel has: the elements of all sets by set and key.
+pub(crate) type Kernel = HashMap<(SetName, Key), (Option<Key>, Value)>;
+
+/// What the table shall hold, for one family.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    family: Family,
+    existing: Existing,
+    services: HashMap<ServiceName, Box<[Port]>>,
+    frontends: HashMap<Frontend, Claims>,
+    /// How many service ports have a cluster IP.
+    cluster_ips: HashMap<IpAddr, u32>,
+    /// How many numbers of service ports tell a choice and count: twice where V and the others tell the same.
+    counted: HashMap<(Choice, u32), u32>,
+    /// How many service ports have an endpoint on this node.
+    hairpin: HashMap<(Protocol, Endpoint), u32>,
+    facts: NodeFacts,
+    numbers: Numbers,
+    /// Service ports that lost their number since operations were taken last.
+    parked: HashMap<PortName, Memory>,
+    ledger: Ledger,
+    counts: Counts,
+}
+
+impl Plan {
+    /// Without Services. Changes are not written down until [`Self::record`].
+    pub(crate) fn new(family: Family, existing: Existing) -> Self {
+        Self {
+            family,
+            numbers: Numbers::new(&existing),
+            existing,
+            services: HashMap::new(),
+            frontends: HashMap::new(),
+            cluster_ips: HashMap::new(),
+            counted: HashMap::new(),
+            hairpin: HashMap::new(),
+            facts: NodeFacts::default(),
+            parked: HashMap::new(),
+            ledger: Ledger::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What an earlier run left has been compared and is gone: its numbers may be given out.
+    pub(crate) fn forget_existing(&mut self) {
+        self.existing = Existing::default();
+    }
+
+    /// Whether changes are written down for [`Self::take_ops`]. Off where a full comparison follows, as it is at the start.
+    /// Whatever has been written down so far is forgotten.
+    pub(crate) fn record(&mut self, on: bool) {
+        self.ledger.record(on);
+        self.end_rest();
+    }
+
+    /// A Service has these ports, and no others.
+    pub(crate) fn set(&mut self, service: &ServiceName, ports: Vec<ServicePort>) {
+        let old = self.services.get(service).map_or(&[][..], |ports| ports);
+        let new = distinct(ports);
+        let claimed = claims(old.iter());
+        let claims = claims(new.iter().map(|(port, _)| port));
+        let mut affected: Vec<Frontend> = claimed.iter().chain(&claims).map(|claim| claim.0).collect();
+        affected.sort_unstable();
+        affected.dedup();
+        let before: Vec<_> = affected.iter().map(|frontend| self.meaning(frontend)).collect();
+
+        let old = self.services.remove(service).unwrap_or_default();
+        let new = self.place(service, &old, new);
+        self.change_own(&old, &new);
+        self.count_services(&old, &new);
+        if !new.is_empty() {
+            self.services.insert(service.clone(), new);
+        }
+        if claimed != claims {
+            self.claim(service, claimed, claims);
+        }
+        for (frontend, before) in affected.iter().zip(before) {
+            let after = self.meaning(frontend);
+            if before != after {
+                let elements = |meaning: Option<Meaning>| {
+                    meaning.map_or_else(Vec::new, |meaning| meaning.elements(&self.facts))
+                };
+                self.ledger.change_all(&elements(before), &elements(after));
+            }
+        }
+    }
+
+    /// The node is so. Costs as much as there are Services where the node's addresses change.
+    pub(crate) fn facts(&mut self, facts: NodeFacts) {
+        if facts == self.facts {
+            return;
+        }
+        let before = fact_elements(self.family, &self.facts);
+        self.ledger.change_all(&before, &fact_elements(self.family, &facts));
+        let old = std::mem::replace(&mut self.facts, facts);
+        if old.node_ips == self.facts.node_ips {
+            return;
+        }
+        let filtered: Vec<Meaning> = (self.frontends.keys())
+            .filter_map(|frontend| self.meaning(frontend))
+            .filter(|meaning| meaning.ranges.is_some())
+            .collect();
+        for meaning in filtered {
+            let before = meaning.elements(&old);
+            self.ledger.change_all(&before, &meaning.elements(&self.facts));
+        }
+    }
+
+    /// Whether [`Self::take_ops`] may have something to return.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.ledger.has_changes()
+    }
+
+    /// What has changed since the last call, in any order ([`in_order`]), at most one operation a key. Numbers that were
+    /// given back may then be given out again.
+    pub(crate) fn take_ops(&mut self) -> Vec<Op> {
+        self.end_rest();
+        self.ledger.take()
+    }
+
+    fn end_rest(&mut self) {
+        self.numbers.end_rest();
+        self.parked = HashMap::new();
+    }
+
+    /// Every element that there shall be, each once, computed from the Services. Not those that the kernel writes.
+    /// In the order in which an empty table may be filled with them: what packets enter by comes last, a filter before the
+    /// frontend that it is for.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = Element> + '_ {
+        let family = self.family;
+        let ports = || self.services.values().flatten();
+        let frontends = |wanted: fn(SetName) -> bool| {
+            (self.frontends.keys())
+                .filter_map(|frontend| self.meaning(frontend))
+                .flat_map(move |meaning| meaning.elements(&self.facts))
+                .filter(move |element| wanted(element.set))
+        };
+        let choices = |policies: bool| {
+            let all = ports().flat_map(move |port| port.choice_elements());
+            all.filter(move |element| (element.set == SetName::ExternalPolicy) == policies)
+        };
+        let hairpin = self.hairpin.keys().map(|(protocol, endpoint)| hairpin(*protocol, *endpoint));
+        ports()
+            .flat_map(move |port| port.slot_elements())
+            .chain(hairpin)
+            .chain(frontends(|set| !set.is_entry()))
+            .chain(self.counted.keys().map(|counted| count_element(*counted)))
+            .chain(choices(false))
+            .chain(choices(true))
+            .chain(fact_elements(family, &self.facts))
+            .chain(frontends(|set| set == SetName::SourceRanges))
+            .chain(frontends(|set| set == SetName::Filtered))
+            .chain(frontends(|set| {
+                set.is_entry() && !matches!(set, SetName::SourceRanges | SetName::Filtered)
+            }))
+            .chain(self.cluster_ips.keys().map(|ip| cluster_ip(*ip)))
+    }
+
+    /// The chains that choose among a count of endpoints and are in use, without their companions.
+    pub(crate) fn chains(&self) -> BTreeSet<Chain> {
+        self.ledger.chains()
+    }
+
+    /// What leads from what the kernel has to what it shall have, in any order ([`in_order`]).
+    pub(crate) fn difference(&self, mut found: Kernel) -> Vec<Op> {
+        found.retain(|(set, _), _| !set.is_dynamic());
+        let mut ops = Vec::new();
+        for element in self.elements() {
+            match found.remove(&(element.set, element.key)) {
+                None => ops.push(Op::Add(element)),
+                Some(content) if content == (element.key_end, element.value) => {}
+                Some((key_end, value)) => {
+                    ops.push(Op::Replace(Element { key_end, value, ..element }, element))
+                }
+            }
+        }
+        let left = found.into_iter();
+        ops.extend(
+            left.map(|((set, key), (key_end, value))| Op::Delete(Element { set, key, key_end, value })),
+        );
+        ops
+    }
+
+    /// How much there is.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts { elements: self.ledger.elements(), ..self.counts }
+    }
+
+    /// Frontends that more than one service port claims, ordered.
+    pub(crate) fn conflicts(&self) -> Vec<Conflict> {
+        let name = |claim: &Claim| Some(self.view(claim)?.name());
+        let conflict = |(frontend, claims): (&Frontend, &Claims)| {
+            let (owner, others) = claims.all().split_first()?;
+            let others: Vec<PortName> = others.iter().filter_map(name).collect();
+            (!others.is_empty()).then_some(Conflict { frontend: *frontend, owner: name(owner)?, others })
+        };
+        let mut conflicts: Vec<Conflict> = self.frontends.iter().filter_map(conflict).collect();
+        conflicts.sort_unstable_by_key(|conflict| conflict.frontend);
+        conflicts
+    }
+
+    /// Every service port, in any order.
+    pub(crate) fn service_ports(&self) -> impl Iterator<Item = PortView<'_>> {
+        self.services
+            .iter()
+            .flat_map(|(service, ports)| ports.iter().map(move |port| PortView { service, inner: port }))
+    }
+
+    /// What a frontend is; none if no Service has it.
+    pub(crate) fn lookup(&self, frontend: Frontend) -> Option<FoundFrontend<'_>> {
+        let claim = self.frontends.get(&frontend)?.all().first()?;
+        let port = self.view(claim)?;
+        Some(FoundFrontend { frontend, kind: claim.kind, target: port.target(claim.kind), port })
+    }
+
+    /// Whether an address is a cluster IP: at other ports than those of its Service it rejects.
+    pub(crate) fn is_cluster_ip(&self, ip: IpAddr) -> bool {
+        self.cluster_ips.contains_key(&ip)
+    }
+
+    /// The facts in use.
+    pub(crate) fn node_facts(&self) -> &NodeFacts {
+        &self.facts
+    }
+
+    fn port(&self, claim: &Claim) -> Option<&Port> {
+        self.services.get(&claim.service)?.get(claim.port as usize)
+    }
+
+    fn view(&self, claim: &Claim) -> Option<PortView<'_>> {
+        let (service, ports) = self.services.get_key_value(&claim.service)?;
+        Some(PortView { service, inner: ports.get(claim.port as usize)? })
+    }
+
+    /// What a frontend means now.
+    fn meaning(&self, frontend: &Frontend) -> Option<Meaning> {
+        let claim = self.frontends.get(frontend)?.all().first()?;
+        let port = self.port(claim)?;
+        let ranges = if claim.kind == FrontendKind::LoadBalancerIp {
+            port.source_ranges.clone()
+        } else {
+            Default::default()
+        };
+        Some(Meaning { frontend: *frontend, kind: claim.kind, target: port.target(claim.kind), ranges })
+    }
+
+    /// Gives the new ports of a Service their numbers and slots. Numbers that nobody has any more are given back.
+    fn place(&mut self, service: &ServiceName, old: &[Port], new: Vec<(Port, Reach)>) -> Box<[Port]> {
+        let (mut placed, mut kept) = (Vec::with_capacity(new.len()), Vec::new());
+        for (mut port, reach) in new {
+            if !reach.is_empty() {
+                let before = find(old, &port);
+                let affinity = port.affinity_seconds != 0 && reach.can_be_numbered();
+                let memory = self.memory(service, &port, before, affinity);
+                let number = match &memory {
+                    Some(memory) => Some(memory.number),
+                    None => self.allocate(affinity),
+                };
+                port.place(number, memory.as_ref(), &reach);
+                kept.extend(number);
+            }
+            placed.push(port);
+        }
+        for port in old {
+            if let Some(memory) = port.memory().filter(|memory| !kept.contains(&memory.number)) {
+                self.numbers.release(memory.number);
+                if self.ledger.is_recording() {
+                    let name = PortName {
+                        service: service.clone(),
+                        port: port.name.clone(),
+                        protocol: port.protocol,
+                    };
+                    self.parked.insert(name, memory);
+                } else {
+                    self.numbers.end_rest();
+                }
+            }
+        }
+        placed.into()
+    }
+
+    /// Without affinity if the numbers that have it are all given out.
+    fn allocate(&mut self, affinity: bool) -> Option<Number> {
+        let number = if affinity { self.numbers.allocate(true, &self.existing) } else { None };
+        number.or_else(|| self.numbers.allocate(false, &self.existing))
+    }
+
+    /// How a service port was, if its number then can be its number now.
+    fn memory(
+        &mut self,
+        service: &ServiceName,
+        port: &Port,
+        before: Option<&Port>,
+        affinity: bool,
+    ) -> Option<Memory> {
+        let fits = |memory: &Memory| memory.number.has_affinity() == affinity;
+        if let Some(memory) = before.and_then(Port::memory).filter(fits) {
+            return Some(memory);
+        }
+        if !self.parked.is_empty() {
+            let name =
+                PortName { service: service.clone(), port: port.name.clone(), protocol: port.protocol };
+            if let Some(memory) = self.parked.remove(&name).filter(fits)
+                && self.numbers.wake(memory.number)
+            {
+                return Some(memory);
+            }
+        }
+        // The order of kinds is that of how likely the frontend was this service port's then, too.
+        let mut frontends: Vec<(Frontend, FrontendKind)> = port.frontends().collect();
+        frontends.sort_by_key(|(_, kind)| {
+            [FrontendKind::ClusterIp, FrontendKind::NodePort].iter().position(|it| it == kind).unwrap_or(2)
+        });
+        frontends.into_iter().find_map(|(frontend, kind)| {
+            let number = self.existing.number(kind == FrontendKind::ClusterIp, frontend)?;
+            let memory = self.existing.memory(number).filter(fits)?;
+            self.numbers.adopt(number).then_some(memory)
+        })
+    }
+
+    /// Tells the ledger of everything of a Service that is no frontend.
+    fn change_own(&mut self, old: &[Port], new: &[Port]) {
+        for port in new {
+            change_ledger(find(old, port), Some(port), &mut self.ledger);
+        }
+        for port in old.iter().filter(|old| find(new, old).is_none()) {
+            change_ledger(Some(port), None, &mut self.ledger);
+        }
+        // First what comes, then what goes: what stays is no change.
+        for port in new {
+            add(&mut self.cluster_ips, port.cluster_ip, cluster_ip, &mut self.ledger);
+            for counted in port.all_counted() {
+                add(&mut self.counted, counted, count_element, &mut self.ledger);
+            }
+            for endpoint in &port.on_node {
+                let key = (port.protocol, *endpoint);
+                add(&mut self.hairpin, key, |(protocol, it)| hairpin(protocol, it), &mut self.ledger);
+            }
+        }
+        for port in old {
+            remove(&mut self.cluster_ips, port.cluster_ip, cluster_ip, &mut self.ledger);
+            for counted in port.all_counted() {
+                remove(&mut self.counted, counted, count_element, &mut self.ledger);
+            }
+            for endpoint in &port.on_node {
+                let key = (port.protocol, *endpoint);
+                remove(&mut self.hairpin, key, |(protocol, it)| hairpin(protocol, it), &mut self.ledger);
+            }
+        }
+    }
+
+    fn count_services(&mut self, old: &[Port], new: &[Port]) {
+        let endpoints = |ports: &[Port]| ports.iter().map(|port| port.endpoints as usize).sum::<usize>();
+        let lacking = |ports: &[Port]| ports.iter().filter(|port| lacks_affinity(port)).count();
+        let counts = &mut self.counts;
+        counts.services = counts.services + usize::from(!new.is_empty()) - usize::from(!old.is_empty());
+        counts.service_ports = counts.service_ports + new.len() - old.len();
+        counts.endpoints = counts.endpoints + endpoints(new) - endpoints(old);
+        counts.without_affinity = counts.without_affinity + lacking(new) - lacking(old);
+    }
+
+    fn claim(&mut self, service: &ServiceName, old: Vec<RawClaim>, new: Vec<RawClaim>) {
+        for (frontend, ..) in old {
+            if let Some(claims) = self.frontends.remove(&frontend)
+                && let Some(claims) = claims.without(service)
+            {
+                self.frontends.insert(frontend, claims);
+            }
+        }
+        for (frontend, port, kind) in new {
+            let claim = Claim { service: service.clone(), port, kind };
+            let claims = match self.frontends.remove(&frontend) {
+                None => Claims::One(claim),
+                Some(claims) => claims.add(claim),
+            };
+            self.frontends.insert(frontend, claims);
+        }
+    }
+}
+
+/// A claim of one Service: which frontend, by which of its ports, as what.
+type RawClaim = (Frontend, u32, FrontendKind);
+
+fn claims<'a>(ports: impl Iterator<Item = &'a Port>) -> Vec<RawClaim> {
+    (0..).zip(ports).flat_map(|(at, port)| port.frontends().map(move |(it, kind)| (it, at, kind))).collect()
+}
+
+/// The one of the same name and protocol, in ports that are in the order of names.
+fn find<'a>(ports: &'a [Port], port: &Port) -> Option<&'a Port> {
+    let order = |other: &Port| (&other.name, other.protocol).cmp(&(&port.name, port.protocol));
+    ports.get(ports.binary_search_by(order).ok()?)
+}
+
+/// In the order of names; of two with one name and protocol, which no Service has, the first.
+fn distinct(mut ports: Vec<ServicePort>) -> Vec<(Port, Reach)> {
+    let same = |port: &ServicePort, other: &ServicePort| {
+        (&port.name.port, port.name.protocol) == (&other.name.port, other.name.protocol)
+    };
+    ports.sort_by(|a, b| (&a.name.port, a.name.protocol).cmp(&(&b.name.port, b.name.protocol)));
+    ports.dedup_by(|later, first| same(later, first));
+    ports.into_iter().map(Port::new).collect()
+}
+
+/// One more has a key; the first one adds the element.
+fn add<K: Eq + std::hash::Hash + Copy>(
+    counts: &mut HashMap<K, u32>,
+    key: K,
+    element: impl Fn(K) -> Element,
+    ledger: &mut Ledger,
+) {
+    let count = counts.entry(key).or_default();
+    *count += 1;
+    if *count == 1 {
+        ledger.change_all(&[], &[element(key)]);
+    }
+}
+
+/// One less has a key; the last one deletes the element.
+fn remove<K: Eq + std::hash::Hash + Copy>(
+    counts: &mut HashMap<K, u32>,
+    key: K,
+    element: impl Fn(K) -> Element,
+    ledger: &mut Ledger,
+) {
+    let Some(count) = counts.get_mut(&key) else { return };
+    *count -= 1;
+    if *count == 0 {
+        counts.remove(&key);
+        ledger.change_all(&[element(key)], &[]);
+    }
+}
+
+fn cluster_ip(ip: IpAddr) -> Element {
+    Element { set: SetName::ClusterIps, key: Key::new().ip(ip), key_end: None, value: Value::None }
+}
+
+/// Leads numbers of a choice and count to their chain.
+fn count_element((choice, count): (Choice, u32)) -> Element {
+    let class = Number(0).with_count(choice, count).class();
+    Element {
+        set: SetName::Counts,
+        key: Key::new().number(class),
+        key_end: None,
+        value: Value::Verdict(Verdict::Goto(Chain::LoadBalance { choice, count })),
+    }
+}
+
+fn hairpin(protocol: Protocol, Endpoint { ip, port }: Endpoint) -> Element {
+    let key = Key::new().ip(ip).ip(ip).protocol(protocol).port(port);
+    Element { set: SetName::Hairpin, key, key_end: None, value: Value::None }
+}
+
+/// Ordered by set and key.
+fn fact_elements(family: Family, facts: &NodeFacts) -> Vec<Element> {
+    let cidrs: Vec<IpNet> =
+        facts.service_cidrs.iter().filter(|net| family.has(&net.addr())).copied().collect();
+    let cidrs = IpNet::aggregate(&cidrs).into_iter().map(|net| Element {
+        set: SetName::ServiceCidrs,
+        key: Key::new().ip(net.network()),
+        key_end: Some(Key::new().ip(net.broadcast())),
+        value: Value::None,
+    });
+    let addresses: BTreeSet<IpAddr> = facts.node_port_addresses.iter().copied().collect();
+    let addresses = addresses.into_iter().filter(|ip| family.has(ip)).map(|ip| Element {
+        set: SetName::NodePortAddresses,
+        key: Key::new().ip(ip),
+        key_end: None,
+        value: Value::None,
+    });
+    addresses.chain(cidrs).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! Which numbers are given out.
+//!
+//! Owns: [`Numbers`]. In: requests of service ports. Out: [`Number`]s, none of which two have at a time.
+
+use std::collections::HashSet;
+
+use super::Existing;
+use crate::element::Number;
+
+/// How many endpoints a service port with affinity can number: 1 to this.
+pub(super) const MAX_ENDPOINT: u16 = u16::MAX;
+
+/// How far apart the numbers of service ports with affinity are.
+const STRIDE: u32 = 1 << 16;
+
+/// How many service ports can have affinity.
+const MAX_WITH_AFFINITY: u32 = (u32::MAX - Number::FIRST_WITH_AFFINITY) / STRIDE + 1;
+
+/// Gives out numbers in turn, so that one that was given back rests as long as can be: the kernel may still have elements
+/// of its last owner, and clients that remember it.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    next_plain: u32,
+    /// Counted in [`STRIDE`]s from [`Number::FIRST_WITH_AFFINITY`].
+    next_with_affinity: u32,
+    used: HashSet<u32>,
+    with_affinity: u32,
+    /// Given back since the last operations were taken; still in `used`.
+    resting: HashSet<u32>,
+}
+
+impl Numbers {
+    /// Goes on after those that exist.
+    pub(super) fn new(existing: &Existing) -> Self {
+        let of = |affinity| existing.numbers().filter(move |number| number.has_affinity() == affinity);
+        let last_plain = of(false).map(|number| number.0).max().unwrap_or(0);
+        let last_with_affinity = of(true).map(|number| place(number.0)).max();
+        Self {
+            next_plain: last_plain + 1,
+            next_with_affinity: last_with_affinity.map_or(0, |last| last + 1),
+            used: HashSet::new(),
+            with_affinity: 0,
+            resting: HashSet::new(),
+        }
+    }
+
+    /// A number that nobody has and that `existing` does not know. None: all are given out.
+    pub(super) fn allocate(&mut self, affinity: bool, existing: &Existing) -> Option<Number> {
+        let tries = if affinity {
+            if self.with_affinity >= MAX_WITH_AFFINITY {
+                return None;
+            }
+            MAX_WITH_AFFINITY as usize
+        } else {
+            self.used.len() + existing.len() + 2
+        };
+        for _ in 0..tries {
+            let number = if affinity { self.turn_with_affinity() } else { self.turn_plain() };
+            if !existing.has(number) && self.adopt(number) {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn turn_plain(&mut self) -> Number {
+        if self.next_plain == 0 || self.next_plain > Number::ID_MASK.0 {
+            self.next_plain = 1;
+        }
+        self.next_plain += 1;
+        Number(self.next_plain - 1)
+    }
+
+    fn turn_with_affinity(&mut self) -> Number {
+        let place = self.next_with_affinity % MAX_WITH_AFFINITY;
+        self.next_with_affinity = place + 1;
+        Number(Number::FIRST_WITH_AFFINITY + place * STRIDE)
+    }
+
+    /// Takes a number that is known from elsewhere; false if it is not free.
+    pub(super) fn adopt(&mut self, number: Number) -> bool {
+        let adopted = self.used.insert(number.0);
+        self.with_affinity += u32::from(adopted && number.has_affinity());
+        adopted
+    }
+
+    /// Takes back what was given back a moment ago; false if that is not so.
+    pub(super) fn wake(&mut self, number: Number) -> bool {
+        self.resting.remove(&number.0)
+    }
+
+    /// Gives a number back; it rests until [`Self::end_rest`].
+    pub(super) fn release(&mut self, number: Number) {
+        self.resting.insert(number.0);
+    }
+
+    /// The operations that clear the kernel of what rests are on their way.
+    pub(super) fn end_rest(&mut self) {
+        for number in std::mem::take(&mut self.resting) {
+            self.used.remove(&number);
+            self.with_affinity -= u32::from(Number(number).has_affinity());
+        }
+    }
+}
+
+/// The place of a number among those with affinity.
+fn place(number: u32) -> u32 {
+    (number - Number::FIRST_WITH_AFFINITY) / STRIDE
+}
+
+/// Whether a number can be that of a service port.
+pub(super) fn is_service_port(number: Number) -> bool {
+    if number.has_affinity() {
+        number.0.is_multiple_of(STRIDE)
+    } else {
+        (1..=Number::ID_MASK.0).contains(&number.0)
+    }
+}
+
+/// The number of a service port from that of one of its endpoints, and which endpoint it is; none without affinity.
+pub(super) fn split(number: Number) -> Option<(Number, u16)> {
+    let endpoint = (number.0 % STRIDE) as u16;
+    (number.has_affinity() && endpoint != 0).then_some((Number(number.0 - u32::from(endpoint)), endpoint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_given_in_turn_and_rest() {
+        let none = Existing::default();
+        let mut numbers = Numbers::new(&none);
+        assert_eq!(numbers.allocate(false, &none), Some(Number(1)));
+        assert_eq!(numbers.allocate(false, &none), Some(Number(2)));
+        assert_eq!(numbers.allocate(true, &none), Some(Number(0x8000_0000)));
+        assert_eq!(numbers.allocate(true, &none), Some(Number(0x8001_0000)));
+        numbers.release(Number(1));
+        assert!(!numbers.adopt(Number(1)), "it rests");
+        assert!(numbers.wake(Number(1)));
+        numbers.release(Number(1));
+        numbers.end_rest();
+        assert_eq!(numbers.allocate(false, &none), Some(Number(3)), "not the one that was free a moment ago");
+        assert!(numbers.adopt(Number(1)));
+    }
+
+    #[test]
+    fn numbers_begin_again_at_the_end() {
+        let none = Existing::default();
+        let mut numbers = Numbers::new(&none);
+        assert!(numbers.adopt(Number(1)));
+        numbers.next_plain = 0xf_ffff;
+        assert_eq!(numbers.allocate(false, &none), Some(Number(0xf_ffff)));
+        assert_eq!(numbers.allocate(false, &none), Some(Number(2)));
+    }
+
+    #[test]
+    fn there_are_32768_numbers_with_affinity() {
+        let none = Existing::default();
+        let mut numbers = Numbers::new(&none);
+        let given: HashSet<_> = (0..32_768).map(|_| numbers.allocate(true, &none).unwrap()).collect();
+        assert_eq!(given.len(), 32_768);
+        assert!(given.iter().all(|number| number.has_affinity() && is_service_port(*number)));
+        assert_eq!(numbers.allocate(true, &none), None);
+        numbers.release(Number(0x8000_0000));
+        assert_eq!(numbers.allocate(true, &none), None, "it rests");
+        numbers.end_rest();
+        assert_eq!(numbers.allocate(true, &none), Some(Number(0x8000_0000)));
+    }
+
+    #[test]
+    fn the_number_of_an_endpoint_tells_its_service_port() {
+        assert_eq!(split(Number(0x8001_0003)), Some((Number(0x8001_0000), 3)));
+        assert_eq!(split(Number(0x8001_0000)), None);
+        assert_eq!(split(Number(7)), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! What leads from the kernel's table to the plan.
+//!
+//! Owns: [`Difference`]. In: the table as it was found. Out: changes, of which none is made here.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::Table;
+use crate::{
+    chain::Chain,
+    element::{Op, SetName},
+    flowtable::device_changes,
+    kernel::{Change, Found},
+    ruleset::{Base, FLOWTABLE, rules},
+};
+
+/// Prepared chains that are missing over a filled `slots` are made in batches. Maximum number of elements that the kernel checks
+/// for one batch, about 30 ms; a batch has at least one chain.
+const PREPARE_MAX: usize = 65_536;
+
+/// What leads from what the kernel has to the plan.
+#[derive(Debug, Default)]
+pub(crate) struct Difference {
+    /// There is no table.
+    pub(crate) absent: bool,
+    /// Nothing less than a new table will do.
+    pub(crate) rebuild: bool,
+    /// Chains and sets to be made and chains to be written again, before the elements.
+    pub(crate) first: Vec<Change>,
+    /// Elements.
+    pub(crate) ops: Vec<Op>,
+    /// What somebody else has put into the table, to be deleted after the elements.
+    pub(crate) last: Vec<Change>,
+    /// Interfaces of the flowtable. These are changed by [`Table::sync_devices`], and no part of a sync.
+    pub(crate) devices: Vec<Change>,
+    /// Prepared chains that are missing and that nothing leads to.
+    pub(crate) prepared: Vec<Chain>,
+    /// Number of elements of `slots` that the kernel has.
+    pub(super) slots: usize,
+    /// The counted chains that there are then.
+    pub(super) kept: BTreeSet<Chain>,
+}
+
+impl Difference {
+    pub(super) fn structure(&self) -> usize {
+        usize::from(self.rebuild) + self.first.len() + self.last.len()
+    }
+
+    /// Has as many of the prepared chains made as one transaction may; [`Table::collect`] makes the others later.
+    pub(super) fn prepare(&mut self, base: &Base) {
+        self.prepared.truncate(prepared_at_once(self.slots));
+        make_chains(base, &self.prepared, &mut self.first);
+        self.kept.extend(&self.prepared);
+    }
+}
+
+impl Table {
+    /// The empty table: sets, chains, rules.
+    pub(super) fn structure(&self) -> Vec<Change> {
+        let mut changes = vec![Change::MakeTable];
+        changes.extend(SetName::ALL.map(Change::MakeSet));
+        changes.extend(self.offloads().then_some(Change::MakeFlowtable));
+        make_chains(&self.base, &self.fixed(), &mut changes);
+        let counted: Vec<Chain> = self.wanted_chains().into_iter().collect();
+        make_chains(&self.base, &counted, &mut changes);
+        changes
+    }
+
+    pub(super) fn differ(&self, found: Option<Found>) -> Difference {
+        let Some(mut found) = found else {
+            return Difference {
+                devices: self
+                    .devices
+                    .as_ref()
+                    .map_or(Vec::new(), |wanted| device_changes(&BTreeSet::new(), wanted)),
+                first: self.structure(),
+                ops: self.plan.difference(HashMap::new()),
+                kept: self.wanted_chains(),
+                absent: true,
+                ..Difference::default()
+            };
+        };
+        if self.needs_another_table(&found) {
+            let ops = self.plan.difference(HashMap::new());
+            return Difference { rebuild: true, ops, kept: self.wanted_chains(), ..Difference::default() };
+        }
+        let slots = found.set(SetName::Slots).map_or(0, |set| set.count);
+        let mut difference = Difference { slots, ..Difference::default() };
+        let absent = SetName::ALL.into_iter().filter(|set| !found.has_set(*set));
+        difference.first.extend(absent.map(Change::MakeSet));
+        self.differ_in_flowtables(&found, &mut difference);
+        self.differ_in_chains(&found, &mut difference);
+        let Difference { last, .. } = &mut difference;
+        last.extend(found.unknown_chains().map(|name| Change::DeleteChainNamed(name.to_owned())));
+        last.extend(found.unknown_sets().map(|name| Change::DeleteSetNamed(name.to_owned())));
+        let flowtables = found.flowtables().keys();
+        let surplus = flowtables.filter(|name| !self.offloads() || name.as_str() != FLOWTABLE);
+        last.extend(surplus.cloned().map(Change::DeleteFlowtable));
+        difference.ops = self.plan.difference(found.take_elements());
+        difference
+    }
+
+    /// Whether something has our name and cannot be changed into ours.
+    fn needs_another_table(&self, found: &Found) -> bool {
+        let is_other_set = |&set: &SetName| found.has_set(set) && !found.set_is(self.family(), set);
+        let is_hooked_wrongly = |&chain: &Chain| found.has_chain(chain) && !found.hook_is(chain);
+        let flowtable = found.flowtables().get(FLOWTABLE).filter(|_| self.offloads());
+        SetName::ALL.iter().any(is_other_set)
+            || self.fixed().iter().any(is_hooked_wrongly)
+            || flowtable.is_some_and(|flowtable| !flowtable.is_ours())
+    }
+
+    fn differ_in_flowtables(&self, found: &Found, difference: &mut Difference) {
+        let former: Vec<Change> = Chain::OFFLOAD
+            .into_iter()
+            .filter(|&chain| Some(chain) != self.offload_chain() && found.has_chain(chain))
+            .map(Change::DeleteChain)
+            .collect();
+        let Some(wanted) = &self.devices else {
+            difference.last.extend(former);
+            return;
+        };
+        let flowtable = found.flowtables().get(FLOWTABLE);
+        // The flows of the former chain end with their flowtable.
+        let kept = flowtable.filter(|_| former.is_empty());
+        difference.first.extend(former);
+        if kept.is_none() {
+            let old = flowtable.map(|_| Change::DeleteFlowtable(FLOWTABLE.to_owned()));
+            difference.first.extend(old.into_iter().chain([Change::MakeFlowtable]));
+        }
+        let none = BTreeSet::new();
+        difference.devices = device_changes(kept.map_or(&none, |flowtable| &flowtable.devices), wanted);
+    }
+
+    fn differ_in_chains(&self, found: &Found, difference: &mut Difference) {
+        let (used, counted) = (self.used_chains(), self.wanted_chains());
+        let (mut fresh, mut rewritten) = (Vec::new(), Vec::new());
+        for &chain in self.fixed().iter().chain(&counted) {
+            if !found.has_chain(chain) {
+                let is_unused = chain.is_prepared() && !used.contains(&chain);
+                if is_unused { &mut difference.prepared } else { &mut fresh }.push(chain);
+            } else {
+                let wanted = rules(&self.base, chain);
+                if !found.chain_is(self.family(), chain, &wanted) {
+                    rewritten.push(Change::Rules(chain, wanted));
+                }
+            }
+        }
+        make_chains(&self.base, &fresh, &mut difference.first);
+        difference.first.extend(rewritten);
+        let is_fixed = |chain: &Chain| Chain::FIXED.contains(chain) || Chain::OFFLOAD.contains(chain);
+        difference.kept = found.chains().filter(|chain| !is_fixed(chain)).collect();
+        difference.kept.extend(counted.into_iter().filter(|chain| !difference.prepared.contains(chain)));
+    }
+}
+
+/// How many prepared chains one transaction makes over this number of slots.
+pub(super) fn prepared_at_once(slots: usize) -> usize {
+    (PREPARE_MAX / slots.max(1)).max(1)
+}
+
+pub(super) fn make_chains(base: &Base, chains: &[Chain], changes: &mut Vec<Change>) {
+    changes.extend(chains.iter().copied().map(Change::MakeChain));
+    changes.extend(chains.iter().map(|&chain| Change::Rules(chain, rules(base, chain))));
+}

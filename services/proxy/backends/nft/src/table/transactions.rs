@@ -1,0 +1,193 @@
+//! Transactions that bring a table up to date.
+//!
+//! Owns: their size and order, and how often one is tried. In: what is to be changed. Out: transactions, by [`NfTables`].
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    mem,
+    time::Duration,
+};
+
+use keelson_proxy::{backend::Outcome, model::Family};
+
+use super::{CHUNK, ONE_TRANSACTION, Table, difference::Difference};
+use crate::{
+    chain::Chain,
+    element::{Element, Op, SetName},
+    kernel::{Change, Elements, ErrorKind, KernelError, NfTables},
+    plan::in_order,
+};
+
+/// How often a transaction that met a passing difficulty is tried.
+const TRIES: u32 = 5;
+
+impl Table {
+    /// Where there is no table: all of it, element by element as the plan has them, without a list of them in memory.
+    pub(super) fn fill(
+        &mut self,
+        tables: &mut dyn NfTables,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
+        let mut changes = self.structure();
+        outcome.structure = changes.len();
+        let total = self.plan.counts().all_elements();
+        let chunk = if total <= ONE_TRANSACTION { usize::MAX } else { CHUNK };
+        let mut transactions = 0;
+        let Self { plan, base, .. } = self;
+        // What packets enter by comes last.
+        for entry in [false, true] {
+            let mut elements = plan.elements().filter(|element| element.set.is_entry() == entry).peekable();
+            while elements.peek().is_some() {
+                let before = changes.len();
+                changes
+                    .extend(elements.by_ref().take(chunk).map(|element| Change::Element(Op::Add(element))));
+                outcome.added += changes.len() - before;
+                if total > ONE_TRANSACTION {
+                    commit(base.family, tables, &changes)?;
+                    transactions += 1;
+                    changes.clear();
+                }
+            }
+        }
+        if !changes.is_empty() {
+            commit(base.family, tables, &changes)?;
+            transactions += 1;
+        }
+        self.count(transactions);
+        outcome.transactions += transactions;
+        Ok(())
+    }
+
+    /// Where there is a table.
+    pub(super) fn repair(
+        &mut self,
+        tables: &mut dyn NfTables,
+        mut difference: Difference,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
+        difference.prepare(&self.base);
+        outcome.structure += difference.structure();
+        if difference.rebuild {
+            self.rebuild(tables, &difference, outcome)?;
+        } else {
+            self.load(tables, difference.first, difference.ops, outcome)?;
+            if !difference.last.is_empty() {
+                self.commit(tables, &difference.last, outcome)?;
+            }
+        }
+        // A chain that rests goes on to rest.
+        let since = |chain: &Chain| self.made.get(chain).copied().flatten();
+        self.made = difference.kept.into_iter().map(|chain| (chain, since(&chain))).collect();
+        Ok(())
+    }
+
+    /// Those of the operations that are still needed, by the elements that the kernel has now.
+    pub(super) fn verify(&self, ops: Vec<Op>, tables: &mut dyn NfTables) -> Result<Vec<Op>, KernelError> {
+        let family = self.family();
+        let mut intervals: HashMap<SetName, Elements> = HashMap::new();
+        let mut needed = Vec::new();
+        for op in ops {
+            let (Op::Add(element) | Op::Delete(element) | Op::Replace(_, element)) = op;
+            let (set, key) = (element.set, element.key);
+            let current = if set.is_interval() {
+                if let Entry::Vacant(vacant) = intervals.entry(set) {
+                    vacant.insert(tables.netlink().read_set(family, set)?);
+                }
+                intervals.get(&set).and_then(|all| all.get(&(set, key)).copied())
+            } else {
+                tables.netlink().get(family, set, &key)?
+            };
+            let current = current.map(|(key_end, value)| Element { set, key, key_end, value });
+            let wanted = (!matches!(op, Op::Delete(_))).then_some(element);
+            needed.extend(match (current, wanted) {
+                (None, Some(wanted)) => Some(Op::Add(wanted)),
+                (Some(current), Some(wanted)) if current != wanted => Some(Op::Replace(current, wanted)),
+                (Some(current), None) => Some(Op::Delete(current)),
+                _ => None,
+            });
+        }
+        Ok(needed)
+    }
+
+    /// All of it anew in one transaction, because what is there cannot be made right piece by piece: connections go on, what
+    /// clients were bound to by affinity is lost.
+    fn rebuild(
+        &mut self,
+        tables: &mut dyn NfTables,
+        difference: &Difference,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
+        tracing::warn!(
+            family = %self.family(),
+            "cannot repair the table in place; replacing it in one transaction, which discards session affinity"
+        );
+        let mut changes = vec![Change::DeleteTable];
+        changes.extend(self.structure());
+        changes.extend(difference.ops.iter().copied().map(Change::Element));
+        count(&difference.ops, outcome);
+        self.commit(tables, &changes, outcome)
+    }
+
+    /// Commits structure and elements: at once if they are few, else in an order that is good for traffic.
+    pub(super) fn load(
+        &mut self,
+        tables: &mut dyn NfTables,
+        mut changes: Vec<Change>,
+        ops: Vec<Op>,
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
+        count(&ops, outcome);
+        let few = ops.len() <= ONE_TRANSACTION;
+        for phase in in_order(ops) {
+            if few {
+                changes.extend(phase.into_iter().map(Change::Element));
+                continue;
+            }
+            for chunk in phase.chunks(CHUNK) {
+                changes.extend(chunk.iter().copied().map(Change::Element));
+                self.commit(tables, &mem::take(&mut changes), outcome)?;
+            }
+        }
+        if changes.is_empty() { Ok(()) } else { self.commit(tables, &changes, outcome) }
+    }
+
+    pub(super) fn commit(
+        &mut self,
+        tables: &mut dyn NfTables,
+        changes: &[Change],
+        outcome: &mut Outcome,
+    ) -> Result<(), KernelError> {
+        commit(self.family(), tables, changes)?;
+        self.count(1);
+        outcome.transactions += 1;
+        Ok(())
+    }
+}
+
+/// One transaction; what passes is waited for.
+fn commit(family: Family, tables: &mut dyn NfTables, changes: &[Change]) -> Result<(), KernelError> {
+    let mut tries = 1;
+    loop {
+        match tables.commit(family, changes) {
+            Err(error) if error.kind() == ErrorKind::Retry && tries < TRIES => {
+                tracing::debug!(%family, %error, tries, "retrying a transaction");
+                std::thread::sleep(Duration::from_millis(1 << tries));
+                tries += 1;
+            }
+            committed => return committed,
+        }
+    }
+}
+
+fn count(ops: &[Op], outcome: &mut Outcome) {
+    for op in ops {
+        match op {
+            Op::Add(_) => outcome.added += 1,
+            Op::Delete(_) => outcome.deleted += 1,
+            Op::Replace(..) => {
+                outcome.added += 1;
+                outcome.deleted += 1;
+            }
+        }
+    }
+}

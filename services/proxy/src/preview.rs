@@ -1,0 +1,77 @@
+//! What a proxy would program for one state: the ruleset as text, and what would change.
+//!
+//! Owns: [`Preview`]. In: a full state of the agent, a backend that was opened to compare or to print. Out: text. Nothing is
+//! changed.
+
+use std::{fmt, time::Instant};
+
+use keelson_client::State;
+
+use crate::{
+    addresses::{AddressError, LocalAddresses},
+    backend::{Backend, BackendError},
+    model::{Family, service_ports},
+    options::Options,
+    sync::SyncLoop,
+};
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum PreviewError {
+    /// The kernel cannot be read.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The node's addresses cannot be read.
+    #[error(transparent)]
+    Addresses(#[from] AddressError),
+    /// What the agent sent is damaged.
+    #[error(transparent)]
+    State(#[from] keelson_client::Error),
+    /// `NodeCIDR` and no pod CIDR.
+    #[error("the Node has no spec.podCIDRs, which detect_local_mode NodeCIDR requires")]
+    NoPodCidrs,
+}
+
+/// What would be programmed for one state.
+#[derive(Debug)]
+pub struct Preview(SyncLoop);
+
+impl Preview {
+    /// Of a full state.
+    ///
+    /// # Errors
+    /// See [`PreviewError`].
+    pub fn new(backend: Box<dyn Backend>, options: Options, state: &State) -> Result<Self, PreviewError> {
+        let mut sync = SyncLoop::new(backend, options);
+        let now = Instant::now();
+        for raw in state.services() {
+            let service = raw.decode()?;
+            sync.set(raw.name(), Family::ALL.map(|family| service_ports(&service, family)), now);
+        }
+        sync.set_node(state.node().cloned().unwrap_or_default(), now);
+        let local = LocalAddresses::now()?;
+        sync.set_addresses(local.as_slice(), now);
+        sync.set_interfaces(local.interfaces());
+        sync.begin(now);
+        if sync.waits_for_pod_cidrs() {
+            return Err(PreviewError::NoPodCidrs);
+        }
+        Ok(Self(sync))
+    }
+
+    /// The rulesets of all families, as text that the backend's tools read.
+    ///
+    /// # Errors
+    /// `out` refuses.
+    pub fn print(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        (self.0.backend().ruleset())(out)
+    }
+
+    /// What a proxy would change, one line each.
+    ///
+    /// # Errors
+    /// The kernel cannot be read.
+    pub fn changes(&mut self) -> Result<Vec<String>, BackendError> {
+        self.0.changes()
+    }
+}
