@@ -1,9 +1,9 @@
-//! Who may change something through the debug socket.
+//! The right to change something through the debug socket.
 //!
 //! Owns: the decision for each call that changes something. In: the credentials of the process that connected
 //! (`SO_PEERCRED`, see unix(7)), and the view's answer for its user. Out: nothing, or PERMISSION_DENIED.
 //!
-//! The socket's mode and group say who may look; changing the limit or the node's conditions needs more.
+//! The socket's mode and group give read access; changing the limit or the node's conditions needs more.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::AgentView;
 /// Whether the process behind this call may change something.
 ///
 /// # Errors
-/// PERMISSION_DENIED for a user who may only look, and for a connection that does not tell its user.
+/// PERMISSION_DENIED for a user with read access only, and for a connection without a known user.
 pub(crate) fn may_change<T>(view: &impl AgentView, request: &Request<T>) -> Result<(), Status> {
     let Some(uid) = request.extensions().get::<Arc<Peer>>().and_then(|peer| peer.uid) else {
         return Err(Status::permission_denied("the user of this connection is unknown"));

@@ -20,7 +20,7 @@ pub(crate) enum ExplainError {
     /// Neither a Service nor an EndpointSlice of that name is known.
     #[error("{0}")]
     NotKnown(String),
-    /// The question makes no sense, or the agent did not answer it.
+    /// The question is not valid, or the agent did not answer it.
     #[error(transparent)]
     View(#[from] ViewError),
 }
@@ -42,7 +42,7 @@ fn check_list(namespace: &str, max: u32) -> Result<(), ViewError> {
     Ok(())
 }
 
-/// As [`state`], of the Services that `filter` finds only; and how many those are, listed or not.
+/// As [`state`], with the Services that match `filter` only, and their number, listed or not.
 pub(crate) async fn search(
     view: &impl AgentView,
     namespace: &str,
@@ -89,7 +89,7 @@ pub(crate) async fn explain(
     Err(not_there(namespace, name, &state))
 }
 
-/// That a Service is not known means little while nothing is.
+/// The error for a Service that is not known, which may be because none is known.
 fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
     let because = if state.reason.is_empty() { String::new() } else { format!(": {}", state.reason) };
     match state.state.as_str() {
@@ -103,7 +103,7 @@ fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
     }
 }
 
-/// Names of objects and values of labels are made of these; anything else was not meant as a name.
+/// Names of objects and values of labels consist of these characters.
 fn check_name(what: &str, name: &str) -> Result<(), ViewError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(fits) {

@@ -1,12 +1,11 @@
-//! One write for everything that a connection has to say at a time.
+//! One write for everything that a connection sends at a time.
 //!
 //! Owns: a socket's bytes that are not written yet. In: the writes of h2, of which an answer makes two
 //! or three: head, payload, trailers. Out: one `write` of all of them, when the task of the
 //! connection has polled it, so that the peer is woken once. h2 flushes after every payload; only its
-//! poller knows when it is done, and so [`Corked::drive`] does the flushing. What a connection has to say
-//! right after it has heard something is mostly for its peer's bookkeeping (the runtime's gRPC library sends a
-//! PING with every answer), and goes out after the tasks that wait for what was heard: a write costs as much
-//! as the rest of passing an answer on.
+//! poller knows when it is done, and so [`Corked::drive`] does the flushing. What a connection sends
+//! right after it has read something is mostly protocol (the runtime's gRPC library sends a PING with every answer),
+//! and goes out after the tasks that wait for what was read: a write costs as much as the rest of passing an answer on.
 
 use std::{
     io,
@@ -23,7 +22,7 @@ const ENOUGH: usize = 64 * 1024;
 /// A buffer that has grown larger is given back when it is empty.
 const KEEP: usize = 16 * 1024;
 
-/// How often others go first after something was heard: the task of a call, then the other connection that it writes to.
+/// How often other tasks run first after a read: the task of a call, then the other connection that it writes to.
 const TURNS: u8 = 2;
 
 #[derive(Debug)]
@@ -32,7 +31,7 @@ struct Inner<T> {
     out: BytesMut,
     /// Something was read since the last write.
     heard: bool,
-    /// How often others went first since then.
+    /// How often other tasks ran first since then.
     turns: u8,
 }
 
@@ -56,7 +55,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Corked<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls the connection, then writes what it had to say. An error of the socket is left for the
+    /// Polls the connection, then writes what it has sent. An error of the socket is left for the
     /// connection, which finds it when it reads.
     pub(super) fn drive<R>(
         &self,
@@ -160,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes every write.
+    /// Records every write.
     #[derive(Clone, Default)]
     struct Writes(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -238,7 +237,7 @@ mod tests {
         call.abort();
     }
 
-    /// A peer that never stops talking is answered.
+    /// A peer that sends without pause is answered.
     #[test]
     fn a_write_waits_for_two_turns_at_most() {
         let mut inner = Inner { io: Writes::default(), out: BytesMut::from("x"), heard: false, turns: 0 };

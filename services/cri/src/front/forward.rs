@@ -2,7 +2,7 @@
 //!
 //! Owns: a call that was handed over, until its answer. In: a client's call as it came. Out: the same call to the
 //! successor on this agent's own CRI socket path, and the successor's answer, unchanged. A successor that is
-//! replaced in turn says so ([`MOVED`]), or its connection breaks: then the call is sent again to the agent that
+//! replaced in turn answers with [`MOVED`], or its connection breaks: then the call is sent again to the agent that
 //! listens there by then, so that a call never passes more than one agent that ends.
 
 use std::time::Duration;
@@ -47,7 +47,7 @@ enum Try {
     Again(String),
 }
 
-/// Tells another agent that its call is to be sent again.
+/// Answers another agent that its call is to be sent again.
 pub(super) fn send_back(respond: &mut SendResponse<Bytes>) {
     let mut trailers = frame::status(Refusal::Moved.code(), &Refusal::Moved.to_string(), &[]);
     trailers.insert(MOVED, HeaderValue::from_static("1"));

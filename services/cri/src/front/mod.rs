@@ -57,16 +57,16 @@ const PULL_IMAGE_V1ALPHA2: &str = "/runtime.v1alpha2.ImageService/PullImage";
 const STREAM_WINDOW: u32 = 1024 * 1024;
 /// Flow-control window of a connection.
 const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
-/// How long a client may take to say that it speaks HTTP/2.
+/// How long a client may take for the HTTP/2 handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long it may still take once the agent leaves.
+/// The same once the agent stops.
 const LEAVING_HANDSHAKE: Duration = Duration::from_secs(5);
 /// The largest block of headers, as in grpc-go.
 pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
 
 /// Cancelled calls that are remembered, so that frames which cross the cancellation are known for late.
 const LATE_CALLS: usize = 1024;
-/// Calls that may be cancelled before this thread has come to see them.
+/// Calls that may be cancelled before this thread has seen them.
 const UNSEEN_CALLS: usize = 100_000;
 
 /// What can change while the front runs.
@@ -80,7 +80,7 @@ pub struct FrontSettings {
     pub offer_pull_option: bool,
 }
 
-/// How far the front is on its way out.
+/// How far the front has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Connections and calls are taken.
@@ -102,7 +102,7 @@ pub struct FrontParts {
     pub metrics: Metrics,
     /// Settings, live.
     pub settings: watch::Receiver<FrontSettings>,
-    /// By which the ids of credentials are made.
+    /// Salt of the IDs of credentials.
     pub salt: CredentialsSalt,
     /// This front's own socket path, where a successor answers for pulls that were handed over.
     pub own_socket: std::path::PathBuf,
@@ -145,7 +145,7 @@ impl Front {
         self.parts.settings.borrow().decision
     }
 
-    /// Counts a pull that is passed through, and logs it if none was logged for a while.
+    /// Counts a pull that is passed through, and logs it if none was logged lately.
     fn passes_through(&self, reason: PassReason, image: &str) {
         let metrics = &self.parts.metrics;
         metrics.passed_through.get_or_create(&reason).inc();
@@ -162,7 +162,7 @@ impl Front {
     }
 }
 
-/// Serves until `phase` says otherwise, then lets calls that run end; returns when the last connection is gone.
+/// Serves while `phase` is [`Phase::Serving`], then lets calls that run end; returns when the last connection is gone.
 pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Receiver<Phase>) {
     let successor = Upstream::new(parts.own_socket.clone());
     let front = Arc::new(Front {

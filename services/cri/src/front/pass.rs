@@ -26,7 +26,7 @@ const START_UP_BODY: usize = 64 * 1024;
 /// How much of a request's body goes with its head: a DATA frame.
 const EAGER: usize = 16 * 1024;
 
-/// How a call ended, when it did not end well.
+/// How a call failed.
 pub(super) enum Broken {
     /// The client is gone: nothing to answer.
     Client,
@@ -77,7 +77,7 @@ pub(super) async fn handle(
     front.parts.metrics.operation(operation, since.elapsed(), failed);
 }
 
-/// The whole call; says which status the runtime gave.
+/// The complete call; returns the status of the runtime.
 async fn exchange(
     request: Request<RecvStream>,
     begun: Bytes,
@@ -87,7 +87,7 @@ async fn exchange(
 ) -> Result<Option<i32>, Broken> {
     let path = request.uri().path();
     let start_up = START_UP.contains(&path);
-    // Said even where no option is obeyed: it also tells another agent that this is one.
+    // Sent even if no option is obeyed: another agent recognizes this one by it.
     let offer = (path == START_UP[0]).then(|| match front.parts.settings.borrow().offer_pull_option {
         true => PULL_OPTION_MAX_PARALLEL,
         false => "",
@@ -149,14 +149,14 @@ async fn upload(rest: Option<Upload>) {
             to.send_reset(ended.unwrap_or(Reason::CANCEL));
             return;
         }
-        // A runtime that stopped reading still has the last word. The handle stays: without it the
-        // stream would be cancelled.
+        // A runtime that stopped reading can still answer. The handle stays: without it the stream would be
+        // cancelled.
         std::future::pending::<()>().await;
     }
     std::future::pending().await
 }
 
-/// The head for the runtime: the client's, less what is not for it.
+/// The head for the runtime: the client's without what is not passed on.
 fn forward_head(request: Request<RecvStream>) -> (Request<()>, RecvStream) {
     let (mut parts, body) = request.into_parts();
     if parts.uri.path().starts_with("/runtime.") {

@@ -19,7 +19,7 @@ pub enum PingError {
     Ended(String),
 }
 
-/// Asks the front behind `socket` for a sign of life. Has no limit of its own: a stuck front leaves it waiting.
+/// Sends a ping to the front behind `socket`. There is no time limit: with a stuck front it does not return.
 ///
 /// # Errors
 /// No process listens, or the connection breaks.

@@ -33,7 +33,7 @@ use super::{
 /// Requests for one call, if the coordinator restarts on each of them.
 const MOST_REQUESTS: u32 = 4;
 
-/// Tells the coordinator that a caller is gone, unless its answer came first.
+/// Sends `CallerLeft` when dropped, unless the answer came first.
 struct Leave {
     pulls: Mailbox<PullCoordinator>,
     caller: Option<CallerId>,
@@ -174,7 +174,7 @@ fn decode(body: Bytes, headers: &HeaderMap, front: &Front) -> Result<PullCall, (
     Ok(call.with_metadata(custom_metadata(headers)))
 }
 
-/// What of a caller's metadata goes on to the runtime: everything but the protocol's own headers and
+/// The metadata of a caller that is passed on to the runtime: everything but the protocol's own headers and
 /// `containerd-*`, by which a client could choose a lease.
 fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     let own = |name: &str| {
@@ -189,7 +189,7 @@ fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     headers.iter().filter(|(name, _)| !own(name.as_str())).map(copy).collect()
 }
 
-/// The runtime's words, as they came.
+/// The runtime's answer, unchanged.
 fn send_reply(respond: &mut SendResponse<Bytes>, reply: &PullReply) {
     let mut metadata = HeaderMap::new();
     for (name, value) in &reply.metadata {

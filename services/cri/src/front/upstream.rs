@@ -1,8 +1,8 @@
 //! One client's connection to the runtime.
 //!
 //! Owns: the HTTP/2 connection that a client's calls go on to; made when the first call needs it, and
-//! again after the runtime came back. In: a wish for a connection, and for how long it may be waited
-//! for. Out: a handle to send on, or a sentence that says what is wrong with the socket.
+//! again after the runtime came back. In: a request for a connection, and how long it may
+//! wait. Out: a handle to send on, or what is wrong with the socket.
 
 use std::{io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ pub(super) enum Away {
     #[error("the container runtime at unix://{socket} did not answer within {waited:?} (cri.hold_timeout): \
              {reason}", socket = .socket.display())]
     Runtime { socket: PathBuf, waited: Duration, reason: String },
-    /// Nothing is wrong with the runtime.
+    /// There is no file descriptor; the runtime may be healthy.
     #[error(
         "keelson has no file descriptor left for another connection to the container runtime; raise \
          LimitNOFILE of its unit"
@@ -44,7 +44,7 @@ impl Away {
 /// A try that failed.
 struct Failed {
     reason: String,
-    /// For want of file descriptors.
+    /// Because there is no file descriptor.
     descriptors: bool,
 }
 

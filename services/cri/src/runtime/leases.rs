@@ -5,8 +5,8 @@
 //!
 //! containerd pins what a call fetches to the lease named in its metadata and deletes only leases that
 //! it made itself. Ours carry the owner's label, by which orphans are found, and an expiry of hours, which is
-//! renewed while a pull runs in the lease or its bytes are retained: should the agent never come back, nothing
-//! stays for long.
+//! renewed while a pull runs in the lease or its bytes are retained: if the agent never comes back, they
+//! expire.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -114,7 +114,7 @@ impl LeaseBook {
         Using { lease: lease.to_owned(), uses: self.uses.clone() }
     }
 
-    /// Makes the lease, or sees to it that it lives long enough.
+    /// Makes the lease, or renews it if it expires soon.
     pub(super) async fn ensure(&self, lease: &str) -> Result<(), Status> {
         let _turn = self.turns.take(lease).await;
         let fresh = |of: &Use| {

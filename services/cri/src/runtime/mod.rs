@@ -3,7 +3,7 @@
 //! Owns: one gRPC channel, for pulls, presence checks, probes, leases and progress. In: calls of the
 //! trait [`Runtime`] that the actors declare. Out: CRI and containerd calls on the runtime's socket.
 //! No keep-alive pings are sent: containerd answers frequent ones with GOAWAY, and a unix socket
-//! tells when its peer is gone, which is passed on at once.
+//! notices at once when its peer is gone.
 
 mod apis;
 mod cleanup;
@@ -200,7 +200,7 @@ impl Inner {
         }
         match self.pull_once(&pull).await {
             Err(status) if is_lost_lease(&status, &pull) => {
-                // Deleted behind our back, or expired: make it again and ask once more.
+                // Deleted by another process, or expired: make it again and repeat the call.
                 if let Some(lease) = &pull.lease
                     && let Err(status) = self.leases.renew(lease).await
                     && let Some(lost) = self.without_lease(&mut pull, &status)
@@ -217,7 +217,7 @@ impl Inner {
         }
     }
 
-    /// Makes the lease of a pull. Errors that may pass are given a moment.
+    /// Makes the lease of a pull. Errors that may pass are retried for a short time.
     async fn make_lease(&self, lease: &str) -> Result<(), Status> {
         for pause in LEASE_RETRIES {
             match self.apis.called(Api::Leases, self.leases.ensure(lease).await) {
@@ -258,7 +258,7 @@ impl Inner {
         Ok(PullReply { result: Ok(message), metadata: custom(&metadata) })
     }
 
-    /// A status as it came, and whether it only says that nothing came.
+    /// A status as it came, and whether it stands for a broken connection.
     fn reply_of(&self, status: &Status) -> (PullReply, bool) {
         // A status that the runtime sent has no source; one made for a broken connection has.
         if status.source().is_some() {
@@ -302,7 +302,7 @@ async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
 }
 
-/// A status in words. Where tonic made it for a broken connection, the first cause says it best.
+/// The text of a status. If tonic made it for a broken connection, that is the first cause.
 fn describe(status: &Status) -> String {
     let mut cause = status.source();
     while let Some(deeper) = cause.and_then(std::error::Error::source) {

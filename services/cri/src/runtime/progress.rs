@@ -27,10 +27,10 @@ use super::leases::in_namespace;
 /// Larger blobs are layers, not manifests (the distribution specification's limit for manifests).
 const MAX_MANIFEST: i64 = 4 * 1024 * 1024;
 
-/// What was learned of a blob that no reading meets any more is kept for so long.
+/// How long the data of a blob is kept that no reading refers to.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
-/// A manifest, as far as it matters here.
+/// The fields of a manifest that are used.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Manifest {
     config: Blob,

@@ -1,4 +1,4 @@
-//! The stream to the runtime, which tells when it is gone.
+//! The stream to the runtime, with a notice when it is gone.
 //!
 //! Owns: [`Watched`]. In: a connected socket. Out: the same, and a notice when it is dropped: the HTTP/2
 //! connection that owns it lets go of it as soon as the peer closes it, whether a call runs or not.
@@ -17,7 +17,7 @@ use tokio::{
     sync::Notify,
 };
 
-/// A socket that tells when it is dropped.
+/// A socket that gives notice when it is dropped.
 #[derive(Debug)]
 pub(super) struct Watched {
     stream: UnixStream,

@@ -31,14 +31,14 @@ use super::{
 /// Looks in a row for a state that does not change while it is read.
 const MOST_ROUNDS: usize = 5;
 
-/// A file system may note times this coarsely: a file that was read so soon after it was written may have been
-/// written again since, and look the same.
+/// Times of a file system may be this coarse: a file that was read within this time after a write may have been written
+/// again since, and look the same.
 const COARSEST_TIME: Duration = Duration::from_secs(2);
 
 /// What is known of changes without a look at the folder.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Hints {
-    /// Files that were closed after writing or moved here: they are whole.
+    /// Files that were closed after writing or moved here: they are complete.
     pub(super) whole: HashSet<String>,
     /// Files that a program is writing to.
     pub(super) open: HashSet<String>,
@@ -101,7 +101,7 @@ pub(super) struct FileFault {
 pub(super) struct Look {
     /// Some file is to be looked at again after this time.
     pub(super) again: Option<Duration>,
-    /// The folder has only just appeared and is still being filled: what was found is not all.
+    /// The folder is new and still being filled: what was found is not complete.
     pub(super) filling: bool,
 }
 
@@ -175,7 +175,7 @@ impl Folder {
             if round == MOST_ROUNDS || !(several || vanished) {
                 break;
             }
-            // A rename between two reads would otherwise be half seen.
+            // A rename between two reads would otherwise be seen in part.
             let newer = self.list()?;
             if newer.files == listing.files && !vanished {
                 break;
@@ -275,7 +275,7 @@ impl Folder {
                 }
                 continue;
             }
-            // Links are switched over, never written to: a link that leads elsewhere leads to something whole.
+            // Links are replaced, never written to: the target of a replaced link is complete.
             let switched = entry.link && known.is_none_or(|known| !known.stamp.same_file(&entry.stamp));
             let old = self.filling.is_some()
                 && age(&entry.stamp, wall).is_some_and(|age| age >= self.timing.settle);
@@ -342,7 +342,7 @@ impl Folder {
         };
         let faults = match parsed {
             Ok(mut objects) => {
-                // Of Nodes only this one is of concern.
+                // Of Nodes only this one is used.
                 objects.retain(|object| object.key.0 != SourceKind::Node || object.key.1 == self.node);
                 self.catalog.set(name, objects);
                 Vec::new()
@@ -412,7 +412,7 @@ fn age(stamp: &Stamp, wall: SystemTime) -> Option<Duration> {
     now.checked_sub(Duration::new(seconds, nanos))
 }
 
-/// Whether the clock of the file system may not have ticked since.
+/// Whether the time of the file system may be the same still.
 fn is_new(stamp: &Stamp, wall: SystemTime) -> bool {
     age(stamp, wall).is_some_and(|age| age < COARSEST_TIME)
 }

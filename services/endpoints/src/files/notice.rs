@@ -28,7 +28,7 @@ impl AsRawFd for Descriptor {
     }
 }
 
-/// What came of some notices.
+/// The result of some notices.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Noticed {
     pub(super) hints: Hints,
@@ -68,13 +68,13 @@ impl Notices {
     /// When the kernel's limit of instances is reached (`fs.inotify.max_user_instances`).
     pub(super) fn new() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        // What takes its place is unsafe, for a type may give another descriptor each time or close it; this one owns it.
+        // Its replacement is unsafe, because a type may return another descriptor each time or close it; this one owns it.
         #[allow(deprecated)]
         let descriptor = AsyncFd::with_interest(Descriptor(inotify), Interest::READABLE)?;
         Ok(Self { descriptor, watch: None })
     }
 
-    /// Sees to it that what is at the path now is watched.
+    /// Watches what is at the path now.
     ///
     /// # Errors
     /// When there is no folder there, or the limit of watches is reached (`fs.inotify.max_user_watches`).

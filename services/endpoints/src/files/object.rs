@@ -192,7 +192,7 @@ fn name_of(metadata: &str) -> Result<(), ObjectError> {
     named(metadata, "name")
 }
 
-/// Such a name would be taken for another's.
+/// Rejects a name that could be confused with another one.
 fn named(name: &str, field: &'static str) -> Result<(), ObjectError> {
     if name.contains(|character: char| character == '/' || character.is_whitespace()) {
         return Err(ObjectError::at(&["metadata", field], format!("{name:?} is not a valid name")));

@@ -53,8 +53,8 @@ impl Backends {
     /// Takes a report. `peer`: the process that sent it, in this PID namespace.
     pub(super) fn take(&self, mut report: Backend, peer: Option<u32>) -> Result<(), TooMany> {
         report.seen_unix_ms = unix_ms(SystemTime::now());
-        // Its own number means the same process here only where it is ours as well, which it need not be: a backend in a
-        // container may count its processes from 1.
+        // The reported pid means the same process here only if it equals that of the peer: a backend in a container has
+        // another PID namespace.
         let known_here = peer == Some(report.pid);
         self.known().take(report, known_here, Instant::now(), ended)
     }
@@ -88,7 +88,7 @@ struct Known {
 struct Kept {
     report: Backend,
     at: Instant,
-    /// Whether its pid can be looked for.
+    /// Whether its pid is valid in this PID namespace.
     known_here: bool,
 }
 
@@ -114,7 +114,7 @@ impl Known {
         now: Instant,
         ended: impl Fn(u32) -> bool,
     ) -> Result<(), TooMany> {
-        // One that was started again takes the place of the one that ended.
+        // A backend that was restarted replaces the one that ended.
         let replaced = |kept: &Kept| kept.report.name == report.name && kept.gone(&ended);
         self.all.retain(|_, kept| !kept.forgotten(now) && !replaced(kept));
         let key = (report.name.clone(), report.pid);
@@ -149,8 +149,8 @@ impl Known {
 }
 
 impl Collector for Backends {
-    /// Made for each scrape: a backend falls silent without a report. Names are short words and there are few of
-    /// them at a time, so there are few series.
+    /// Made for each scrape: a backend falls silent without a report. Names are short and few at a time, so there are
+    /// few series.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut by_name: BTreeMap<String, Vec<Backend>> = BTreeMap::new();
         for backend in self.list() {
@@ -218,7 +218,7 @@ mod tests {
             let shown = known.show(start + Duration::from_secs(after), None, DEAD);
             assert_eq!(shown.first().map(|backend| backend.silent), silent, "after {after} s");
         }
-        // It says something again.
+        // It reports again.
         known.take(report("nft", 1), false, start + Duration::from_secs(100), ALIVE).unwrap();
         let shown = known.show(start + Duration::from_secs(120), None, ALIVE);
         assert_eq!((names(&shown), shown[0].silent), (vec![("nft", 1)], false));

@@ -35,9 +35,9 @@ use super::{
     watchers::{Watchers, Watching},
 };
 
-/// The largest request; a real one has some fifty bytes.
+/// The largest request, in bytes; a usual one has about 50.
 const LARGEST_REQUEST: usize = 64 * 1024;
-/// How long a request may take to come whole.
+/// How long a request may take to arrive completely.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
 
 /// What every call needs.
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     pub(super) metrics: ServerMetrics,
     pub(super) hints: watch::Sender<ClientHints>,
     pub(super) stop: CancellationToken,
-    /// When the server met its newest revision.
+    /// When the server first saw its newest revision.
     pub(super) met: Mutex<Option<(Position, Instant)>>,
 }
 
@@ -73,7 +73,7 @@ pub(super) trait Api: Send + Sync + 'static {
     const METHOD: &'static str;
     /// What a caller sends.
     type Request: Message + Default;
-    /// What follows from it.
+    /// The plan for a request.
     fn plan(request: &Self::Request) -> Plan;
 }
 
@@ -209,7 +209,7 @@ struct Call {
 #[derive(Debug)]
 struct Sending {
     batch: Batch,
-    /// When the state was there to be sent; none for the first of a call, which may ask for it any time later.
+    /// When the state could first be sent; `None` for the first of a call, which may come any time later.
     met: Option<Instant>,
 }
 
@@ -221,7 +221,7 @@ impl Call {
         Frame::trailers(frame::status(code, message, &[]))
     }
 
-    /// The next chunk, as soon as there is one; none: there are no more, and all is well.
+    /// The next chunk, as soon as there is one; `None`: the call ends with OK.
     async fn chunk(&mut self) -> Option<Result<Bytes, Status>> {
         self.watching.takes();
         loop {
@@ -257,7 +257,7 @@ impl Call {
             self.watching.begins(&state);
             self.batch = Some(Sending { batch, met: (!self.first).then_some(met) });
         }
-        // From here on the caller is one that follows.
+        // From here on the caller follows.
         self.first = false;
     }
 

@@ -1,7 +1,7 @@
 //! Which endpoints a caller wants.
 //!
 //! Owns: [`Filter`]. In: the conditions of a request, and encoded items. Out: items without the endpoints that do not
-//! meet them. A Service is never left out: one without endpoints means something too.
+//! meet them. A Service is never left out: one without endpoints rejects its traffic.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ impl Filter {
         Self(required.filter(|required| *required != EndpointConditions::default()))
     }
 
-    /// What an answer says was asked for.
+    /// The conditions, for the answer.
     pub(super) fn required(self) -> Option<EndpointConditions> {
         self.0
     }

@@ -1,4 +1,4 @@
-//! What calls tell about their clients that the rest of the agent has to know.
+//! What calls show about their clients that other parts of the agent need.
 
 use super::plan::Position;
 

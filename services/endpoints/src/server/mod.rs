@@ -97,7 +97,7 @@ impl EndpointsServer {
         Self { feed, settings, metrics, watchers, backends, hints: watch::Sender::default() }
     }
 
-    /// What its calls tell; all clones of the server share it.
+    /// What its calls have shown; all clones of the server share it.
     #[must_use]
     pub fn client_hints(&self) -> watch::Receiver<ClientHints> {
         self.hints.subscribe()

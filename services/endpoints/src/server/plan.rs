@@ -33,7 +33,7 @@ impl Position {
         Self { instance_id: state.instance_id, rev: state.rev }
     }
 
-    /// As a caller says it: 0 is no instance.
+    /// As a request has it: instance 0 is none.
     pub(super) fn asked(instance_id: u64, rev: u64) -> Option<Self> {
         (instance_id != 0).then_some(Self { instance_id, rev })
     }
@@ -99,13 +99,13 @@ impl Plan {
         matches!(self, Self::Next(NextPlan { answered: true, .. }))
     }
 
-    /// Whether the caller has this state and waits, and wants to hear that it has become stale or current since.
+    /// Whether the caller waits with this state, and is to be sent that it has become stale or current since.
     pub(super) fn is_turned(&self, state: &Published) -> bool {
         matches!(self, Self::Next(next) if next.is_turned(state))
     }
 
     /// What is due when `state` is the newest. `lasting`: that it [is turned](Self::is_turned) has lasted for [`LASTING`]. The
-    /// plan takes for granted that a batch is sent whole before it is asked again.
+    /// plan relies on a batch being sent completely before the next call.
     pub(super) fn due(&mut self, state: &Arc<Published>, history: &History, lasting: bool) -> Option<Batch> {
         match self {
             Self::Next(next) => next.due(state, lasting),

@@ -130,7 +130,7 @@ fn is_socket(text: &str) -> bool {
         || text.strip_prefix("tcp://").is_some_and(tcp)
 }
 
-/// It becomes a link.
+/// Whether it can become a link.
 fn is_page(text: &str) -> bool {
     let Ok(uri) = text.parse::<Uri>() else { return false };
     matches!(uri.scheme_str(), Some("http" | "https"))

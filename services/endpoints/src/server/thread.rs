@@ -1,7 +1,7 @@
 //! A thread of its own for the Endpoints API.
 //!
-//! Owns: that thread and its runtime: however many callers take a full state, nothing else of the agent waits for them.
-//! In: a server and its listeners. Out: [`EndpointsThread`], which notices the end and brings it about.
+//! Owns: that thread and its runtime, so that no other part of the agent waits while many callers take a full state.
+//! In: a server and its listeners. Out: [`EndpointsThread`], which waits for the end and causes it.
 
 use std::{io, time::Duration};
 

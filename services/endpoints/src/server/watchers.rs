@@ -49,7 +49,7 @@ struct Call {
     reading: Mutex<Reading>,
 }
 
-/// How a caller takes what it is sent.
+/// How a caller reads what it is sent.
 #[derive(Debug, Default)]
 struct Reading {
     /// When data was handed to the connection that is not known to have been taken.
@@ -74,7 +74,7 @@ fn size(state: &Published) -> SnapshotSize {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in here panics half way.
+    // No update can panic half way.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,6 +1,6 @@
 //! The two servers that the settings name: health and metrics.
 //!
-//! Owns: [`BoundServer`], which binds, again and again where that fails, and says how it fares. In: an address, what to serve.
+//! Owns: [`BoundServer`], which retries to bind and reports its state. In: an address, what to serve.
 //! Out: `/livez` and `/healthz`, or what kube-proxy has at its metrics address.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -28,7 +28,7 @@ const BIND_RETRY: Duration = Duration::from_secs(5);
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const JSON: &str = "application/json";
 
-/// How a server fares.
+/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServerState {
     /// It has not tried yet.
@@ -47,9 +47,10 @@ pub(crate) struct BoundServer {
 }
 
 impl BoundServer {
-    /// `/livez` and `/healthz` (`proxy.healthz_bind_address`): whoever asks is counted in `metrics`.
+    /// `/livez` and `/healthz` (`proxy.healthz_bind_address`): requests are counted in `metrics`.
     ///
-    /// An address that is not free is tried again every 5 s, and said; nothing else waits for it. Call it within a runtime.
+    /// An address that is not free is tried again every 5 s, and logged; nothing else waits for it. Must be called within a
+    /// runtime.
     pub(crate) fn health(address: SocketAddr, health: Health, metrics: ProxyMetrics) -> Self {
         Self::start("health", address, Arc::new(HealthPages { health, metrics }), BIND_RETRY)
     }
@@ -73,7 +74,7 @@ impl BoundServer {
         }
     }
 
-    /// How it fares, now and from now on.
+    /// Its state, live.
     pub(crate) fn state(&self) -> watch::Receiver<ServerState> {
         self.state.clone()
     }
@@ -89,7 +90,7 @@ impl BoundServer {
                         // It ends with this task alone.
                         serve(listener, pages.clone(), CancellationToken::new()).await;
                     }
-                    Err(error) => say_failure(what, address, &error, retry, &sender),
+                    Err(error) => report_failure(what, address, &error, retry, &sender),
                 }
                 sleep(retry).await;
             }
@@ -110,8 +111,8 @@ fn bind(address: SocketAddr) -> io::Result<(tokio::net::TcpListener, SocketAddr)
     Ok((listener, at))
 }
 
-/// Once for a reason, however often it is met.
-fn say_failure(
+/// Logs a failure once for each reason.
+fn report_failure(
     what: &str,
     address: SocketAddr,
     error: &io::Error,

@@ -2,7 +2,7 @@
 //!
 //! Owns: the server on the unix socket. In: a bound listener, the view, and the end; requests. Out: the view's answers, or a
 //! status: INVALID_ARGUMENT (what is wrong with the question), RESOURCE_EXHAUSTED (busy: ask again), UNAVAILABLE (nothing
-//! is known yet, or nobody answers now).
+//! is known yet, or there is no answer).
 
 use std::{future::Future, pin::Pin};
 
@@ -75,7 +75,7 @@ impl<V: ProxyView> Proxy for Service<V> {
 
     async fn print(&self, _: Request<pb::PrintRequest>) -> Result<Response<Texts>, Status> {
         let texts = self.prints.print(&self.view).await?.map(|piece| Ok(pb::Text { text: piece? }));
-        // A text that stops in the middle is no text: whoever reads must not take it for the whole.
+        // A text that stops in the middle ends with an error, so that no client takes it for complete.
         let stopping = Status::unavailable("the proxy is stopping");
         Ok(Response::new(Box::pin(until(texts, self.stop.clone(), Err(stopping)))))
     }

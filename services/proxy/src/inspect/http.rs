@@ -1,4 +1,4 @@
-//! The same over HTTP, and the page.
+//! Inspection over HTTP, and the page.
 //!
 //! Owns: the routes. In: a bound listener, the view, and the end; GET and HEAD requests. Out: probes, metrics, JSON with the
 //! field names of proxy.proto, the ruleset as text, events, the files of `services/proxy/page/`; errors are
@@ -86,7 +86,7 @@ async fn readyz<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): 
     probe("readyz", within(shared.view.readyz()).await, query.as_deref())
 }
 
-/// Both.
+/// The checks of both.
 async fn healthz<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
     let both = async {
         let (mut checks, ready) = tokio::join!(shared.view.livez(), shared.view.readyz());
@@ -114,7 +114,7 @@ impl From<QuestionError> for Failure {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExplainQuery {
-    /// As [`Target`] is written.
+    /// A [`Target`].
     to: String,
     #[serde(default)]
     from: String,
@@ -130,7 +130,7 @@ async fn explain<V: ProxyView>(
     Ok(Document(answer(shared.view.explain(question)).await?))
 }
 
-/// The ruleset. A text that cannot be finished ends with the connection, so that no reader takes it for the whole.
+/// The ruleset. A text that cannot be finished ends with the connection, so that no client takes it for complete.
 async fn print<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
     let text = shared.prints.print(&shared.view).await?;
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(text)).into_response())

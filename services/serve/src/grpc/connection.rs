@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tower::Service as _;
 
-use super::GrpcApi;
+use super::api::GrpcApi;
 
 /// What an HTTP/2 client sends first (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

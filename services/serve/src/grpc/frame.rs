@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use tonic::{Code, Status};
@@ -93,16 +94,34 @@ pub fn response_headers() -> Response<()> {
     response
 }
 
-/// Status fields, for trailers or for a response that is nothing but trailers.
+/// Status fields, for trailers or for a response that is nothing but trailers. The message is escaped as by grpc-go, so that a
+/// runtime's error is passed on byte for byte.
 #[must_use]
 pub fn status(code: Code, message: &str, details: &[u8]) -> HeaderMap {
-    let status = Status::with_details(code, message, Bytes::copy_from_slice(details));
     let mut trailers = HeaderMap::new();
-    if status.add_header(&mut trailers).is_err() {
-        // Only metadata could be refused, and there is none.
-        trailers.insert(Status::GRPC_STATUS, HeaderValue::from(code as i32));
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from(code as i32));
+    if !message.is_empty() {
+        trailers.insert(Status::GRPC_MESSAGE, percent_encode(message));
+    }
+    if !details.is_empty()
+        && let Ok(value) = HeaderValue::from_str(&STANDARD_NO_PAD.encode(details))
+    {
+        trailers.insert(Status::GRPC_STATUS_DETAILS, value);
     }
     trailers
+}
+
+/// Bytes outside printable ASCII, and `%` itself, as `%XX`.
+fn percent_encode(text: &str) -> HeaderValue {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if (0x20..0x7f).contains(&byte) && byte != b'%' {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    HeaderValue::from_str(&out).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// A response that is nothing but a status.
@@ -191,7 +210,7 @@ mod tests {
     fn status_fields_are_encoded_as_grpc_does() {
         let fields = status(Code::Unavailable, "100% ä\n", &[0xfb, 0xff, 1, 2]);
         assert_eq!(fields[Status::GRPC_STATUS], "14");
-        assert_eq!(fields[Status::GRPC_MESSAGE], "100%25%20%C3%A4%0A");
+        assert_eq!(fields[Status::GRPC_MESSAGE], "100%25 %C3%A4%0A");
         assert_eq!(fields[Status::GRPC_STATUS_DETAILS], "+/8BAg");
         assert_eq!(code_of(&fields), Some(14));
         assert_eq!(code_of(&HeaderMap::new()), None);

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use super::{
+    api::GrpcApi,
     connection::{self, Peer},
     health::GrpcHealth,
 };
@@ -25,19 +26,6 @@ use crate::{
 
 /// How long calls may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(1);
-
-/// What is served, and its limits.
-#[derive(Debug, Clone, Copy)]
-pub struct GrpcApi {
-    /// For the log and for clients that do not use HTTP/2: `Endpoints API`.
-    pub name: &'static str,
-    /// Full names of the services, as reflection lists them.
-    pub services: &'static [&'static str],
-    /// Maximum number of connections at each listener. One costs a file descriptor and a few kilobytes.
-    pub connections: usize,
-    /// Maximum number of calls at once on one connection.
-    pub calls: u32,
-}
 
 /// A socket that is listened on, and its name: `unix:///...` or `tcp://...`.
 #[derive(Debug)]
