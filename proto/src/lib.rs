@@ -4,7 +4,9 @@
 //! services that keep and show a pull's progress, and of the agent's own APIs.
 //! In: nothing. Out: types, clients, servers, and the descriptor set for gRPC reflection. No I/O.
 
+pub mod backoff;
 mod json;
+pub mod names;
 
 /// The part of the CRI (package `runtime.v1`) that the agent reads or asks for itself.
 pub mod cri {

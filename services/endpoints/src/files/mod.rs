@@ -45,7 +45,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::{clock::unix_ms, cluster::ChoreHealth};
 use keelson_endpoint_publisher::EventSink;
 use keelson_proto::endpoints::FileFault;
 use tokio::time::sleep;
@@ -149,11 +149,6 @@ type Found = Result<Look, String>;
 
 fn locked(folder: &Mutex<Folder>) -> MutexGuard<'_, Folder> {
     folder.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl FilesSource {

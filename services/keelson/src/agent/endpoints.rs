@@ -23,9 +23,8 @@ use keelson_actor_system::{
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, ListenSpec, Settings};
 use keelson_cri::listen::Bound;
 use keelson_endpoint_publisher::{
-    Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
-    EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, SourceEvent,
-    SourceKind,
+    Answer, ClientEvent, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount,
+    EndpointsFeed, EndpointsPolicy, EventSink, History, InspectEndpoints, Marker, SourceEvent, SourceKind,
 };
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
@@ -334,10 +333,10 @@ async fn tell_revealed(mut revealed: watch::Receiver<Revealed>, publisher: Mailb
     loop {
         let Revealed { followed, later } = *revealed.borrow_and_update();
         if followed {
-            let _ = publisher.ask_waiting(Followed {}).await;
+            let _ = publisher.ask_waiting(ClientEvent::Followed).await;
         }
         if let Some((instance_id, rev)) = later {
-            let _ = publisher.ask_waiting(LaterRevision { instance_id, rev }).await;
+            let _ = publisher.ask_waiting(ClientEvent::LaterRevision { instance_id, rev }).await;
         }
         if revealed.changed().await.is_err() {
             return std::future::pending().await;

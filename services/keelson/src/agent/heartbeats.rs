@@ -33,7 +33,7 @@ use keelson_heartbeats::{
 use keelson_host::LinuxHost;
 use keelson_kube::{ApiServer, KnownPods, Node, watch_node};
 use keelson_pulls::{
-    coordinator::{DiskPressure, PullCoordinator},
+    coordinator::{PullCoordinator, PullEvent},
     runtime::{Health, RuntimeClient},
 };
 use keelson_storage::DeferredStore;
@@ -406,7 +406,7 @@ impl WatchedNode {
             if let Some(pulls) = &pulls
                 && pressure.replace(is_true) != Some(is_true)
             {
-                pulls.deliver(DiskPressure { is_true });
+                pulls.deliver(PullEvent::DiskPressure(is_true));
             }
             let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
             // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.

@@ -37,7 +37,9 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
         filter.set(&settings.agent.log).map_err(|error| format!("{error:#}"))?;
     }
     super::warn(&settings);
-    running.pulls.deliver(keelson_pulls::coordinator::Configure { policy: parts::policy(&settings) });
+    running
+        .pulls
+        .deliver(keelson_pulls::coordinator::PullEvent::Configure(Box::new(parts::policy(&settings))));
     running.front_settings.send_replace(parts::front_settings(&settings));
     running.progress_interval.send_replace(settings.pulls.progress_interval);
     // What is shown as in force must be what is: keys that wait for a restart keep their old entry.

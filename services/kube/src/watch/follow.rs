@@ -9,16 +9,17 @@ use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actor_system::cluster::{ApiError, ApiErrorKind, ChoreHealth};
+use keelson_actor_system::{
+    clock::unix_ms,
+    cluster::{ApiError, ApiErrorKind, ChoreHealth},
+};
 use keelson_endpoint_publisher::Answer;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
 
-use self::state::{
-    Batch, Open, Reached, SLOW, Slow, Stop, Turn, if_any, is_refusal, taken, too_slow, unix_ms,
-};
+use self::state::{Batch, Open, Reached, SLOW, Slow, Stop, Turn, if_any, is_refusal, taken, too_slow};
 use super::{
     events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, Trouble},
     reflect::{self, MAX_WATCH, Pause, Reflector, SHORT_WATCH, Step, WentBack},
@@ -339,7 +340,7 @@ impl<'a, S: Subject> Follower<'a, S> {
             Event::Gone { .. } if *initial => {}
             Event::Put { version, object } => {
                 self.batch.reached = Some(Reached::Saw(version));
-                return self.push(Change::Put(object), bytes).await;
+                return self.push(Change::Put(Box::new(object)), bytes).await;
             }
             Event::Gone { version, object } => {
                 self.batch.reached = Some(Reached::Saw(version));
@@ -352,7 +353,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     /// An object of a listing.
     async fn put(&mut self, object: Object<S>, bytes: usize) -> Result<(), Stop> {
         self.begin_listing();
-        self.push(Change::Put(object), bytes).await
+        self.push(Change::Put(Box::new(object)), bytes).await
     }
 
     fn begin_listing(&mut self) {

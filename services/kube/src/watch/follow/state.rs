@@ -3,7 +3,7 @@
 //! Owns: why a step ends ([`Stop`]), what is about to be handed over ([`Batch`]), a watch that was opened ([`Open`]), and what it
 //! waits for ([`Turn`]). In: nothing. Out: values of the loop in [`follow`](super).
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use keelson_actor_system::cluster::{ApiError, ApiErrorKind};
@@ -132,9 +132,4 @@ pub(super) async fn too_slow(slow: Option<&Slow>) {
         Some(slow) => sleep_until(slow.since + SLOW).await,
         None => std::future::pending().await,
     }
-}
-
-pub(super) fn unix_ms() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
