@@ -6,7 +6,9 @@
 
 #![deny(missing_docs)] // Other projects link this crate.
 
+pub mod backoff;
 mod json;
+pub mod names;
 
 /// The part of the CRI (package `runtime.v1`) that the agent reads or asks for itself.
 pub mod cri {

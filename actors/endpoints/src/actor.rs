@@ -1,50 +1,43 @@
 //! The EndpointPublisher: performs what the core decides.
 //!
-//! Owns: the core, the one timer, the one write under way. In: verbs. Out: records, the [`EndpointsFeed`] that readers
+//! Owns: the core, the one timer, the one write under way. In: messages. Out: records, the [`EndpointsFeed`] that readers
 //! follow, the view for the node's condition.
 //!
 //! [`EndpointsFeed`]: super::EndpointsFeed
 
 use std::{
-    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, MessageResult, SpawnHandle, Supervised,
-    fut::wrap_future,
-};
+use actix::{ActorFutureExt as _, AsyncContext as _, Context, Supervised, fut::wrap_future};
 use keelson_actor_system::{
     clock::Clock,
     durable::read_at_start,
+    handlers,
     inspect::{Recorder, Status},
     reports::EndpointsView,
     supervise::{Supervision, chain},
+    supervised,
+    timer::Timer,
 };
 use keelson_proto::endpoints as pb;
 use keelson_storage::StateStore;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Answer, CidrChanged, EndpointMetrics, EndpointsCount, ExplainService, Followed, History,
-    InspectEndpoints, LaterRevision, ListServices, Marker, NodeChanged, Published, Resource, Seen,
-    ServiceChanged, SliceChanged, SourceEvent, SourceHealthChanged, SourceKind,
+    Answer, ClientEvent, EndpointMetrics, EndpointsCount, ExplainService, History, InspectEndpoints,
+    ListServices, Marker, Published, Resource, Seen, SourceEvent, SourceKind,
     core::{Core, Counted, Disk, Effect, EndpointsPolicy, Event, Kept, Start, identity},
     record::{self, Loaded, Restored, Write},
 };
 
-/// What the EndpointPublisher needs.
 pub struct EndpointPublisherParts {
-    /// Where state and identity are kept.
     pub store: Arc<dyn StateStore>,
     /// What is remembered outside of the store. None: the store is trusted to be where it was left.
     pub marker: Option<Marker>,
-    /// Time.
     pub clock: Clock,
-    /// The settings it decides by.
     pub policy: EndpointsPolicy,
-    /// What is counted.
     pub metrics: EndpointMetrics,
     /// Where readers find the newest state: the other end of [`super::EndpointsFeed::published`].
     pub published: watch::Sender<Option<Arc<Published>>>,
@@ -54,11 +47,9 @@ pub struct EndpointPublisherParts {
     pub endpoints_view: watch::Sender<EndpointsView>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,
-    /// The note-book.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor.
 pub struct EndpointPublisher {
     /// None until the disk was read.
     core: Option<Core>,
@@ -66,7 +57,7 @@ pub struct EndpointPublisher {
     kept: Kept,
     policy: EndpointsPolicy,
     store: Arc<dyn StateStore>,
-    /// Held by whoever uses the store: a write of a former self ends before its successor reads.
+    /// Held while the store is used: a write of a former self ends before its successor reads.
     store_turn: Arc<Mutex<()>>,
     marker: Option<Marker>,
     clock: Clock,
@@ -76,13 +67,7 @@ pub struct EndpointPublisher {
     endpoints_view: watch::Sender<EndpointsView>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
-    timer: Option<(Duration, SpawnHandle)>,
-}
-
-impl fmt::Debug for EndpointPublisher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointPublisher").field("policy", &self.policy).finish_non_exhaustive()
-    }
+    timer: Timer,
 }
 
 impl EndpointPublisher {
@@ -103,40 +88,42 @@ impl EndpointPublisher {
             endpoints_view: parts.endpoints_view,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
-            timer: None,
+            timer: Timer::default(),
         }
     }
 
-    fn recorder(&self) -> &Arc<Recorder> {
-        self.supervision.recorder()
-    }
-
-    /// What a source says, through the core, and everything that follows from it.
+    /// An event of a source through the core, and everything that follows from it.
     fn source(&mut self, event: SourceEvent, ctx: &mut Context<Self>) -> Answer {
+        let (kind, objects, marks) = match &event {
+            SourceEvent::Services(seen) => of_kind(SourceKind::Services, seen),
+            SourceEvent::EndpointSlices(seen) => of_kind(SourceKind::EndpointSlices, seen),
+            SourceEvent::ServiceCidrs(seen) => of_kind(SourceKind::ServiceCidrs, seen),
+            SourceEvent::Node(_) => (SourceKind::Node, 1, true),
+            SourceEvent::Health(kind, _) => (*kind, 0, false),
+        };
+        let is_health = matches!(event, SourceEvent::Health(..));
+        if !is_health {
+            self.count(kind, objects);
+        }
         let now = self.clock.now();
         // Messages wait until the disk was read.
         let Some(core) = &mut self.core else { return Answer::ListAgain };
         let (answer, effects) = core.take(event, now, rand::random());
         self.perform(effects, ctx);
+        if marks {
+            self.show_sources();
+        } else if is_health {
+            self.show();
+        }
         answer
     }
 
-    /// The same for one of the listed kinds, which is counted by objects.
-    fn seen<T>(
-        &mut self,
-        kind: SourceKind,
-        seen: Vec<Seen<T>>,
-        event: fn(Vec<Seen<T>>) -> SourceEvent,
-        ctx: &mut Context<Self>,
-    ) -> Answer {
-        let objects = seen.iter().filter(|seen| matches!(seen, Seen::Put(_) | Seen::Gone(_))).count();
-        let marks = seen.len() > objects;
-        self.count(kind, objects as u64);
-        let answer = self.source(event(seen), ctx);
-        if marks {
-            self.show_sources();
+    fn client(&mut self, event: ClientEvent, ctx: &mut Context<Self>) {
+        let is_first = matches!(event, ClientEvent::Followed);
+        self.step(Event::Client(event), ctx);
+        if is_first {
+            self.show();
         }
-        answer
     }
 
     fn count(&self, kind: SourceKind, events: u64) {
@@ -187,20 +174,12 @@ impl EndpointPublisher {
                     self.metrics.publish_delay.observe(delay.as_secs_f64());
                 }
             }
-            Effect::Count(Counted::Worked(services)) => drop(self.metrics.worked_out.inc_by(services)),
+            Effect::Count(Counted::Worked(services)) => drop(self.metrics.computed.inc_by(services)),
             Effect::Count(Counted::WriteFailed) => drop(self.metrics.persist_failures.inc()),
-            Effect::Note { warn: true, text } => {
-                tracing::warn!(actor = "EndpointPublisher", "{text}");
-                self.recorder().error(text);
-            }
-            Effect::Note { warn: false, text } => {
-                tracing::info!(actor = "EndpointPublisher", "{text}");
-                self.recorder().event(text);
-            }
+            Effect::Note { warn, text } => self.note(warn, text),
         }
     }
 
-    /// Writes, off this thread.
     fn write(&self, number: u64, write: Write, ctx: &mut Context<Self>) {
         let (store, turn, began) = (self.store.clone(), self.store_turn.clone(), Instant::now());
         let written = tokio::task::spawn_blocking(move || {
@@ -219,20 +198,10 @@ impl EndpointPublisher {
 
     fn arm(&mut self, ctx: &mut Context<Self>) {
         let next = self.core.as_ref().and_then(Core::next_tick);
-        if self.timer.as_ref().map(|(at, _)| *at) == next {
-            return;
-        }
-        if let Some((_, handle)) = self.timer.take() {
-            ctx.cancel_future(handle);
-        }
-        if let Some(at) = next {
-            let pause = at.saturating_sub(self.clock.now().mono);
-            let handle = ctx.run_later(pause, |actor, ctx| {
-                actor.timer = None;
-                actor.step(Event::Tick, ctx);
-            });
-            self.timer = Some((at, handle));
-        }
+        self.timer.set(next, &self.clock, ctx, |actor, ctx| {
+            actor.timer.clear();
+            actor.step(Event::Tick, ctx);
+        });
     }
 
     /// Brings metrics and summary up to date.
@@ -291,8 +260,7 @@ impl EndpointPublisher {
                     let text = format!(
                         "the endpoints on disk are not used; clients receive the full state: {reason}"
                     );
-                    tracing::warn!(actor = "EndpointPublisher", "{text}");
-                    actor.recorder().error(text);
+                    actor.note(true, text);
                     (None, Disk::Other)
                 }
             };
@@ -315,8 +283,7 @@ impl EndpointPublisher {
         };
         meta.instance_id = identity(rand::random(), Some(meta.instance_id));
         let text = format!("the endpoints on disk get a new instance ID: {reason}");
-        tracing::info!(actor = "EndpointPublisher", "{text}");
-        self.recorder().event(text);
+        self.note(false, text);
         (Some(restored), true)
     }
 
@@ -345,17 +312,13 @@ impl EndpointPublisher {
     }
 }
 
-impl Actor for EndpointPublisher {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        self.supervision.resume(ctx, Self::reload);
-    }
-
-    fn stopped(&mut self, _: &mut Self::Context) {
-        self.recorder().status(Status::Stopped, "");
-    }
+/// The number of objects in what was seen of a kind, and whether there is more than objects: marks of a list.
+fn of_kind<T>(kind: SourceKind, seen: &[Seen<T>]) -> (SourceKind, u64, bool) {
+    let objects = seen.iter().filter(|seen| matches!(seen, Seen::Put(_) | Seen::Gone(_))).count();
+    (kind, objects as u64, seen.len() > objects)
 }
+
+supervised!(EndpointPublisher);
 
 impl Supervised for EndpointPublisher {
     fn restarting(&mut self, _: &mut Context<Self>) {
@@ -365,114 +328,18 @@ impl Supervised for EndpointPublisher {
         if let Some(core) = self.core.take() {
             self.kept = core.keep(rand::random());
         }
-        self.timer = None;
+        self.timer.clear();
     }
 }
 
-impl Handler<ServiceChanged> for EndpointPublisher {
-    type Result = MessageResult<ServiceChanged>;
-
-    fn handle(&mut self, message: ServiceChanged, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<ServiceChanged>();
-        MessageResult(self.seen(SourceKind::Services, message.seen, SourceEvent::Services, ctx))
-    }
-}
-
-impl Handler<SliceChanged> for EndpointPublisher {
-    type Result = MessageResult<SliceChanged>;
-
-    fn handle(&mut self, message: SliceChanged, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<SliceChanged>();
-        MessageResult(self.seen(SourceKind::EndpointSlices, message.seen, SourceEvent::EndpointSlices, ctx))
-    }
-}
-
-impl Handler<CidrChanged> for EndpointPublisher {
-    type Result = MessageResult<CidrChanged>;
-
-    fn handle(&mut self, message: CidrChanged, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<CidrChanged>();
-        MessageResult(self.seen(SourceKind::ServiceCidrs, message.seen, SourceEvent::ServiceCidrs, ctx))
-    }
-}
-
-impl Handler<NodeChanged> for EndpointPublisher {
-    type Result = MessageResult<NodeChanged>;
-
-    fn handle(&mut self, message: NodeChanged, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<NodeChanged>();
-        self.count(SourceKind::Node, 1);
-        let answer = self.source(SourceEvent::Node(message.node), ctx);
-        self.show_sources();
-        MessageResult(answer)
-    }
-}
-
-impl Handler<SourceHealthChanged> for EndpointPublisher {
-    type Result = MessageResult<SourceHealthChanged>;
-
-    fn handle(&mut self, message: SourceHealthChanged, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<SourceHealthChanged>();
-        let answer = self.source(SourceEvent::Health(message.kind, message.health), ctx);
-        self.show();
-        MessageResult(answer)
-    }
-}
-
-impl Handler<Followed> for EndpointPublisher {
-    type Result = ();
-
-    fn handle(&mut self, _: Followed, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Followed>();
-        self.step(Event::Followed, ctx);
-        self.show();
-    }
-}
-
-impl Handler<LaterRevision> for EndpointPublisher {
-    type Result = ();
-
-    fn handle(&mut self, message: LaterRevision, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<LaterRevision>();
-        self.step(Event::Later { instance_id: message.instance_id, rev: message.rev }, ctx);
-    }
-}
-
-impl Handler<InspectEndpoints> for EndpointPublisher {
-    type Result = String;
-
-    fn handle(&mut self, _: InspectEndpoints, _: &mut Context<Self>) -> String {
-        let _handling = self.recorder().handling::<InspectEndpoints>();
+handlers! { EndpointPublisher, self, ctx;
+    SourceEvent(event) => self.source(event, ctx),
+    ClientEvent(event) => self.client(event, ctx),
+    InspectEndpoints(_) => {
         let state = self.state("", 0);
         self.core.as_ref().map(|core| core.inspect(&state).to_string()).unwrap_or_default()
-    }
+    },
+    EndpointsCount(_) => self.core.as_ref().map_or(0, |core| core.services() as u64),
+    ListServices(message) => self.state(&message.namespace, message.max),
+    ExplainService(message) => self.core.as_ref().and_then(|core| core.explain(&message.name)),
 }
-
-impl Handler<EndpointsCount> for EndpointPublisher {
-    type Result = u64;
-
-    fn handle(&mut self, _: EndpointsCount, _: &mut Context<Self>) -> u64 {
-        let _handling = self.recorder().handling::<EndpointsCount>();
-        self.core.as_ref().map_or(0, |core| core.services() as u64)
-    }
-}
-
-impl Handler<ListServices> for EndpointPublisher {
-    type Result = MessageResult<ListServices>;
-
-    fn handle(&mut self, message: ListServices, _: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<ListServices>();
-        MessageResult(self.state(&message.namespace, message.max))
-    }
-}
-
-impl Handler<ExplainService> for EndpointPublisher {
-    type Result = Option<pb::Explanation>;
-
-    fn handle(&mut self, message: ExplainService, _: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<ExplainService>();
-        self.core.as_ref()?.explain(&message.name)
-    }
-}
-
-keelson_actor_system::handles_restart!(EndpointPublisher);

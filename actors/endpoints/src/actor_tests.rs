@@ -432,7 +432,7 @@ fn people_and_scrapers_see_how_it_fares() {
         assert_eq!((&json["state"], &json["sources"][0]["health"]), (&"current".into(), &"well".into()));
         let metrics = &publisher.metrics;
         assert_eq!((metrics.services.get(), metrics.endpoints.get(), metrics.rev.get()), (3, 1, 1));
-        assert_eq!((metrics.stale.get(), metrics.durable.get(), metrics.worked_out.get()), (0, 1, 3));
+        assert_eq!((metrics.stale.get(), metrics.durable.get(), metrics.computed.get()), (0, 1, 3));
         let slices = Resource { resource: "endpointslices" };
         assert_eq!(metrics.objects.get(&slices).map(|objects| objects.get()), Some(1));
         assert_eq!(metrics.synced.get(&slices).map(|synced| synced.get()), Some(1));

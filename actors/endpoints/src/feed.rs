@@ -16,7 +16,6 @@ use tokio::sync::watch;
 
 use super::ServiceName;
 
-/// One Service, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     /// A `localnetv1.NextItem` with nothing but `Endpoints`; the same bytes are a `keelson.endpoints.v1.WatchItem`
@@ -40,16 +39,13 @@ pub enum Freshness {
     },
 }
 
-/// The state at one revision.
 #[derive(Debug, Clone)]
 pub struct Published {
     /// Random, as old as the state on disk; never 0.
     pub instance_id: u64,
-    /// The first is 1.
     pub rev: u64,
     /// Every Service, in the order of their names.
     pub services: RedBlackTreeMapSync<ServiceName, Item>,
-    /// The node.
     pub node: Arc<NodeInfo>,
     /// Whether there may be a newer state.
     pub freshness: Freshness,
@@ -62,12 +58,10 @@ pub struct Published {
     pub replaced: u64,
 }
 
-/// What changed between two revisions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
     /// Services that were set or deleted; which of both says the newer state.
     pub services: BTreeSet<ServiceName>,
-    /// Whether the node changed.
     pub node: bool,
 }
 
@@ -97,7 +91,7 @@ pub struct History {
 }
 
 impl History {
-    /// An empty one that keeps at most so many revisions, and names in them. A revision with more names than that
+    /// An empty one with a maximum number of revisions and of names in them. A revision with more names than that
     /// is not kept at all: who is behind it gets the whole state, which is then no larger.
     #[must_use]
     pub fn new(most_revs: usize, most_names: usize) -> Arc<Self> {
@@ -148,7 +142,6 @@ impl History {
 pub struct EndpointsFeed {
     /// None until there is a state that may be served.
     pub published: watch::Receiver<Option<Arc<Published>>>,
-    /// What changed lately.
     pub history: Arc<History>,
 }
 

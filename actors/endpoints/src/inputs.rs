@@ -1,7 +1,7 @@
 //! Everything the sources said.
 //!
 //! Owns: the Services, EndpointSlices, ServiceCIDRs and the Node as last heard, and which Services may mean something
-//! else since they were last worked out. In: what was [`Seen`], by kind. Out: the meaning of one Service, worked
+//! else since they were last computed. In: what was [`Seen`], by kind. Out: the meaning of one Service, computed
 //! out anew each time it is asked for.
 //!
 //! Objects are kept as the bytes of what is read of them, since there are many and few are looked at: a cluster of
@@ -43,7 +43,6 @@ struct Progress {
     listing: u32,
 }
 
-/// An object.
 #[derive(Debug)]
 struct Packed {
     bytes: Box<[u8]>,
@@ -55,7 +54,6 @@ struct Packed {
 #[derive(Debug, Default)]
 struct Entry {
     service: Option<Packed>,
-    /// By name.
     slices: Vec<(ServiceName, Packed)>,
 }
 
@@ -70,7 +68,6 @@ impl Entry {
 pub(super) struct Dirty {
     /// Services, with the Unix milliseconds of the oldest change that tells its time.
     pub(super) services: HashMap<ServiceName, Option<i64>>,
-    /// The node, or the ServiceCIDRs.
     pub(super) node: bool,
 }
 
@@ -85,7 +82,6 @@ impl Dirty {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Inputs {
     entries: HashMap<ServiceName, Entry>,
@@ -151,12 +147,10 @@ impl Inputs {
         }
     }
 
-    /// Takes what was seen of Services.
     pub(super) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
         self.take(0, seen, Self::put_service, Self::remove_service, Self::sweep_services)
     }
 
-    /// Takes what was seen of EndpointSlices.
     pub(super) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
         self.take(
             1,
@@ -167,7 +161,6 @@ impl Inputs {
         )
     }
 
-    /// Takes what was seen of ServiceCIDRs.
     pub(super) fn service_cidrs(&mut self, seen: Vec<Seen<ServiceCidr>>) -> Answer {
         self.take(2, seen, Self::put_cidr, Self::remove_cidr, Self::sweep_cidrs)
     }
@@ -378,12 +371,10 @@ impl Inputs {
         }
     }
 
-    /// The Node as last heard.
     pub(super) fn current_node(&self) -> Option<&NodeView> {
         self.node.as_ref()
     }
 
-    /// Whether something may have changed.
     pub(super) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -404,7 +395,6 @@ impl Inputs {
         view::view(&service, &Self::slices_of(entry), self.node.as_ref()?)
     }
 
-    /// What the node means now.
     pub(super) fn node_info(&self) -> NodeInfo {
         let nobody = NodeView::default();
         view::node_info(self.node.as_ref().unwrap_or(&nobody), self.cidrs.values().map(|(cidr, _)| cidr))

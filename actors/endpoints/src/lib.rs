@@ -27,10 +27,7 @@ pub use actor::{EndpointPublisher, EndpointPublisherParts};
 pub use core::EndpointsPolicy;
 pub use feed::{Changes, EndpointsFeed, Freshness, History, Item, Published};
 pub use marker::Marker;
-pub use messages::{
-    CidrChanged, EndpointsCount, ExplainService, Followed, InspectEndpoints, LaterRevision, ListServices,
-    NodeChanged, ServiceChanged, SliceChanged, SourceHealthChanged,
-};
+pub use messages::{ClientEvent, EndpointsCount, ExplainService, InspectEndpoints, ListServices};
 pub use metrics::{EndpointMetrics, Resource};
 pub use model::{
     Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent,

@@ -1,8 +1,6 @@
-//! What the EndpointPublisher counts.
-//!
-//! Owns: the metric families of the endpoints chore. In: increments from the actor. Out: a [`Registry`] for whoever
-//! encodes it. Labels are closed sets.
+//! Metrics of the EndpointPublisher. Labels are closed sets.
 
+use keelson_metrics::families;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -11,114 +9,39 @@ use prometheus_client::{
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
     },
-    registry::{Registry, Unit},
 };
 
-/// Which kind of objects.
+/// A kind of objects, as [`super::SourceKind::resource`] has it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Resource {
-    /// As [`super::SourceKind::resource`] has it.
     pub resource: &'static str,
 }
 
-/// Every family. Cheap to clone: the values are shared.
-#[derive(Debug, Clone)]
-pub struct EndpointMetrics {
-    /// Revisions published.
-    pub revisions: Counter,
-    /// What sources told, objects and deletions one by one.
-    pub events: Family<Resource, Counter>,
-    /// Objects kept.
-    pub objects: Family<Resource, Gauge>,
-    /// 1 if the resource is synced.
-    pub synced: Family<Resource, Gauge>,
-    /// Services worked out, whether or not something came of it.
-    pub worked_out: Counter,
-    /// Services served to clients.
-    pub services: Gauge,
-    /// Endpoints of those Services.
-    pub endpoints: Gauge,
-    /// Revision served to clients (0: none).
-    pub rev: Gauge,
-    /// Whether what readers see may be old, or is nothing.
-    pub stale: Gauge,
-    /// Whether the sources are asked: somebody follows, or they are always asked.
-    pub watched: Gauge,
-    /// Whether what readers see is on disk.
-    pub durable: Gauge,
-    /// Writes that failed.
-    pub persist_failures: Counter,
-    /// How long a write took.
-    pub persist_duration: Histogram,
-    /// How long after the oldest change that led to it a revision was published.
-    pub publish_delay: Histogram,
-}
-
-impl Default for EndpointMetrics {
-    fn default() -> Self {
-        Self {
-            revisions: Counter::default(),
-            events: Family::default(),
-            objects: Family::default(),
-            synced: Family::default(),
-            worked_out: Counter::default(),
-            services: Gauge::default(),
-            endpoints: Gauge::default(),
-            rev: Gauge::default(),
-            stale: Gauge::default(),
-            watched: Gauge::default(),
-            durable: Gauge::default(),
-            persist_failures: Counter::default(),
-            persist_duration: Histogram::new(exponential_buckets(0.0001, 2.0, 16)),
-            publish_delay: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
-        }
+families! {
+    /// Clones share their values.
+    #[derive(Debug, Clone)]
+    pub struct EndpointMetrics;
+    pub fn register;
+    "keelson_endpoints" {
+        pub revisions: Counter, "revisions", "Revisions published";
+        pub events: Family<Resource, Counter>, "source_events", "Objects and deletions received from sources";
+        pub objects: Family<Resource, Gauge>, "source_objects", "Objects received from sources and held in memory";
+        pub synced: Family<Resource, Gauge>, "source_synced", "1 if the resource is synced";
+        pub computed: Counter, "services_worked_out", "Services computed, whether or not the result changed";
+        pub services: Gauge, "services", "Services served to clients";
+        pub endpoints: Gauge, "endpoints", "Endpoints of the Services served to clients";
+        pub rev: Gauge, "rev", "Revision served to clients (0: none)";
+        pub stale: Gauge, "stale", "1 while the served state is stale or there is no state";
+        pub watched: Gauge, "watched", "1 while Services are watched; 0 before the first client connects (endpoints.watch)";
+        pub durable: Gauge, "durable", "1 while the served state is on disk";
+        pub persist_failures: Counter, "persist_failures", "Failed writes of the state";
+        pub persist_duration: Histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 16)), "persist_duration" Seconds, "Duration of writes of the state";
+        pub publish_delay: Histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18)), "publish_delay" Seconds, "Time from the oldest change in a revision, by the last-change-trigger-time of its EndpointSlice, until the revision was published";
     }
 }
 
 impl EndpointMetrics {
-    /// Enters every family into `registry`.
-    pub fn register(&self, registry: &mut Registry) {
-        let own = registry.sub_registry_with_prefix("keelson_endpoints");
-        own.register("revisions", "Revisions published", self.revisions.clone());
-        own.register("source_events", "Objects and deletions received from sources", self.events.clone());
-        own.register(
-            "source_objects",
-            "Objects received from sources and held in memory",
-            self.objects.clone(),
-        );
-        own.register("source_synced", "1 if the resource is synced", self.synced.clone());
-        own.register(
-            "services_worked_out",
-            "Services computed, whether or not the result changed",
-            self.worked_out.clone(),
-        );
-        own.register("services", "Services served to clients", self.services.clone());
-        own.register("endpoints", "Endpoints of the Services served to clients", self.endpoints.clone());
-        own.register("rev", "Revision served to clients (0: none)", self.rev.clone());
-        own.register("stale", "1 while the served state is stale or there is no state", self.stale.clone());
-        own.register(
-            "watched",
-            "1 while Services are watched; 0 before the first client connects (endpoints.watch)",
-            self.watched.clone(),
-        );
-        own.register("durable", "1 while the served state is on disk", self.durable.clone());
-        own.register("persist_failures", "Failed writes of the state", self.persist_failures.clone());
-        own.register_with_unit(
-            "persist_duration",
-            "Duration of writes of the state",
-            Unit::Seconds,
-            self.persist_duration.clone(),
-        );
-        own.register_with_unit(
-            "publish_delay",
-            "Time from the oldest change in a revision, by the last-change-trigger-time of its \
-             EndpointSlice, until the revision was published",
-            Unit::Seconds,
-            self.publish_delay.clone(),
-        );
-    }
-
-    /// What sources told since the start.
+    /// Number of objects and deletions received from all sources.
     #[must_use]
     pub fn events(&self) -> u64 {
         let of = |kind: super::SourceKind| {
@@ -131,6 +54,8 @@ impl EndpointMetrics {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::registry::Registry;
+
     use super::*;
 
     #[test]
@@ -166,5 +91,10 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn names_types_and_help_are_an_interface() {
+        assert_eq!(EndpointMetrics::list(), include_str!("metrics.txt"));
     }
 }

@@ -3,65 +3,26 @@
 //! Owns: [`SourceEvent`] and what it is made of, and [`EventSink`], to whom sources hand events. In: objects, reduced to
 //! what is read of them. Out: nothing; these are values.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use futures_util::future::BoxFuture;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::{cluster::ChoreHealth, inspect::ActorMessage};
 
-pub use keelson_proto::kubernetes::{EndpointSlice, Service, ServiceCidr};
-
-/// Namespace and name of an object: `namespace/name`, or `/name` for one that is in no namespace. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceName(Arc<str>);
-
-impl ServiceName {
-    /// The name of an object. Neither part of a Kubernetes name holds a slash.
-    #[must_use]
-    pub fn new(namespace: &str, name: &str) -> Self {
-        Self(format!("{namespace}/{name}").into())
-    }
-
-    /// The namespace.
-    #[must_use]
-    pub fn namespace(&self) -> &str {
-        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
-    }
-
-    /// The name without the namespace.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.0.split_once('/').map_or(&*self.0, |(_, name)| name)
-    }
-
-    /// `namespace/name`.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", &*self.0)
-    }
-}
+pub use keelson_proto::{
+    kubernetes::{EndpointSlice, Service, ServiceCidr},
+    names::ServiceName,
+};
 
 /// What was seen of a kind of objects, in the order in which it happened. An object is known by the namespace and the
 /// name in its metadata.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Seen<T> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen<T, G = ServiceName> {
     /// A listing begins. Until it is whole nothing new is published, so that no state mixes two moments.
     Listing,
     /// This object is new or has changed; or it is, when it comes within a listing.
     Put(Box<T>),
     /// This object was deleted, or is no longer one that the source looks at.
-    Gone(ServiceName),
+    Gone(G),
     /// The listing is whole: what did not come within it does not exist.
     Listed,
     /// The listing is refused, and nothing waits for it: what was known before stays, also what an earlier process knew.
@@ -71,18 +32,13 @@ pub enum Seen<T> {
 /// The kinds of objects that a source looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceKind {
-    /// `v1/Service`.
     Services,
-    /// `discovery.k8s.io/v1/EndpointSlice`.
     EndpointSlices,
-    /// `networking.k8s.io/v1/ServiceCIDR`.
     ServiceCidrs,
-    /// The Node of this node.
     Node,
 }
 
 impl SourceKind {
-    /// Every kind.
     pub const ALL: [Self; 4] = [Self::Services, Self::EndpointSlices, Self::ServiceCidrs, Self::Node];
 
     /// As the API names the resource, for labels and JSON.
@@ -100,7 +56,6 @@ impl SourceKind {
 /// What the view and its readers need of the Node. A change of the Node that changes none of this is none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeView {
-    /// Its name.
     pub name: String,
     /// Whether there is a Node of that name.
     pub exists: bool,
@@ -134,26 +89,38 @@ impl NodeView {
     }
 }
 
-/// Something that a source says.
+/// An event of a source, and the message that reports it to the EndpointPublisher.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SourceEvent {
-    /// Of Services. Which of them count is not the source's business; it may leave out those that carry the label
-    /// `service.kubernetes.io/service-proxy-name` or are headless, as kube-proxy's watch does.
+    /// The source may leave out Services that carry the label `service.kubernetes.io/service-proxy-name` or are headless,
+    /// as kube-proxy's watch does.
     Services(Vec<Seen<Service>>),
-    /// Of EndpointSlices.
     EndpointSlices(Vec<Seen<EndpointSlice>>),
-    /// Of ServiceCIDRs.
     ServiceCidrs(Vec<Seen<ServiceCidr>>),
-    /// The Node as it is now.
     Node(NodeView),
-    /// How the watch of a kind fares.
+    /// The status of the watch of a kind.
     Health(SourceKind, ChoreHealth),
+}
+
+impl actix::Message for SourceEvent {
+    type Result = Answer;
+}
+
+impl ActorMessage for SourceEvent {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Services(_) => "ServiceChanged",
+            Self::EndpointSlices(_) => "SliceChanged",
+            Self::ServiceCidrs(_) => "CidrChanged",
+            Self::Node(_) => "NodeChanged",
+            Self::Health(..) => "SourceHealthChanged",
+        }
+    }
 }
 
 /// What becomes of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It was taken.
     Taken,
     /// It was not: who takes events has forgotten what came before it. The source says everything of this kind again,
     /// from a listing on.

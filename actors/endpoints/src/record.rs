@@ -39,16 +39,13 @@ pub(super) struct Meta {
     /// The form of the records.
     #[prost(uint32, tag = "1")]
     pub(super) version: u32,
-    /// As in [`super::Published`].
     #[prost(fixed64, tag = "2")]
     pub(super) instance_id: u64,
-    /// As in [`super::Published`].
     #[prost(uint64, tag = "3")]
     pub(super) rev: u64,
     /// The node that the state is for.
     #[prost(string, tag = "4")]
     pub(super) node_name: String,
-    /// The node.
     #[prost(message, optional, tag = "5")]
     pub(super) node: Option<NodeInfo>,
     /// The revision at which the node became so.
@@ -57,7 +54,6 @@ pub(super) struct Meta {
     /// After this revision, every deletion has its record.
     #[prost(uint64, tag = "7")]
     pub(super) since: u64,
-    /// How many Services there are.
     #[prost(uint64, tag = "8")]
     pub(super) services: u64,
     /// How many deleted ones have a record.
@@ -120,25 +116,20 @@ pub(super) fn endpoints_in(message: &Bytes) -> u64 {
     head.map_or(0, |head| head.endpoints.len() as u64)
 }
 
-/// One Service that changed.
 #[derive(Debug, Clone)]
 pub(super) struct Change {
-    /// Which.
     pub(super) name: ServiceName,
     /// How many bytes its message had before.
     pub(super) former_bytes: usize,
 }
 
-/// What is to be written.
 #[derive(Debug, Clone)]
 pub(super) enum Write {
     /// Changes of what is on disk.
     Changes {
         /// Afterwards.
         meta: Box<Meta>,
-        /// Every Service.
         services: RedBlackTreeMapSync<ServiceName, Item>,
-        /// Those that were set or deleted.
         changes: Vec<Change>,
         /// Deleted Services whose records go.
         forgotten: Vec<ServiceName>,
@@ -147,7 +138,6 @@ pub(super) enum Write {
     Whole {
         /// What there is but once.
         meta: Box<Meta>,
-        /// Every Service.
         services: RedBlackTreeMapSync<ServiceName, Item>,
         /// Deleted Services, with the revision at which they were.
         deleted: BTreeMap<ServiceName, u64>,
@@ -165,9 +155,7 @@ impl Write {
 /// A state as it was on disk.
 #[derive(Debug, Clone)]
 pub(super) struct Restored {
-    /// What there is but once.
     pub(super) meta: Meta,
-    /// Every Service.
     pub(super) services: RedBlackTreeMapSync<ServiceName, Item>,
     /// Deleted Services, with the revision at which they were.
     pub(super) deleted: BTreeMap<ServiceName, u64>,
@@ -175,14 +163,11 @@ pub(super) struct Restored {
     pub(super) endpoints: u64,
 }
 
-/// What was found on disk.
 #[derive(Debug, Clone)]
 pub(super) enum Loaded {
-    /// Nothing: this is the first start.
     Nothing,
     /// What cannot be used, and why.
     Lost(String),
-    /// A whole state.
     Whole(Box<Restored>),
 }
 
@@ -194,12 +179,11 @@ fn part_key(name: &ServiceName, part: usize) -> Vec<u8> {
     format!("p/{name}/{part:04}").into_bytes()
 }
 
-/// How many further parts a message of so many bytes has.
+/// How many further parts a message of this length in bytes has.
 fn parts(bytes: usize) -> usize {
     bytes.div_ceil(PART_BYTES).saturating_sub(1)
 }
 
-/// Batches of a bounded size.
 struct Chunks<'a> {
     store: &'a dyn StateStore,
     meta: &'a Meta,

@@ -26,7 +26,6 @@ pub struct HostFacts {
     pub operating_system: String,
     /// `nodeInfo.architecture`, as Go names it: `amd64`, `arm64`.
     pub architecture: String,
-    /// The host's name.
     pub hostname: String,
 }
 
@@ -66,7 +65,6 @@ pub struct HostAsk {
     pub image_fs: Option<PathBuf>,
 }
 
-/// The machine.
 pub trait Host: Send + Sync + 'static {
     /// What does not change.
     fn facts(&self) -> HostFacts;

@@ -1,15 +1,15 @@
-//! What the actors count.
+//! Metrics of image pulls and CRI calls.
 //!
-//! Owns: the metric families, under the kubelet's names where it has one. In: increments from actors
-//! and services. Out: a [`Registry`] for whoever encodes it. Labels are closed sets or bounded: no
-//! image name and nothing a caller sends becomes a label.
+//! Kubelet names where the kubelet has the metric. Labels are closed sets: no image name and nothing that a caller sends
+//! becomes a label.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::time::Duration;
 
+use keelson_metrics::{FloatGauge, HistogramFamily, families};
+pub use keelson_metrics::{ReasonLabel, ResultLabel};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::{Registry, Unit},
 };
 
 /// Label of the kubelet's `runtime_operations` metrics.
@@ -26,7 +26,7 @@ pub struct SizeClass {
     pub image_size_in_bytes: &'static str,
 }
 
-/// How pulls end.
+/// Result and reason of a finished pull.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PullResult {
     /// `succeeded`, `failed`, `refused`, `timed_out`, `cancelled`.
@@ -35,61 +35,35 @@ pub struct PullResult {
     pub reason: &'static str,
 }
 
-/// Why something was counted, in CamelCase.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Reason {
-    /// A closed set of words.
-    pub reason: &'static str,
-}
-
-/// What became of an Event on a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct EventResult {
-    /// `sent`, `failed`, `dropped`.
-    pub result: &'static str,
-}
-
 /// Why a pull was passed to the runtime without a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PassReason {
-    /// `no_decision`: the coordinator did not acknowledge the request in time; `coordinator_failed`: it failed on the
-    /// request again and again; `coordinator_disabled`: it does not run any more.
     pub reason: &'static str,
 }
 
 impl PassReason {
-    /// See [`PassReason::reason`].
+    /// The coordinator did not acknowledge the request in time.
     pub const NO_DECISION: Self = Self { reason: "no_decision" };
-    /// See [`PassReason::reason`].
+    /// The coordinator failed on the request repeatedly.
     pub const COORDINATOR_FAILED: Self = Self { reason: "coordinator_failed" };
-    /// See [`PassReason::reason`].
+    /// The coordinator does not run any more.
     pub const COORDINATOR_DISABLED: Self = Self { reason: "coordinator_disabled" };
     const ALL: [Self; 3] = [Self::NO_DECISION, Self::COORDINATOR_FAILED, Self::COORDINATOR_DISABLED];
 }
 
-/// How taking over from a stopping agent ended.
+/// Result of a takeover from a stopping agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct HandoverResult {
-    /// `taken_over`; `other_version`: the other agent speaks another version of the protocol, so its end was waited for;
-    /// `failed`: it did not answer, or not in time.
     pub result: &'static str,
 }
 
 impl HandoverResult {
-    /// See [`HandoverResult::result`].
     pub const TAKEN_OVER: Self = Self { result: "taken_over" };
-    /// See [`HandoverResult::result`].
+    /// The other agent speaks another version of the protocol, so its end was waited for.
     pub const OTHER_VERSION: Self = Self { result: "other_version" };
-    /// See [`HandoverResult::result`].
+    /// The other agent did not answer, or not in time.
     pub const FAILED: Self = Self { result: "failed" };
     const ALL: [Self; 3] = [Self::TAKEN_OVER, Self::OTHER_VERSION, Self::FAILED];
-}
-
-/// Why the bytes of an unfinished pull were released.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ReleaseLabel {
-    /// A closed set of words, such as `expired`.
-    pub reason: &'static str,
 }
 
 /// A failed call on an API that only containerd has.
@@ -99,75 +73,6 @@ pub struct ApiFailure {
     pub api: &'static str,
     /// The gRPC code, such as `PermissionDenied`.
     pub code: &'static str,
-}
-
-type FloatGauge = Gauge<f64, AtomicU64>;
-
-/// Every family. Cheap to clone: the values are shared.
-#[derive(Debug, Clone)]
-pub struct Metrics {
-    /// The kubelet's `kubelet_image_pull_duration_seconds`: waiting included.
-    pub pull_duration: Family<SizeClass, Histogram, fn() -> Histogram>,
-    /// `kubelet_runtime_operations_total`.
-    pub operations: Family<Operation, Counter>,
-    /// `kubelet_runtime_operations_errors_total`.
-    pub operation_errors: Family<Operation, Counter>,
-    /// `kubelet_runtime_operations_duration_seconds`.
-    pub operation_duration: Family<Operation, Histogram, fn() -> Histogram>,
-    /// Pulls by result and reason.
-    pub pulls: Family<PullResult, Counter>,
-    /// Requests that joined a pull that was there already, by the state of that pull.
-    pub deduplicated: Family<Reason, Counter>,
-    /// Pulls that are tried again, by why.
-    pub retried: Family<Reason, Counter>,
-    /// Time between a pull's first request and its start.
-    pub wait: Histogram,
-    /// Time from the start of a pull to its end, excluding the queue.
-    pub running_time: Histogram,
-    /// Events on pods.
-    pub pod_events: Family<EventResult, Counter>,
-    /// Pulls under the limit.
-    pub in_flight: Gauge,
-    /// Pulls of present images beside it.
-    pub in_flight_present: Gauge,
-    /// Pulls that wait for a slot.
-    pub queue_depth: Gauge,
-    /// Places kept for callers with credentials after a restart.
-    pub held: Gauge,
-    /// Callers that wait for an answer.
-    pub callers: Gauge,
-    /// The limit in force; 0: none.
-    pub limit: Gauge,
-    /// Unfinished pulls whose bytes are retained.
-    pub retained: Gauge,
-    /// Those bytes, as far as they are measured.
-    pub retained_bytes: Gauge,
-    /// Unfinished pulls whose bytes were released, by reason.
-    pub released: Family<ReleaseLabel, Counter>,
-    /// Wait of the pull at the head of the queue.
-    pub oldest_wait: FloatGauge,
-    /// Requests that the agent answered itself, by why.
-    pub refused: Family<Reason, Counter>,
-    /// Pulls lost with their runtime and asked again.
-    pub lost: Counter,
-    /// Pulls passed to the runtime without a decision, by reason.
-    pub passed_through: Family<PassReason, Counter>,
-    /// Starts of this process beside a stopping agent.
-    pub handovers: Family<HandoverResult, Counter>,
-    /// 1 from a pull that was passed through until the coordinator answers again.
-    pub passing_through: Gauge,
-    /// Pulls taken over from the journal at start.
-    pub resumed: Counter,
-    /// 1 while the runtime serves.
-    pub runtime_up: Gauge,
-    /// Failed calls on the runtime's lease and content APIs.
-    pub runtime_api_errors: Family<ApiFailure, Counter>,
-    /// Writes to the store that failed.
-    pub store_errors: Counter,
-    /// 1 while the journal on disk is complete.
-    pub store_durable: Gauge,
-    /// 1 while the store is open.
-    pub store_open: Gauge,
 }
 
 fn pull_buckets() -> Histogram {
@@ -182,170 +87,67 @@ fn operation_buckets() -> Histogram {
     Histogram::new(prometheus_client::metrics::histogram::exponential_buckets(0.005, 2.5, 14))
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self {
-            pull_duration: Family::new_with_constructor(pull_buckets),
-            operations: Family::default(),
-            operation_errors: Family::default(),
-            operation_duration: Family::new_with_constructor(operation_buckets),
-            pulls: Family::default(),
-            deduplicated: Family::default(),
-            retried: Family::default(),
-            wait: pull_buckets(),
-            running_time: pull_buckets(),
-            pod_events: Family::default(),
-            in_flight: Gauge::default(),
-            in_flight_present: Gauge::default(),
-            queue_depth: Gauge::default(),
-            held: Gauge::default(),
-            callers: Gauge::default(),
-            limit: Gauge::default(),
-            retained: Gauge::default(),
-            retained_bytes: Gauge::default(),
-            released: Family::default(),
-            oldest_wait: FloatGauge::default(),
-            refused: Family::default(),
-            lost: Counter::default(),
-            passed_through: Family::default(),
-            handovers: {
-                let handovers = Family::<HandoverResult, Counter>::default();
-                for result in HandoverResult::ALL {
-                    drop(handovers.get_or_create(&result));
-                }
-                handovers
-            },
-            passing_through: Gauge::default(),
-            resumed: Counter::default(),
-            runtime_up: Gauge::default(),
-            runtime_api_errors: Family::default(),
-            store_errors: Counter::default(),
-            store_durable: {
-                let durable = Gauge::default();
-                durable.set(1);
-                durable
-            },
-            store_open: Gauge::default(),
-        }
+/// Results that are 0 from the start.
+fn handovers() -> Family<HandoverResult, Counter> {
+    let handovers = Family::default();
+    for result in HandoverResult::ALL {
+        drop(handovers.get_or_create(&result));
+    }
+    handovers
+}
+
+/// Durable until a write fails.
+fn durable() -> Gauge {
+    let durable = Gauge::default();
+    durable.set(1);
+    durable
+}
+
+families! {
+    /// Clones share their values.
+    #[derive(Debug, Clone)]
+    pub struct Metrics;
+    pub fn register;
+    "kubelet" {
+        pub pull_duration: HistogramFamily<SizeClass> = Family::new_with_constructor(pull_buckets), "image_pull_duration" Seconds, "Duration of image pulls including waiting, by image size";
+        pub operations: Family<Operation, Counter>, "runtime_operations", "CRI calls, by type";
+        pub operation_errors: Family<Operation, Counter>, "runtime_operations_errors", "Failed CRI calls, by type";
+        pub operation_duration: HistogramFamily<Operation> = Family::new_with_constructor(operation_buckets), "runtime_operations_duration" Seconds, "Duration of CRI calls, by type";
+    }
+    "keelson_image_pull" {
+        pub queue_depth: Gauge, "queue_depth", "Queued image pulls";
+        pub held: Gauge, "held", "Queue places held after a restart for callers with credentials";
+        pub callers: Gauge, "callers", "Callers that wait for an image pull";
+        pub limit: Gauge, "limit", "Limit on image pulls in flight (0: no limit)";
+        pub retained: Gauge, "retained", "Unfinished image pulls whose content is retained";
+        pub retained_bytes: Gauge, "retained" Bytes, "Size of the content retained of unfinished image pulls";
+        pub released: Family<ReasonLabel, Counter>, "content_released", "Unfinished image pulls with released content, by reason";
+        pub oldest_wait: FloatGauge, "oldest_wait" Seconds, "Wait time of the first pull in the queue";
+        pub wait: Histogram = pull_buckets(), "wait" Seconds, "Time from the first request of a pull to its start";
+        pub running_time: Histogram = pull_buckets(), "running" Seconds, "Time from the start of a pull to its end, excluding the queue";
+        pub deduplicated: Family<ReasonLabel, Counter>, "deduplicated", "Requests that joined an existing pull, by its state";
+        pub refused: Family<ReasonLabel, Counter>, "refused", "Requests rejected by the agent, by reason";
+        pub retried: Family<ReasonLabel, Counter>, "retried", "Retries of image pulls by the agent, by reason";
+        pub pod_events: Family<ResultLabel, Counter>, "pod_events", "Events created for pods that wait for an image pull";
+        pub lost: Counter, "lost", "Image pulls interrupted by a runtime outage and retried";
+    }
+    "keelson" {
+        pub pulls: Family<PullResult, Counter>, "image_pulls", "Finished image pulls, by result and reason";
+        pub in_flight: Gauge, "image_pulls_in_flight", "Running image pulls that count towards the limit";
+        pub in_flight_present: Gauge, "image_pulls_in_flight_present", "Running pulls of present images, which do not count towards the limit";
+        pub passed_through: Family<PassReason, Counter>, "image_pulls_passed_through", "Image pulls passed through to the runtime without admission or limit, by reason";
+        pub passing_through: Gauge, "image_pulls_passing_through", "1 while image pulls are passed through to the runtime without admission";
+        pub resumed: Counter, "image_pulls_resumed", "Image pulls restored from the journal";
+        pub runtime_api_errors: Family<ApiFailure, Counter>, "runtime_api_errors", "Failed calls on the lease and content APIs of the container runtime, by gRPC code";
+        pub runtime_up: Gauge, "runtime_up", "1 while the container runtime is up";
+        pub store_errors: Counter, "store_write_errors", "Failed writes of the state store";
+        pub handovers: Family<HandoverResult, Counter> = handovers(), "handovers", "Takeovers from a stopping agent, by result";
+        pub store_durable: Gauge = durable(), "store_durable", "1 while the journal on disk is complete";
+        pub store_open: Gauge, "store_open", "1 while the state store is open";
     }
 }
 
 impl Metrics {
-    /// Enters every family into `registry`.
-    pub fn register(&self, registry: &mut Registry) {
-        self.register_kubelet(registry.sub_registry_with_prefix("kubelet"));
-        self.register_pulls(registry.sub_registry_with_prefix("keelson_image_pull"));
-        let own = registry.sub_registry_with_prefix("keelson");
-        own.register("image_pulls", "Finished image pulls, by result and reason", self.pulls.clone());
-        own.register(
-            "image_pulls_in_flight",
-            "Running image pulls that count towards the limit",
-            self.in_flight.clone(),
-        );
-        own.register(
-            "image_pulls_in_flight_present",
-            "Running pulls of present images, which do not count towards the limit",
-            self.in_flight_present.clone(),
-        );
-        own.register(
-            "image_pulls_passed_through",
-            "Image pulls passed through to the runtime without admission or limit, by reason",
-            self.passed_through.clone(),
-        );
-        own.register(
-            "image_pulls_passing_through",
-            "1 while image pulls are passed through to the runtime without admission",
-            self.passing_through.clone(),
-        );
-        own.register("image_pulls_resumed", "Image pulls restored from the journal", self.resumed.clone());
-        own.register(
-            "runtime_api_errors",
-            "Failed calls on the lease and content APIs of the container runtime, by gRPC code",
-            self.runtime_api_errors.clone(),
-        );
-        own.register("runtime_up", "1 while the container runtime is up", self.runtime_up.clone());
-        own.register("store_write_errors", "Failed writes of the state store", self.store_errors.clone());
-        own.register("handovers", "Takeovers from a stopping agent, by result", self.handovers.clone());
-        own.register("store_durable", "1 while the journal on disk is complete", self.store_durable.clone());
-        own.register("store_open", "1 while the state store is open", self.store_open.clone());
-    }
-
-    fn register_kubelet(&self, kubelet: &mut Registry) {
-        kubelet.register_with_unit(
-            "image_pull_duration",
-            "Duration of image pulls including waiting, by image size",
-            Unit::Seconds,
-            self.pull_duration.clone(),
-        );
-        kubelet.register("runtime_operations", "CRI calls, by type", self.operations.clone());
-        kubelet.register(
-            "runtime_operations_errors",
-            "Failed CRI calls, by type",
-            self.operation_errors.clone(),
-        );
-        kubelet.register_with_unit(
-            "runtime_operations_duration",
-            "Duration of CRI calls, by type",
-            Unit::Seconds,
-            self.operation_duration.clone(),
-        );
-    }
-
-    fn register_pulls(&self, pull: &mut Registry) {
-        pull.register("queue_depth", "Queued image pulls", self.queue_depth.clone());
-        pull.register(
-            "held",
-            "Queue places held after a restart for callers with credentials",
-            self.held.clone(),
-        );
-        pull.register("callers", "Callers that wait for an image pull", self.callers.clone());
-        pull.register("limit", "Limit on image pulls in flight (0: no limit)", self.limit.clone());
-        pull.register("retained", "Unfinished image pulls whose content is retained", self.retained.clone());
-        pull.register_with_unit(
-            "retained",
-            "Size of the content retained of unfinished image pulls",
-            Unit::Bytes,
-            self.retained_bytes.clone(),
-        );
-        pull.register(
-            "content_released",
-            "Unfinished image pulls with released content, by reason",
-            self.released.clone(),
-        );
-        pull.register_with_unit(
-            "oldest_wait",
-            "Wait time of the first pull in the queue",
-            Unit::Seconds,
-            self.oldest_wait.clone(),
-        );
-        pull.register_with_unit(
-            "wait",
-            "Time from the first request of a pull to its start",
-            Unit::Seconds,
-            self.wait.clone(),
-        );
-        pull.register_with_unit(
-            "running",
-            "Time from the start of a pull to its end, excluding the queue",
-            Unit::Seconds,
-            self.running_time.clone(),
-        );
-        pull.register(
-            "deduplicated",
-            "Requests that joined an existing pull, by its state",
-            self.deduplicated.clone(),
-        );
-        pull.register("refused", "Requests rejected by the agent, by reason", self.refused.clone());
-        pull.register("retried", "Retries of image pulls by the agent, by reason", self.retried.clone());
-        pull.register(
-            "pod_events",
-            "Events created for pods that wait for an image pull",
-            self.pod_events.clone(),
-        );
-        pull.register("lost", "Image pulls interrupted by a runtime outage and retried", self.lost.clone());
-    }
-
-    /// Counts one CRI call.
     pub fn operation(&self, operation_type: &'static str, took: Duration, failed: bool) {
         let label = Operation { operation_type };
         self.operations.get_or_create(&label).inc();
@@ -368,7 +170,6 @@ impl Metrics {
     }
 }
 
-/// The kubelet's size classes.
 fn size_class(bytes: Option<u64>) -> &'static str {
     const MB: u64 = 1024 * 1024;
     const GB: u64 = 1024 * MB;
@@ -393,6 +194,8 @@ fn size_class(bytes: Option<u64>) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::registry::Registry;
+
     use super::*;
 
     #[test]
@@ -405,6 +208,11 @@ mod tests {
         ] {
             assert_eq!(size_class(bytes), class, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn names_types_and_help_are_an_interface() {
+        assert_eq!(Metrics::list(), include_str!("metrics.txt"));
     }
 
     #[test]

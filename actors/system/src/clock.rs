@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// One reading of both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Now {
     /// Since the agent's clock was made; never steps.
@@ -40,7 +39,6 @@ impl Clock {
         Self { origin: Instant::now() }
     }
 
-    /// Reads both clocks.
     #[must_use]
     pub fn now(&self) -> Now {
         Now { mono: self.origin.elapsed(), unix_ms: unix_ms() }

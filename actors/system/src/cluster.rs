@@ -3,7 +3,7 @@
 //! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`PodEventApi`] that a service implements, what passes through them, and
 //! [`ChoreHealth`], by which an actor that needs the API server says how it fares.
 //! In: calls from the LeaseRenewer and the StatusReporter. Out: answers; an error names the server and says
-//! what kind of error it is, so that decisions need no text. No method waits for ever: a request that is not
+//! what kind of error it is, so that decisions need no text. No method waits forever: a request that is not
 //! answered in time is an error of kind [`ApiErrorKind::Timeout`]. Dropping a returned future cancels the call.
 
 use std::{fmt, time::Duration};
@@ -21,7 +21,6 @@ pub enum ApiErrorKind {
     Conflict,
     /// 409 `AlreadyExists`.
     AlreadyExists,
-    /// 404.
     NotFound,
     /// 410: what was asked for is too old.
     Gone,
@@ -41,7 +40,6 @@ pub enum ApiErrorKind {
         /// How long the server wants to be left alone.
         retry_after: Option<Duration>,
     },
-    /// No answer in time.
     Timeout,
     /// No connection, or it broke; or an answer that makes no sense.
     Unreachable,
@@ -89,9 +87,7 @@ impl ApiErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{server}: {reason}")]
 pub struct ApiError {
-    /// The server's address, without credentials.
     pub server: String,
-    /// What kind of error.
     pub kind: ApiErrorKind,
     /// What went wrong, for people; never holds a credential.
     pub reason: String,
@@ -106,7 +102,6 @@ pub struct Written {
     pub resource_version: String,
 }
 
-/// A Lease as it was read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LeaseSeen {
     /// `metadata.uid` and `metadata.resourceVersion`.
@@ -128,16 +123,13 @@ pub struct LeaseSeen {
 /// The Node that a Lease belongs to, by which it is deleted with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// The Node's name.
     pub name: String,
-    /// Its uid.
     pub uid: String,
 }
 
 /// A Lease to be made in [`LEASE_NAMESPACE`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseCreate {
-    /// Its name.
     pub name: String,
     /// Its `ownerReferences`.
     pub owner: Option<Owner>,
@@ -154,7 +146,6 @@ pub struct LeaseCreate {
 /// A renewal: a patch that fails with [`ApiErrorKind::Conflict`] unless `resource_version` is the newest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasePatch {
-    /// The Lease's name.
     pub name: String,
     /// The newest resourceVersion that is known.
     pub resource_version: String,
@@ -184,10 +175,8 @@ pub struct Acquire {
 
 /// What the LeaseRenewer needs of the API server.
 pub trait LeaseApi: Send + Sync + 'static {
-    /// Where the server is, for people.
     fn server(&self) -> String;
 
-    /// GET of a Lease.
     fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>>;
 
     /// POST of a Lease.
@@ -206,10 +195,8 @@ pub trait LeaseApi: Send + Sync + 'static {
 
 /// What the StatusReporter needs of the API server.
 pub trait NodeApi: Send + Sync + 'static {
-    /// Where the server is, for people.
     fn server(&self) -> String;
 
-    /// GET of a Node.
     fn get_node(&self, name: &str) -> BoxFuture<'static, Result<Box<Node>, ApiError>>;
 
     /// POST of a Node.
@@ -229,7 +216,6 @@ pub trait NodeApi: Send + Sync + 'static {
         patch: serde_json::Value,
     ) -> BoxFuture<'static, Result<Written, ApiError>>;
 
-    /// As [`LeaseApi::close_connections`].
     fn close_connections(&self);
 }
 
@@ -240,13 +226,10 @@ pub struct PodEvent {
     pub name: String,
     /// That of the pod and of the Event.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The pod's uid.
     pub uid: String,
     /// CamelCase.
     pub reason: &'static str,
-    /// For people.
     pub message: String,
     /// How often it has happened.
     pub count: u32,
@@ -270,14 +253,10 @@ pub trait PodEventApi: Send + Sync + 'static {
 /// How an actor that needs the API server fares, for `/readyz` and people.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChoreHealth {
-    /// Nothing has succeeded or failed yet.
     #[default]
     Starting,
-    /// The last try succeeded.
     Well,
-    /// Tries fail.
     Failing {
-        /// What is wrong now.
         reason: String,
         /// Unix milliseconds of the first failure in a row.
         since_unix_ms: i64,

@@ -1,6 +1,6 @@
 //! Looking into an actor: what every actor can say of itself.
 //!
-//! Owns: [`Recorder`], the shared note-book of one actor (mailbox depth, messages by type with
+//! Owns: [`Recorder`], the shared record of one actor (mailbox depth, messages by type with
 //! latency, restarts, errors, events), and [`Mailbox`], the only way to send to an actor: it counts
 //! what goes in and turns a full mailbox into a clear answer.
 //! In: what senders and handlers tell it. Out: [`keelson_proto::debug::Actor`].
@@ -21,6 +21,7 @@ use actix::{
 };
 use hdrhistogram::Histogram;
 use keelson_proto::debug as pb;
+use tokio::sync::Notify;
 
 use crate::clock::unix_ms;
 
@@ -28,27 +29,62 @@ use crate::clock::unix_ms;
 const EVENTS: usize = 50;
 /// Longer handling is recorded as this, so that the histogram stays small: ten minutes.
 const MAX_MICROS: u64 = 600_000_000;
-/// Between two looks whether a full mailbox has room.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Declares messages: fields, result, and the name that people see. The crate that calls it depends on actix.
+/// Declares messages of one actor: structs with a result, or an enum of events, which have none.
+///
+/// The name of a struct or of a variant is the name that people see.
 #[macro_export]
-macro_rules! verbs {
-    ($($(#[$doc:meta])* $name:ident => $result:ty { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
+macro_rules! messages {
+    (
+        $(#[$meta:meta])*
+        $vis:vis enum $name:ident {
+            $($(#[$variant_meta:meta])* $variant:ident $({ $($fields:tt)* })? $(($($types:tt)*))?,)+
+        }
+    ) => {
+        $(#[$meta])*
+        $vis enum $name {
+            $($(#[$variant_meta])* $variant $({ $($fields)* })? $(($($types)*))?,)+
+        }
+        impl ::actix::Message for $name { type Result = (); }
+        impl $crate::inspect::ActorMessage for $name {
+            fn name(&self) -> &'static str {
+                match self { $(Self::$variant { .. } => stringify!($variant),)+ }
+            }
+        }
+    };
+    ($($(#[$meta:meta])* $name:ident => $result:ty { $($(#[$field_meta:meta])* $field:ident: $ty:ty),* $(,)? })+) => {
         $(
-            $(#[$doc])*
+            $(#[$meta])*
             #[derive(Debug)]
-            pub struct $name { $($(#[$fdoc])* pub $field: $ty),* }
-            impl actix::Message for $name { type Result = $result; }
-            impl $crate::inspect::Verb for $name { const NAME: &'static str = stringify!($name); }
+            pub struct $name { $($(#[$field_meta])* pub $field: $ty),* }
+            impl ::actix::Message for $name { type Result = $result; }
+            impl $crate::inspect::ActorMessage for $name {
+                fn name(&self) -> &'static str { stringify!($name) }
+            }
         )+
     };
 }
 
-/// A message with the name that people see.
-pub trait Verb: Message {
-    /// As in the design: `RequestPull`, `PullFinished`...
-    const NAME: &'static str;
+/// Handles messages of an actor with `recorder()`, which counts and times each: `Message(pattern) => answer`.
+#[macro_export]
+macro_rules! handlers {
+    ($actor:ty, $this:ident, $ctx:ident; $($message:ident($pattern:pat) => $answer:expr,)+) => {$(
+        impl ::actix::Handler<$message> for $actor {
+            type Result = ::actix::MessageResult<$message>;
+
+            fn handle(&mut $this, message: $message, $ctx: &mut ::actix::Context<Self>) -> Self::Result {
+                let _handling = $this.recorder().handling(&message);
+                let _ = &$ctx;
+                let $pattern = message;
+                ::actix::MessageResult($answer)
+            }
+        }
+    )+};
+}
+
+/// A message with the name that people see: `RequestPull`, `PullFinished`.
+pub trait ActorMessage: Message {
+    fn name(&self) -> &'static str;
 }
 
 #[derive(Debug)]
@@ -86,7 +122,6 @@ pub struct Failure {
     pub reason: String,
     /// When it began to fail.
     pub since_unix_ms: i64,
-    /// The next try.
     pub next_try_unix_ms: i64,
 }
 
@@ -110,20 +145,17 @@ pub enum Status {
     /// Started, not yet ready.
     #[default]
     Starting,
-    /// At work.
     Running,
     /// It stopped and waits for its back-off.
     Restarting,
     /// It keeps failing; it is retried with back-off for as long as the process lives.
     Failing,
-    /// It ended.
     Stopped,
     /// It was not started: what it needs is not configured.
     Off,
 }
 
 impl Status {
-    /// As the debug API names it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -137,13 +169,15 @@ impl Status {
     }
 }
 
-/// The note-book of one actor, shared with those who look at it; it can be read while the actor is
+/// The record of one actor, shared with its readers; it can be read while the actor is
 /// stuck.
 pub struct Recorder {
     name: &'static str,
     capacity: usize,
     depth: AtomicI64,
     restarts: AtomicU64,
+    /// Notified when a message leaves the mailbox.
+    room: Notify,
     notes: Mutex<Notes>,
 }
 
@@ -154,7 +188,7 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// A note-book for the actor `name`, whose mailbox holds `capacity` messages.
+    /// A record for the actor `name`, whose mailbox holds `capacity` messages.
     #[must_use]
     pub fn new(name: &'static str, capacity: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -162,11 +196,11 @@ impl Recorder {
             capacity,
             depth: AtomicI64::new(0),
             restarts: AtomicU64::new(0),
+            room: Notify::new(),
             notes: Mutex::new(Notes::default()),
         })
     }
 
-    /// The actor's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
@@ -218,7 +252,6 @@ impl Recorder {
         }
     }
 
-    /// What it does now.
     #[must_use]
     pub fn current_status(&self) -> Status {
         self.notes().status
@@ -240,7 +273,6 @@ impl Recorder {
         self.event(text);
     }
 
-    /// Counts a restart.
     pub fn restarted(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
         let mut notes = self.notes();
@@ -248,7 +280,6 @@ impl Recorder {
         notes.status = Status::Restarting;
     }
 
-    /// How often the actor was restarted.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
@@ -260,10 +291,16 @@ impl Recorder {
         self.depth.load(Ordering::Relaxed).max(0).unsigned_abs()
     }
 
-    /// To be held while a message of type `M` is handled.
-    pub fn handling<M: Verb>(self: &Arc<Self>) -> Handling {
+    /// To be held while `message` is handled.
+    pub fn handling<M: ActorMessage>(self: &Arc<Self>, message: &M) -> Handling {
+        self.leave();
+        Handling { recorder: self.clone(), message: message.name(), since: Instant::now() }
+    }
+
+    /// A message is no longer in the mailbox.
+    fn leave(&self) {
         self.depth.fetch_sub(1, Ordering::Relaxed);
-        Handling { recorder: self.clone(), message: M::NAME, since: Instant::now() }
+        self.room.notify_one();
     }
 
     fn handled(&self, message: &'static str, since: Instant) {
@@ -340,18 +377,15 @@ impl Drop for Handling {
     }
 }
 
-/// Why a message was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MailboxError {
-    /// The bound is reached.
     #[error("the mailbox of {0} is full")]
     Full(&'static str),
-    /// The actor is gone.
     #[error("{0} is not running")]
     Closed(&'static str),
 }
 
-/// An actor's address together with its note-book.
+/// An actor's address together with its record.
 pub struct Mailbox<A: Actor> {
     addr: Addr<A>,
     recorder: Arc<Recorder>,
@@ -376,10 +410,15 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         Self { addr, recorder }
     }
 
-    /// The note-book.
     #[must_use]
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
+    }
+
+    /// Whether the actor was given up: nothing is handled any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        !self.addr.connected()
     }
 
     /// Sends if there is room.
@@ -388,12 +427,12 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
     /// The mailbox is full or closed; the message was not taken.
     pub fn offer<M>(&self, message: M) -> Result<(), MailboxError>
     where
-        M: Verb + Send + 'static,
+        M: ActorMessage + Send + 'static,
         M::Result: Send,
         A: Handler<M>,
         A::Context: ToEnvelope<A, M>,
     {
-        self.admit::<M>()?;
+        self.admit(&message)?;
         match self.addr.try_send(message) {
             Ok(()) => Ok(()),
             // actix's own bound, which is in force until the actor has started.
@@ -402,7 +441,7 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
                 Ok(())
             }
             Err(SendError::Closed(_)) => {
-                self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
+                self.recorder.leave();
                 Err(MailboxError::Closed(self.recorder.name))
             }
         }
@@ -413,7 +452,7 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
     /// that must not be lost while the actor lives.
     pub fn deliver<M>(&self, message: M)
     where
-        M: Verb + Send + 'static,
+        M: ActorMessage + Send + 'static,
         M::Result: Send,
         A: Handler<M>,
         A::Context: ToEnvelope<A, M>,
@@ -428,12 +467,12 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
     /// The mailbox is full or closed, or the actor stopped before it answered.
     pub async fn ask<M>(&self, message: M) -> Result<M::Result, MailboxError>
     where
-        M: Verb + Send + 'static,
+        M: ActorMessage + Send + 'static,
         M::Result: Send,
         A: Handler<M>,
         A::Context: ToEnvelope<A, M>,
     {
-        self.admit::<M>()?;
+        self.admit(&message)?;
         self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
     }
 
@@ -444,25 +483,25 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
     /// The mailbox is closed, or the actor stopped before it answered.
     pub async fn ask_waiting<M>(&self, message: M) -> Result<M::Result, MailboxError>
     where
-        M: Verb + Send + 'static,
+        M: ActorMessage + Send + 'static,
         M::Result: Send,
         A: Handler<M>,
         A::Context: ToEnvelope<A, M>,
     {
-        while self.admit::<M>().is_err() {
-            tokio::time::sleep(LOOK_AGAIN).await;
+        while self.admit(&message).is_err() {
+            // A permit is kept for a sender that looked before a message left.
+            self.recorder.room.notified().await;
         }
         self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
     }
 
-    /// Takes a place in the mailbox.
-    fn admit<M: Verb>(&self) -> Result<(), MailboxError> {
-        let before = self.recorder.depth.fetch_add(1, Ordering::Relaxed).max(0).unsigned_abs();
-        if before < self.recorder.capacity as u64 {
+    fn admit(&self, message: &impl ActorMessage) -> Result<(), MailboxError> {
+        let capacity = i64::try_from(self.recorder.capacity).unwrap_or(i64::MAX);
+        let take = |depth: i64| (depth < capacity).then_some(depth + 1);
+        if self.recorder.depth.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             return Ok(());
         }
-        self.recorder.depth.fetch_sub(1, Ordering::Relaxed);
-        self.recorder.busy(M::NAME);
+        self.recorder.busy(message.name());
         Err(MailboxError::Full(self.recorder.name))
     }
 }

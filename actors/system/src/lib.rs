@@ -15,3 +15,4 @@ pub mod reports;
 pub mod supervise;
 #[cfg(feature = "test-support")]
 pub mod test_support;
+pub mod timer;

@@ -25,7 +25,6 @@ pub struct RuntimeReport {
 pub struct RuntimeCondition {
     /// [`RUNTIME_READY`], [`NETWORK_READY`], or one of the runtime's own.
     pub kind: String,
-    /// Whether it holds.
     pub ok: bool,
     /// Why not, in one word.
     pub reason: String,
@@ -38,7 +37,6 @@ pub const RUNTIME_READY: &str = "RuntimeReady";
 /// The condition without which pods get no network.
 pub const NETWORK_READY: &str = "NetworkReady";
 
-/// An image that the runtime has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeImage {
     /// References by digest first, then those by tag; an image that nothing refers to has none.
@@ -47,10 +45,8 @@ pub struct RuntimeImage {
     pub size_bytes: u64,
 }
 
-/// How image pulls fare.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowView {
-    /// Pulls that wait for a slot.
     pub queued: u32,
     /// Pulls that hold one, under the limit and beside it.
     pub running: u32,
@@ -59,7 +55,6 @@ pub struct FlowView {
     /// Since any pull last made progress (a new reading) or ended, on the monotonic clock; `None`: not since the
     /// start. Of an idle node it says nothing: to be looked at beside `oldest_wait` and `running`.
     pub since_moved: Option<Duration>,
-    /// Whether the container runtime serves.
     pub runtime: RuntimeFlow,
     /// The journal on disk is complete. `false`: pulls go on in memory only.
     pub durable: bool,
@@ -70,13 +65,10 @@ pub struct FlowView {
 pub enum RuntimeFlow {
     /// It has not been asked yet.
     Unknown,
-    /// It answers its probes.
     Up,
-    /// It does not.
     Away {
         /// For how long, on the monotonic clock.
         away_for: Duration,
-        /// Names the socket.
         reason: String,
     },
 }
@@ -95,18 +87,15 @@ pub enum StaleCause {
 /// How the service endpoints on this node fare.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum EndpointsView {
-    /// The chore does not run.
     #[default]
     Off,
     /// It runs and has not said anything yet: what the Node says of it stays.
     Starting,
     /// No client follows them, so the API server is not watched for them.
     NotWatched,
-    /// They are synced with their source.
     Current,
     /// They are the last ones that were synced.
     Stale {
-        /// Why, for the node's condition.
         cause: StaleCause,
         /// Why, for people: an error's own words.
         reason: String,

@@ -32,12 +32,11 @@ use actix::{
 };
 use tokio::time::Instant;
 
-use crate::inspect::{Mailbox, Recorder, Status, Verb};
+use crate::inspect::{ActorMessage, Mailbox, Recorder, Status};
+use keelson_proto::backoff::Backoff;
 
-/// The first pause before a restart.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Pauses before restarts of actors and jobs.
+pub const RESTARTS: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(30) };
 /// An actor with more restarts than this within [`WINDOW`] is `failing`.
 const FAILING_RESTARTS: usize = 8;
 /// See [`FAILING_RESTARTS`]; a quiet window also resets the pause.
@@ -52,7 +51,7 @@ pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Place and text of the last panic on this thread that nobody has asked for yet.
+    /// Place and text of the last panic on this thread that was not read yet.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -60,7 +59,6 @@ thread_local! {
 /// takes it; it is what an actor does to itself when it cannot go on, made available to others.
 #[derive(Debug)]
 pub struct Restart {
-    /// Why.
     pub reason: String,
 }
 
@@ -68,31 +66,64 @@ impl Message for Restart {
     type Result = ();
 }
 
-impl Verb for Restart {
-    const NAME: &'static str = "Restart";
+impl ActorMessage for Restart {
+    fn name(&self) -> &'static str {
+        "Restart"
+    }
 }
 
 /// A [`Restart`] for this reason makes the handler panic. Tests of what follows need it; release builds do not have it.
 #[cfg(any(feature = "test-support", debug_assertions))]
 pub const PANIC: &str = "panic";
 
-/// Implements `Handler<Restart>` for an actor with `recorder()`. The crate that calls it depends on actix.
+/// Implements `Actor`, `Handler<Restart>` and `recorder()` for a type with a field `supervision` and a method `reload`,
+/// which reads its state at each start.
 #[macro_export]
-macro_rules! handles_restart {
-    ($actor:ty) => {
-        impl actix::Handler<$crate::supervise::Restart> for $actor {
+macro_rules! supervised {
+    ($actor:ident) => {
+        impl $actor {
+            pub(crate) fn recorder(&self) -> &::std::sync::Arc<$crate::inspect::Recorder> {
+                self.supervision.recorder()
+            }
+
+            /// Writes a text to the log and to the events of the actor; a warning is also its last error.
+            #[allow(dead_code)] // Not every actor has such texts.
+            pub(crate) fn note(&self, is_warning: bool, text: String) {
+                if is_warning {
+                    ::tracing::warn!(actor = stringify!($actor), "{text}");
+                    self.recorder().error(text);
+                } else {
+                    ::tracing::info!(actor = stringify!($actor), "{text}");
+                    self.recorder().event(text);
+                }
+            }
+        }
+
+        impl ::actix::Actor for $actor {
+            type Context = ::actix::Context<Self>;
+
+            fn started(&mut self, ctx: &mut Self::Context) {
+                self.supervision.resume(ctx, Self::reload);
+            }
+
+            fn stopped(&mut self, _: &mut Self::Context) {
+                self.recorder().status($crate::inspect::Status::Stopped, "");
+            }
+        }
+
+        impl ::actix::Handler<$crate::supervise::Restart> for $actor {
             type Result = ();
 
-            fn handle(&mut self, message: $crate::supervise::Restart, ctx: &mut actix::Context<Self>) {
-                let _handling = self.recorder().handling::<$crate::supervise::Restart>();
+            fn handle(&mut self, message: $crate::supervise::Restart, ctx: &mut ::actix::Context<Self>) {
+                let _handling = self.recorder().handling(&message);
                 $crate::supervise::log_restart(message, self.recorder());
-                actix::ActorContext::stop(ctx);
+                ::actix::ActorContext::stop(ctx);
             }
         }
     };
 }
 
-/// What every actor does with a [`Restart`] before it stops: see [`handles_restart`].
+/// What every actor does with a [`Restart`] before it stops: see [`supervised`].
 ///
 /// # Panics
 /// The message's reason is `PANIC`, and this is no release build.
@@ -103,7 +134,7 @@ pub fn log_restart(message: Restart, recorder: &Recorder) {
     recorder.error(message.reason);
 }
 
-/// Logs and counts every panic; whoever runs the job that panicked decides what follows. Panics that the store catches
+/// Logs and counts every panic; the supervisor of the job that panicked decides what follows. Panics that the store catches
 /// are left alone. Call it once, before the actors start; the previous hook runs first.
 pub fn record_panics() {
     hook(|_, text| {
@@ -153,12 +184,6 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> String {
     recorded.unwrap_or_else(|| format!("panicked: {}", payload_text(payload)))
 }
 
-/// Pause before try number `tries`, from 1: it doubles from 100 ms to 30 s.
-#[must_use]
-pub fn backoff(tries: usize) -> Duration {
-    FIRST_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
-}
-
 /// An error with its causes, for texts that stand alone.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
@@ -190,7 +215,6 @@ impl Supervision {
         Self { recorder, restarts: VecDeque::new() }
     }
 
-    /// The actor's note-book.
     #[must_use]
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
@@ -212,7 +236,7 @@ impl Supervision {
     pub fn pause(&self) -> Duration {
         match self.restarts.len() {
             0 => Duration::ZERO,
-            tries => backoff(tries),
+            tries => RESTARTS.pause(u32::try_from(tries).unwrap_or(u32::MAX)),
         }
     }
 
@@ -278,7 +302,7 @@ impl<A> Supervisor<A>
 where
     A: Actor<Context = Context<A>> + Supervised,
 {
-    /// Restarts an actor that has stopped or panicked; gives it up when nobody has its address any more, or when the
+    /// Restarts an actor that has stopped or panicked; gives it up when its address is not held any more, or when the
     /// restart panics too.
     fn restart(&mut self) {
         let Some(actor) = &mut self.actor else { return };

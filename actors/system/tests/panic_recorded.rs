@@ -3,7 +3,7 @@
 
 use actix::{Actor, Context, Handler, Supervised};
 use keelson_actor_system::{
-    inspect::{MailboxError, Recorder, Status, Verb},
+    inspect::{ActorMessage, MailboxError, Recorder, Status},
     supervise::{self, Supervision},
 };
 
@@ -35,15 +35,17 @@ impl actix::Message for Count {
     type Result = u32;
 }
 
-impl Verb for Count {
-    const NAME: &'static str = "Count";
+impl ActorMessage for Count {
+    fn name(&self) -> &'static str {
+        "Count"
+    }
 }
 
 impl Handler<Count> for Fragile {
     type Result = u32;
 
     fn handle(&mut self, message: Count, _: &mut Context<Self>) -> u32 {
-        let _handling = self.supervision.recorder().handling::<Count>();
+        let _handling = self.supervision.recorder().handling(&message);
         self.handled += 1;
         assert!(!message.breaks, "the actor broke");
         self.handled

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use keelson_proto::backoff::Backoff;
 use tokio::time::Instant;
 
 use crate::Error;
@@ -111,8 +112,8 @@ impl Troubles {
 
 /// The pause after this many failures, before chance has its say.
 fn pause(longest: Duration, attempts: u64) -> Duration {
-    let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(DOUBLINGS);
-    longest / 2_u32.pow(DOUBLINGS - doublings)
+    let backoff = Backoff { first: longest / 2_u32.pow(DOUBLINGS), longest };
+    backoff.pause(u32::try_from(attempts).unwrap_or(u32::MAX))
 }
 
 /// Between half of it and all of it.

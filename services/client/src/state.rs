@@ -3,8 +3,6 @@
 //! Owns: [`State`], a whole one whose Services are still encoded, [`Position`], which state it is, and [`ServiceName`].
 //! In: items of the wire. Out: values; a [`State`] exists only whole.
 
-use std::{fmt, sync::Arc};
-
 use bytes::Bytes;
 use keelson_proto::{
     endpoints::Sync,
@@ -14,59 +12,17 @@ use prost::Message as _;
 
 use crate::Error;
 
-/// Namespace and name of a Service: `namespace/name`. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceName(Arc<str>);
+pub use keelson_proto::names::ServiceName;
 
-impl ServiceName {
-    /// The name of a Service. Neither part of a Kubernetes name holds a slash.
-    #[must_use]
-    pub fn new(namespace: &str, name: &str) -> Self {
-        Self(format!("{namespace}/{name}").into())
+/// As [`ServiceName::new`], of names that a server sent.
+pub(crate) fn checked_name(namespace: &str, name: &str) -> Result<ServiceName, Error> {
+    if name.is_empty() {
+        return Err(Error::malformed("a Service has no name"));
     }
-
-    /// The namespace.
-    #[must_use]
-    pub fn namespace(&self) -> &str {
-        self.0.split_once('/').map_or("", |(namespace, _)| namespace)
+    if namespace.contains('/') || name.contains('/') {
+        return Err(Error::malformed(format!("a Service name contains a slash: {namespace:?}, {name:?}")));
     }
-
-    /// The name without the namespace.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.0.split_once('/').map_or(&*self.0, |(_, name)| name)
-    }
-
-    /// `namespace/name`.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// As [`Self::new`], of what came from outside.
-    pub(crate) fn checked(namespace: &str, name: &str) -> Result<Self, Error> {
-        if name.is_empty() {
-            return Err(Error::malformed("a Service has no name"));
-        }
-        if namespace.contains('/') || name.contains('/') {
-            return Err(Error::malformed(format!(
-                "a Service name contains a slash: {namespace:?}, {name:?}"
-            )));
-        }
-        Ok(Self::new(namespace, name))
-    }
-}
-
-impl fmt::Display for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", &*self.0)
-    }
+    Ok(ServiceName::new(namespace, name))
 }
 
 /// Which state it is, and what is known of it.
@@ -207,12 +163,12 @@ mod tests {
 
     #[test]
     fn names_have_two_parts() {
-        let name = ServiceName::checked("ns", "web").unwrap();
+        let name = checked_name("ns", "web").unwrap();
         assert_eq!((name.namespace(), name.name(), name.as_str()), ("ns", "web", "ns/web"));
         assert_eq!(format!("{name} {name:?}"), "ns/web \"ns/web\"");
-        assert!(ServiceName::checked("ns", "").is_err());
-        assert!(ServiceName::checked("n/s", "a").is_err());
-        assert!(ServiceName::checked("ns", "a/b").is_err());
+        assert!(checked_name("ns", "").is_err());
+        assert!(checked_name("n/s", "a").is_err());
+        assert!(checked_name("ns", "a/b").is_err());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tonic::{
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
 
-use crate::{Error, RawService, ServiceName};
+use crate::{Error, RawService, ServiceName, state::checked_name};
 
 /// Encodes requests; answers stay as they came.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ fn service(bytes: Bytes) -> Result<RawService, Error> {
             _ => {}
         }
     }
-    let name = ServiceName::checked(namespace, name)?;
+    let name = checked_name(namespace, name)?;
     Ok(RawService { name, bytes })
 }
 
@@ -188,7 +188,7 @@ impl WatchItem {
             Some((2, bytes)) => Self::Set(service(bytes)?),
             Some((3, bytes)) => {
                 let name: WireName = message(&bytes)?;
-                Self::Delete(ServiceName::checked(&name.namespace, &name.name)?)
+                Self::Delete(checked_name(&name.namespace, &name.name)?)
             }
             Some((4, bytes)) => Self::Sync(message(&bytes)?),
             Some((5, bytes)) => Self::Node(message(&bytes)?),

@@ -1,17 +1,14 @@
-//! What the proxy counts.
+//! Metrics of the proxy.
 //!
-//! Owns: the metric families, under kube-proxy's names where it has one (those of its nftables mode), and `keelson_proxy_*`
-//! beside them; [`NoLocalEndpoints`], which keeps one of them right change by change. In: increments from the backend and the
-//! servers. Out: a [`Registry`] for whoever encodes it. The labels are families, policies and statuses: nothing that a cluster
-//! names becomes one.
+//! kube-proxy's names where it has the metric (those of its nftables mode), and `keelson_proxy_*` beside them;
+//! [`NoLocalEndpoints`] keeps one of them right change by change. Labels are families, policies and statuses: no name of an
+//! object becomes a label.
 
 mod no_local;
 
-use std::{
-    sync::atomic::AtomicU64,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use keelson_metrics::{FloatGauge, HistogramFamily, families};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -21,7 +18,7 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets, linear_buckets},
         info::Info,
     },
-    registry::{Registry, Unit},
+    registry::Registry,
 };
 
 pub(crate) use no_local::NoLocalEndpoints;
@@ -81,42 +78,6 @@ pub(crate) enum SyncKind {
     Partial,
 }
 
-type FloatGauge = Gauge<f64, AtomicU64>;
-type HistogramOf<L> = Metric<L, Histogram, fn() -> Histogram>;
-
-/// Every family. Cheap to clone: the values are shared.
-#[derive(Debug, Clone)]
-pub(crate) struct ProxyMetrics {
-    sync_duration: HistogramOf<FamilyLabel>,
-    full_sync_duration: HistogramOf<FamilyLabel>,
-    partial_sync_duration: HistogramOf<FamilyLabel>,
-    network_programming: HistogramOf<FamilyLabel>,
-    last_synced: Metric<FamilyLabel, FloatGauge>,
-    last_queued: Metric<FamilyLabel, FloatGauge>,
-    no_local_endpoints: Metric<PolicyLabel, Gauge>,
-    sync_failures: Metric<FamilyLabel, Counter>,
-    cleanup_failures: Metric<FamilyLabel, Counter>,
-    conntrack_duration: HistogramOf<FamilyLabel>,
-    conntrack_deleted: Metric<FamilyLabel, Counter>,
-    healthz: Metric<CodeLabel, Counter>,
-    livez: Metric<CodeLabel, Counter>,
-    endpoint_changes: Counter,
-    endpoint_changes_pending: Gauge,
-    service_changes: Counter,
-    service_changes_pending: Gauge,
-    elements: Metric<FamilyLabel, Gauge>,
-    operations: Metric<FamilyLabel, Counter>,
-    transactions: Metric<FamilyLabel, Counter>,
-    family_enabled: Metric<FamilyLabel, Gauge>,
-    repaired: Metric<FamilyLabel, Counter>,
-    conntrack_failures: Metric<FamilyLabel, Counter>,
-    affinity_clients: Metric<AffinityLabel, Gauge>,
-    affinity_clients_max: Gauge,
-    applied_rev: Gauge,
-    services: Gauge,
-    connected: Gauge,
-}
-
 /// kube-proxy's: 1 ms, 15 buckets, each twice the last.
 fn sync_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
@@ -129,201 +90,75 @@ fn programming_buckets() -> Histogram {
     Histogram::new(std::iter::once(0.0).chain(rest))
 }
 
-impl Default for ProxyMetrics {
-    fn default() -> Self {
-        let metrics = Self {
-            sync_duration: Metric::new_with_constructor(sync_buckets),
-            full_sync_duration: Metric::new_with_constructor(sync_buckets),
-            partial_sync_duration: Metric::new_with_constructor(sync_buckets),
-            network_programming: Metric::new_with_constructor(programming_buckets),
-            last_synced: Metric::default(),
-            last_queued: Metric::default(),
-            no_local_endpoints: Metric::default(),
-            sync_failures: Metric::default(),
-            cleanup_failures: Metric::default(),
-            conntrack_duration: Metric::new_with_constructor(sync_buckets),
-            conntrack_deleted: Metric::default(),
-            healthz: Metric::default(),
-            livez: Metric::default(),
-            endpoint_changes: Counter::default(),
-            endpoint_changes_pending: Gauge::default(),
-            service_changes: Counter::default(),
-            service_changes_pending: Gauge::default(),
-            elements: Metric::default(),
-            operations: Metric::default(),
-            transactions: Metric::default(),
-            family_enabled: Metric::default(),
-            repaired: Metric::default(),
-            conntrack_failures: Metric::default(),
-            affinity_clients: Metric::default(),
-            affinity_clients_max: Gauge::default(),
-            applied_rev: Gauge::default(),
-            services: Gauge::default(),
-            connected: Gauge::default(),
-        };
-        metrics.begin();
-        metrics
+/// 0 from the start, because alerts watch it.
+fn zero_by_family() -> Metric<FamilyLabel, Counter> {
+    let counters = Metric::default();
+    for family in Family::ALL {
+        drop(counters.get_or_create(&family.into()));
+    }
+    counters
+}
+
+/// 0 from the start, because alerts watch it.
+fn zero_by_policy() -> Metric<PolicyLabel, Gauge> {
+    let gauges = Metric::default();
+    for family in Family::ALL {
+        for policy in Policy::ALL {
+            drop(gauges.get_or_create(&policy.label(family)));
+        }
+    }
+    gauges
+}
+
+families! {
+    /// Clones share their values.
+    #[derive(Debug, Clone)]
+    pub(crate) struct ProxyMetrics;
+    fn register_families;
+    "kubeproxy" {
+        sync_duration: HistogramFamily<FamilyLabel> = Metric::new_with_constructor(sync_buckets), "sync_proxy_rules_duration" Seconds, "Duration of syncs of the rules";
+        full_sync_duration: HistogramFamily<FamilyLabel> = Metric::new_with_constructor(sync_buckets), "sync_full_proxy_rules_duration" Seconds, "Duration of full syncs, which compare the ruleset with the kernel";
+        partial_sync_duration: HistogramFamily<FamilyLabel> = Metric::new_with_constructor(sync_buckets), "sync_partial_proxy_rules_duration" Seconds, "Duration of incremental syncs";
+        network_programming: HistogramFamily<FamilyLabel> = Metric::new_with_constructor(programming_buckets), "network_programming_duration" Seconds, "Time from the change of a pod or Service, by the trigger time in its EndpointSlice, until it is programmed";
+        last_synced: Metric<FamilyLabel, FloatGauge>, "sync_proxy_rules_last_timestamp" Seconds, "Unix time of the last successful sync of the rules";
+        last_queued: Metric<FamilyLabel, FloatGauge>, "sync_proxy_rules_last_queued_timestamp" Seconds, "Unix time at which a sync of the rules was last queued";
+        sync_failures: Metric<FamilyLabel, Counter> = zero_by_family(), "sync_proxy_rules_nftables_sync_failures", "Failed syncs of the rules";
+        cleanup_failures: Metric<FamilyLabel, Counter> = zero_by_family(), "sync_proxy_rules_nftables_cleanup_failures", "Failed deletions of unused chains, sets and elements";
+        no_local_endpoints: Metric<PolicyLabel, Gauge> = zero_by_policy(), "sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node";
+        endpoint_changes: Counter, "sync_proxy_rules_endpoint_changes", "Endpoint changes received";
+        endpoint_changes_pending: Gauge, "sync_proxy_rules_endpoint_changes_pending", "Endpoint changes received and not programmed yet";
+        service_changes: Counter, "sync_proxy_rules_service_changes", "Service changes received";
+        service_changes_pending: Gauge, "sync_proxy_rules_service_changes_pending", "Service changes received and not programmed yet";
+        healthz: Metric<CodeLabel, Counter>, "proxy_healthz", "Responses of /healthz, by status code";
+        livez: Metric<CodeLabel, Counter>, "proxy_livez", "Responses of /livez, by status code";
+        conntrack_duration: HistogramFamily<FamilyLabel> = Metric::new_with_constructor(sync_buckets), "conntrack_reconciler_sync_duration" Seconds, "Duration of searches for stale UDP flows";
+        conntrack_deleted: Metric<FamilyLabel, Counter> = zero_by_family(), "conntrack_reconciler_deleted_entries", "Stale UDP flows deleted";
+    }
+    "keelson_proxy" {
+        elements: Metric<FamilyLabel, Gauge>, "elements", "Elements in the kernel, by set or map";
+        operations: Metric<FamilyLabel, Counter>, "operations", "Elements, chains and sets added or deleted";
+        transactions: Metric<FamilyLabel, Counter>, "transactions", "Transactions committed to the kernel";
+        family_enabled: Metric<FamilyLabel, Gauge>, "family_enabled", "1 if the IP family is programmed, 0 if it is disabled on this node";
+        repaired: Metric<FamilyLabel, Counter> = zero_by_family(), "repaired", "Elements, chains and sets repaired after another program modified them";
+        conntrack_failures: Metric<FamilyLabel, Counter> = zero_by_family(), "conntrack_failures", "Failed searches for and deletions of stale UDP flows";
+        affinity_clients: Metric<AffinityLabel, Gauge>, "affinity_clients", "Clients with session affinity, by map, counted every 30 s";
+        affinity_clients_max: Gauge, "affinity_clients_max", "Capacity of each session affinity map, in clients";
+        applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
+        services: Gauge, "services", "Services that are programmed in the kernel";
+        connected: Gauge, "agent_connected", "1 while the proxy is connected to the agent";
     }
 }
 
 impl ProxyMetrics {
-    /// What alerts watch is there from the start, with 0.
-    fn begin(&self) {
-        for family in Family::ALL {
-            let label = family.into();
-            drop(self.sync_failures.get_or_create(&label));
-            drop(self.cleanup_failures.get_or_create(&label));
-            drop(self.conntrack_deleted.get_or_create(&label));
-            drop(self.conntrack_failures.get_or_create(&label));
-            drop(self.repaired.get_or_create(&label));
-            for policy in Policy::ALL {
-                drop(self.no_local_endpoints.get_or_create(&policy.label(family)));
-            }
-        }
-    }
-
     /// Enters every family into `registry`. `backend`: kube-proxy's name of it, such as `nftables`, in the build info.
     pub(crate) fn register(&self, registry: &mut Registry, backend: &'static str) {
-        let kube = registry.sub_registry_with_prefix("kubeproxy");
-        self.register_syncs(kube);
-        self.register_state(kube);
-        self.register_conntrack(kube);
-        self.register_own(registry.sub_registry_with_prefix("keelson_proxy"), backend);
-    }
-
-    fn register_syncs(&self, kube: &mut Registry) {
-        for (name, help, metric) in [
-            ("sync_proxy_rules_duration", "Duration of syncs of the rules", &self.sync_duration),
-            (
-                "sync_full_proxy_rules_duration",
-                "Duration of full syncs, which compare the ruleset with the kernel",
-                &self.full_sync_duration,
-            ),
-            (
-                "sync_partial_proxy_rules_duration",
-                "Duration of incremental syncs",
-                &self.partial_sync_duration,
-            ),
-            (
-                "network_programming_duration",
-                "Time from the change of a pod or Service, by the trigger time in its EndpointSlice, until \
-                 it is programmed",
-                &self.network_programming,
-            ),
-        ] {
-            kube.register_with_unit(name, help, Unit::Seconds, metric.clone());
-        }
-        kube.register_with_unit(
-            "sync_proxy_rules_last_timestamp",
-            "Unix time of the last successful sync of the rules",
-            Unit::Seconds,
-            self.last_synced.clone(),
-        );
-        kube.register_with_unit(
-            "sync_proxy_rules_last_queued_timestamp",
-            "Unix time at which a sync of the rules was last queued",
-            Unit::Seconds,
-            self.last_queued.clone(),
-        );
-        kube.register(
-            "sync_proxy_rules_nftables_sync_failures",
-            "Failed syncs of the rules",
-            self.sync_failures.clone(),
-        );
-        kube.register(
-            "sync_proxy_rules_nftables_cleanup_failures",
-            "Failed deletions of unused chains, sets and elements",
-            self.cleanup_failures.clone(),
-        );
-    }
-
-    fn register_state(&self, kube: &mut Registry) {
-        // A gauge, whatever its name says: kube-proxy's.
-        kube.register(
-            "sync_proxy_rules_no_local_endpoints_total",
-            "Service ports with traffic policy Local that have endpoints, but none on this node",
-            self.no_local_endpoints.clone(),
-        );
-        kube.register(
-            "sync_proxy_rules_endpoint_changes",
-            "Endpoint changes received",
-            self.endpoint_changes.clone(),
-        );
-        kube.register(
-            "sync_proxy_rules_endpoint_changes_pending",
-            "Endpoint changes received and not programmed yet",
-            self.endpoint_changes_pending.clone(),
-        );
-        kube.register(
-            "sync_proxy_rules_service_changes",
-            "Service changes received",
-            self.service_changes.clone(),
-        );
-        kube.register(
-            "sync_proxy_rules_service_changes_pending",
-            "Service changes received and not programmed yet",
-            self.service_changes_pending.clone(),
-        );
-        kube.register("proxy_healthz", "Responses of /healthz, by status code", self.healthz.clone());
-        kube.register("proxy_livez", "Responses of /livez, by status code", self.livez.clone());
-    }
-
-    fn register_conntrack(&self, kube: &mut Registry) {
-        kube.register_with_unit(
-            "conntrack_reconciler_sync_duration",
-            "Duration of searches for stale UDP flows",
-            Unit::Seconds,
-            self.conntrack_duration.clone(),
-        );
-        kube.register(
-            "conntrack_reconciler_deleted_entries",
-            "Stale UDP flows deleted",
-            self.conntrack_deleted.clone(),
-        );
-    }
-
-    fn register_own(&self, own: &mut Registry, backend: &'static str) {
+        self.register_families(registry);
         let build = Info::new(BuildLabel { version: env!("CARGO_PKG_VERSION"), backend });
+        let own = registry.sub_registry_with_prefix("keelson_proxy");
         own.register("build", "Version and backend of this proxy", build);
-        own.register("elements", "Elements in the kernel, by set or map", self.elements.clone());
-        own.register("operations", "Elements, chains and sets added or deleted", self.operations.clone());
-        own.register("transactions", "Transactions committed to the kernel", self.transactions.clone());
-        own.register(
-            "family_enabled",
-            "1 if the IP family is programmed, 0 if it is disabled on this node",
-            self.family_enabled.clone(),
-        );
-        own.register(
-            "repaired",
-            "Elements, chains and sets repaired after another program modified them",
-            self.repaired.clone(),
-        );
-        own.register(
-            "conntrack_failures",
-            "Failed searches for and deletions of stale UDP flows",
-            self.conntrack_failures.clone(),
-        );
-        own.register(
-            "affinity_clients",
-            "Clients with session affinity, by map, counted every 30 s",
-            self.affinity_clients.clone(),
-        );
-        own.register(
-            "affinity_clients_max",
-            "Capacity of each session affinity map, in clients",
-            self.affinity_clients_max.clone(),
-        );
-        own.register("applied_rev", "Revision that is programmed in the kernel", self.applied_rev.clone());
-        own.register("services", "Services that are programmed in the kernel", self.services.clone());
-        own.register(
-            "agent_connected",
-            "1 while the proxy is connected to the agent",
-            self.connected.clone(),
-        );
     }
 }
 
-/// What the backend says.
 impl ProxyMetrics {
     /// A sync of this family has been asked for.
     pub(crate) fn queued(&self, family: Family) {
@@ -578,5 +413,10 @@ mod tests {
         assert_eq!(counts(), [0, 1]);
         let other = metrics.no_local_endpoints.get_or_create(&Policy::External.label(Family::V6)).get();
         assert_eq!(other, 0, "the other family is another proxy");
+    }
+
+    #[test]
+    fn names_types_and_help_are_an_interface() {
+        assert_eq!(ProxyMetrics::list(), include_str!("metrics/metrics.txt"));
     }
 }

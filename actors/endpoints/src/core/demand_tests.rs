@@ -1,4 +1,4 @@
-//! Sources that are asked only once somebody follows, and readers that have revisions that were not made here.
+//! Sources that are asked only once a client follows, and readers that have revisions that were not made here.
 
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 
@@ -6,7 +6,7 @@ use super::{
     Event,
     testing::{Bench, Brittle, policy},
 };
-use crate::{EndpointsPolicy, Service, SourceKind, view::tests::svc};
+use crate::{ClientEvent, EndpointsPolicy, Service, SourceKind, view::tests::svc};
 
 fn named(name: &str) -> Service {
     svc().named("ns", name).build()
@@ -33,7 +33,7 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
     bench.node(crate::view::tests::n1());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
 
-    bench.handle(Event::Followed);
+    bench.handle(Event::Client(ClientEvent::Followed));
     assert_eq!(standing(&bench), "waiting");
     assert!(bench.core.is_stale() && bench.core.is_watched());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched), "a moment says nothing");
@@ -50,18 +50,18 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
 fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
     for on_disk in [false, true] {
         let mut bench = Bench::with(on_demand(), Brittle::new());
-        bench.handle(Event::Followed);
+        bench.handle(Event::Client(ClientEvent::Followed));
         if on_disk {
             bench.tell_all(&[named("web")], &[]);
             bench.restart();
-            bench.handle(Event::Followed);
+            bench.handle(Event::Client(ClientEvent::Followed));
         }
         bench.pass(9_999);
         assert!(!matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
         bench.pass(1);
         assert!(matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
         let mut bench = Bench::with(on_demand(), Brittle::new());
-        bench.handle(Event::Followed);
+        bench.handle(Event::Client(ClientEvent::Followed));
         bench.health(SourceKind::Services, Some("403 Forbidden"));
         let stale = EndpointsView::Stale {
             cause: StaleCause::SourceRefused,
@@ -74,7 +74,7 @@ fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
 #[test]
 fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
     let mut bench = Bench::with(on_demand(), Brittle::new());
-    bench.handle(Event::Followed);
+    bench.handle(Event::Client(ClientEvent::Followed));
     bench.tell_all(&[named("web")], &[]);
     for comes_back in [true, false] {
         bench.view = None;
@@ -83,7 +83,7 @@ fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
         assert_eq!(bench.names(), ["ns/web"], "readers are served from disk");
         if comes_back {
             bench.pass(1_000);
-            bench.handle(Event::Followed);
+            bench.handle(Event::Client(ClientEvent::Followed));
             assert_eq!(bench.view, Some(EndpointsView::Starting));
             bench.tell_all(&[named("web")], &[]);
             assert_eq!(bench.view, Some(EndpointsView::Current));
@@ -101,7 +101,7 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     bench.pass(1_000);
     bench.put_service(&named("b"));
     let (instance_id, rev) = bench.id().expect("shown");
-    let later = |instance_id, rev| Event::Later { instance_id, rev };
+    let later = |instance_id, rev| Event::Client(ClientEvent::LaterRevision { instance_id, rev });
     for (what, event) in
         [("as far as we are", later(instance_id, rev)), ("of another instance", later(instance_id + 1, 99))]
     {
@@ -133,7 +133,7 @@ fn e12_a_new_instance_id_waits_for_the_write_that_is_under_way() {
     let (instance_id, rev) = bench.id().expect("shown");
     bench.slow = true;
     bench.put_service(&named("b"));
-    bench.handle(Event::Later { instance_id, rev: rev + 40 });
+    bench.handle(Event::Client(ClientEvent::LaterRevision { instance_id, rev: rev + 40 }));
     assert_eq!(bench.id(), Some((instance_id, rev)));
     bench.slow = false;
     bench.write();

@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use keelson_actor_system::clock::Now;
+use keelson_proto::backoff::Backoff;
 
 use super::{Core, Counted, Effect, Kept, Later, Revision, identity};
 use crate::{
@@ -13,26 +14,21 @@ use crate::{
     record::{Change, Meta, Restored, Write, endpoints_in},
 };
 
-/// How long after a failed write the whole state is written again: doubled with each failure, up to the second.
-const REWRITE_AFTER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+/// Pauses before the whole state is written again after a failed write.
+const REWRITES: Backoff = Backoff { first: Duration::from_secs(5), longest: Duration::from_secs(60) };
 
-/// What is on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disk {
-    /// What readers see.
     Same,
     /// Nothing that is of use: the next state is written whole.
     Other,
     /// Not what readers see, since a write failed.
     Behind {
-        /// When the next try comes.
         retry: Duration,
-        /// How many have failed.
         failures: u32,
     },
 }
 
-/// A write that is under way.
 #[derive(Debug)]
 pub(super) struct Coming {
     pub(super) number: u64,
@@ -40,7 +36,6 @@ pub(super) struct Coming {
     pub(super) since: Duration,
     /// It took longer than the limit: nothing waits for it.
     pub(super) overdue: bool,
-    /// What is being written.
     identity: (u64, u64),
     /// What is published afterwards; none: the write is of what readers see already.
     pub(super) state: Option<(Published, Revision)>,
@@ -140,7 +135,6 @@ impl Core {
         effects.push(Effect::Write { number: self.writes, write });
     }
 
-    /// Writes what readers see.
     pub(super) fn rewrite(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let Some(shown) = self.shown.clone() else { return };
         let write = self.whole(Box::new(self.meta(&shown, self.shown_unix_ms)), &shown);
@@ -228,9 +222,9 @@ impl Core {
 
     /// The disk does not have what readers see. Returns when that is written again.
     fn fall_behind(&mut self, now: Now) -> Duration {
-        let failures = self.failures();
-        let pause = REWRITE_AFTER.0.saturating_mul(1 << failures.min(16)).min(REWRITE_AFTER.1);
-        self.disk = Disk::Behind { retry: now.mono + pause, failures: failures + 1 };
+        let failures = self.failures().saturating_add(1);
+        let pause = REWRITES.pause(failures);
+        self.disk = Disk::Behind { retry: now.mono + pause, failures };
         pause
     }
 

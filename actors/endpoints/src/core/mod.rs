@@ -14,7 +14,7 @@
 //! * While some kind of object is being listed nothing new is published: part of what is known would be of before the
 //!   listing and part of after it.
 //! * A state from disk is shown at once, as stale. When the sources turn out to say the same it becomes current as it
-//!   is, and nobody sees anything new.
+//!   is, and no client sees anything new.
 //! * It is not shown at all if the node has booted since it was last current and that is too long ago: other pods may
 //!   have its addresses.
 
@@ -24,7 +24,7 @@ mod deleted;
 #[cfg(test)]
 mod demand_tests;
 mod disk;
-mod fresh;
+mod freshness;
 mod pace;
 mod report;
 mod types;
@@ -55,7 +55,7 @@ use self::pace::Pace;
 pub use self::types::EndpointsPolicy;
 pub(super) use self::types::{Counted, Effect, Event, Revision};
 use super::{
-    Answer, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
+    Answer, ClientEvent, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
     inputs::{Dirty, Inputs},
     record::{Change, Meta, Restored, endpoints_in},
 };
@@ -71,7 +71,7 @@ pub(super) struct Kept {
     pub(super) memory: Option<Restored>,
     /// What readers see, under a new identity: for a disk that does not answer.
     pub(super) fallback: Option<Restored>,
-    /// When somebody began to follow, monotonic.
+    /// When the first client began to follow, monotonic.
     pub(super) followed: Option<Duration>,
     /// Whether there was a former self.
     pub(super) is_restart: bool,
@@ -80,19 +80,15 @@ pub(super) struct Kept {
 /// Where a core begins.
 #[derive(Debug)]
 pub(super) struct Start {
-    /// The state to go on from.
     pub(super) restored: Option<Restored>,
-    /// What is on disk.
     pub(super) disk: Disk,
     /// `restored` has got a new instance ID, which is not on disk.
     pub(super) is_renamed: bool,
     /// What readers see, from a former self of the actor.
     pub(super) shown: Option<Arc<Published>>,
-    /// What else is left of it.
     pub(super) kept: Kept,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Core {
     policy: EndpointsPolicy,
@@ -119,14 +115,12 @@ pub(super) struct Core {
     on_disk: Option<(u64, u64)>,
     coming: Option<Coming>,
     writes: u64,
-    /// When revisions may be made.
     pace: Pace,
-    /// When somebody began to follow, monotonic; of use only where sources are asked on demand.
+    /// When the first client began to follow, monotonic; of use only where sources are asked on demand.
     followed: Option<Duration>,
     /// A later revision that a reader has, until a new instance ID was given for it. There is one reason for that in the
     /// life of a process: the state folder was restored before it started.
     later: Later,
-    /// As in [`Published::replaced`].
     replaced: u64,
     view: Option<EndpointsView>,
 }
@@ -304,20 +298,20 @@ impl Core {
         (answer, effects)
     }
 
-    /// Takes what happened.
     pub(super) fn handle(&mut self, event: Event, now: Now, random: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
             Event::Tick => {}
-            Event::Followed => drop(self.followed.get_or_insert(now.mono)),
-            Event::Later { instance_id, rev } => self.note_later(instance_id, rev),
+            Event::Client(ClientEvent::Followed) => drop(self.followed.get_or_insert(now.mono)),
+            Event::Client(ClientEvent::LaterRevision { instance_id, rev }) => {
+                self.note_later(instance_id, rev);
+            }
             Event::Written { number, result } => self.written(number, result, now, random, &mut effects),
         }
         self.advance(now, random, &mut effects);
         effects
     }
 
-    /// Does what can be done now.
     fn advance(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         self.confirm(now.unix_ms);
         if self.overdue_at().is_some_and(|at| at <= now.mono) {
@@ -353,7 +347,7 @@ impl Core {
         (wanted && possible).then_some(self.pace.next())
     }
 
-    /// Works out what may have changed, and makes a revision of what has.
+    /// Computes what may have changed, and makes a revision of what has.
     fn revise(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         let mut dirty = self.inputs.take_dirty();
         let former = self.shown.clone();
@@ -367,12 +361,12 @@ impl Core {
         let mut services = former.as_ref().map_or_else(RedBlackTreeMapSync::new_sync, |f| f.services.clone());
         let rev = former.as_ref().map_or(1, |former| former.rev + 1);
         effects.push(Effect::Count(Counted::Worked(dirty.services.len() as u64)));
-        let (changes, triggered) = self.work_out(&dirty, rev, &mut services);
+        let (changes, triggered) = self.compute_dirty(&dirty, rev, &mut services);
         let node = former.as_ref().map(|former| former.node.clone());
         let new_node = (dirty.node || !self.heard).then(|| self.inputs.node_info());
         let new_node = new_node.filter(|new| node.as_deref() != Some(new));
         if changes.is_empty() && new_node.is_none() && former.is_some() {
-            self.first_heard(now);
+            self.note_first_sync(now);
             return;
         }
         let node_changed = new_node.is_some();
@@ -402,7 +396,7 @@ impl Core {
     }
 
     /// Brings `services` up to date; what changed, in order, and when the oldest change was made.
-    fn work_out(
+    fn compute_dirty(
         &mut self,
         dirty: &Dirty,
         rev: u64,

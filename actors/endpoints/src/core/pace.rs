@@ -23,7 +23,6 @@ impl Pace {
         Self { period, full_at: Duration::ZERO }
     }
 
-    /// Notes a revision.
     pub(super) fn made(&mut self, at: Duration) {
         self.full_at = self.full_at.max(at) + self.period;
     }

@@ -73,17 +73,15 @@ impl Core {
         self.shown.as_ref().map_or(0, |shown| shown.rev)
     }
 
-    /// How many Services readers see.
     pub(crate) fn services(&self) -> usize {
         self.shown.as_ref().map_or(0, |shown| shown.services.size())
     }
 
-    /// How many endpoints they have.
     pub(crate) fn endpoints(&self) -> u64 {
         self.endpoints
     }
 
-    /// Whether what readers see may be old, or is nothing. Nothing is where nobody reads.
+    /// Whether what readers see may be old, or is nothing. Without clients it is never stale.
     pub(crate) fn is_stale(&self) -> bool {
         self.is_watched() && self.standing().0 != "current"
     }

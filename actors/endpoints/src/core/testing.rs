@@ -90,7 +90,6 @@ impl Content {
     }
 }
 
-/// See the module.
 pub(crate) struct Bench {
     pub(crate) core: Core,
     pub(crate) policy: EndpointsPolicy,

@@ -14,9 +14,9 @@ use super::{
     Evaluation,
     merge::{Candidate, SliceUse},
     parse::{Family, PerFamily},
+    reasons,
     service::Port,
     topology::Decision,
-    words,
 };
 use crate::NodeView;
 
@@ -25,13 +25,12 @@ fn texts<T: ToString>(of: &PerFamily<Vec<T>>) -> Vec<String> {
     Family::ALL.into_iter().flat_map(|family| &of[family]).map(T::to_string).collect()
 }
 
-/// The whole explanation.
 pub(super) fn explanation(evaluation: &Evaluation<'_>, node: &NodeView) -> pb::Explanation {
     let facts = &evaluation.facts;
     let cluster = |family| facts.cluster[family].into_iter().collect();
     let served = facts.served.is_ok();
     let ports = facts.ports.iter().enumerate().zip(&evaluation.decisions);
-    let (internal, external) = (words::internal_policy(facts), words::external_policy(facts));
+    let (internal, external) = (reasons::internal_policy(facts), reasons::external_policy(facts));
     pb::Explanation {
         namespace: evaluation.namespace.to_owned(),
         name: evaluation.name.to_owned(),
@@ -48,7 +47,9 @@ pub(super) fn explanation(evaluation: &Evaluation<'_>, node: &NodeView) -> pb::E
         health_check_node_port: facts.health_check_node_port.into(),
         ports: if served {
             ports
-                .map(|((place, port), decision)| Telling { evaluation, node, place, port }.port(decision))
+                .map(|((place, port), decision)| {
+                    PortExplainer { evaluation, node, place, port }.port(decision)
+                })
                 .collect()
         } else {
             Vec::new()
@@ -59,11 +60,9 @@ pub(super) fn explanation(evaluation: &Evaluation<'_>, node: &NodeView) -> pb::E
     }
 }
 
-/// One port.
-struct Telling<'e, 'a> {
+struct PortExplainer<'e, 'a> {
     evaluation: &'e Evaluation<'a>,
     node: &'e NodeView,
-    /// Its place in the Service.
     place: usize,
     port: &'e Port<'a>,
 }
@@ -75,7 +74,7 @@ struct Fate {
     reason: String,
 }
 
-impl<'e, 'a> Telling<'e, 'a> {
+impl<'e, 'a> PortExplainer<'e, 'a> {
     fn port(&self, decision: &PerFamily<Decision>) -> pb::PortExplanation {
         let is_served = |family: &Family| self.evaluation.facts.cluster[*family].is_some();
         pb::PortExplanation {
@@ -92,7 +91,7 @@ impl<'e, 'a> Telling<'e, 'a> {
     }
 
     fn family(&self, family: Family, decision: &Decision) -> pb::FamilyExplanation {
-        let (topology, topology_reason) = words::topology(decision, self.node);
+        let (topology, topology_reason) = reasons::topology(decision, self.node);
         pb::FamilyExplanation {
             family: family.name().to_owned(),
             topology: topology.to_owned(),
@@ -113,8 +112,8 @@ impl<'e, 'a> Telling<'e, 'a> {
         self.candidates(family)
             .map(|it| {
                 let reason = match holder.filter(|_| it.superseded) {
-                    Some(holder) => words::superseded(it, holder, self.slice(holder)),
-                    None => words::endpoint(it, decision, self.node),
+                    Some(holder) => reasons::superseded(it, holder, self.slice(holder)),
+                    None => reasons::endpoint(it, decision, self.node),
                 };
                 if !it.superseded {
                     holder = Some(it);
@@ -223,7 +222,7 @@ impl<'e, 'a> Telling<'e, 'a> {
         let endpoints = self.members(family, |it| it.cluster_place.is_in());
         let tally = &decision.tally;
         let (verdict, reason) = match (endpoints.len(), tally.ready) {
-            (0, _) => ("rejected", words::NOTHING.to_owned()),
+            (0, _) => ("rejected", reasons::NOTHING.to_owned()),
             (_, 0) => {
                 ("forwarded", "no endpoint is ready: to terminating endpoints that still serve".to_owned())
             }
@@ -242,7 +241,7 @@ impl<'e, 'a> Telling<'e, 'a> {
             (0, _) if decision.has_any() => {
                 ("dropped", format!("{policy} is Local, and this node has no endpoint for it"))
             }
-            (0, _) => ("rejected", words::NOTHING.to_owned()),
+            (0, _) => ("rejected", reasons::NOTHING.to_owned()),
             (_, 0) => {
                 let reason = format!(
                     "{policy} is Local, and no endpoint on this node is ready: to local terminating \
@@ -271,7 +270,7 @@ fn slices(evaluation: &Evaluation<'_>) -> Vec<pb::SliceExplanation> {
 fn slice(it: &SliceUse<'_>, holding: usize) -> pb::SliceExplanation {
     let reason = match it.used {
         Err(reason) => reason.to_string(),
-        Ok(_) if !it.faults.is_empty() => words::faults(&it.faults),
+        Ok(_) if !it.faults.is_empty() => reasons::faults(&it.faults),
         Ok(_) if holding > 0 => String::new(),
         Ok(_) if it.slice.endpoints.is_empty() => "it has no endpoints".to_owned(),
         Ok(_) if it.slice.ports.is_empty() => "it has no ports".to_owned(),

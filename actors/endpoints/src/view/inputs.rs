@@ -4,8 +4,9 @@
 //! sources have them. Out: the same with everything else taken out, so that what does not matter is neither kept nor
 //! compared.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
+use ipnet::IpNet;
 use keelson_proto::{
     kubernetes::{EndpointSlice, ObjectMeta, Service},
     localnetv1::NodeInfo,
@@ -14,13 +15,25 @@ use keelson_proto::{
 use super::{
     build,
     merge::{HEADLESS, SERVICE_NAME},
-    parse::{self, Cidr, Family, PerFamily},
+    parse::{self, Family, PerFamily},
     service::PROXY_NAME,
 };
 use crate::{NodeView, ServiceCidr};
 
 /// The annotation with the time of the change that led to a slice, as RFC 3339 has it.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// Drops labels and annotations that are never read, so that a source holds less than the API server sends.
+pub fn reduce(metadata: &mut Option<ObjectMeta>) {
+    // New maps, because an emptied one keeps its memory.
+    fn only(all: &mut BTreeMap<String, String>, read: &[&str]) {
+        *all = std::mem::take(all).into_iter().filter(|(name, _)| read.contains(&name.as_str())).collect();
+    }
+    if let Some(metadata) = metadata {
+        only(&mut metadata.labels, &[SERVICE_NAME, HEADLESS, PROXY_NAME]);
+        only(&mut metadata.annotations, &[TRIGGER_TIME]);
+    }
+}
 
 fn trim(metadata: &mut Option<ObjectMeta>, labels: &[&str]) {
     if let Some(metadata) = metadata {
@@ -30,12 +43,16 @@ fn trim(metadata: &mut Option<ObjectMeta>, labels: &[&str]) {
     }
 }
 
-pub(super) fn trim_service(mut service: Service) -> Service {
+/// Reduces a Service to what is read of it.
+#[must_use]
+pub fn trim_service(mut service: Service) -> Service {
     trim(&mut service.metadata, &[PROXY_NAME]);
     service
 }
 
-pub(super) fn trim_slice(mut slice: EndpointSlice) -> EndpointSlice {
+/// Reduces a slice to what is read of it.
+#[must_use]
+pub fn trim_slice(mut slice: EndpointSlice) -> EndpointSlice {
     trim(&mut slice.metadata, &[SERVICE_NAME, HEADLESS]);
     for endpoint in &mut slice.endpoints {
         endpoint.addresses.truncate(1);
@@ -43,13 +60,16 @@ pub(super) fn trim_slice(mut slice: EndpointSlice) -> EndpointSlice {
     slice
 }
 
-pub(super) fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
+/// When the change that led to this slice was made, in Unix milliseconds: the annotation
+/// `endpoints.kubernetes.io/last-change-trigger-time`. Read it before [`trim_slice`], which drops it.
+#[must_use]
+pub fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
     let at: jiff::Timestamp = slice.metadata.as_ref()?.annotations.get(TRIGGER_TIME)?.parse().ok()?;
     Some(at.as_millisecond())
 }
 
 /// What [`node_info`] was made of, but for the order of addresses of different families.
-pub(super) fn node_view(info: &NodeInfo) -> NodeView {
+pub(crate) fn node_view(info: &NodeInfo) -> NodeView {
     let ips = info.i_ps.iter().flat_map(|ips| ips.v4.iter().chain(&ips.v6));
     NodeView {
         name: info.name.clone(),
@@ -61,7 +81,8 @@ pub(super) fn node_view(info: &NodeInfo) -> NodeView {
     }
 }
 
-pub(super) fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
+/// The node as the Endpoints API has it.
+pub fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
     let mut ips: PerFamily<Vec<IpAddr>> = PerFamily::default();
     for ip in node.ips.iter().map(IpAddr::to_canonical) {
         let of_family = &mut ips[Family::of(ip)];
@@ -70,7 +91,7 @@ pub(super) fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a
         }
     }
     let specs = cidrs.into_iter().filter_map(|cidr| cidr.spec.as_ref());
-    let mut service_cidrs: Vec<Cidr> =
+    let mut service_cidrs: Vec<IpNet> =
         specs.flat_map(|spec| &spec.cidrs).filter_map(|text| parse::cidr(text)).collect();
     service_cidrs.sort_unstable();
     service_cidrs.dedup();
@@ -86,6 +107,6 @@ pub(super) fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a
             .map(|cidr| cidr.to_string())
             .collect(),
         eligible: node.eligible,
-        service_cid_rs: service_cidrs.iter().map(Cidr::to_string).collect(),
+        service_cid_rs: service_cidrs.iter().map(IpNet::to_string).collect(),
     }
 }

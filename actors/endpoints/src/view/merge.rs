@@ -13,7 +13,6 @@ use keelson_proto::kubernetes::{Endpoint, EndpointPort, EndpointSlice};
 use super::{
     parse::{self, Family, PerFamily},
     service::{self, Facts, Port},
-    topology::Place,
 };
 use crate::{NodeView, ServiceName};
 
@@ -28,9 +27,7 @@ pub(super) struct Candidate<'a> {
     pub(super) ip: IpAddr,
     /// The place in [`Facts::ports`]; more than there are: a port that the Service does not have.
     pub(super) port: u32,
-    /// Where the endpoint listens.
     pub(super) number: u16,
-    /// The place in [`Merged::slices`].
     pub(super) slice: u32,
     pub(super) source: &'a Endpoint,
     pub(super) ready: bool,
@@ -38,13 +35,46 @@ pub(super) struct Candidate<'a> {
     pub(super) terminating: bool,
     /// On this node.
     pub(super) local: bool,
-    /// What its hints say.
     pub(super) hints: Hints,
     /// Whether another copy of it holds.
     pub(super) superseded: bool,
     /// Its place in regard to traffic that may go anywhere, and to traffic that must stay on the node.
     pub(super) cluster_place: Place,
     pub(super) local_place: Place,
+}
+
+/// Where an endpoint stands in regard to one of the two sets, and by which rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Out: no traffic of this port asks for the set.
+    Unused,
+    /// In: it is ready.
+    Ready,
+    /// In: it is ready and its hints name this node.
+    HintedNode,
+    /// In: it is ready and its hints name this node's zone.
+    HintedZone,
+    /// In: it is terminating and serving, and nothing is ready that could be in the set.
+    Draining,
+    /// Out: it is ready, but its hints name other nodes.
+    OtherNode,
+    /// Out: it is ready, but its hints name other zones.
+    OtherZone,
+    /// Out: it is on another node.
+    Remote,
+    /// Out: it is terminating and something is ready.
+    NotNeeded,
+    /// Out: it is neither ready nor both terminating and serving.
+    NotEligible,
+    /// Out: another copy of it holds.
+    Superseded,
+}
+
+impl Place {
+    /// Whether this is a place in the set.
+    pub(super) fn is_in(self) -> bool {
+        matches!(self, Self::Ready | Self::HintedNode | Self::HintedZone | Self::Draining)
+    }
 }
 
 /// What the hints of an endpoint say about this node.
@@ -95,7 +125,6 @@ impl State {
     }
 }
 
-/// What becomes of a slice.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SliceUse<'a> {
     pub(super) slice: &'a EndpointSlice,
@@ -131,7 +160,6 @@ pub(super) enum Fault<'a> {
     AddressOfOtherFamily(IpAddr),
 }
 
-/// Slices and what comes of them.
 #[derive(Debug, Clone)]
 pub(super) struct Merged<'a> {
     /// Ordered by name.
@@ -151,8 +179,10 @@ pub(super) fn service_of(slice: &EndpointSlice) -> Option<(&str, &str)> {
     Some((&metadata.namespace, name))
 }
 
-/// The same as a name of its own.
-pub(super) fn owner(slice: &EndpointSlice) -> Option<ServiceName> {
+/// The Service that a slice belongs to; `None`: it names none. Slices that are not used, such as those of headless
+/// Services, have one too.
+#[must_use]
+pub fn owner(slice: &EndpointSlice) -> Option<ServiceName> {
     service_of(slice).map(|(namespace, name)| ServiceName::new(namespace, name))
 }
 
@@ -311,11 +341,11 @@ impl<'a> Candidate<'a> {
     /// copies say, so that the order in which they come decides nothing.
     fn wins<'n>(&self, other: &Self, name_of: impl Fn(u32) -> &'n str) -> Ordering {
         let rank = |it: &Self| (it.terminating, !it.ready, !it.serving);
-        let says = |it: &Self| (!it.local, it.hints.ordered());
+        let rest = |it: &Self| (!it.local, it.hints.ordered());
         (rank(self).cmp(&rank(other)))
             .then_with(|| name_of(other.slice).cmp(name_of(self.slice)))
-            .then_with(|| says(self).cmp(&says(other)))
-            .then_with(|| words(self.source).cmp(&words(other.source)))
+            .then_with(|| rest(self).cmp(&rest(other)))
+            .then_with(|| texts(self.source).cmp(&texts(other.source)))
             .then_with(|| hint_names(self.source).cmp(hint_names(other.source)))
     }
 }
@@ -326,9 +356,9 @@ impl Hints {
     }
 }
 
-type Words<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>, Option<(&'a str, &'a str)>);
+type Texts<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>, Option<(&'a str, &'a str)>);
 
-fn words(endpoint: &Endpoint) -> Words<'_> {
+fn texts(endpoint: &Endpoint) -> Texts<'_> {
     let target = endpoint.target_ref.as_ref().map(|target| (target.kind.as_str(), target.name.as_str()));
     (endpoint.hostname.as_deref(), endpoint.node_name.as_deref(), endpoint.zone.as_deref(), target)
 }

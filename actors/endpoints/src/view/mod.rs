@@ -17,16 +17,19 @@ mod explain;
 mod inputs;
 mod merge;
 mod parse;
+mod reasons;
 mod service;
 mod topology;
-mod words;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-use keelson_proto::{
-    endpoints as pb,
-    localnetv1::{NodeInfo, ServiceEndpoints},
+use keelson_proto::{endpoints as pb, localnetv1::ServiceEndpoints};
+
+pub(super) use self::inputs::node_view;
+pub use self::{
+    inputs::{node_info, reduce, triggered_unix_ms, trim_service, trim_slice},
+    merge::owner,
 };
 
 use self::{
@@ -35,33 +38,7 @@ use self::{
     service::{Facts, Unserved},
     topology::Decision,
 };
-use super::{EndpointSlice, NodeView, Service, ServiceCidr, ServiceName};
-
-/// Reduces a Service to what is read of it.
-#[must_use]
-pub fn trim_service(service: Service) -> Service {
-    inputs::trim_service(service)
-}
-
-/// Reduces a slice to what is read of it.
-#[must_use]
-pub fn trim_slice(slice: EndpointSlice) -> EndpointSlice {
-    inputs::trim_slice(slice)
-}
-
-/// The Service that a slice belongs to; none when it does not say so. Slices that count for nothing, such as those of
-/// headless Services, have one too.
-#[must_use]
-pub fn owner(slice: &EndpointSlice) -> Option<ServiceName> {
-    merge::owner(slice)
-}
-
-/// When the change that led to this slice was made, in Unix milliseconds: the annotation
-/// `endpoints.kubernetes.io/last-change-trigger-time`. Read it before [`trim_slice`], which drops it.
-#[must_use]
-pub fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
-    inputs::triggered_unix_ms(slice)
-}
+use super::{EndpointSlice, NodeView, Service};
 
 /// The Service as the Endpoints API has it; none when it has no frontend.
 #[must_use]
@@ -77,16 +54,6 @@ pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeV
         None => Evaluation::without_service(slices, node),
     };
     explain::explanation(&evaluation, node)
-}
-
-/// The node as the Endpoints API had it.
-pub(super) fn node_view(info: &NodeInfo) -> NodeView {
-    inputs::node_view(info)
-}
-
-/// The node as the Endpoints API has it.
-pub fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
-    inputs::node_info(node, cidrs)
 }
 
 /// Everything that is decided about a Service.

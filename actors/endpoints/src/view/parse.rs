@@ -6,10 +6,9 @@
 //! Kubernetes keeps reading what old clusters stored (`k8s.io/utils/net`, `ParseIPSloppy` and `ParseCIDRSloppy`): zeros
 //! that lead a number mean nothing, `10.0.0.041` is `10.0.0.41`. An IPv4 address mapped into IPv6 is that IPv4 address.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 /// An address family; to a Service each is a proxy of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +40,6 @@ impl Family {
     }
 }
 
-/// A value for each family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct PerFamily<T>([T; 2]);
 
@@ -73,37 +71,12 @@ impl<T> std::ops::IndexMut<Family> for PerFamily<T> {
     }
 }
 
-/// A network; ordered by family, then by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Cidr {
-    network: IpAddr,
-    prefix: u8,
-}
-
-impl Cidr {
-    pub(super) fn family(self) -> Family {
-        Family::of(self.network)
-    }
-
-    /// Whether every address of the family is in it.
-    pub(super) fn is_everything(self) -> bool {
-        self.prefix == 0
-    }
-}
-
-impl fmt::Display for Cidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.network, self.prefix)
-    }
-}
-
-/// The address, if it is one.
 pub(super) fn address(text: &str) -> Option<IpAddr> {
     as_written(text).map(|address| address.to_canonical())
 }
 
 /// The network, if it is one; bits behind the prefix are cleared.
-pub(super) fn cidr(text: &str) -> Option<Cidr> {
+pub(super) fn cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     // `parse` alone would take a sign.
     if !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -111,25 +84,13 @@ pub(super) fn cidr(text: &str) -> Option<Cidr> {
     }
     let prefix: u8 = prefix.parse().ok()?;
     let (network, prefix) = match as_written(address)? {
-        IpAddr::V4(address) => (address, prefix),
         IpAddr::V6(address) => match (address.to_ipv4_mapped(), prefix.checked_sub(96)) {
-            (Some(mapped), Some(prefix)) => (mapped, prefix),
-            _ => return six(address, prefix),
+            (Some(mapped), Some(prefix)) => (mapped.into(), prefix),
+            _ => (address.into(), prefix),
         },
+        address => (address, prefix),
     };
-    four(network, prefix)
-}
-
-fn four(address: Ipv4Addr, prefix: u8) -> Option<Cidr> {
-    let host = 32_u8.checked_sub(prefix)?;
-    let mask = u32::MAX.checked_shl(host.into()).unwrap_or(0);
-    Some(Cidr { network: Ipv4Addr::from_bits(address.to_bits() & mask).into(), prefix })
-}
-
-fn six(address: Ipv6Addr, prefix: u8) -> Option<Cidr> {
-    let host = 128_u8.checked_sub(prefix)?;
-    let mask = u128::MAX.checked_shl(host.into()).unwrap_or(0);
-    Some(Cidr { network: Ipv6Addr::from_bits(address.to_bits() & mask).into(), prefix })
+    Some(IpNet::new(network, prefix).ok()?.trunc())
 }
 
 /// Without the mapping of IPv4 in IPv6 being resolved: a CIDR's prefix counts bits of what is written.
@@ -243,7 +204,7 @@ mod tests {
             .filter_map(|text| cidr(text))
             .collect();
         cidrs.sort_unstable();
-        let texts: Vec<_> = cidrs.iter().map(Cidr::to_string).collect();
+        let texts: Vec<_> = cidrs.iter().map(IpNet::to_string).collect();
         assert_eq!(texts, ["20.0.0.0/7", "20.0.0.0/8", "100.0.0.0/8", "fd00::/64"]);
     }
 }

@@ -7,12 +7,13 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use keelson_proto::{
     kubernetes::{Service, ServicePort, ServiceSpec},
     localnetv1::Protocol,
 };
 
-use super::parse::{self, Cidr, Family, PerFamily};
+use super::parse::{self, Family, PerFamily};
 
 /// The label by which a Service asks for another proxy; any value counts, even an empty one.
 pub(super) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -36,7 +37,7 @@ pub(super) struct Facts<'a> {
     pub(super) external: PerFamily<Vec<IpAddr>>,
     pub(super) load_balancer: PerFamily<Vec<IpAddr>>,
     /// Empty: every source may.
-    pub(super) ranges: PerFamily<Vec<Cidr>>,
+    pub(super) ranges: PerFamily<Vec<IpNet>>,
     pub(super) internal_local: bool,
     /// Where it has an effect.
     pub(super) external_local: bool,
@@ -48,7 +49,6 @@ pub(super) struct Facts<'a> {
     pub(super) ignored: Vec<Ignored<'a>>,
 }
 
-/// A port of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Port<'a> {
     pub(super) name: &'a str,
@@ -61,7 +61,6 @@ pub(super) struct Port<'a> {
 /// Why a Service has no frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unserved<'a> {
-    /// There is none.
     Missing,
     /// It carries [`PROXY_NAME`], with this value.
     OtherProxy(&'a str),
@@ -70,7 +69,6 @@ pub(super) enum Unserved<'a> {
     ExternalName,
     /// No cluster IP that can be used, of any family.
     NoFamily,
-    /// No port that can be used.
     NoPort,
 }
 
@@ -81,7 +79,6 @@ pub(super) enum Ignored<'a> {
     ClusterIp(Family, &'a str),
     /// `ipFamilies` has this and `clusterIPs` nothing in its place.
     FamilyWithoutIp(&'a str),
-    /// Not an address.
     Address(AddressKind, &'a str),
     /// An address of a family in which the Service has no cluster IP.
     AddressOfFamily(AddressKind, IpAddr),
@@ -89,7 +86,7 @@ pub(super) enum Ignored<'a> {
     IngressNotVip(&'a str, &'a str),
     /// Not a CIDR.
     SourceRange(&'a str),
-    SourceRangeOfFamily(Cidr),
+    SourceRangeOfFamily(IpNet),
     /// The ranges of this family filter nothing, since one is everything.
     SourceRangesOfEverything(Family),
     PortNumber {
@@ -117,7 +114,7 @@ pub(super) enum Ignored<'a> {
     /// externalTrafficPolicy Local on a Service that is not reached from outside.
     ExternalPolicy,
     HealthCheckNodePort(i32),
-    /// An affinity of so many seconds.
+    /// An affinity outside of the range, in seconds.
     Affinity(i32),
 }
 
@@ -128,7 +125,6 @@ pub(super) enum AddressKind {
     LoadBalancer,
 }
 
-/// A port number, if it is one.
 pub(super) fn port_number(number: i32) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number != 0)
 }
@@ -295,20 +291,20 @@ fn source_ranges<'a>(
     spec: &'a ServiceSpec,
     cluster: &PerFamily<Option<IpAddr>>,
     ignored: &mut Vec<Ignored<'a>>,
-) -> PerFamily<Vec<Cidr>> {
-    let mut ranges: PerFamily<Vec<Cidr>> = PerFamily::default();
+) -> PerFamily<Vec<IpNet>> {
+    let mut ranges: PerFamily<Vec<IpNet>> = PerFamily::default();
     for text in &spec.load_balancer_source_ranges {
         match parse::cidr(text.trim()) {
             None => ignored.push(Ignored::SourceRange(text)),
-            Some(cidr) if cluster[cidr.family()].is_none() => {
+            Some(cidr) if cluster[Family::of(cidr.addr())].is_none() => {
                 ignored.push(Ignored::SourceRangeOfFamily(cidr))
             }
-            Some(cidr) => ranges[cidr.family()].push(cidr),
+            Some(cidr) => ranges[Family::of(cidr.addr())].push(cidr),
         }
     }
     for family in Family::ALL {
         let ranges = &mut ranges[family];
-        if ranges.iter().any(|cidr| cidr.is_everything()) {
+        if ranges.iter().any(|cidr| cidr.prefix_len() == 0) {
             ranges.clear();
             ignored.push(Ignored::SourceRangesOfEverything(family));
         }

@@ -7,49 +7,14 @@
 //! As kube-proxy has it: `pkg/proxy/topology.go`, `CategorizeEndpoints`.
 
 use super::{
-    merge::Candidate,
+    merge::{Candidate, Place},
     parse::{Family, PerFamily},
     service::Facts,
 };
 
-/// Where an endpoint stands in regard to one of the two sets, and by which rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Out: no traffic of this port asks for the set.
-    Unused,
-    /// In: it is ready.
-    Ready,
-    /// In: it is ready and its hints name this node.
-    HintedNode,
-    /// In: it is ready and its hints name this node's zone.
-    HintedZone,
-    /// In: it is terminating and serving, and nothing is ready that could be in the set.
-    Draining,
-    /// Out: it is ready, but its hints name other nodes.
-    OtherNode,
-    /// Out: it is ready, but its hints name other zones.
-    OtherZone,
-    /// Out: it is on another node.
-    Remote,
-    /// Out: it is terminating and something is ready.
-    NotNeeded,
-    /// Out: it is neither ready nor both terminating and serving.
-    NotEligible,
-    /// Out: another copy of it holds.
-    Superseded,
-}
-
-impl Place {
-    /// Whether this is a place in the set.
-    pub(super) fn is_in(self) -> bool {
-        matches!(self, Self::Ready | Self::HintedNode | Self::HintedZone | Self::Draining)
-    }
-}
-
 /// How hints choose among ready endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Mode {
-    /// They do not.
     #[default]
     Anywhere,
     /// Those whose hints name this node.

@@ -16,12 +16,13 @@ use keelson_actor_system::{
     supervise::{self, PANIC, Restart},
     test_support::{FakeStore, handled, pass, run, settle},
 };
+use keelson_metrics::ResultLabel;
 use keelson_storage::{Batch, StateStore as _, StateStoreExt as _, Table};
 use tokio::{sync::watch, time::Instant};
 
 use crate::lease::{
     ClockStep, LeaseMetrics, LeaseRecord, LeaseRenewer, LeaseRenewerParts, LeaseState, NodeChanged,
-    RenewalResult, WallClock,
+    WallClock,
     core::{
         Answer, Request,
         testing::{START_MS, Server, name_of, policy, seconds},
@@ -204,7 +205,7 @@ impl Cluster {
     }
 
     fn counted(&self, result: &'static str) -> u64 {
-        self.metrics.renewals.get_or_create(&RenewalResult { result }).get()
+        self.metrics.renewals.get_or_create(&ResultLabel { result }).get()
     }
 
     fn stop(&self) {
@@ -315,7 +316,7 @@ fn case_28_and_29_steps_of_the_wall_clock_are_counted_and_change_no_plan() {
         }
         let events = cluster.renewer.recorder().detail().events;
         assert_eq!(events.iter().filter(|event| event.text.contains("wall clock stepped")).count(), 3);
-        assert_eq!(cluster.metrics.renewals.get_or_create(&RenewalResult { result: "created" }).get(), 1);
+        assert_eq!(cluster.metrics.renewals.get_or_create(&ResultLabel { result: "created" }).get(), 1);
     });
 }
 

@@ -4,27 +4,28 @@
 //! people. Out: requests, health, metrics, the record. A store that fails costs nothing but the record: the node's
 //! heartbeat goes on without a disk (decision 0003).
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
-    fut::wrap_future,
-};
+use actix::{ActorFutureExt as _, AsyncContext as _, Context, Supervised, fut::wrap_future};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi},
     durable::{LoggedFailure, read_at_start},
+    handlers,
     inspect::{Mailbox, Recorder, Status},
+    messages,
     supervise::{Supervision, chain},
-    verbs,
+    supervised,
+    timer::Timer,
 };
+use keelson_metrics::ResultLabel;
 use keelson_storage::{StateStore, StateStoreExt as _, Table};
 use tokio::sync::watch;
 
 use super::{
     core::{Answer, Contention, Core, Counted, Effect, Event, LeasePolicy, Request},
-    metrics::{ClockStep, LeaseMetrics, RenewalResult},
+    metrics::{ClockStep, LeaseMetrics},
     record::{LEASE_KEY, LeaseRecord},
 };
 
@@ -34,7 +35,7 @@ const REWRITE_AFTER: Duration = Duration::from_secs(30);
 /// The wall clock, in milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`], but for tests.
 pub type WallClock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-verbs! {
+messages! {
     /// To itself: a timer is due.
     LeaseTick => () {}
     /// The Node that owns the Lease came, went, or was made anew.
@@ -46,19 +47,14 @@ verbs! {
     LeaseState => String {}
 }
 
-/// What the LeaseRenewer needs.
 pub struct LeaseRenewerParts {
-    /// The API server.
     pub api: Arc<dyn LeaseApi>,
-    /// Where the Lease's identity is kept.
     pub store: Arc<dyn StateStore>,
     /// Time, for plans.
     pub clock: Clock,
     /// Time, for the Lease.
     pub wall: WallClock,
-    /// The settings it decides by.
     pub policy: LeasePolicy,
-    /// What is counted.
     pub metrics: LeaseMetrics,
     /// How it fares, for readiness and people.
     pub health: watch::Sender<ChoreHealth>,
@@ -66,11 +62,9 @@ pub struct LeaseRenewerParts {
     pub contention: watch::Sender<Contention>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,
-    /// The note-book.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor.
 pub struct LeaseRenewer {
     core: Core,
     policy: LeasePolicy,
@@ -83,19 +77,13 @@ pub struct LeaseRenewer {
     contention: watch::Sender<Contention>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
-    timer: Option<(Duration, SpawnHandle)>,
+    timer: Timer,
     /// The newest record that is not on disk, and whether a write is under way or planned.
     unwritten: Option<LeaseRecord>,
     logged: LoggedFailure,
     writing: bool,
     /// What the Node was last said to be: a restart does not forget it.
     node: Option<Option<String>>,
-}
-
-impl fmt::Debug for LeaseRenewer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseRenewer").field("policy", &self.policy).finish_non_exhaustive()
-    }
 }
 
 impl LeaseRenewer {
@@ -114,16 +102,12 @@ impl LeaseRenewer {
             contention: parts.contention,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
-            timer: None,
+            timer: Timer::default(),
             unwritten: None,
             logged: LoggedFailure::default(),
             writing: false,
             node: None,
         }
-    }
-
-    fn recorder(&self) -> &Arc<Recorder> {
-        self.supervision.recorder()
     }
 
     fn now(&self) -> Now {
@@ -152,7 +136,7 @@ impl LeaseRenewer {
                 self.write(ctx);
             }
             Effect::Count(Counted::Result(result)) => {
-                self.metrics.renewals.get_or_create(&RenewalResult { result }).inc();
+                self.metrics.renewals.get_or_create(&ResultLabel { result }).inc();
             }
             Effect::Count(Counted::Takeover) => {
                 self.metrics.takeovers.inc();
@@ -164,14 +148,7 @@ impl LeaseRenewer {
                 let direction = if forward { "forward" } else { "back" };
                 self.metrics.clock_steps.get_or_create(&ClockStep { direction }).inc();
             }
-            Effect::Note { warn: true, text } => {
-                tracing::warn!(actor = "LeaseRenewer", "{text}");
-                self.recorder().error(text);
-            }
-            Effect::Note { warn: false, text } => {
-                tracing::info!(actor = "LeaseRenewer", "{text}");
-                self.recorder().event(text);
-            }
+            Effect::Note { warn, text } => self.note(warn, text),
         }
     }
 
@@ -197,22 +174,10 @@ impl LeaseRenewer {
     }
 
     fn arm(&mut self, ctx: &mut Context<Self>) {
-        let next = self.core.next_tick();
-        if self.timer.as_ref().map(|(at, _)| *at) == next {
-            return;
-        }
-        if let Some((_, handle)) = self.timer.take() {
-            ctx.cancel_future(handle);
-        }
-        if let Some(at) = next {
-            let pause = at.saturating_sub(self.clock.now().mono);
-            let me = Mailbox::new(ctx.address(), self.recorder().clone());
-            let handle = ctx.run_later(pause, move |actor, _| {
-                actor.timer = None;
-                me.deliver(LeaseTick {});
-            });
-            self.timer = Some((at, handle));
-        }
+        self.timer.set(self.core.next_tick(), &self.clock, ctx, |actor, ctx| {
+            actor.timer.clear();
+            Mailbox::new(ctx.address(), actor.recorder().clone()).deliver(LeaseTick {});
+        });
     }
 
     /// Brings metrics, health and summary up to date.
@@ -259,9 +224,10 @@ impl LeaseRenewer {
                 Err(error) => error.to_string(),
             };
             if actor.logged.is_new(&error) {
-                let text = format!("cannot write the identity of the Lease; renewals continue: {error}");
-                tracing::warn!(actor = "LeaseRenewer", "{text}");
-                actor.recorder().error(text);
+                actor.note(
+                    true,
+                    format!("cannot write the identity of the Lease; renewals continue: {error}"),
+                );
             }
             actor.unwritten.get_or_insert(again);
             actor.writing = true;
@@ -314,60 +280,31 @@ async fn within<T>(
     }
 }
 
-impl Actor for LeaseRenewer {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        self.supervision.resume(ctx, Self::reload);
-    }
-
-    fn stopped(&mut self, _: &mut Self::Context) {
-        self.recorder().status(Status::Stopped, "");
-    }
-}
+supervised!(LeaseRenewer);
 
 impl Supervised for LeaseRenewer {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
         // A write of the former self may still be under way. It can only say what the next read will find, or a
         // little less, which costs one larger patch.
-        self.timer = None;
+        self.timer.clear();
         self.unwritten = None;
         self.writing = false;
     }
 }
 
-impl Handler<LeaseTick> for LeaseRenewer {
-    type Result = ();
-
-    fn handle(&mut self, _: LeaseTick, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<LeaseTick>();
-        self.step(Event::Tick, ctx);
-    }
-}
-
-impl Handler<NodeChanged> for LeaseRenewer {
-    type Result = ();
-
-    fn handle(&mut self, message: NodeChanged, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<NodeChanged>();
+handlers! { LeaseRenewer, self, ctx;
+    LeaseTick(_) => self.step(Event::Tick, ctx),
+    NodeChanged(message) => {
         self.node = Some(message.uid.clone());
         self.step(Event::NodeChanged(message.uid), ctx);
-    }
-}
-
-impl Handler<LeaseState> for LeaseRenewer {
-    type Result = String;
-
-    fn handle(&mut self, _: LeaseState, _: &mut Context<Self>) -> String {
-        let _handling = self.recorder().handling::<LeaseState>();
+    },
+    LeaseState(_) => {
         let mut view = self.core.view(&self.api.server(), self.now());
         if let Some(fields) = view.as_object_mut() {
             let written = !self.writing && self.unwritten.is_none();
             fields.insert("identity_on_disk".into(), written.into());
         }
         view.to_string()
-    }
+    },
 }
-
-keelson_actor_system::handles_restart!(LeaseRenewer);

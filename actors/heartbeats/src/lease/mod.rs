@@ -1,7 +1,7 @@
 //! The node's Lease: the heartbeat that the API server counts.
 //!
 //! Owns: [`core`] (when to ask what, pure), what of the Lease outlives the process, and [`LeaseRenewer`], the actor
-//! that makes the requests. In: `NodeChanged` from whoever watches the Node, and time. Out: requests on
+//! that makes the requests. In: `NodeChanged` from the watch of the Node, and time. Out: requests on
 //! [`keelson_actor_system::cluster::LeaseApi`], [`keelson_actor_system::cluster::ChoreHealth`], metrics.
 //!
 //! The algorithm is the kubelet's (`component-helpers/apimachinery/lease`), with these differences, none of which
@@ -10,7 +10,7 @@
 //! * A renewal is a patch of the renewTime that carries the resourceVersion, and not an update of the whole object.
 //! * A conflict at the last try of the first five is followed by one read and not by two.
 //! * A Lease without an owner is renewed even if the Node cannot be read. The kubelet loses a try to that.
-//! * A Lease of another holder is taken over. The kubelet renews it in the other's name for ever.
+//! * A Lease of another holder is taken over. The kubelet renews it in the other's name forever.
 //! * A renewal that finds no Lease does not try four times more, and while the Node is gone only the Node is asked
 //!   for: one request in each interval.
 //! * What another try cannot mend (401, 403, a request that the server finds wrong) is tried once in each interval;
@@ -26,5 +26,5 @@ mod record;
 
 pub use actor::{LeaseRenewer, LeaseRenewerParts, LeaseState, LeaseTick, NodeChanged, WallClock};
 pub use core::{Contention, LeasePolicy};
-pub use metrics::{ClockStep, LeaseMetrics, RenewalResult};
+pub use metrics::{ClockStep, LeaseMetrics};
 pub use record::LeaseRecord;

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 /// Key of the record in [`keelson_storage::Table::Heartbeats`].
 pub(super) const LEASE_KEY: &[u8] = b"lease";
 
-/// The Lease's identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
     /// `metadata.name`.

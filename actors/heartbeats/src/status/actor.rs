@@ -1,16 +1,16 @@
 //! The StatusReporter: performs what the core decides.
 //!
-//! Owns: the core, the one timer, the requests and readings under way; [`saving`] has the writes to the store. In: verbs. Out:
+//! Owns: the core, the one timer, the requests and readings under way; [`saving`] has the writes to the store. In: messages. Out:
 //! requests to the API server, one at a time; records. When the store fails it goes on and says so; what is lost
 //! then is one report's worth of economy after a restart.
 
 mod saving;
 
-use std::{fmt, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, ResponseActFuture, SpawnHandle,
-    Supervised, fut::wrap_future,
+    ActorFutureExt as _, AsyncContext as _, Context, Handler, ResponseActFuture, SpawnHandle, Supervised,
+    fut::wrap_future,
 };
 use futures_util::future::{BoxFuture, join3};
 use k8s_openapi::api::core::v1::Node;
@@ -18,9 +18,12 @@ use keelson_actor_system::{
     clock::{Clock, Now},
     cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi},
     durable::LoggedFailure,
+    handlers,
     inspect::{Recorder, Status},
     reports::EndpointsView,
     supervise::Supervision,
+    supervised,
+    timer::Timer,
 };
 use keelson_storage::{StateStore, StoreState};
 use tokio::{
@@ -29,12 +32,13 @@ use tokio::{
 };
 
 use super::{
-    compute::conditions::{DISK_PRESSURE, takes_pods},
+    compute::conditions::takes_pods,
     core::{Collected, Core, Counted, Effect, Event},
-    external::{ConditionRefused, ConditionView},
+    external::ConditionRefused,
+    kinds::DISK_PRESSURE,
     messages::{
         ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions,
-        ReportNow, SetCondition, StatusState, StatusTick,
+        ReportNow, SetCondition, StatusState,
     },
     metrics::StatusMetrics,
     policy::{Role, StatusPolicy},
@@ -60,11 +64,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 /// How often a runtime that does not take pods yet is asked after the start, and for how long (kubelet).
 const FIRST_READY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(120));
 
-/// What the StatusReporter needs.
 pub struct StatusReporterParts {
-    /// The API server.
     pub api: Arc<dyn NodeApi>,
-    /// The machine.
     pub host: Arc<dyn Host>,
     /// Who says how the container runtime is, and at once when it comes or goes.
     pub runtime: Arc<dyn RuntimeSource>,
@@ -74,25 +75,20 @@ pub struct StatusReporterParts {
     pub endpoints: watch::Receiver<EndpointsView>,
     /// Whether another process renews the node's Lease.
     pub contention: watch::Receiver<Contention>,
-    /// Where the last report is kept.
     pub store: Arc<dyn StateStore>,
     /// Time, for plans.
     pub clock: Clock,
     /// Time, for the Node.
     pub wall: WallClock,
-    /// The settings it decides by.
     pub policy: StatusPolicy,
-    /// What is counted.
     pub metrics: StatusMetrics,
     /// How it fares, for readiness and people.
     pub health: watch::Sender<ChoreHealth>,
     /// Raised by one with each change that people could see.
     pub changes: watch::Sender<u64>,
-    /// The note-book.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor.
 pub struct StatusReporter {
     core: Core,
     policy: StatusPolicy,
@@ -109,13 +105,12 @@ pub struct StatusReporter {
     health: watch::Sender<ChoreHealth>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
-    timer: Option<(Duration, SpawnHandle)>,
+    timer: Timer,
     unsaved: Unsaved,
     logged: LoggedFailure,
     /// Those who wait until it is on disk.
     waiting: Vec<oneshot::Sender<()>>,
     saving: bool,
-    /// When writing is tried again.
     save_again: Option<SpawnHandle>,
     /// The store could not be read at the start.
     unread: bool,
@@ -124,12 +119,6 @@ pub struct StatusReporter {
     disk_pressure: Option<bool>,
     /// What the watch said last: a restart does not forget it.
     node: Option<Option<Arc<Node>>>,
-}
-
-impl fmt::Debug for StatusReporter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StatusReporter").field("policy", &self.policy).finish_non_exhaustive()
-    }
 }
 
 impl StatusReporter {
@@ -152,7 +141,7 @@ impl StatusReporter {
             health: parts.health,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
-            timer: None,
+            timer: Timer::default(),
             unsaved: Unsaved::default(),
             logged: LoggedFailure::default(),
             waiting: Vec::new(),
@@ -163,10 +152,6 @@ impl StatusReporter {
             disk_pressure: None,
             node: None,
         }
-    }
-
-    fn recorder(&self) -> &Arc<Recorder> {
-        self.supervision.recorder()
     }
 
     fn now(&self) -> Now {
@@ -221,18 +206,11 @@ impl StatusReporter {
             Effect::Count(Counted::Registered) => self.metrics.report("registered"),
             Effect::Count(Counted::ClockStep) => drop(self.metrics.clock_steps.inc()),
             Effect::Count(Counted::ForeignWrite) => drop(self.metrics.foreign_writes.inc()),
-            Effect::Note { warn: true, text } => {
-                tracing::warn!(actor = "StatusReporter", "{text}");
-                self.recorder().error(text);
-            }
-            Effect::Note { warn: false, text } => {
-                tracing::info!(actor = "StatusReporter", "{text}");
-                self.recorder().event(text);
-            }
+            Effect::Note { warn, text } => self.note(warn, text),
         }
     }
 
-    /// A companion does not work DiskPressure out: its kubelet does, and whoever watches the Node tells of it.
+    /// A companion does not compute DiskPressure: its kubelet does, and the watch of the Node reports it.
     fn tell_disk_pressure(&mut self, conditions: &[(&'static str, String)]) {
         let Some((_, status)) = conditions.iter().find(|(kind, _)| *kind == DISK_PRESSURE) else { return };
         let is_true = status == "True";
@@ -251,7 +229,6 @@ impl StatusReporter {
         ctx.spawn(wrap_future::<_, Self>(wait).map(|result, actor, ctx| actor.step(event(result), ctx)));
     }
 
-    /// Reads what the role needs.
     fn collect(&self, image_fs: Option<PathBuf>) -> impl Future<Output = Collected> + use<> {
         let node = self.policy.role == Role::Node;
         let (facts, since_boot) = (self.host.facts(), self.host.since_boot());
@@ -286,17 +263,10 @@ impl StatusReporter {
     }
 
     fn arm(&mut self, ctx: &mut Context<Self>) {
-        let next = self.core.due();
-        if self.timer.as_ref().map(|(at, _)| *at) == next {
-            return;
-        }
-        if let Some((_, handle)) = self.timer.take() {
-            ctx.cancel_future(handle);
-        }
-        if let Some(at) = next {
-            let pause = at.saturating_sub(self.clock.now().mono);
-            self.timer = Some((at, ctx.notify_later(StatusTick {}, pause)));
-        }
+        self.timer.set(self.core.due(), &self.clock, ctx, |actor, ctx| {
+            actor.timer.clear();
+            actor.step(Event::Due, ctx);
+        });
     }
 
     /// Tells the core when the runtime comes or goes.
@@ -373,7 +343,7 @@ impl StatusReporter {
     }
 }
 
-/// No request is waited for for ever, whatever the implementation does.
+/// No request is waited for forever, whatever the implementation does.
 fn in_time<T>(
     api: &Arc<dyn NodeApi>,
     request: BoxFuture<'static, Result<T, ApiError>>,
@@ -387,70 +357,36 @@ fn in_time<T>(
     }
 }
 
-impl Actor for StatusReporter {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        self.supervision.resume(ctx, Self::reload);
-    }
-
-    fn stopped(&mut self, _: &mut Self::Context) {
-        self.recorder().status(Status::Stopped, "");
-    }
-}
+supervised!(StatusReporter);
 
 impl Supervised for StatusReporter {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
         self.core = Core::new(self.policy.clone());
-        self.timer = None;
+        self.timer.clear();
         (self.saving, self.save_again) = (false, None);
         self.summary.clear();
     }
 }
 
-impl Handler<StatusTick> for StatusReporter {
-    type Result = ();
-
-    fn handle(&mut self, _: StatusTick, ctx: &mut Context<Self>) {
-        self.timer = None;
-        self.step(Event::Due, ctx);
-    }
-}
-
-impl Handler<NodeChanged> for StatusReporter {
-    type Result = ();
-
-    fn handle(&mut self, message: NodeChanged, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<NodeChanged>();
+handlers! { StatusReporter, self, ctx;
+    NodeChanged(message) => {
         self.node = Some(message.node.clone());
         self.step(Event::Node(message.node), ctx);
-    }
-}
-
-impl Handler<ConditionChanged> for StatusReporter {
-    type Result = ();
-
-    fn handle(&mut self, _: ConditionChanged, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<ConditionChanged>();
-        self.step(Event::Changed, ctx);
-    }
-}
-
-impl Handler<ReportNow> for StatusReporter {
-    type Result = ();
-
-    fn handle(&mut self, _: ReportNow, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<ReportNow>();
-        self.step(Event::ReportNow, ctx);
-    }
+    },
+    ConditionChanged(_) => self.step(Event::Changed, ctx),
+    ReportNow(_) => self.step(Event::ReportNow, ctx),
+    ListConditions(_) => self.core.list_conditions(self.now()),
+    RemovableConditions(_) => self.core.removable_conditions(),
+    StatusState(_) => self.core.view(self.now()).to_string(),
+    CountNow(_) => self.metrics.age(self.core.report_age(self.now())),
 }
 
 impl Handler<SetCondition> for StatusReporter {
     type Result = ResponseActFuture<Self, Result<bool, ConditionRefused>>;
 
     fn handle(&mut self, message: SetCondition, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<SetCondition>();
+        let _handling = self.recorder().handling(&message);
         let now = self.now();
         let saved = match self.core.set_condition(message.condition, now) {
             Ok(write) => Ok(write.map(|write| self.save_condition(write, ctx))),
@@ -464,7 +400,7 @@ impl Handler<ClearCondition> for StatusReporter {
     type Result = ResponseActFuture<Self, Result<(), ConditionRefused>>;
 
     fn handle(&mut self, message: ClearCondition, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<ClearCondition>();
+        let _handling = self.recorder().handling(&message);
         let now = self.now();
         let saved = match self.core.clear_condition(&message.kind, now) {
             Ok(write) => Ok(Some(self.save_condition(write, ctx))),
@@ -483,41 +419,3 @@ async fn answer(
     let _ = saved.await;
     Ok(true)
 }
-
-impl Handler<ListConditions> for StatusReporter {
-    type Result = Vec<ConditionView>;
-
-    fn handle(&mut self, _: ListConditions, _: &mut Context<Self>) -> Vec<ConditionView> {
-        let _handling = self.recorder().handling::<ListConditions>();
-        self.core.list_conditions(self.now())
-    }
-}
-
-impl Handler<RemovableConditions> for StatusReporter {
-    type Result = Vec<String>;
-
-    fn handle(&mut self, _: RemovableConditions, _: &mut Context<Self>) -> Vec<String> {
-        let _handling = self.recorder().handling::<RemovableConditions>();
-        self.core.removable_conditions()
-    }
-}
-
-impl Handler<StatusState> for StatusReporter {
-    type Result = String;
-
-    fn handle(&mut self, _: StatusState, _: &mut Context<Self>) -> String {
-        let _handling = self.recorder().handling::<StatusState>();
-        self.core.view(self.now()).to_string()
-    }
-}
-
-impl Handler<CountNow> for StatusReporter {
-    type Result = ();
-
-    fn handle(&mut self, _: CountNow, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CountNow>();
-        self.metrics.age(self.core.report_age(self.now()));
-    }
-}
-
-keelson_actor_system::handles_restart!(StatusReporter);

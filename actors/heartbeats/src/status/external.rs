@@ -5,20 +5,16 @@
 //! conditions for the next status; a repeat that changes nothing writes nothing, neither at the API server nor on
 //! disk.
 
-use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    compute::{
-        Moment,
-        conditions::{RETIRED, problem},
-        millis,
-    },
+    kinds::{CONTESTED, ConditionStatus, ENDPOINTS, PULLS, RETIRED, STATE},
+    moment::{Moment, millis},
     settings::check_qualified_name,
 };
 
-/// Most conditions at one time.
 pub const MOST_CONDITIONS: usize = 32;
 /// Longest type: a prefix of 253 characters, a slash, a name of 63, less one as in the API's schema.
 const LONGEST_TYPE: usize = 316;
@@ -39,45 +35,13 @@ const RESERVED: [&str; 11] = [
     "DiskPressure",
     "PIDPressure",
     "NetworkUnavailable",
-    problem::PULLS,
-    problem::ENDPOINTS,
-    problem::STATE,
-    super::compute::conditions::CONTESTED,
+    PULLS,
+    ENDPOINTS,
+    STATE,
+    CONTESTED,
     RETIRED[0],
     RETIRED[1],
 ];
-
-/// A condition's status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ConditionStatus {
-    /// It holds.
-    True,
-    /// It does not.
-    False,
-    /// Nobody knows.
-    Unknown,
-}
-
-impl ConditionStatus {
-    /// Every status.
-    pub const ALL: [Self; 3] = [Self::True, Self::False, Self::Unknown];
-
-    /// As the API writes it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::True => "True",
-            Self::False => "False",
-            Self::Unknown => "Unknown",
-        }
-    }
-}
-
-impl fmt::Display for ConditionStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 impl FromStr for ConditionStatus {
     type Err = ConditionRefused;
@@ -88,55 +52,36 @@ impl FromStr for ConditionStatus {
     }
 }
 
-/// Why a condition was not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionRefused {
-    /// Others own it.
     #[error("the condition {kind} belongs to the kubelet or the agent; use another type")]
-    Reserved {
-        /// The type.
-        kind: String,
-    },
-    /// The type is no name.
+    Reserved { kind: String },
     #[error(
         "{kind:?} is not a valid condition type, such as KernelDeadlock or example.com/KernelDeadlock: {wrong}"
     )]
     Type {
-        /// The type.
         kind: String,
         /// What it breaks.
         wrong: String,
     },
-    /// The status is none.
     #[error("{status:?} is not a condition status; use True, False or Unknown")]
-    Status {
-        /// The status.
-        status: String,
-    },
+    Status { status: String },
     /// The reason is none.
     #[error(
         "a reason must be one word in CamelCase of at most 1024 letters, digits, '_', ',' and ':', beginning \
          with a letter and ending with a letter, a digit or '_'"
     )]
     Reason,
-    /// The message is too long.
     #[error("the message has {characters} characters; the maximum is 32768")]
-    Message {
-        /// How many it has.
-        characters: usize,
-    },
+    Message { characters: usize },
     /// The time is none.
     #[error("the TTL must be at least 1 s and at most 366 days, or 0 for no expiry")]
     Ttl,
-    /// There are too many.
     #[error("{MOST_CONDITIONS} conditions are already set, which is the maximum; clear one first")]
     TooMany,
     /// There is none to clear.
     #[error("the condition {kind} is not set")]
-    Unknown {
-        /// The type.
-        kind: String,
-    },
+    Unknown { kind: String },
 }
 
 /// A condition to be set.
@@ -144,13 +89,12 @@ pub enum ConditionRefused {
 pub struct ExternalCondition {
     /// Its type, by which there is one.
     pub kind: String,
-    /// Its status.
     pub status: ConditionStatus,
     /// Why, in one word.
     pub reason: String,
     /// Why, for people.
     pub message: String,
-    /// How long this is good for; after that the status is Unknown. `None`: for ever.
+    /// How long this is good for; after that the status is Unknown. `None`: forever.
     pub ttl: Option<Duration>,
 }
 
@@ -192,7 +136,6 @@ fn is_reason(text: &str) -> bool {
 /// A condition as it is now, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConditionView {
-    /// Its type.
     pub kind: String,
     /// Its status; Unknown when its reporter has been silent for too long.
     pub status: ConditionStatus,
@@ -252,7 +195,6 @@ impl External {
 /// A change of what is on disk: the type, and the record or its end.
 pub type ExternalWrite = (String, Option<ExternalRecord>);
 
-/// Every condition that others report.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Externals(BTreeMap<String, External>);
 
@@ -327,7 +269,7 @@ impl Externals {
     /// Takes a condition back: it goes from the Node with the next status.
     ///
     /// # Errors
-    /// Nobody has set it.
+    /// It is not set.
     pub(super) fn clear(&mut self, kind: &str, now: Moment) -> Result<ExternalWrite, ConditionRefused> {
         match self.0.get_mut(kind) {
             Some(external) if !external.record.cleared => {
@@ -357,7 +299,6 @@ impl Externals {
         gone.into_iter().map(|kind| (kind, None)).collect()
     }
 
-    /// Every condition as it is now.
     pub(super) fn views(&self, now: Moment, unix_ms: i64) -> Vec<ConditionView> {
         let live = self.0.iter().filter(|(_, external)| !external.record.cleared);
         live.map(|(kind, external)| external.view(kind, now, unix_ms)).collect()

@@ -1,17 +1,13 @@
-//! What the StatusReporter is told and asked.
-//!
-//! Owns: its messages. In: a watch, other processes, people, timers. Out: nothing but types; what they do is in the
-//! actor.
+//! Messages of the StatusReporter.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
-use keelson_actor_system::verbs;
+use keelson_actor_system::messages;
 
 use super::external::{ConditionRefused, ConditionView, ExternalCondition};
 
-verbs! {
-    /// The Node as it was watched.
+messages! {
     NodeChanged => () {
         /// `None`: there is none.
         node: Option<Arc<Node>>,
@@ -21,17 +17,14 @@ verbs! {
     /// Another process reports a condition; the next status tells it. Answered when it is on disk, or when the
     /// store has failed: then it is tried again. The answer is whether it differs from what was set before.
     SetCondition => Result<bool, ConditionRefused> {
-        /// The condition.
         condition: ExternalCondition,
     }
     /// Takes a condition back; it goes from the Node with the next status.
     ClearCondition => Result<(), ConditionRefused> {
-        /// Its type.
         kind: String,
     }
     /// The types of all conditions that the agent may have added to the Node: what goes from it when the agent does.
     RemovableConditions => Vec<String> {}
-    /// The conditions of other processes.
     ListConditions => Vec<ConditionView> {}
     /// Reports the status soon, whether or not there is something new.
     ReportNow => () {}
@@ -39,6 +32,4 @@ verbs! {
     StatusState => String {}
     /// Brings the gauges that grow with time up to date, before they are read.
     CountNow => () {}
-    /// To itself: a timer is due.
-    StatusTick => () {}
 }

@@ -1,98 +1,64 @@
-//! What the StatusReporter counts.
-//!
-//! Owns: its metric families; the kubelet has none for this. In: what it does. Out: a [`Registry`] for whoever
-//! encodes it. Labels are closed sets: conditions of other processes have no place in them.
+//! Metrics of the StatusReporter; the kubelet has none for this. Labels are closed sets: conditions of other processes
+//! are not in them.
 
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::time::Duration;
 
+use keelson_metrics::{FloatGauge, ResultLabel, families};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
 
-use super::{external::ConditionStatus, policy::Role};
+use super::{kinds::ConditionStatus, policy::Role};
 
-/// How reports end.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ReportResult {
-    /// `sent`, `failed`, or `registered` (beside `sent`) for one that made the Node.
-    pub result: &'static str,
-}
-
-/// A condition and a status that it can have.
+/// A condition of the agent and a status that it can have: `True`, `False`, `Unknown`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ConditionLabel {
-    /// One of the agent's own types.
     pub condition: &'static str,
-    /// `True`, `False`, `Unknown`.
     pub status: &'static str,
 }
 
-/// Every family. Cheap to clone: the values are shared.
-#[derive(Debug, Clone, Default)]
-pub struct StatusMetrics {
-    /// Reports by result.
-    pub reports: Family<ReportResult, Counter>,
-    /// Statuses worked out.
-    pub computations: Counter,
-    /// Steps of the wall clock.
-    pub clock_steps: Counter,
-    /// Changes that another process made to conditions of this agent's.
-    pub foreign_writes: Counter,
-    /// Types of conditions that another process writes too.
-    pub contested: Gauge,
-    /// Time since the last report.
-    pub last_report_age: Gauge<f64, AtomicU64>,
-    /// 1 for the status that a condition has, 0 for those that it has not.
-    pub conditions: Family<ConditionLabel, Gauge>,
+families! {
+    /// Clones share their values. Label `result`: `sent`, `failed`, or `registered` (beside `sent`) for a report that
+    /// created the Node.
+    #[derive(Debug, Clone)]
+    pub struct StatusMetrics;
+    fn register_families;
+    "keelson_node" {
+        pub reports: Family<ResultLabel, Counter>, "status_reports", "Node status reports, by result";
+        pub computations: Counter, "status_computations", "Node status computations";
+        pub foreign_writes: Counter, "condition_foreign_writes", "Changes by another process to conditions that the agent writes";
+        pub contested: Gauge, "conditions_contested", "Conditions of the agent that another process also writes";
+        pub clock_steps: Counter, "clock_steps", "Detected steps of the wall clock";
+        pub conditions: Family<ConditionLabel, Gauge>, "condition", "1 for the current status of each condition of the agent";
+    }
+    with { pub last_report_age: FloatGauge, }
 }
 
 impl StatusMetrics {
-    /// Enters every family into `registry`. The age of a companion's last report says nothing, because it reports
-    /// changes only.
+    /// Enters every family into `registry`. The age of a companion's last report is not exposed, because a companion
+    /// reports changes only.
     pub fn register(&self, registry: &mut Registry, role: Role) {
-        let own = registry.sub_registry_with_prefix("keelson_node");
-        own.register("status_reports", "Node status reports, by result", self.reports.clone());
-        own.register("status_computations", "Node status computations", self.computations.clone());
+        self.register_families(registry);
         if role == Role::Node {
-            own.register_with_unit(
-                "status_last_report_age",
-                "Time since the last node status report",
-                Unit::Seconds,
-                self.last_report_age.clone(),
-            );
+            let (name, help) = ("status_last_report_age", "Time since the last node status report");
+            let own = registry.sub_registry_with_prefix("keelson_node");
+            own.register_with_unit(name, help, Unit::Seconds, self.last_report_age.clone());
         }
-        own.register(
-            "condition_foreign_writes",
-            "Changes by another process to conditions that the agent writes",
-            self.foreign_writes.clone(),
-        );
-        own.register(
-            "conditions_contested",
-            "Conditions of the agent that another process also writes",
-            self.contested.clone(),
-        );
-        own.register("clock_steps", "Detected steps of the wall clock", self.clock_steps.clone());
-        own.register(
-            "condition",
-            "1 for the current status of each condition of the agent",
-            self.conditions.clone(),
-        );
     }
 
-    /// How many reports the API server has taken, that with which the Node was made included.
+    /// Number of reports that the API server accepted, the registration included.
     #[must_use]
     pub fn reported(&self) -> u64 {
-        self.reports.get(&ReportResult { result: "sent" }).map_or(0, |counter| counter.get())
+        self.reports.get(&ResultLabel { result: "sent" }).map_or(0, |counter| counter.get())
     }
 
-    /// Counts a report.
     pub(super) fn report(&self, result: &'static str) {
-        self.reports.get_or_create(&ReportResult { result }).inc();
+        self.reports.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Shows conditions.
+    /// 1 for the status of each condition, 0 for the others.
     pub(super) fn show(&self, conditions: &[(&'static str, String)]) {
         for (condition, is) in conditions {
             for status in ConditionStatus::ALL {
@@ -102,7 +68,7 @@ impl StatusMetrics {
         }
     }
 
-    /// Shows the age of the last report, if there was one.
+    /// `None`: nothing was reported yet.
     pub(super) fn age(&self, age: Option<Duration>) {
         if let Some(age) = age {
             self.last_report_age.set(age.as_secs_f64());
@@ -113,6 +79,11 @@ impl StatusMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_types_and_help_are_an_interface() {
+        assert_eq!(StatusMetrics::list(), include_str!("metrics.txt"));
+    }
 
     #[test]
     fn names_and_labels_are_the_documented_ones() {

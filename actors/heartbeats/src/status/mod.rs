@@ -7,7 +7,7 @@
 //! Out: requests to [`keelson_actor_system::cluster::NodeApi`], the last report on disk, [`keelson_actor_system::cluster::ChoreHealth`].
 //!
 //! ```text
-//!  every 10 s, or at a change ──► read ──► work out ──► compare ──(the same, reported lately)──► nothing
+//!  every 10 s, or at a change ──► read ──► compute ──► compare ──(the same, reported lately)──► nothing
 //!                                                          │
 //!                                                          └──(news, or 5 min old)──► PATCH ──► on disk
 //! ```
@@ -19,8 +19,10 @@ mod compare;
 mod compute;
 mod core;
 mod external;
+mod kinds;
 mod messages;
 mod metrics;
+mod moment;
 mod patch;
 mod policy;
 mod quantity;
@@ -32,24 +34,23 @@ mod state;
 /// The conditions that the agent adds to a Node in either role, with those of earlier versions: what is left of it when
 /// it is uninstalled.
 pub fn added_conditions() -> impl Iterator<Item = &'static str> {
-    compute::conditions::own(Role::Companion).iter().chain(&compute::conditions::RETIRED).copied()
+    compute::conditions::own(Role::Companion).iter().chain(&kinds::RETIRED).copied()
 }
 
 #[cfg(test)]
 pub(crate) use patch::tests::apply as apply_patch;
 
 pub use actor::{StatusReporter, StatusReporterParts, WallClock};
-pub use compute::conditions::DISK_PRESSURE;
 pub use compute::{Inputs, Memory, Pressure, RuntimeView, Spell};
 pub use external::{
-    ConditionRefused, ConditionStatus, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite,
-    MOST_CONDITIONS,
+    ConditionRefused, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite, MOST_CONDITIONS,
 };
+pub use kinds::{ConditionStatus, DISK_PRESSURE};
 pub use messages::{
     ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions, ReportNow,
     SetCondition, StatusState,
 };
-pub use metrics::{ConditionLabel, ReportResult, StatusMetrics};
+pub use metrics::{ConditionLabel, StatusMetrics};
 pub use patch::removal_patch;
 pub use policy::{EndpointsOrigin, Register, Role, StatusPolicy};
 pub use quantity::{Amount, AmountError, Suffixes};

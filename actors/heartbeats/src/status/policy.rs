@@ -17,7 +17,6 @@ pub enum Role {
 }
 
 impl Role {
-    /// As in the settings.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -30,7 +29,6 @@ impl Role {
 /// Where service endpoints come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EndpointsOrigin {
-    /// Watches of the API server.
     #[default]
     ApiServer,
     /// The folder of manifests, `endpoints.manifests`.
@@ -45,7 +43,7 @@ pub enum Register {
     Once,
     /// It is made whenever it is missing.
     Always,
-    /// Somebody else makes it.
+    /// Another program creates it.
     Never,
 }
 
@@ -54,9 +52,8 @@ pub enum Register {
 pub struct StatusPolicy {
     /// What the agent is to the Node.
     pub role: Role,
-    /// The Node's name.
     pub node_name: String,
-    /// How often the status is worked out.
+    /// How often the status is computed.
     pub update_frequency: Duration,
     /// In role node: how often one that has not changed is reported. A companion reports changes only.
     pub report_frequency: Duration,
@@ -90,7 +87,6 @@ pub struct StatusPolicy {
     pub eviction_hard: Thresholds,
     /// How long a pressure or another problem stays in the conditions after it was last seen.
     pub pressure_transition: Duration,
-    /// Most pods.
     pub max_pods: u32,
     /// Most images in the status; -1 for all.
     pub max_images: i32,

@@ -38,7 +38,6 @@ pub struct Amount {
     suffixes: Suffixes,
 }
 
-/// A text that is no amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a quantity; write a number with an optional suffix, such as 100m, 2, 500M or 1Gi")]
 pub struct AmountError {
@@ -75,7 +74,7 @@ impl Amount {
         Self { billionths: self.billionths.saturating_add(other.billionths).clamp(-MOST, MOST), ..self }
     }
 
-    /// So many times the amount.
+    /// A multiple of the amount.
     #[must_use]
     pub fn times(self, factor: u32) -> Self {
         Self { billionths: self.billionths.saturating_mul(factor.into()).clamp(-MOST, MOST), ..self }

@@ -59,7 +59,7 @@ pub(super) fn new_node(policy: &StatusPolicy, facts: &HostFacts, status: NodeSta
 }
 
 /// What has to be patched on a Node that is there already: labels that are wrong or absent, and the provider's id
-/// where there is none. Taints are for new Nodes, and other labels are somebody else's.
+/// where there is none. Taints are for new Nodes, and other labels belong to other programs.
 pub(super) fn repair(node: &Node, policy: &StatusPolicy, facts: &HostFacts) -> Option<Value> {
     let has = |key: &String| node.metadata.labels.as_ref().and_then(|labels| labels.get(key));
     let wrong: Map<String, Value> = labels(policy, facts)

@@ -54,7 +54,6 @@ impl Signal {
         Self::PidAvailable,
     ];
 
-    /// As the kubelet names it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +72,6 @@ impl Signal {
 pub enum Least {
     /// So much: bytes, inodes or processes.
     Amount(Amount),
-    /// So many millionths of the capacity.
     Millionths(u32),
 }
 
@@ -124,7 +122,6 @@ impl Thresholds {
         Ok(Self(all))
     }
 
-    /// The kubelet's own defaults on Linux.
     #[must_use]
     pub fn kubelet() -> Self {
         let percent = |percent: u32| Least::Millionths(percent * 10_000);
@@ -253,7 +250,6 @@ fn is_word(text: &str) -> bool {
             && text.ends_with(edge))
 }
 
-/// Labels of the Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Labels(pub BTreeMap<String, String>);
 
@@ -319,7 +315,6 @@ fn may_label(prefix: &str, key: &str) -> bool {
 /// A taint that the Node is registered with.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Taint {
-    /// Its key.
     pub key: String,
     /// Its value, often empty.
     pub value: String,
@@ -357,7 +352,6 @@ impl fmt::Display for Taint {
     }
 }
 
-/// Addresses of the Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeIps(pub Vec<IpAddr>);
 

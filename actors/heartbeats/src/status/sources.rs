@@ -14,7 +14,7 @@ pub trait RuntimeSource: Send + Sync + 'static {
     /// Why the runtime does not serve; `None` while it serves, and until it has been asked once.
     fn down_reason(&self) -> Option<String>;
 
-    /// Ends when the runtime has come or gone since this call. `false`: nobody watches it any more.
+    /// Ends when the runtime has come or gone since this call. `false`: it is not watched any more.
     fn changed(&self) -> BoxFuture<'static, bool>;
 }
 
@@ -23,6 +23,6 @@ pub trait PullsSource: Send + Sync + 'static {
     /// How they fare now; an error is a sentence.
     fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>>;
 
-    /// The node condition DiskPressure was worked out: nothing is retained of unfinished pulls while it is True.
+    /// The node condition DiskPressure was computed: nothing is retained of unfinished pulls while it is True.
     fn disk_pressure(&self, is_true: bool);
 }

@@ -34,13 +34,12 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Now.
     #[must_use]
     pub fn new(boot_id: &str, since_boot: Duration, now: Now) -> Self {
         Self { boot_id: boot_id.to_owned(), since_boot_ms: millis(since_boot), unix_ms: now.unix_ms }
     }
 
-    /// So many milliseconds before.
+    /// This many milliseconds before.
     pub(super) fn earlier(self, ms: i64) -> Self {
         let (since_boot_ms, unix_ms) =
             (self.since_boot_ms.saturating_sub(ms), self.unix_ms.saturating_sub(ms));
@@ -70,14 +69,12 @@ impl Stamp {
     }
 }
 
-/// The last report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reported {
     /// The Node's uid.
     pub uid: String,
     /// Its resourceVersion after the report.
     pub resource_version: String,
-    /// When.
     pub at: Stamp,
     /// How much later than usual the next report is due, in milliseconds; often negative.
     pub delay_ms: i64,
@@ -117,24 +114,18 @@ impl Reported {
 /// What was found at the start.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// The last report.
     pub reported: Option<Box<Reported>>,
-    /// Conditions that others set.
     pub conditions: Vec<ExternalWrite>,
     /// Records that cannot be read, a sentence each.
     pub unreadable: Vec<String>,
 }
 
-/// A write of the state.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    /// The last report.
     Reported(Box<Reported>),
-    /// Conditions of others.
     Conditions(Vec<ExternalWrite>),
 }
 
-/// Reads all of it.
 pub(super) fn load(store: &Arc<dyn StateStore>) -> Result<Restored, StoreError> {
     let mut restored = Restored::default();
     for (key, value) in store.scan(Table::Heartbeats)? {
@@ -221,7 +212,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::status::external::{ConditionStatus, Externals, tests::condition};
+    use crate::status::{
+        external::{Externals, tests::condition},
+        kinds::ConditionStatus,
+    };
 
     fn stamp(boot: &str, since_boot_ms: i64, unix_ms: i64) -> Stamp {
         Stamp { boot_id: boot.into(), since_boot_ms, unix_ms }

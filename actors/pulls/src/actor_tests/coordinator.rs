@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    coordinator::{CallerLeft, Configure, LimitView, SetLimit},
-    metrics::{PullResult, Reason},
+    coordinator::{LimitView, PullEvent, SetLimit},
+    metrics::{PullResult, ReasonLabel},
 };
 use fakes::Does;
 use keelson_actor_system::inspect::{MailboxError, Status};
@@ -25,8 +25,8 @@ fn a_caller_that_dropped_its_end_harms_nobody() {
         world.pulls.offer(request).expect("room");
         pass(100).await;
         drop(answered);
-        world.pulls.deliver(CallerLeft { caller });
-        world.pulls.deliver(CallerLeft { caller });
+        world.pulls.deliver(PullEvent::CallerLeft(caller));
+        world.pulls.deliver(PullEvent::CallerLeft(caller));
         pass(60_000).await;
         assert_eq!(world.runtime.logged("cancelled r/b"), 0, "it ended within its grace period");
         assert_eq!(world.inspected().await["callers"], 0);
@@ -41,7 +41,7 @@ fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
         let (caller, _answered, request) = world.request("r/a");
         world.pulls.offer(request).expect("room");
         pass(100).await;
-        world.pulls.deliver(CallerLeft { caller });
+        world.pulls.deliver(PullEvent::CallerLeft(caller));
         pass(9_000).await;
         assert_eq!(world.runtime.logged("cancelled r/a"), 0);
         pass(2_000).await;
@@ -253,7 +253,7 @@ fn limits_change_live_and_survive_a_restart() {
         pass(200).await;
         let view = world.pulls.ask(LimitView {}).await.expect("alive");
         assert_eq!(view.max_parallel_image_pulls, 3);
-        world.pulls.offer(Configure { policy: limit(2) }).expect("room");
+        world.pulls.offer(PullEvent::Configure(Box::new(limit(2)))).expect("room");
         let view = world.pulls.ask(LimitView {}).await.expect("alive");
         assert_eq!((view.max_parallel_image_pulls, view.overridden), (2, false));
         drop(answers);
@@ -285,7 +285,9 @@ fn metrics_count_what_happened() {
             count("cancelled", "CallerLeft"),
         ];
         assert_eq!(counts, [1, 1, 30, 0], "I18");
-        let of = |family: &Family<Reason, Counter>, reason| family.get_or_create(&Reason { reason }).get();
+        let of = |family: &Family<ReasonLabel, Counter>, reason| {
+            family.get_or_create(&ReasonLabel { reason }).get()
+        };
         assert_eq!(of(&metrics.deduplicated, "Queued"), 1, "it was still being asked about");
         assert_eq!(of(&metrics.refused, "QueueTimeExceeded"), 30);
     });

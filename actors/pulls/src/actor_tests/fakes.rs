@@ -20,8 +20,8 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     request::PullCall,
     runtime::{
-        Capabilities, FailureKind, Ingest, ProbeFailure, Progress, PullReading, PullReply, Readings, Runtime,
-        RuntimeError, RuntimeInfo, RuntimePull,
+        Capabilities, FailureKind, Ingest, Outcome, ProbeFailure, Progress, PullReading, PullReply, Readings,
+        Runtime, RuntimeError, RuntimeInfo, RuntimePull,
     },
 };
 
@@ -176,7 +176,7 @@ impl Runtime for FakeRuntime {
         async move { result }.boxed()
     }
 
-    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)> {
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, Outcome> {
         if let Some(watcher) = &*self.watcher.lock().expect("unharmed") {
             watcher(&pull);
         }
@@ -192,20 +192,25 @@ impl Runtime for FakeRuntime {
         };
         let mut call = Call { of: self.me.upgrade().expect("alive"), image, ended: false };
         async move {
-            let answer = match does {
+            let (after, outcome) = match does {
                 Does::Hang => std::future::pending().await,
                 Does::Succeed(after) => {
-                    (after, PullReply { result: Ok(vec![1].into()), metadata: Vec::new() }, false)
+                    let reply = PullReply { result: Ok(vec![1].into()), metadata: Vec::new() };
+                    (after, Outcome::Answered(Arc::new(reply)))
                 }
-                Does::Fail(after, code, text) => (after, PullReply::status(code, text), false),
-                Does::Lose(after, text) => (after, PullReply::status(Code::Unavailable, text), true),
+                Does::Fail(after, code, text) => {
+                    (after, Outcome::Answered(Arc::new(PullReply::status(code, text))))
+                }
+                Does::Lose(after, text) => {
+                    (after, Outcome::Lost(Arc::new(PullReply::status(Code::Unavailable, text))))
+                }
             };
-            if !answer.0.is_zero() {
-                tokio::time::sleep(answer.0).await;
+            if !after.is_zero() {
+                tokio::time::sleep(after).await;
             }
             call.ended = true;
             call.of.script().present.insert(call.image.clone());
-            (answer.1, answer.2)
+            outcome
         }
         .boxed()
     }

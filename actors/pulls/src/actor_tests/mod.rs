@@ -47,7 +47,7 @@ struct World {
     next: std::cell::Cell<u64>,
 }
 
-/// A test that failed while the store was blocked must not wait for it for ever.
+/// A test that failed while the store was blocked must not wait for it forever.
 impl Drop for World {
     fn drop(&mut self) {
         self.store.block(false);

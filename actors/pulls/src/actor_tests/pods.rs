@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    coordinator::{PodForgotten, PodGone, PullsFlow},
-    runtime::Probe,
+    coordinator::{PullEvent, PullsFlow},
+    runtime::RuntimeCommand,
 };
 use fakes::Does;
 use keelson_actor_system::reports::RuntimeFlow;
@@ -33,7 +33,7 @@ impl World {
     }
 
     fn pod_gone(&self, pod: &str) {
-        let gone = PodGone { uid: pod.into(), pod: format!("default/{pod}") };
+        let gone = PullEvent::PodGone { uid: pod.into(), pod: format!("default/{pod}") };
         self.pulls.offer(gone).expect("room");
     }
 }
@@ -67,7 +67,7 @@ fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
         world.runtime.does("r/e", [Does::Hang]);
         let _first = world.ask_for_pod("r/e", "a");
         assert_eq!(refused(world.ask_for_pod("r/d", "web")).await.code(), Code::Aborted);
-        world.pulls.offer(PodForgotten { uid: "web".into() }).expect("room");
+        world.pulls.offer(PullEvent::PodForgotten("web".into())).expect("room");
         pass(601_000).await;
         let mut late = world.ask_for_pod("r/f", "web");
         pass(100).await;
@@ -89,7 +89,7 @@ fn the_flow_is_told_with_the_state_of_runtime_and_store() {
         assert_eq!(flow.since_moved, None);
         world.store.fail(true);
         world.runtime.script().down = Some("connection refused".into());
-        world.client.offer(Probe {}).expect("room");
+        world.client.offer(RuntimeCommand::Probe).expect("room");
         let _more = world.ask("r/c");
         pass(3_000).await;
         let flow = world.pulls.ask(PullsFlow {}).await.expect("alive");

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    coordinator::CallerLeft,
-    runtime::{Capabilities, Phase, Probe, Progress, RuntimeState},
+    coordinator::PullEvent,
+    runtime::{Capabilities, Phase, Progress, RuntimeCommand, RuntimeState},
 };
 use fakes::{Does, SOCKET};
 use keelson_proto::Code;
@@ -46,7 +46,7 @@ fn a_probe_by_hand_does_not_wait() {
         let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         pass(20_000).await;
         runtime.script().down = None;
-        world.client.offer(Probe {}).expect("room");
+        world.client.offer(RuntimeCommand::Probe).expect("room");
         pass(1).await;
         assert!(matches!(&*world.health.borrow(), Health::Up { .. }));
     });
@@ -266,7 +266,7 @@ fn the_actor_tells_what_it_knows() {
         let before = state().await;
         assert_eq!((&before["endpoint"], &before["health"]), (&SOCKET.into(), &"up".into()));
         assert_eq!((&before["runtime_name"], &before["calls_in_flight"]), (&"fake".into(), &1.into()));
-        world.pulls.deliver(CallerLeft { caller });
+        world.pulls.deliver(PullEvent::CallerLeft(caller));
         pass(11_000).await;
         assert_eq!(state().await["calls_in_flight"], 0);
         assert_eq!(handled(world.client.recorder(), "Pull"), 1);
@@ -312,7 +312,7 @@ fn a_low_image_file_system_releases_what_is_retained() {
         runtime.script().image_fs = fs(19);
         pass(10_100).await;
         assert_eq!((world.metrics.retained.get(), runtime.logged("dropped a lease of ours")), (0, 1));
-        let label = crate::metrics::ReleaseLabel { reason: "low_space" };
+        let label = crate::metrics::ReasonLabel { reason: "low_space" };
         assert_eq!(world.metrics.released.get_or_create(&label).get(), 1);
     });
 }

@@ -1,63 +1,54 @@
 //! The PullCoordinator: performs what the core of pulls decides.
 //!
-//! Owns: the core, the callers' reply channels, the one timer, the journal's pipeline. In: verbs from
+//! Owns: the core, the callers' reply channels, the one timer, the journal's pipeline. In: messages from
 //! the CRI front, the RuntimeClient and people. Out: calls on the RuntimeClient, answers, journal
 //! writes. When the store fails it goes on in memory and says so: pods must start even on a full
 //! disk (decision 0003).
 
 mod durability;
-mod ended;
 mod handover;
-mod node;
+mod outcomes;
 mod retained;
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
-    fut::wrap_future,
-};
-use ended::tell_end;
+use actix::{ActorFutureExt as _, AsyncContext as _, Context, Supervised, fut::wrap_future};
 use keelson_actor_system::{
     clock::Clock,
     durable::LoggedFailure,
+    handlers,
     inspect::{Mailbox, Recorder, Status},
     supervise::Supervision,
+    supervised,
+    timer::Timer,
 };
 use keelson_storage::StateStore;
+use outcomes::report_end;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    core::{Answer, CallerId, Core, Counts, Effect, Event, PodNotice, Policy, Refusal},
+    core::{Answer, CallerId, Core, Counts, Effect, PodNotice, Policy, PullEvent, Refusal},
     handover::{HandedEnd, HandedState},
     journal::{JournalIo, Pipeline},
     messages::{
-        AnswerTo, CallerLeft, Configure, CountNow, Drain, Inspected, LimitView, ListPulls, RequestPull,
-        SetLimit, Tick,
+        AnswerTo, CountNow, Drain, HandOver, Inspected, LimitView, ListPulls, PullsFlow, RequestPull,
+        SetLimit,
     },
 };
 use crate::{
     metrics::Metrics,
-    runtime::{
-        CancelPull, CheckImageFs, CheckPresent, DropLease, MeasureLease, Pull, PullFinished, PullPresence,
-        PullProgress, ReapLeases, RenewLeases, RuntimeChanged, RuntimeClient, RuntimePull,
-    },
+    runtime::{RuntimeClient, RuntimeCommand, RuntimeEvent, RuntimePull},
 };
 
 /// How long the records of ended pulls wait for another write to go with.
 const FLUSH_ENDED_AFTER: Duration = Duration::from_secs(1);
 
-/// What the PullCoordinator needs.
 pub struct PullCoordinatorParts {
-    /// The settings it decides by.
     pub policy: Policy,
     /// The state folder's random id: lease names begin with it.
     pub owner: String,
-    /// Where the journal is.
     pub store: Arc<dyn StateStore>,
-    /// Wall and monotonic time.
     pub clock: Clock,
-    /// Who asks the runtime.
     pub runtime: Mailbox<RuntimeClient>,
     /// Families that are shared with the other actors.
     pub metrics: Metrics,
@@ -80,7 +71,6 @@ pub struct PullCoordinator {
     behind: bool,
     /// The journal has not been read: the store was not open in time.
     unread: bool,
-    /// It is being read.
     reading: bool,
     /// The next attempt to read or rewrite it has a time.
     catch_up_planned: bool,
@@ -96,7 +86,7 @@ pub struct PullCoordinator {
     notices: Option<mpsc::Sender<PodNotice>>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
-    timer: Option<(Duration, SpawnHandle)>,
+    timer: Timer,
     draining: Option<oneshot::Sender<()>>,
     /// What a predecessor handed over, until it is taken over.
     taken_over: Option<HandedState>,
@@ -109,12 +99,6 @@ pub struct PullCoordinator {
     flush_planned: bool,
     /// What the summary was made from.
     shown: Option<Counts>,
-}
-
-impl fmt::Debug for PullCoordinator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PullCoordinator").field("policy", &self.policy).finish_non_exhaustive()
-    }
 }
 
 impl PullCoordinator {
@@ -141,7 +125,7 @@ impl PullCoordinator {
             notices: parts.notices,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
-            timer: None,
+            timer: Timer::default(),
             draining: None,
             taken_over: None,
             successor: None,
@@ -152,14 +136,28 @@ impl PullCoordinator {
         }
     }
 
-    fn recorder(&self) -> &Arc<Recorder> {
-        self.supervision.recorder()
-    }
-
     /// One event through the core, and everything that follows from it.
-    fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
+    fn step(&mut self, event: PullEvent, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.clock.now());
         self.perform(effects, ctx);
+    }
+
+    fn request(&mut self, message: RequestPull, ctx: &mut Context<Self>) {
+        let RequestPull { caller, call, patience, claim, answer } = message;
+        if claim.acknowledge() {
+            self.answers.insert(caller, answer);
+            self.step(PullEvent::Request { caller, call, patience }, ctx);
+        }
+    }
+
+    fn event(&mut self, event: PullEvent, ctx: &mut Context<Self>) {
+        match &event {
+            // Answered or refused already.
+            PullEvent::CallerLeft(caller) if self.answers.remove(caller).is_none() => return,
+            PullEvent::Configure(policy) => self.policy = (**policy).clone(),
+            _ => {}
+        }
+        self.step(event, ctx);
     }
 
     fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
@@ -183,16 +181,15 @@ impl PullCoordinator {
         match effect {
             // The pipeline keeps these.
             Effect::Persist(_) => {}
-            Effect::CheckPresent { pull, call } => self.runtime.deliver(CheckPresent { pull, call }),
+            Effect::Runtime(command) => self.runtime.deliver(command),
             Effect::Start { pull, attempt, call, lease, option, present } => {
                 let waited = self.core.waited(pull, self.clock.now());
                 if attempt == 1 {
                     self.metrics.wait.observe(waited.as_secs_f64());
                 }
                 let request = RuntimePull { call, lease, option };
-                self.runtime.deliver(Pull { pull, attempt, request, waited, present });
+                self.runtime.deliver(RuntimeCommand::Pull { pull, attempt, request, waited, present });
             }
-            Effect::Cancel { pull, attempt } => self.runtime.deliver(CancelPull { pull, attempt }),
             Effect::Reply { caller, answer } => {
                 self.metrics.answered(&answer);
                 if let Some(to) = self.answers.remove(&caller) {
@@ -206,22 +203,10 @@ impl PullCoordinator {
                     let _ = successor.send(end);
                 }
             }
-            Effect::DropLease { lease, collect } => self.runtime.deliver(DropLease { lease, collect }),
-            Effect::MeasureLease(lease) => self.runtime.deliver(MeasureLease { lease }),
-            Effect::CheckImageFs => self.runtime.deliver(CheckImageFs {}),
-            Effect::RenewLeases(leases) => self.runtime.deliver(RenewLeases { leases }),
             Effect::Released(release) => self.released(&release),
-            Effect::ReapLeases(keep) => self.runtime.deliver(ReapLeases { keep: keep.into_iter().collect() }),
             Effect::Count(tally) => self.metrics.tally(tally),
             Effect::Notice(notice) => self.notify(notice),
-            Effect::Note(note) if note.warn => {
-                tracing::warn!(actor = "PullCoordinator", "{}", note.text);
-                self.recorder().error(note.text);
-            }
-            Effect::Note(note) => {
-                tracing::info!(actor = "PullCoordinator", "{}", note.text);
-                self.recorder().event(note.text);
-            }
+            Effect::Note(note) => self.note(note.warn, note.text),
         }
     }
 
@@ -275,17 +260,10 @@ impl PullCoordinator {
     }
 
     fn arm(&mut self, ctx: &mut Context<Self>) {
-        let next = self.core.next_tick();
-        if self.timer.as_ref().map(|(at, _)| *at) == next {
-            return;
-        }
-        if let Some((_, handle)) = self.timer.take() {
-            ctx.cancel_future(handle);
-        }
-        if let Some(at) = next {
-            let pause = at.saturating_sub(self.clock.now().mono);
-            self.timer = Some((at, ctx.notify_later(Tick {}, pause)));
-        }
+        self.timer.set(self.core.next_tick(), &self.clock, ctx, |actor, ctx| {
+            actor.timer.clear();
+            actor.step(PullEvent::Tick, ctx);
+        });
     }
 
     /// Brings metrics and summary up to date.
@@ -308,9 +286,29 @@ impl PullCoordinator {
         metrics.oldest_wait.set(oldest.as_secs_f64());
         let ended = self.core.ended();
         for finished in self.core.finished_since(self.newest_finished) {
-            tell_end(metrics, finished);
+            report_end(metrics, finished);
         }
         self.newest_finished = ended;
+    }
+
+    fn inspect(&self) -> String {
+        let counts = self.core.counts();
+        serde_json::json!({
+            "limit": counts.limit,
+            "running": counts.running,
+            "running_present": counts.present,
+            "queued": counts.queued,
+            "held": counts.held,
+            "callers": counts.callers,
+            "oldest_wait_ms": self.core.oldest_wait(self.clock.now()).map(|wait| wait.as_millis() as u64),
+            "kept_leases": self.core.kept_leases(),
+            "retained_bytes": self.core.retained_bytes(),
+            "pods_gone": self.core.pods_gone(),
+            "journal_behind": self.behind,
+            "journal_unread": self.unread,
+            "draining": self.draining.is_some(),
+        })
+        .to_string()
     }
 
     fn finish_drain(&mut self, ctx: &mut Context<Self>) {
@@ -343,32 +341,22 @@ fn summary(counts: Counts) -> String {
     text
 }
 
-impl Actor for PullCoordinator {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        self.supervision.resume(ctx, Self::reload);
-    }
-
-    fn stopped(&mut self, _: &mut Self::Context) {
-        self.recorder().status(Status::Stopped, "");
-    }
-}
+supervised!(PullCoordinator);
 
 impl Supervised for PullCoordinator {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
-        // Nobody tells again of pods that are gone.
-        let gone = self.core.take_gone();
+        // Deleted pods are not reported again.
+        let gone = self.core.take_deleted_pods();
         let pressure = self.core.has_disk_pressure();
         self.core = Core::new(self.policy.clone(), &self.owner);
-        self.core.set_gone(gone);
+        self.core.set_deleted_pods(gone);
         self.core.set_disk_pressure(pressure);
         self.journal = self.journal.next_life();
         (self.reading, self.catch_up_planned) = (false, false);
         self.pipeline = self.pipeline.next_life();
         self.rewrite = false;
-        self.timer = None;
+        self.timer.clear();
         self.newest_finished = 0;
         self.flush_planned = false;
         self.shown = None;
@@ -378,161 +366,22 @@ impl Supervised for PullCoordinator {
     }
 }
 
-impl Handler<RequestPull> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: RequestPull, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<RequestPull>();
-        let RequestPull { caller, call, patience, claim, answer } = message;
-        if !claim.acknowledge() {
-            return;
-        }
-        self.answers.insert(caller, answer);
-        self.step(Event::Request { caller, call, patience }, ctx);
-    }
-}
-
-impl Handler<CallerLeft> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: CallerLeft, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CallerLeft>();
-        if self.answers.remove(&message.caller).is_some() {
-            self.step(Event::CallerLeft(message.caller), ctx);
-        }
-    }
-}
-
-impl Handler<PullFinished> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: PullFinished, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<PullFinished>();
-        let PullFinished { pull, attempt, outcome } = message;
-        self.step(Event::Finished { pull, attempt, outcome }, ctx);
-    }
-}
-
-impl Handler<PullPresence> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: PullPresence, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<PullPresence>();
-        self.step(Event::Presence { pull: message.pull, present: message.present }, ctx);
-    }
-}
-
-impl Handler<PullProgress> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: PullProgress, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<PullProgress>();
-        self.step(Event::Progress { pull: message.pull, progress: message.progress }, ctx);
-    }
-}
-
-impl Handler<RuntimeChanged> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: RuntimeChanged, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<RuntimeChanged>();
-        let event = match message.state {
-            Ok(capabilities) => Event::RuntimeUp(capabilities),
-            Err(reason) => Event::RuntimeDown(reason),
-        };
-        self.step(event, ctx);
-    }
-}
-
-impl Handler<SetLimit> for PullCoordinator {
-    type Result = actix::MessageResult<SetLimit>;
-
-    fn handle(&mut self, message: SetLimit, ctx: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<SetLimit>();
-        self.step(Event::SetLimit(message.limit), ctx);
-        actix::MessageResult(self.core.limit_view())
-    }
-}
-
-impl Handler<LimitView> for PullCoordinator {
-    type Result = actix::MessageResult<LimitView>;
-
-    fn handle(&mut self, _: LimitView, _: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<LimitView>();
-        actix::MessageResult(self.core.limit_view())
-    }
-}
-
-impl Handler<Configure> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: Configure, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Configure>();
-        self.policy = message.policy.clone();
-        self.step(Event::Configure(Box::new(message.policy)), ctx);
-    }
-}
-
-impl Handler<Drain> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: Drain, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Drain>();
+handlers! { PullCoordinator, self, ctx;
+    RequestPull(message) => self.request(message, ctx),
+    PullEvent(event) => self.event(event, ctx),
+    RuntimeEvent(event) => self.step(event.into(), ctx),
+    SetLimit(message) => {
+        self.step(PullEvent::SetLimit(message.limit), ctx);
+        self.core.limit_view()
+    },
+    LimitView(_) => self.core.limit_view(),
+    Drain(message) => {
         self.draining = Some(message.done);
-        self.step(Event::Drain, ctx);
-    }
-}
-
-impl Handler<ListPulls> for PullCoordinator {
-    type Result = actix::MessageResult<ListPulls>;
-
-    fn handle(&mut self, message: ListPulls, _: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<ListPulls>();
-        actix::MessageResult(self.core.list(message.max_queued, self.clock.now()))
-    }
-}
-
-impl Handler<CountNow> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, _: CountNow, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CountNow>();
-        self.count();
-    }
-}
-
-impl Handler<Inspected> for PullCoordinator {
-    type Result = String;
-
-    fn handle(&mut self, _: Inspected, _: &mut Context<Self>) -> String {
-        let _handling = self.recorder().handling::<Inspected>();
-        let counts = self.core.counts();
-        serde_json::json!({
-            "limit": counts.limit,
-            "running": counts.running,
-            "running_present": counts.present,
-            "queued": counts.queued,
-            "held": counts.held,
-            "callers": counts.callers,
-            "oldest_wait_ms": self.core.oldest_wait(self.clock.now()).map(|wait| wait.as_millis() as u64),
-            "kept_leases": self.core.kept_leases(),
-            "retained_bytes": self.core.retained_bytes(),
-            "pods_gone": self.core.pods_gone(),
-            "journal_behind": self.behind,
-            "journal_unread": self.unread,
-            "draining": self.draining.is_some(),
-        })
-        .to_string()
-    }
-}
-
-keelson_actor_system::handles_restart!(PullCoordinator);
-
-impl Handler<Tick> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, _: Tick, ctx: &mut Context<Self>) {
-        self.timer = None;
-        self.step(Event::Tick, ctx);
-    }
+        self.step(PullEvent::Drain, ctx);
+    },
+    HandOver(message) => self.hand_over(message, ctx),
+    ListPulls(message) => self.core.list(message.max_queued, self.clock.now()),
+    PullsFlow(_) => self.core.flow(!self.behind, self.clock.now()),
+    CountNow(_) => self.count(),
+    Inspected(_) => self.inspect(),
 }

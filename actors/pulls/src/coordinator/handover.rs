@@ -69,19 +69,16 @@ pub struct RunningPull {
 pub struct HandedEnd {
     /// [`PullRecord::id`].
     pub pull: u64,
-    /// How it ended.
     pub how: HandedOutcome,
 }
 
-/// See [`HandedEnd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HandedOutcome {
-    /// The runtime answered.
     Answered(HandedReply),
     /// It has to be pulled by the successor; its callers are on their way there.
     Returned,
-    /// Nobody in the ending agent wants it any more.
+    /// It has no callers in the ending agent any more.
     Cancelled,
 }
 

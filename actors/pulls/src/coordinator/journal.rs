@@ -16,11 +16,11 @@ use super::{
     core::Effect,
     record::{KeptLease, PullRecord, Write},
 };
+use crate::runtime::RuntimeCommand;
 
 /// Key of the limit that was set by hand, in table `settings`.
 const LIMIT_KEY: &[u8] = b"pulls.max_parallel_image_pulls";
 
-/// The order of writes and effects.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline {
     /// Effects that wait for the write that is under way.
@@ -28,6 +28,8 @@ pub(super) struct Pipeline {
     /// What is to be written next, and what waits for that.
     next: Vec<Write>,
     after: Vec<Effect>,
+    /// A write is to be made even if there is nothing to write: it becomes a rewrite of everything.
+    is_asked_for: bool,
     /// Records of pulls that ended. Nothing waits for these, and one that comes back after a crash
     /// costs one question, so they go with the next write or with [`Pipeline::flush_ended`]: a flush
     /// of the disk for each pull that ends would slow down those that still run.
@@ -49,12 +51,12 @@ impl Pipeline {
             // Answers, questions and notes promise nothing that has to be on disk.
             Effect::Reply { .. }
             | Effect::TellSuccessor(_)
-            | Effect::CheckPresent { .. }
+            | Effect::Runtime(RuntimeCommand::CheckPresent { .. })
             | Effect::Released(_)
             | Effect::Notice(_)
             | Effect::Count(_)
             | Effect::Note(_) => Some(effect),
-            effect if !self.next.is_empty() => {
+            effect if self.is_due() => {
                 self.after.push(effect);
                 None
             }
@@ -68,11 +70,21 @@ impl Pipeline {
         }
     }
 
+    /// Makes [`Pipeline::next_write`] return a batch, though it may be empty.
+    pub(super) fn ask_for_write(&mut self) {
+        self.is_asked_for = true;
+    }
+
+    fn is_due(&self) -> bool {
+        self.is_asked_for || !self.next.is_empty()
+    }
+
     /// What to write now, if anything, and if nothing is being written.
     pub(super) fn next_write(&mut self) -> Option<Vec<Write>> {
-        if self.writing.is_some() || self.next.is_empty() {
+        if self.writing.is_some() || !self.is_due() {
             return None;
         }
+        self.is_asked_for = false;
         self.writing = Some(std::mem::take(&mut self.after));
         let mut writes = std::mem::take(&mut self.ended);
         writes.append(&mut self.next);
@@ -107,11 +119,10 @@ impl Pipeline {
 
     /// Nothing is being written or waits to be.
     pub(super) fn is_idle(&self) -> bool {
-        self.writing.is_none() && self.next.is_empty() && self.ended.is_empty()
+        self.writing.is_none() && !self.is_due() && self.ended.is_empty()
     }
 }
 
-/// What the journal held.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
     pub(super) pulls: Vec<PullRecord>,
@@ -223,13 +234,15 @@ mod tests {
     use crate::{coordinator::core::Note, request::PullId};
 
     fn cancel(id: u64) -> Effect {
-        Effect::Cancel { pull: PullId(id), attempt: 1 }
+        Effect::Runtime(RuntimeCommand::CancelPull { pull: PullId(id), attempt: 1 })
     }
 
     fn ids(effects: &[Effect]) -> Vec<u64> {
         effects
             .iter()
-            .map(|effect| if let Effect::Cancel { pull, .. } = effect { pull.0 } else { 0 })
+            .map(|effect| {
+                if let Effect::Runtime(RuntimeCommand::CancelPull { pull, .. }) = effect { pull.0 } else { 0 }
+            })
             .collect()
     }
 

@@ -2,9 +2,8 @@
 //!
 //! Owns: [`core`] (every decision, pure), the journal on disk, and [`PullCoordinator`], the actor
 //! that performs the core's effects.
-//! In: `RequestPull` and `CallerLeft` from the CRI front; `PullFinished`, `Presence`, `PullProgress`
-//! and `RuntimeChanged` from the RuntimeClient; `SetLimit` and `Configure` from people; `PodGone` and `PodForgotten`
-//! from whoever watches the node's pods; `PullsFlow` from the StatusReporter.
+//! In: [`RequestPull`] from the CRI front, [`PullEvent`]s from it, from the settings and from the watch of the node's pods;
+//! [`RuntimeEvent`](crate::runtime::RuntimeEvent)s from the RuntimeClient; questions of people and of the StatusReporter.
 //! Out: pulls and presence checks for the RuntimeClient, answers for callers, journal writes.
 //!
 //! ```text
@@ -23,13 +22,12 @@ mod notices;
 mod record;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
-pub use core::{Answer, CallerId, PodNotice, Policy, Refusal};
+pub use core::{Answer, CallerId, PodNotice, Policy, PullEvent, Refusal};
 pub use handover::{
     HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull, UnreadJournal,
 };
 pub use messages::{
-    AnswerTo, CallerLeft, Claim, Configure, CountNow, DiskPressure, Drain, HandOver, HandedOver, Inspected,
-    LimitView, ListPulls, PodForgotten, PodGone, PodsSynced, PredecessorEnded, PredecessorGone, PullsFlow,
+    AnswerTo, Claim, CountNow, Drain, HandOver, HandedOver, Inspected, LimitView, ListPulls, PullsFlow,
     RequestPull, SetLimit,
 };
 pub use notices::{NOTICES_WAITING, write_notices};

@@ -8,7 +8,7 @@ use keelson_actor_system::cluster::{ApiError, ApiErrorKind, PodEvent, PodEventAp
 use tokio::sync::mpsc;
 
 use super::core::PodNotice;
-use crate::metrics::{EventResult, Metrics};
+use crate::metrics::{Metrics, ResultLabel};
 
 /// How many notices may wait to be written.
 pub const NOTICES_WAITING: usize = 64;
@@ -23,7 +23,7 @@ pub async fn write_notices(
     while let Some(notice) = notices.recv().await {
         let written = write(&api, event(notice, &node)).await;
         let result = if written.is_ok() { "sent" } else { "failed" };
-        metrics.pod_events.get_or_create(&EventResult { result }).inc();
+        metrics.pod_events.get_or_create(&ResultLabel { result }).inc();
         if let Err(error) = written {
             tracing::debug!(%error, "cannot create an event for a pod");
         }
@@ -117,7 +117,7 @@ mod tests {
         write_notices(fake.clone(), "n1".into(), &mut notices, metrics.clone()).await;
         let calls = fake.calls.lock().unwrap().clone();
         assert_eq!(calls, [("create", 1), ("patch", 2), ("patch", 3), ("create", 3), ("patch", 4)]);
-        let count = |result| metrics.pod_events.get_or_create(&EventResult { result }).get();
+        let count = |result| metrics.pod_events.get_or_create(&ResultLabel { result }).get();
         assert_eq!((count("sent"), count("failed")), (3, 1));
     }
 }

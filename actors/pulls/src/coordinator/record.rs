@@ -12,7 +12,6 @@ use crate::request::Pod;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordState {
-    /// In the queue.
     Queued,
     /// The runtime had been asked, or was about to be.
     Running,
@@ -37,7 +36,6 @@ pub struct PullRecord {
     /// records of older agents.
     #[serde(default)]
     pub wanted_unix_ms: Option<i64>,
-    /// How often the runtime was asked.
     pub attempts: u32,
     /// It had credentials; they are not here.
     pub with_credentials: bool,
@@ -66,11 +64,9 @@ pub struct KeptLease {
 /// One change to the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Write {
-    /// Writes a pull's record.
     PutPull(PullRecord),
     /// Removes the record of the pull with this id.
     DeletePull(u64),
-    /// Writes a kept lease.
     PutLease(KeptLease),
     /// Removes a kept lease by its id.
     DeleteLease(String),

@@ -37,7 +37,6 @@ pub enum ImageNameError {
     /// The registry part.
     #[error("the registry part is not host[:port]")]
     Registry,
-    /// A component of the repository path.
     #[error(
         "a repository path is lowercase letters and digits, joined by \".\", \"_\", \"__\" or \"-\", in components between single slashes"
     )]

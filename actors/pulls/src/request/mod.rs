@@ -61,7 +61,6 @@ impl fmt::Debug for CredentialsSalt {
 }
 
 impl CredentialsSalt {
-    /// A new random salt.
     #[must_use]
     pub fn random() -> Self {
         Self(rand::random())
@@ -185,7 +184,7 @@ impl PullCall {
     /// The call that a restarted agent makes for an anonymous pull that it finds in its journal.
     ///
     /// # Errors
-    /// The journal's image is no reference (it was when it was written, unless somebody edited it).
+    /// The journal's image is no reference (it was when it was written, unless it was edited).
     pub fn rebuild(image: &str, handler: &str, pod: Option<Pod>) -> Result<Self, ImageNameError> {
         let name = ImageName::parse(image)?;
         let metadata = pod.clone().map(|pod| cri::PodSandboxMetadata {

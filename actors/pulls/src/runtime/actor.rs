@@ -1,22 +1,27 @@
 //! The RuntimeClient: makes the calls and watches the runtime's health.
 //!
 //! Owns: the probe timer, the progress readings, the deletions of leases; [`pulls`] has the tasks of running pulls. In:
-//! verbs from the PullCoordinator and the StatusReporter. Out: what the runtime said, to the actor that subscribed.
+//! messages from the PullCoordinator and the StatusReporter. Out: what the runtime said, to the actor that subscribed.
 
 mod pulls;
+mod report;
+mod retained;
 
-use std::{cell::Cell, collections::HashMap, fmt, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::HashMap, rc::Rc, sync::Arc, time::Duration};
 
-use actix::{
-    Actor, ActorFutureExt as _, AsyncContext as _, Context, Handler, SpawnHandle, Supervised,
-    fut::wrap_future,
-};
+use actix::{ActorFutureExt as _, AsyncContext as _, Context, SpawnHandle, Supervised, fut::wrap_future};
 use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
 use keelson_actor_system::{
-    clock::Clock, file_system::FileSystemReader, inspect::Recorder, supervise::Supervision,
+    clock::Clock,
+    durable::LoggedFailure,
+    file_system::FileSystemReader,
+    handlers,
+    inspect::{Recorder, Status},
+    supervise::Supervision,
+    supervised,
 };
 use tokio::{
     sync::{Semaphore, watch},
@@ -27,27 +32,24 @@ use tokio::{
 use super::{
     core::{Core, Effect, Event, Health},
     downloads::{DownloadTracker, RunningPull},
-    messages::{
-        CheckPresent, DropLease, Probe, PullPresence, PullProgress, ReapLeases, RuntimeChanged, RuntimeState,
-    },
-    report::ImageCache,
-    retained::ImageFsCheck,
-    subscriber::{Subscribe, Subscriber},
-    types::{PROBE_BACKOFF, ProbeFailure, Progress, Readings, Runtime, RuntimeInfo},
+    images::ImageCache,
+    messages::{CallEnded, RuntimeCommand, RuntimeEvent, RuntimeState, Subscribe, Subscriber},
+    types::{PROBES, ProbeFailure, Progress, Readings, Runtime, RuntimeInfo},
 };
-use crate::{metrics::Metrics, request::PullId};
+use crate::{
+    metrics::Metrics,
+    request::{PullCall, PullId},
+};
 
 /// Presence checks that run at once; the others wait their turn, so that a burst of ten thousand
 /// callers does not become a burst of ten thousand calls.
 const PRESENCE_CHECKS: usize = 16;
-/// A pull is not looked at before it is this old: most small images are done by then, and nobody
-/// has had the time to look.
+/// A pull is not looked at before it is this old: most small images are done by then, and the user
+/// has not looked yet.
 const PROGRESS_AFTER: Duration = Duration::from_millis(1500);
-/// What the RuntimeClient needs.
 pub struct RuntimeClientParts {
     /// containerd, CRI-O, or another agent.
     pub runtime: Arc<dyn Runtime>,
-    /// Wall and monotonic time.
     pub clock: Clock,
     /// Who reads the size of the image file system.
     pub file_systems: Arc<dyn FileSystemReader>,
@@ -77,8 +79,9 @@ pub struct RuntimeClient {
     dropping: HashMap<String, Shared<BoxFuture<'static, ()>>>,
     presence: Arc<Semaphore>,
     probe: Option<SpawnHandle>,
-    pub(super) images: ImageCache,
-    pub(super) image_fs_check: ImageFsCheck,
+    images: ImageCache,
+    is_reading_image_fs: bool,
+    image_fs_failure: LoggedFailure,
     downloads: DownloadTracker,
 }
 
@@ -88,12 +91,6 @@ struct Running {
     wanted: Rc<Cell<bool>>,
     lease: Option<String>,
     since: Instant,
-}
-
-impl fmt::Debug for RuntimeClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RuntimeClient").field("endpoint", &self.runtime.endpoint()).finish_non_exhaustive()
-    }
 }
 
 impl RuntimeClient {
@@ -115,33 +112,16 @@ impl RuntimeClient {
             presence: Arc::new(Semaphore::new(PRESENCE_CHECKS)),
             probe: None,
             images: ImageCache::default(),
-            image_fs_check: ImageFsCheck::default(),
+            is_reading_image_fs: false,
+            image_fs_failure: LoggedFailure::default(),
             downloads: DownloadTracker::default(),
         }
     }
 
-    pub(super) fn runtime(&self) -> &Arc<dyn Runtime> {
-        &self.runtime
-    }
-
-    pub(super) fn file_systems(&self) -> &Arc<dyn FileSystemReader> {
-        &self.file_systems
-    }
-
-    pub(super) fn subscriber(&self) -> Option<&Arc<dyn Subscriber>> {
-        self.subscriber.as_ref()
-    }
-
-    pub(super) fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    pub(super) fn health_changes(&self) -> watch::Receiver<Health> {
-        self.health.subscribe()
-    }
-
-    pub(super) fn recorder(&self) -> &Arc<Recorder> {
-        self.supervision.recorder()
+    fn publish(&self, event: RuntimeEvent) {
+        if let Some(subscriber) = &self.subscriber {
+            subscriber.send(event);
+        }
     }
 
     fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
@@ -181,7 +161,7 @@ impl RuntimeClient {
         let closed = self.runtime.connection_closed();
         let closed = async move {
             closed.await;
-            tokio::time::sleep(PROBE_BACKOFF.0).await;
+            tokio::time::sleep(PROBES.first).await;
         };
         ctx.spawn(wrap_future::<_, Self>(closed).map(|(), actor, ctx| {
             let effects = actor.core.handle(Event::ConnectionClosed, actor.clock.now());
@@ -197,32 +177,29 @@ impl RuntimeClient {
                 self.metrics.runtime_up.set(1);
                 let text = format!("{} {} serves at {}", info.name, info.version, self.runtime.endpoint());
                 tracing::info!(runtime = info.name, version = info.version, "container runtime up");
-                self.recorder().status(keelson_actor_system::inspect::Status::Running, text.clone());
+                self.recorder().status(Status::Running, text.clone());
                 self.recorder().event(text);
             }
             Health::Down { reason, .. } => {
                 self.images.outdate();
                 self.metrics.runtime_up.set(0);
                 tracing::warn!(reason, "container runtime down");
-                self.recorder()
-                    .status(keelson_actor_system::inspect::Status::Running, format!("no runtime: {reason}"));
+                self.recorder().status(Status::Running, format!("no runtime: {reason}"));
                 self.recorder().error(reason.clone());
             }
             Health::Unknown => {}
         }
         self.health.send_replace(health);
-        self.tell_state();
+        self.publish_state();
     }
 
-    fn tell_state(&self) {
+    fn publish_state(&self) {
         let state = match self.core.health() {
             Health::Unknown => return,
             Health::Up { info, .. } => Ok(info.capabilities),
             Health::Down { reason, .. } => Err(reason.clone()),
         };
-        if let Some(subscriber) = &self.subscriber {
-            subscriber.runtime_changed(RuntimeChanged { state });
-        }
+        self.publish(RuntimeEvent::RuntimeChanged(state));
     }
 
     fn read_progress(&mut self, ctx: &mut Context<Self>) {
@@ -242,7 +219,7 @@ impl RuntimeClient {
         };
         ctx.spawn(wrap_future::<_, Self>(read).map(|(due, read), actor, ctx| {
             match read {
-                Ok(read) => actor.tell_progress(&due, &read),
+                Ok(read) => actor.publish_progress(&due, &read),
                 Err(error) => tracing::debug!(%error, "no progress reading"),
             }
             actor.read_progress(ctx);
@@ -267,13 +244,12 @@ impl RuntimeClient {
         due.into_iter().map(|(_, pull)| pull).collect()
     }
 
-    fn tell_progress(&mut self, due: &[RunningPull], read: &Readings) {
+    fn publish_progress(&mut self, due: &[RunningPull], read: &Readings) {
         let downloads = self.downloads.observe(due, read, self.clock.now().mono);
-        let Some(subscriber) = &self.subscriber else { return };
         for (pull, download) in due.iter().zip(downloads) {
             if let Some(reading) = read.pulls.get(&pull.lease) {
                 let progress = Progress { download, ..reading.progress };
-                subscriber.pull_progress(PullProgress { pull: pull.key.0, progress });
+                self.publish(RuntimeEvent::PullProgress { pull: pull.key.0, progress });
             }
         }
     }
@@ -285,24 +261,15 @@ impl RuntimeClient {
     }
 }
 
-impl Actor for RuntimeClient {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        self.supervision.resume(ctx, Self::reload);
-    }
-
-    fn stopped(&mut self, _: &mut Self::Context) {
-        self.recorder().status(keelson_actor_system::inspect::Status::Stopped, "");
-    }
-}
+supervised!(RuntimeClient);
 
 impl Supervised for RuntimeClient {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
         self.core = Core::default();
         self.probe = None;
-        self.image_fs_check = ImageFsCheck::default();
+        self.is_reading_image_fs = false;
+        self.image_fs_failure.clear();
         // Each task's guard tells the subscriber that its pull is lost.
         for (_, running) in self.running.drain() {
             running.task.abort();
@@ -310,48 +277,57 @@ impl Supervised for RuntimeClient {
     }
 }
 
-impl Handler<CheckPresent> for RuntimeClient {
-    type Result = ();
+impl RuntimeClient {
+    fn command(&mut self, command: RuntimeCommand, ctx: &mut Context<Self>) {
+        match command {
+            RuntimeCommand::Pull { pull, attempt, request, waited, present } => {
+                self.pull(pull, attempt, request, waited, present, ctx);
+            }
+            RuntimeCommand::CancelPull { pull, attempt } => self.forget(pull, attempt),
+            RuntimeCommand::CancelAll => {
+                let all: Vec<(PullId, u32)> = self.running.keys().copied().collect();
+                for (pull, attempt) in all {
+                    self.forget(pull, attempt);
+                }
+            }
+            RuntimeCommand::CheckPresent { pull, call } => self.check_present(pull, call),
+            RuntimeCommand::DropLease { lease, collect } => self.drop_lease(lease, collect),
+            RuntimeCommand::ReapLeases(keep) => self.reap_leases(keep),
+            RuntimeCommand::MeasureLease(lease) => self.measure_lease(lease),
+            RuntimeCommand::CheckImageFs => self.check_image_fs(ctx),
+            RuntimeCommand::RenewLeases(leases) => self.renew_leases(leases),
+            RuntimeCommand::Probe => self.probe_after(Duration::ZERO, ctx),
+        }
+    }
 
-    fn handle(&mut self, message: CheckPresent, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CheckPresent>();
+    fn check_present(&self, pull: PullId, call: Arc<PullCall>) {
         let Some(subscriber) = self.subscriber.clone() else { return };
         let (runtime, turns) = (self.runtime.clone(), self.presence.clone());
         actix::spawn(async move {
             let _turn = turns.acquire_owned().await;
-            let present = runtime.image_size(message.call).await.ok().map(|size| size.is_some());
-            subscriber.pull_presence(PullPresence { pull: message.pull, present });
+            let present = runtime.image_size(call).await.ok().map(|size| size.is_some());
+            subscriber.send(RuntimeEvent::PullPresence { pull, present });
         });
     }
-}
 
-impl Handler<DropLease> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: DropLease, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<DropLease>();
-        let deletion = self.runtime.drop_lease(message.lease.clone(), message.collect);
-        let (lease, notes) = (message.lease.clone(), self.recorder().clone());
+    fn drop_lease(&mut self, lease: String, collect: bool) {
+        let deletion = self.runtime.drop_lease(lease.clone(), collect);
+        let (deleted, notes) = (lease.clone(), self.recorder().clone());
         let dropping = async move {
             if let Err(error) = deletion.await {
                 // It is reaped when the runtime is back, or expires.
-                notes.error(format!("cannot delete lease {lease}: {error}"));
+                notes.error(format!("cannot delete lease {deleted}: {error}"));
             }
         };
         let dropping = dropping.boxed().shared();
         self.dropping.retain(|_, dropping| dropping.peek().is_none());
-        self.dropping.insert(message.lease, dropping.clone());
+        self.dropping.insert(lease, dropping.clone());
         actix::spawn(dropping);
     }
-}
 
-impl Handler<ReapLeases> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: ReapLeases, _: &mut Context<Self>) {
+    fn reap_leases(&self, keep: Vec<String>) {
         let recorder = self.recorder().clone();
-        let _handling = recorder.handling::<ReapLeases>();
-        let reaping = self.runtime.reap_leases(message.keep);
+        let reaping = self.runtime.reap_leases(keep.into_iter().collect());
         actix::spawn(async move {
             match reaping.await {
                 Ok(reaped) if reaped.is_empty() => {}
@@ -363,35 +339,8 @@ impl Handler<ReapLeases> for RuntimeClient {
             }
         });
     }
-}
 
-impl Handler<Probe> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, _: Probe, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Probe>();
-        self.probe_after(Duration::ZERO, ctx);
-    }
-}
-
-keelson_actor_system::handles_restart!(RuntimeClient);
-
-impl Handler<Subscribe> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: Subscribe, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Subscribe>();
-        self.subscriber = Some(message.to);
-        self.tell_state();
-    }
-}
-
-/// Answer to [`RuntimeState`]: what the actor holds, as JSON for people.
-impl Handler<RuntimeState> for RuntimeClient {
-    type Result = String;
-
-    fn handle(&mut self, _: RuntimeState, _: &mut Context<Self>) -> String {
-        let _handling = self.recorder().handling::<RuntimeState>();
+    fn inspect(&self) -> String {
         let (health, runtime, reason, since) = match self.core.health() {
             Health::Unknown => ("unknown", None, None, None),
             Health::Up { info, since_unix_ms } => ("up", Some(info), None, Some(*since_unix_ms)),
@@ -412,4 +361,14 @@ impl Handler<RuntimeState> for RuntimeClient {
         })
         .to_string()
     }
+}
+
+handlers! { RuntimeClient, self, ctx;
+    RuntimeCommand(command) => self.command(command, ctx),
+    Subscribe(message) => {
+        self.subscriber = Some(message.to);
+        self.publish_state();
+    },
+    CallEnded(message) => self.call_ended(message, ctx),
+    RuntimeState(_) => self.inspect(),
 }

@@ -11,17 +11,14 @@ use std::time::Duration;
 
 use keelson_actor_system::clock::Now;
 
-use super::types::{FailureKind, PROBE_BACKOFF, PROBE_INTERVAL, ProbeFailure, RuntimeInfo};
+use super::types::{FailureKind, PROBE_INTERVAL, PROBES, ProbeFailure, RuntimeInfo};
 
-/// After so many probes without any answer a runtime that served is down.
+/// Number of probes in a row without any answer after which a runtime is down.
 pub(crate) const SILENT_PROBES: u32 = 3;
 
-/// What is known of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// Not asked yet.
     Unknown,
-    /// It answers its probes.
     Up {
         /// What it said of itself.
         info: RuntimeInfo,
@@ -30,25 +27,20 @@ pub enum Health {
     },
     /// Its connection is gone, it answers UNAVAILABLE, or [`SILENT_PROBES`] probes were not answered.
     Down {
-        /// Names the socket.
         reason: String,
         /// Unix milliseconds of the change.
         since_unix_ms: i64,
     },
 }
 
-/// What happens to the core.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
-    /// A probe ended.
     Probed(Result<RuntimeInfo, ProbeFailure>),
     /// A call broke off without an answer.
     CallLost,
-    /// A connection to the runtime closed.
     ConnectionClosed,
 }
 
-/// What the actor has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Probe after this time, instead of any probe planned before.
@@ -79,7 +71,6 @@ impl Default for Core {
 }
 
 impl Core {
-    /// What is known now.
     #[must_use]
     pub(crate) fn health(&self) -> &Health {
         &self.health
@@ -91,7 +82,6 @@ impl Core {
         self.degraded.as_deref()
     }
 
-    /// The one way in.
     pub(crate) fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
         match event {
             Event::CallLost => {
@@ -132,10 +122,8 @@ impl Core {
     }
 
     fn back_off(&mut self) -> Duration {
-        let (first, longest) = PROBE_BACKOFF;
-        let pause = first.saturating_mul(1 << self.failures.min(10)).min(longest);
         self.failures = self.failures.saturating_add(1);
-        pause
+        PROBES.pause(self.failures)
     }
 
     fn up(&mut self, info: RuntimeInfo, now: Now) -> Vec<Effect> {

@@ -26,7 +26,7 @@ use crate::request::PullId;
 /// How much later than another an ingest must have appeared to have asked later for sure: between the two steps,
 /// opening the ingest and asking for a download, containerd may be interrupted.
 const ASKED_LATER: Duration = Duration::from_secs(2);
-/// An ingest of nobody's that does not grow for so long is what a pull of earlier left behind.
+/// An ingest of no running pull that does not grow for this long was left behind by an earlier pull.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// A pull, and which of its attempts.
@@ -177,7 +177,7 @@ impl DownloadTracker {
 }
 
 impl Tracked {
-    /// Whether it may hold a download: a running pull needs it, or somebody else does, who is at work.
+    /// Whether it may hold a download: a running pull needs it, or another client downloads it.
     fn is_in_use(&self, now: Duration) -> bool {
         self.owner.is_some() || (self.began.is_some() && now.saturating_sub(self.moved) < LEFT_BEHIND)
     }

@@ -1,117 +1,100 @@
-//! Verbs between the RuntimeClient, its subscriber and people.
+//! Messages of the RuntimeClient, and what it sends to its subscriber.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use keelson_actor_system::{file_system::FileSystem, verbs};
+use actix::{Actor, Context, Handler};
+use keelson_actor_system::{file_system::FileSystem, inspect::Mailbox, messages, reports::RuntimeReport};
 
-use super::types::{Capabilities, Outcome, Progress, RuntimePull};
+use super::types::{Capabilities, Outcome, Progress, RuntimeError, RuntimePull};
 use crate::request::{PullCall, PullId};
 
-verbs! {
-    /// Ask the runtime for an image.
-    Pull => () {
-        /// The pull that [`PullFinished`] and [`PullProgress`] will name.
-        pull: PullId,
-        /// Counted from 1 for each pull.
-        attempt: u32,
-        /// Image, credentials and lease.
-        request: RuntimePull,
-        /// How long its first caller has waited already, for the kubelet's metric.
-        waited: Duration,
-        /// Its image is present, so it is not counted: tell at once when it turns out to be a download.
-        present: bool,
+messages! {
+    #[derive(Debug, Clone)]
+    pub enum RuntimeCommand {
+        /// Start an attempt; [`RuntimeEvent::PullFinished`] follows.
+        Pull {
+            pull: PullId,
+            /// Counted from 1 for each pull.
+            attempt: u32,
+            request: RuntimePull,
+            /// How long its first caller has waited already, for the kubelet's metric.
+            waited: Duration,
+            /// Its image is present, so it is not counted: a download must be reported at once.
+            present: bool,
+        },
+        /// Stop an attempt; no [`RuntimeEvent::PullFinished`] follows.
+        CancelPull { pull: PullId, attempt: u32 },
+        /// Stop every attempt; no [`RuntimeEvent::PullFinished`] follows. A restarted subscriber begins with this.
+        CancelAll,
+        /// Ask whether the image is there; [`RuntimeEvent::PullPresence`] answers.
+        CheckPresent { pull: PullId, call: Arc<PullCall> },
+        /// Delete a lease. A pull that needs it next waits for the deletion.
+        DropLease {
+            /// Its ID in containerd.
+            lease: String,
+            /// The space is needed now. Otherwise the runtime frees it when it next collects garbage.
+            collect: bool,
+        },
+        /// Delete all leases of this agent but these and those in use since the process began.
+        ReapLeases(Vec<String>),
+        /// Read how many bytes a retained lease holds; [`RuntimeEvent::LeaseMeasured`] answers.
+        MeasureLease(String),
+        /// Read the free space of the image file system; [`RuntimeEvent::ImageFsRead`] answers.
+        CheckImageFs,
+        /// Give these leases a new expiry where theirs is near.
+        RenewLeases(Vec<String>),
+        /// Probe the runtime now, not at the next interval.
+        Probe,
     }
-    /// Stop an attempt; no [`PullFinished`] follows.
-    CancelPull => () {
-        /// As in [`Pull`].
-        pull: PullId,
-        /// As in [`Pull`]: a later attempt goes on.
-        attempt: u32,
+}
+
+messages! {
+    /// What the RuntimeClient sends to its subscriber.
+    #[derive(Debug, Clone)]
+    pub enum RuntimeEvent {
+        /// An attempt ended: the runtime's reply, or that the call was lost.
+        PullFinished { pull: PullId, attempt: u32, outcome: Outcome },
+        /// Whether the image is there; `None`: the runtime could not say.
+        PullPresence { pull: PullId, present: Option<bool> },
+        /// A new reading of a running pull.
+        PullProgress { pull: PullId, progress: Progress },
+        /// What the runtime can do, or why it is down; the reason names the socket.
+        RuntimeChanged(Result<Capabilities, String>),
+        /// How many bytes a lease holds (blobs, ingests and snapshots); `None`: the runtime could not say.
+        LeaseMeasured { lease: String, bytes: Option<u64> },
+        /// The size of the image file system; `None`: not known.
+        ImageFsRead(Option<FileSystem>),
     }
-    /// Stop every attempt; no [`PullFinished`] follows. A restarted subscriber begins with this.
-    CancelAll => () {}
-    /// Ask whether the image is there; [`PullPresence`] answers.
-    CheckPresent => () {
-        /// The pull that the answer will name.
-        pull: PullId,
-        /// Names the image and the runtime handler.
-        call: Arc<PullCall>,
-    }
-    /// Delete a lease. A pull that needs it next waits for the deletion.
-    DropLease => () {
-        /// Its ID in containerd.
-        lease: String,
-        /// The runtime frees the space at once.
-        collect: bool,
-    }
-    /// Delete all leases of this agent but these and those in use.
-    ReapLeases => () {
-        /// IDs of the leases that stay.
-        keep: BTreeSet<String>,
-    }
-    /// Probe the runtime now, not at the next interval.
-    Probe => () {}
+}
+
+messages! {
     /// What is known of the runtime, as JSON for people.
     RuntimeState => String {}
-    /// To the subscriber: an attempt ended.
-    PullFinished => () {
-        /// As in [`Pull`].
-        pull: PullId,
-        /// As in [`Pull`].
-        attempt: u32,
-        /// The runtime's reply, or that the call was lost.
-        outcome: Outcome,
+    /// What node status reports of the runtime. One that is down answers with its error at once, one that was not
+    /// probed yet with the result of its first probe.
+    ReportRuntime => Result<RuntimeReport, RuntimeError> {}
+    /// Replaces the subscriber.
+    Subscribe => () {
+        to: Arc<dyn Subscriber>,
     }
-    /// To the subscriber: whether the image is there.
-    PullPresence => () {
-        /// As in [`CheckPresent`].
-        pull: PullId,
-        /// `None`: the runtime could not say.
-        present: Option<bool>,
-    }
-    /// To the subscriber: how far a pull is.
-    PullProgress => () {
-        /// As in [`Pull`].
-        pull: PullId,
-        /// Bytes, layers and phase at the last reading.
-        progress: Progress,
-    }
-    /// To the subscriber: the runtime came or went.
-    RuntimeChanged => () {
-        /// What it can do, or why it is away.
-        state: Result<Capabilities, String>,
-    }
-    /// Ask how many bytes a lease holds.
-    MeasureLease => () {
-        /// Its ID in containerd.
-        lease: String,
-    }
-    /// Ask how much of the image file system is free.
-    CheckImageFs => () {}
-    /// Give these leases a new expiry where theirs is near.
-    RenewLeases => () {
-        /// Their IDs in containerd.
-        leases: Vec<String>,
-    }
-    /// To the subscriber: how many bytes a lease holds.
-    LeaseMeasured => () {
-        /// Its ID in containerd.
-        lease: String,
-        /// `None`: the runtime could not say.
-        bytes: Option<u64>,
-    }
-    /// To the subscriber: the size of the image file system.
-    ImageFsRead => () {
-        /// `None`: not known.
-        image_fs: Option<FileSystem>,
-    }
-    /// From an attempt's task to the RuntimeClient itself.
+    /// From an attempt's task to the actor itself.
     CallEnded => () {
-        /// As in [`Pull`].
         pull: PullId,
-        /// As in [`Pull`].
         attempt: u32,
         /// The connection broke before the runtime answered.
-        lost: bool,
+        is_lost: bool,
+    }
+}
+
+/// The actor whose pulls the RuntimeClient makes.
+pub trait Subscriber: fmt::Debug + Send + Sync + 'static {
+    /// Sends past the bound of the mailbox: each event belongs to a command of that actor, or reports a change of the
+    /// runtime.
+    fn send(&self, event: RuntimeEvent);
+}
+
+impl<A: Actor<Context = Context<A>> + Handler<RuntimeEvent>> Subscriber for Mailbox<A> {
+    fn send(&self, event: RuntimeEvent) {
+        self.deliver(event);
     }
 }

@@ -13,11 +13,10 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use keelson_actor_system::reports::{RuntimeCondition, RuntimeImage};
-use keelson_proto::Code;
+use keelson_proto::{Code, backoff::Backoff};
 
 use crate::request::PullCall;
 
-/// One pull, for the runtime.
 #[derive(Debug, Clone)]
 pub struct RuntimePull {
     /// Image, credentials and handler, as the caller sent them.
@@ -55,6 +54,19 @@ pub enum Outcome {
     Lost(Arc<PullReply>),
 }
 
+impl Outcome {
+    #[must_use]
+    pub fn reply(&self) -> &Arc<PullReply> {
+        let (Self::Answered(reply) | Self::Lost(reply)) = self;
+        reply
+    }
+
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost(_))
+    }
+}
+
 /// A gRPC status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireStatus {
@@ -76,13 +88,11 @@ pub struct RuntimeError {
     pub reason: String,
 }
 
-/// Why a probe failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct ProbeFailure {
     /// What failed, and where.
     pub error: RuntimeError,
-    /// What it says about the runtime.
     pub kind: FailureKind,
 }
 
@@ -104,7 +114,6 @@ pub struct RuntimeInfo {
     pub name: String,
     /// For example `v2.4.2`.
     pub version: String,
-    /// What it can do.
     pub capabilities: Capabilities,
 }
 
@@ -123,10 +132,8 @@ pub struct Capabilities {
     pub ignores_namespace: bool,
 }
 
-/// How far a pull is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// What it does just now.
     pub phase: Phase,
     /// Of blobs that are complete or being written.
     pub bytes_done: u64,
@@ -158,7 +165,7 @@ pub enum Download {
 /// A reading of the runtime's downloads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Readings {
-    /// Every unfinished blob of the runtime, by its ref, whoever downloads it.
+    /// Every unfinished blob of the runtime, by its ref, whichever client downloads it.
     pub ingests: BTreeMap<String, Ingest>,
     /// What is known of the pulls that were asked about, by lease.
     pub pulls: BTreeMap<String, PullReading>,
@@ -175,7 +182,6 @@ pub struct Ingest {
     pub started_unix_ms: i64,
 }
 
-/// A reading of one pull.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PullReading {
     /// How far it is; [`Progress::download`] is not set.
@@ -186,7 +192,6 @@ pub struct PullReading {
     pub refs: Vec<String>,
 }
 
-/// What a running pull does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
     /// Asking the registry what the reference means.
@@ -199,7 +204,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As the debug API names it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -219,9 +223,8 @@ pub trait Runtime: Send + Sync + 'static {
     /// probes) and what it can do.
     fn probe(&self) -> BoxFuture<'static, Result<RuntimeInfo, ProbeFailure>>;
 
-    /// CRI `PullImage`. Never fails: what went wrong is in the reply, and the flag tells whether the
-    /// call was lost (no answer, or one that only says that the runtime is not ready).
-    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)>;
+    /// CRI `PullImage`. Never fails: what went wrong is in the reply.
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, Outcome>;
 
     /// CRI `ImageStatus`: the size in bytes if the runtime has the image.
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>>;
@@ -236,7 +239,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// snapshotter), `None` if the runtime names none. Takes a few seconds at most.
     fn image_fs(&self) -> BoxFuture<'static, Result<Option<PathBuf>, RuntimeError>>;
 
-    /// Ends when a connection to the runtime has closed, whoever closed it; at once if that happened since
+    /// Ends when a connection to the runtime has closed, on either side; at once if that happened since
     /// such a future ended last. One at a time is listened to.
     fn connection_closed(&self) -> BoxFuture<'static, ()>;
 
@@ -260,8 +263,8 @@ pub trait Runtime: Send + Sync + 'static {
     fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>>;
 }
 
-/// How long the first probe after an error waits, and the longest pause (kubelet: 100 ms to 3 s).
-pub const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+/// Pauses before probes after an error (kubelet: 100 ms to 3 s).
+pub const PROBES: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(3) };
 /// How often a runtime that answers is probed. One that dies closes its connection, which is noticed at
 /// once; this finds those that stop to answer, and is a trifle for both sides.
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);

@@ -14,8 +14,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use keelson_actor_system::inspect::{Mailbox, MailboxError};
 use keelson_proto::Code;
 use keelson_pulls::{
-    coordinator::{Answer, CallerId, CallerLeft, Claim, PullCoordinator, Refusal, RequestPull},
-    metrics::{PassReason, Reason},
+    coordinator::{Answer, CallerId, Claim, PullCoordinator, PullEvent, Refusal, RequestPull},
+    metrics::{PassReason, ReasonLabel},
     request::PullCall,
     runtime::PullReply,
 };
@@ -42,7 +42,7 @@ struct Leave {
 impl Drop for Leave {
     fn drop(&mut self) {
         if let Some(caller) = self.caller.take() {
-            self.pulls.deliver(CallerLeft { caller });
+            self.pulls.deliver(PullEvent::CallerLeft(caller));
         }
     }
 }
@@ -131,7 +131,7 @@ async fn decide(
         Ok(()) => {}
         Err(MailboxError::Full(actor)) => {
             let refusal = Refusal::Busy(actor);
-            front.parts.metrics.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
+            front.parts.metrics.refused.get_or_create(&ReasonLabel { reason: refusal.reason() }).inc();
             return Decided::Refused(refusal);
         }
         Err(MailboxError::Closed(_)) => return Decided::Undecided(PassReason::COORDINATOR_DISABLED),

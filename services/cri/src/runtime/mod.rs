@@ -25,8 +25,8 @@ use keelson_pulls::{
     metrics::Metrics,
     request::PullCall,
     runtime::{
-        Capabilities, FailureKind, ProbeFailure, PullReply, Readings, Runtime, RuntimeError, RuntimeInfo,
-        RuntimePull, WireStatus,
+        Capabilities, FailureKind, Outcome, ProbeFailure, PullReply, Readings, Runtime, RuntimeError,
+        RuntimeInfo, RuntimePull, WireStatus,
     },
 };
 use keelson_serve::grpc::frame::MAX_MESSAGE;
@@ -191,7 +191,7 @@ impl Inner {
         }
     }
 
-    async fn pull(&self, mut pull: RuntimePull) -> (PullReply, bool) {
+    async fn pull(&self, mut pull: RuntimePull) -> Outcome {
         if let Some(lease) = &pull.lease
             && let Err(status) = self.make_lease(lease).await
             && let Some(lost) = self.without_lease(&mut pull, &status)
@@ -208,12 +208,12 @@ impl Inner {
                     return lost;
                 }
                 match self.pull_once(&pull).await {
-                    Ok(reply) => (reply, false),
-                    Err(status) => self.reply_of(&status),
+                    Ok(reply) => Outcome::Answered(Arc::new(reply)),
+                    Err(status) => self.outcome_of(&status),
                 }
             }
-            Ok(reply) => (reply, false),
-            Err(status) => self.reply_of(&status),
+            Ok(reply) => Outcome::Answered(Arc::new(reply)),
+            Err(status) => self.outcome_of(&status),
         }
     }
 
@@ -230,10 +230,10 @@ impl Inner {
 
     /// There is no lease to pull in: if that is because the runtime is away, so is the pull. Else it
     /// goes on without one: pods must start, even if what a cancelled pull has fetched is then lost.
-    fn without_lease(&self, pull: &mut RuntimePull, status: &Status) -> Option<(PullReply, bool)> {
-        let reply = self.reply_of(status);
-        if reply.1 {
-            return Some(reply);
+    fn without_lease(&self, pull: &mut RuntimePull, status: &Status) -> Option<Outcome> {
+        let outcome = self.outcome_of(status);
+        if outcome.is_lost() {
+            return Some(outcome);
         }
         if status.code() != Code::Unimplemented {
             let image = &*pull.call.image;
@@ -259,7 +259,7 @@ impl Inner {
     }
 
     /// A status as it came, and whether it stands for a broken connection.
-    fn reply_of(&self, status: &Status) -> (PullReply, bool) {
+    fn outcome_of(&self, status: &Status) -> Outcome {
         // A status that the runtime sent has no source; one made for a broken connection has.
         if status.source().is_some() {
             let text = format!(
@@ -267,14 +267,15 @@ impl Inner {
                 self.endpoint,
                 describe(status)
             );
-            return (PullReply::status(Code::Unavailable, text), true);
+            return Outcome::Lost(Arc::new(PullReply::status(Code::Unavailable, text)));
         }
         let wire = WireStatus {
             code: status.code(),
             message: status.message().to_owned(),
             details: status.details().to_vec().into(),
         };
-        (PullReply { result: Err(wire), metadata: custom(status.metadata()) }, is_not_ready(status))
+        let reply = Arc::new(PullReply { result: Err(wire), metadata: custom(status.metadata()) });
+        if is_not_ready(status) { Outcome::Lost(reply) } else { Outcome::Answered(reply) }
     }
 
     async fn image_size(&self, call: &PullCall) -> Result<Option<u64>, RuntimeError> {
@@ -371,15 +372,15 @@ impl Runtime for ContainerRuntime {
         async move { inner.probe().await }.boxed()
     }
 
-    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, (PullReply, bool)> {
+    fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, Outcome> {
         let inner = self.inner.clone();
         // Taken now, not when the future is first polled: a deletion of the same lease that was asked
         // for before must not hit it.
         let using = pull.lease.as_deref().map(|lease| inner.leases.using(lease));
         async move {
-            let reply = inner.pull(pull).await;
+            let outcome = inner.pull(pull).await;
             drop(using);
-            reply
+            outcome
         }
         .boxed()
     }

@@ -8,7 +8,7 @@ use keelson_proto::Code;
 use keelson_pulls::{
     coordinator::{ListPulls, Policy},
     request::PullCall,
-    runtime::{Phase, Progress, PullReading, PullReply, Runtime as _, RuntimePull},
+    runtime::{Outcome, Phase, Progress, PullReading, Runtime as _, RuntimePull},
 };
 use tokio::sync::watch;
 
@@ -44,8 +44,8 @@ fn hours_left(containerd: &Containerd, lease: &str) -> u64 {
     (at.duration_since(std::time::SystemTime::now()).unwrap() + HOUR / 60).as_secs() / 3600
 }
 
-fn code(reply: &PullReply) -> Option<Code> {
-    reply.result.as_ref().err().map(|status| status.code)
+fn code(outcome: &Outcome) -> Option<Code> {
+    outcome.reply().result.as_ref().err().map(|status| status.code)
 }
 
 #[test]
@@ -55,8 +55,8 @@ fn a_pull_makes_its_lease_first_and_names_it() {
         let runtime = serve(&sockets, &containerd);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         for _ in 0..2 {
-            let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
-            assert_eq!((code(&reply), lost), (None, false));
+            let outcome = client.pull(pull_in(Some("keelson-1"))).await;
+            assert_eq!((code(&outcome), outcome.is_lost()), (None, false));
         }
         assert_eq!(containerd.journal(), ["create keelson-1"], "made once, then known");
         assert_eq!(containerd.leases()["keelson-1"].labels[OWNED], OWNER);
@@ -91,7 +91,7 @@ fn a_lease_of_a_former_life_is_used_as_it_is_while_it_lasts() {
         let (owner, expires) = ((OWNED, OWNER), in_hours(20));
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &[("content", "sha256:a")]);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         assert!(containerd.journal().is_empty());
         assert_eq!(containerd.leases()["keelson-1"].resources.len(), 1);
     });
@@ -150,7 +150,7 @@ fn a_lease_that_expires_soon_is_made_anew_with_all_it_pins() {
         let pinned = [("content", "sha256:a"), ("ingests", "layer-sha256:b")];
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         let lease = &containerd.leases()["keelson-1"];
         assert_eq!(lease.resources.len(), 2);
@@ -178,9 +178,9 @@ fn a_lease_that_vanished_is_made_again_once() {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let runtime = serve(&sockets, &containerd);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         containerd.drop_lease("keelson-1");
-        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await.0), None);
+        assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         assert_eq!(containerd.journal(), ["create keelson-1", "create keelson-1"]);
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 3);
     });
@@ -201,12 +201,12 @@ fn a_lease_that_keeps_vanishing_is_the_runtimes_own_error() {
             }
         });
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
-        assert_eq!((code(&reply), lost), (Some(Code::NotFound), false));
+        let outcome = client.pull(pull_in(Some("keelson-1"))).await;
+        assert_eq!((code(&outcome), outcome.is_lost()), (Some(Code::NotFound), false));
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 2);
         // Another NotFound is about the image, and nothing to try again for.
-        let (reply, _) = client.pull(pull_in(None)).await;
-        assert_eq!(code(&reply), None);
+        let outcome = client.pull(pull_in(None)).await;
+        assert_eq!(code(&outcome), None);
     });
 }
 
@@ -217,13 +217,13 @@ fn a_lease_that_cannot_be_made_costs_the_progress_and_not_the_pull() {
         let runtime = serve(&sockets, &containerd);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         containerd.fail_own_api(Some((2, "disk full")));
-        let (reply, lost) = client.pull(pull_in(Some("keelson-1"))).await;
+        let outcome = client.pull(pull_in(Some("keelson-1"))).await;
         containerd.fail_own_api(None);
-        assert_eq!((code(&reply), lost), (None, false));
+        assert_eq!((code(&outcome), outcome.is_lost()), (None, false));
         assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
         // A runtime that is not ready is another matter: the pull waits for it.
         containerd.fail_next_lease_call(14, "server is not initialized yet");
-        assert!(client.pull(pull_in(Some("keelson-1"))).await.1, "lost");
+        assert!(client.pull(pull_in(Some("keelson-1"))).await.is_lost(), "lost");
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 1);
     });
 }
@@ -253,7 +253,7 @@ fn a_lease_in_use_is_not_deleted() {
         client.reap_leases(BTreeSet::new()).await.unwrap();
         assert!(containerd.leases().contains_key("keelson-1"));
         gate.send_replace(true);
-        assert_eq!(code(&pull.await.unwrap().0), None);
+        assert_eq!(code(&pull.await.unwrap()), None);
         client.drop_lease("keelson-1".into(), false).await.unwrap();
         assert!(containerd.leases().is_empty());
     });
@@ -271,7 +271,7 @@ fn case_11_only_own_orphans_are_reaped() {
         containerd.put_lease("of-another-agent", &other, &[]);
         containerd.put_lease("of-somebody", &[], &[]);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        assert_eq!(code(&client.pull(pull_in(Some("in-use"))).await.0), None);
+        assert_eq!(code(&client.pull(pull_in(Some("in-use"))).await), None);
         let reaped = client.reap_leases(["journaled".to_owned()].into()).await.unwrap();
         assert_eq!(reaped, ["orphan-1", "orphan-2"]);
         let left: Vec<String> = containerd.leases().into_keys().collect();
@@ -311,7 +311,7 @@ fn two_agents_in_a_row_leave_leases_to_the_one_beside_containerd() {
             let capabilities = far.probe().await.unwrap().capabilities;
             assert_eq!(capabilities.pull_option, obeys_option);
             assert_eq!((capabilities.leases, capabilities.content), (false, false));
-            assert_eq!(code(&far.pull(pull_in(None)).await.0), None);
+            assert_eq!(code(&far.pull(pull_in(None)).await), None);
         }
         let pulls = runtime.calls(PULL_IMAGE);
         assert_eq!(pulls.len(), 2);
@@ -337,9 +337,12 @@ fn a_runtime_that_is_gone_is_named_in_every_error() {
             assert!(error.starts_with(&name) && error.contains("No such file"), "{error}");
         }
         for lease in [None, Some("keelson-1")] {
-            let (reply, lost) = client.pull(pull_in(lease)).await;
-            let status = reply.result.unwrap_err();
-            assert!(lost && status.code == Code::Unavailable && status.message.contains(&name), "{status:?}");
+            let outcome = client.pull(pull_in(lease)).await;
+            let status = outcome.reply().result.clone().unwrap_err();
+            assert!(
+                outcome.is_lost() && status.code == Code::Unavailable && status.message.contains(&name),
+                "{status:?}"
+            );
         }
     });
 }

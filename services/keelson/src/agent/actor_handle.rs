@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use actix::{Actor, Context, Handler, dev::ToEnvelope};
 use futures_util::{FutureExt as _, future::BoxFuture};
-use keelson_actor_system::inspect::{Mailbox, MailboxError, Recorder, Status, Verb};
+use keelson_actor_system::inspect::{ActorMessage, Mailbox, MailboxError, Recorder, Status};
 use keelson_debug::ViewError;
 
 /// An actor that takes longer to answer is reported as not answering.
@@ -27,8 +27,8 @@ impl ActorHandle {
     where
         A: Actor<Context = Context<A>> + Handler<S> + Handler<L>,
         A::Context: ToEnvelope<A, S> + ToEnvelope<A, L>,
-        S: Verb<Result = String> + Send + 'static,
-        L: Verb + Send + 'static,
+        S: ActorMessage<Result = String> + Send + 'static,
+        L: ActorMessage + Send + 'static,
         L::Result: Send,
     {
         let (asked, probed) = (mailbox.clone(), mailbox.clone());

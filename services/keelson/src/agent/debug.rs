@@ -8,8 +8,8 @@ use std::{net::SocketAddr, os::unix::net::UnixListener, rc::Rc, sync::Arc};
 use anyhow::Context as _;
 use keelson_actor_system::inspect::Status;
 use keelson_config::Settings;
-use keelson_serve::unix::Bound;
 use keelson_debug::{serve_grpc, serve_http};
+use keelson_serve::unix::Bound;
 use tokio::{net::TcpListener, sync::watch};
 
 use super::{

@@ -231,7 +231,7 @@ where
             tries = 0;
         }
         tries += 1;
-        let pause = supervise::backoff(tries);
+        let pause = supervise::RESTARTS.pause(tries);
         let recorder = job.recorder();
         recorder.restarted();
         if said != reason {

@@ -16,8 +16,8 @@ use keelson_cri::{
 use keelson_host::LinuxHost;
 use keelson_pulls::{
     coordinator::{
-        Configure, HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, Policy, PullCoordinator,
-        PullCoordinatorParts, write_notices,
+        HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, Policy, PullCoordinator,
+        PullCoordinatorParts, PullEvent, write_notices,
     },
     metrics::Metrics,
     request::CredentialsSalt,
@@ -110,7 +110,7 @@ impl Pulls {
 
     /// Applies the live settings.
     pub(super) fn configure(&self, settings: &Settings) {
-        self.coordinator.deliver(Configure { policy: policy(settings) });
+        self.coordinator.deliver(PullEvent::Configure(Box::new(policy(settings))));
         self.front_settings.send_replace(settings_of_front(settings));
         self.progress_interval.send_replace(settings.pulls.progress_interval);
     }

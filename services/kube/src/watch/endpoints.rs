@@ -9,12 +9,12 @@
 //! that are not of headless Services. A Service that comes to carry the label is gone, by the server's own doing. An API
 //! server before 1.31 does not know the field by which headless Services are left out: then they are left out here.
 
-use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
+use std::{marker::PhantomData, sync::Arc};
 
 use futures_util::future::join3;
 use keelson_actor_system::cluster::ChoreHealth;
 use keelson_endpoint_publisher::{
-    Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
+    Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind, view,
 };
 use keelson_proto::kubernetes::ObjectMeta;
 
@@ -27,20 +27,6 @@ use crate::{
     bodies::{ACCEPT_PROTOBUF, ACCEPT_PROTOBUF_WATCH},
     server::ApiServer,
 };
-
-/// Whose endpoints a slice has.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// A Service without a cluster IP, and its slices.
-const HEADLESS: &str = "service.kubernetes.io/headless";
-/// Another proxy than this node's is to make the Service work.
-const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// When the change was made that led to a slice.
-const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-
-/// The labels that are read.
-const LABELS: [&str; 3] = [SERVICE_NAME, HEADLESS, PROXY_NAME];
-/// The annotations that are read.
-const ANNOTATIONS: [&str; 1] = [TRIGGERED];
 
 /// A kind of objects that is watched as a whole.
 pub(crate) trait Collected: ApiObject {
@@ -100,18 +86,6 @@ impl Collected for ServiceCidr {
     }
 }
 
-/// Lets go of labels and annotations that nobody reads. A managedFields is never even decoded.
-fn reduce(meta: &mut Option<ObjectMeta>) {
-    fn only(all: &mut BTreeMap<String, String>, read: &[&str]) {
-        // A new map, for an emptied one keeps its memory.
-        *all = std::mem::take(all).into_iter().filter(|(name, _)| read.contains(&name.as_str())).collect();
-    }
-    if let Some(meta) = meta {
-        only(&mut meta.labels, &LABELS);
-        only(&mut meta.annotations, &ANNOTATIONS);
-    }
-}
-
 macro_rules! api_object {
     ($($of:ty, $kind:literal;)*) => {
         $(impl ApiObject for $of {
@@ -122,7 +96,7 @@ macro_rules! api_object {
             }
 
             fn reduce(&mut self) {
-                reduce(&mut self.metadata);
+                view::reduce(&mut self.metadata);
             }
         })*
     };
@@ -165,7 +139,7 @@ impl<T: Collected> Subject for Collection<T> {
     async fn tell(&mut self, changes: Vec<Change<T>>) -> Answer {
         let is_wide = self.is_wide;
         let changes = changes.into_iter().map(|change| match change {
-            Change::Put(object) if is_wide && !object.is_selected() => Change::Gone(object),
+            Change::Put(object) if is_wide && !object.is_selected() => Change::Gone(*object),
             change => change,
         });
         let seen = changes.map(seen).collect();
@@ -180,7 +154,7 @@ impl<T: Collected> Subject for Collection<T> {
 fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
     match change {
         Change::Listing => Seen::Listing,
-        Change::Put(object) => Seen::Put(Box::new(object)),
+        Change::Put(object) => Seen::Put(object),
         Change::Gone(mut object) => {
             let meta = object.metadata().take().unwrap_or_default();
             Seen::Gone(ServiceName::new(&meta.namespace, &meta.name))

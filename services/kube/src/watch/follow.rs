@@ -338,7 +338,7 @@ impl<'a, S: Subject> Follower<'a, S> {
             Event::Gone { .. } if *initial => {}
             Event::Put { version, object } => {
                 self.batch.reached = Some(Reached::Saw(version));
-                return self.push(Change::Put(object), bytes).await;
+                return self.push(Change::Put(Box::new(object)), bytes).await;
             }
             Event::Gone { version, object } => {
                 self.batch.reached = Some(Reached::Saw(version));
@@ -350,7 +350,7 @@ impl<'a, S: Subject> Follower<'a, S> {
 
     async fn put(&mut self, object: Object<S>, bytes: usize) -> Result<(), Stop> {
         self.begin_listing();
-        self.push(Change::Put(object), bytes).await
+        self.push(Change::Put(Box::new(object)), bytes).await
     }
 
     fn begin_listing(&mut self) {

@@ -106,8 +106,8 @@ impl<S: NodeSink> Subject for OneNode<'_, S> {
                     self.show(node);
                 }
                 Change::Put(node) if self.is_it(&node) => match &mut self.listing {
-                    Some(listed) => *listed = Some(node),
-                    None => self.show(Some(node)),
+                    Some(listed) => *listed = Some(*node),
+                    None => self.show(Some(*node)),
                 },
                 Change::Gone(node) if self.is_it(&node) => self.show(None),
                 Change::Put(_) | Change::Gone(_) => {}

@@ -180,10 +180,10 @@ impl<S: PodSink> NodePods<'_, S> {
             }
             Change::Put(pod) => match &mut self.listing {
                 Some(listed) => {
-                    listed.push(pod);
+                    listed.push(*pod);
                     return;
                 }
-                None => self.known.table().put(pod),
+                None => self.known.table().put(*pod),
             },
             Change::Gone(pod) => self.known.table().gone(&pod.metadata.uid),
         };

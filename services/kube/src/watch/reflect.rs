@@ -1,17 +1,17 @@
 //! When a watch lists, watches and waits.
 //!
-//! Owns: [`Reflector`], the pure core of a watch, and its [`Backoff`]. In: what happened and `now`. Out: the next
+//! Owns: [`Reflector`], the pure core of a watch, and its back-off. In: what happened and `now`. Out: the next
 //! step and how long to wait before it. The figures are those of client-go's reflector.
 
 use std::time::Duration;
 
 use keelson_actor_system::cluster::ApiErrorKind as Kind;
+use keelson_proto::backoff::Backoff;
 use tokio::time::Instant;
 
 use crate::signals::SPREAD;
 
-const BACKOFF_FIRST: Duration = Duration::from_millis(800);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(800), longest: Duration::from_secs(30) };
 /// After this time without a failure, the next failure is a first one.
 const BACKOFF_RESET: Duration = Duration::from_secs(120);
 /// A sink that forgets more often than this is made to wait.
@@ -87,9 +87,9 @@ pub(crate) struct Reflector {
     check_at: Option<Instant>,
     /// The last wait was ended by a sign.
     woken: bool,
-    backoff: Backoff,
+    backoff: Failures,
     /// For sinks that forget, and versions that are too old.
-    again: Backoff,
+    again: Failures,
     again_at: Option<Instant>,
 }
 
@@ -248,20 +248,21 @@ pub(crate) fn watch_seconds(random: f64) -> u64 {
     Duration::from_secs_f64(WATCH_SECONDS * (1.0 + random)).as_secs()
 }
 
+/// Failures in a row, and when the last one was.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    last: Option<(Instant, Duration)>,
+pub(crate) struct Failures {
+    last: Option<(Instant, u32)>,
 }
 
-impl Backoff {
-    /// The wait after a failure at `now`: 0.8 s doubling to 30 s, lengthened by up to as much again.
+impl Failures {
+    /// The pause after a failure at `now`, lengthened by up to as much again.
     pub(crate) fn next(&mut self, now: Instant, random: f64) -> Duration {
-        let base = match self.last {
-            Some((at, base)) if now.duration_since(at) <= BACKOFF_RESET => (base * 2).min(BACKOFF_MAX),
-            _ => BACKOFF_FIRST,
+        let failures = match self.last {
+            Some((at, failures)) if now.duration_since(at) <= BACKOFF_RESET => failures.saturating_add(1),
+            _ => 1,
         };
-        self.last = Some((now, base));
-        base.mul_f64(1.0 + random.clamp(0.0, 1.0))
+        self.last = Some((now, failures));
+        BACKOFF.pause(failures).mul_f64(1.0 + random.clamp(0.0, 1.0))
     }
 }
 

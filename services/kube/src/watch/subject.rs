@@ -4,7 +4,7 @@
 //! gives.
 
 use keelson_actor_system::cluster::ChoreHealth;
-use keelson_endpoint_publisher::Answer;
+use keelson_endpoint_publisher::{Answer, Seen};
 use tokio::sync::watch;
 
 use super::events::Encoding;
@@ -13,20 +13,8 @@ use crate::bodies::escaped;
 /// The name of no object, for requests that need only the version of a collection.
 const NO_OBJECT: &str = "metadata.name=keelson-no-such-object";
 
-/// What was seen, in the order in which it happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Change<T> {
-    /// A listing begins. Another before it is complete begins it anew.
-    Listing,
-    /// This one is new or has changed; or it is, when it comes within a listing.
-    Put(T),
-    /// This one was deleted, or no longer fits the selectors.
-    Gone(T),
-    /// The listing is complete: these and no others exist.
-    Listed,
-    /// The server does not list them, and nothing waits for it: what was known before stays.
-    Refused,
-}
+/// A change of an object that a watch has seen; a deleted one comes with its last state.
+pub(crate) type Change<T> = Seen<T, T>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Selectors {

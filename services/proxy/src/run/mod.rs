@@ -17,7 +17,7 @@ mod view;
 use std::{
     net::SocketAddr,
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use keelson_client::Target;
@@ -235,6 +235,5 @@ fn serve(
 
 /// Now, in Unix milliseconds.
 pub(crate) fn unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    keelson_proto::unix_ms(SystemTime::now())
 }

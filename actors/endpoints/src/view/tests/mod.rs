@@ -85,7 +85,6 @@ impl Svc {
         self.edit(|spec| spec.ports.push(port))
     }
 
-    /// Of the last port.
     pub(crate) fn node_port(self, number: i32) -> Self {
         self.edit(|spec| spec.ports.last_mut().unwrap().node_port = number)
     }
@@ -163,7 +162,6 @@ impl Slice {
         self
     }
 
-    /// Of another Service.
     pub(crate) fn of(self, namespace: &str, service: &str) -> Self {
         self.edit(|slice| namespace.clone_into(&mut slice.metadata.get_or_insert_default().namespace))
             .label("kubernetes.io/service-name", service)
@@ -286,7 +284,6 @@ pub(crate) fn n1() -> NodeView {
     }
 }
 
-/// The word for an address.
 fn word(address: &str) -> String {
     let words = [("10.1.0.", "L"), ("10.2.0.", "R"), ("fd00:1::", "L6"), ("fd00:2::", "R6")];
     let found = words.iter().find_map(|(net, word)| Some(format!("{word}{}", address.strip_prefix(net)?)));

@@ -45,7 +45,7 @@ impl Core {
             return self.back_off(Duration::ZERO, turn);
         }
         self.missing = false;
-        self.sync.pause = Duration::ZERO;
+        self.sync.pauses = 0;
         self.sync.read_timeouts = 0;
         if let Some(pause) = self.left_to_another(&seen, turn) {
             return self.wait_for(pause, turn);
@@ -262,11 +262,11 @@ impl Core {
         self.in_trouble("create", error, turn);
         match (self.wanted_pause(error, turn), error.kind) {
             (Some(pause), _) => self.hold_off(pause, turn),
-            // The namespace is missing, and nobody mends that within seconds.
+            // The namespace is missing, which is not repaired within seconds.
             (None, ApiErrorKind::NotFound) => self.rest(turn),
             (None, kind) if is_final(kind) => self.rest(turn),
             (None, _) => {
-                // It may be there for all that: somebody else was faster, or the answer was lost.
+                // It may be there for all that: another process was faster, or the answer was lost.
                 self.missing = false;
                 self.back_off(Duration::ZERO, turn);
             }
@@ -369,7 +369,6 @@ impl Core {
         self.go_on(turn);
     }
 
-    /// Counts a failed request.
     fn failed(&mut self, doing: &'static str, error: &ApiError, turn: &mut Turn) {
         self.failures += 1;
         turn.count(error.kind.name());

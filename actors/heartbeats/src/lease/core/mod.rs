@@ -51,13 +51,15 @@ use keelson_actor_system::{
     cluster::{Acquire, ApiError, ApiErrorKind, LeaseCreate, LeasePatch, Owner},
 };
 
+use keelson_proto::backoff::Backoff;
+
 use self::contest::Contest;
 use super::record::LeaseRecord;
 
 /// Renewals in a row without a read in between that was not asked for by a conflict (kubelet: `maxUpdateRetries`).
 const MOST_TRIES: u32 = 5;
-/// Half of the first pause of the back-off, and its longest one (kubelet: 100 ms, doubled first, `maxBackoff`).
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(7));
+/// Pauses of a sync that fails (kubelet: 100 ms, doubled first, `maxBackoff`).
+const PAUSES: Backoff = Backoff { first: Duration::from_millis(200), longest: Duration::from_secs(7) };
 /// The pause after a 429 that names none.
 const TOO_MANY_PAUSE: Duration = Duration::from_secs(1);
 /// The most that is added to the interval, as a part of it (kubelet: `wait.JitterUntil` with 0.04).
@@ -68,7 +70,7 @@ const SPREAD: f64 = 0.25;
 /// A difference between the two clocks that is a step of the wall clock and not its slewing, milliseconds.
 const STEP_MS: i64 = 1000;
 
-/// The Lease as the next patch will find it, unless somebody else writes it.
+/// The Lease as the next patch will find it, unless another process writes it.
 #[derive(Debug, Clone, Default)]
 struct Held {
     uid: String,
@@ -107,15 +109,13 @@ enum Phase {
     Renewing(LeasePatch),
 }
 
-/// One sync.
 #[derive(Debug, Default)]
 struct Sync {
-    /// Renewals tried in this half.
     tries: u32,
     /// The half after the read.
     second: bool,
     node_asked: bool,
-    pause: Duration,
+    pauses: u32,
     read_timeouts: u32,
 }
 
@@ -145,7 +145,6 @@ impl Turn {
     }
 }
 
-/// The state.
 #[derive(Debug)]
 pub(crate) struct Core {
     policy: LeasePolicy,
@@ -307,7 +306,7 @@ impl Core {
         };
         let ours = held.holder.as_ref() == Some(&self.policy.holder);
         let claim = self.contest.claim(unix_us(turn.now), held.acquired_unix_us);
-        // Whoever held it before, nobody included: leader election (client-go) counts in the same way.
+        // Whether or not it had a holder before: leader election (client-go) counts in the same way.
         let acquire = (!ours || claim.is_some()).then(|| Acquire {
             holder: self.policy.holder.clone(),
             acquire_unix_us: claim.unwrap_or_else(|| unix_us(turn.now)),
@@ -349,9 +348,8 @@ impl Core {
 
     /// The sync goes on after a pause.
     fn back_off(&mut self, at_least: Duration, turn: &Turn) {
-        let (first, longest) = BACKOFF;
-        self.sync.pause = self.sync.pause.max(first).saturating_mul(2).min(longest);
-        let pause = self.sync.pause.max(at_least);
+        self.sync.pauses = self.sync.pauses.saturating_add(1);
+        let pause = PAUSES.pause(self.sync.pauses).max(at_least);
         self.phase = Phase::BackingOff { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
     }
 

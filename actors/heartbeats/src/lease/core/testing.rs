@@ -59,7 +59,7 @@ pub(crate) struct Server {
     pub(crate) down: Option<(ApiErrorKind, Duration)>,
     /// What the next requests are answered with; `None`: as it should be.
     pub(crate) next: VecDeque<Option<ApiErrorKind>>,
-    /// Every renewal finds that somebody else was faster.
+    /// Every renewal finds that another process was faster.
     pub(crate) rival: bool,
     /// So many renewals are carried out, and their answers are lost.
     pub(crate) swallows: u32,
@@ -186,7 +186,6 @@ pub(crate) struct Bench {
     pub(crate) now: Now,
     pub(crate) chance: f64,
     pub(crate) asked: Option<(u64, Request)>,
-    /// Every request with its time.
     pub(crate) requests: Vec<(Duration, Request)>,
     pub(crate) closes: u32,
     pub(crate) record: Option<LeaseRecord>,

@@ -11,14 +11,12 @@ use super::super::record::LeaseRecord;
 /// The longest that one request may take: the kubelet's.
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 
-/// The settings that decisions depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasePolicy {
     /// The Lease's name: the node's, or another for an agent beside a kubelet.
     pub name: String,
     /// `spec.holderIdentity`. Must be the same after a restart.
     pub holder: String,
-    /// The Node that owns the Lease.
     pub node: String,
     /// `spec.leaseDurationSeconds`: whole seconds, at least one. The kubelet's default is 40 s.
     pub duration: Duration,
@@ -54,45 +52,34 @@ impl LeasePolicy {
     }
 }
 
-/// What happens to the core.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     /// A timer is due, or the actor starts.
     Tick,
-    /// The request with this number ended.
     Answered {
         /// As in [`Effect::Ask`]; another number than the newest means nothing any more.
         request: u64,
-        /// How it ended.
         answer: Answer,
     },
     /// The Node was seen with this uid; `None`: it is gone.
     NodeChanged(Option<String>),
 }
 
-/// What a request brought.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    /// Of [`Request::Read`].
     Read(Result<LeaseSeen, ApiError>),
-    /// Of [`Request::Create`].
     Created(Result<Written, ApiError>),
-    /// Of [`Request::Renew`].
     Renewed(Result<Written, ApiError>),
-    /// Of [`Request::Node`].
     Node(Result<String, ApiError>),
 }
 
-/// A request to the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Request {
     /// GET of the Lease.
     Read,
     /// POST of the Lease.
     Create(LeaseCreate),
-    /// PATCH of the Lease.
     Renew(LeasePatch),
-    /// GET of the Node's uid.
     Node,
 }
 
@@ -103,41 +90,32 @@ pub(crate) enum Effect {
     Ask {
         /// To be given back with the answer.
         number: u64,
-        /// Which.
         request: Request,
     },
     /// Close the connections: the kubelet's hook for repeated heartbeat failures.
     CloseConnections,
     /// Write what outlives the process. Nothing waits for it.
     Persist(LeaseRecord),
-    /// One for the metrics.
     Count(Counted),
     /// Something worth an event in the debug view and a line in the log.
     Note {
-        /// Whether somebody should look.
         warn: bool,
-        /// For people.
         text: String,
     },
 }
 
-/// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
     /// A request ended, as label `result` of the metric names it.
     Result(&'static str),
-    /// The Lease was taken over.
     Takeover,
-    /// Another process renewed the Lease.
     ForeignRenewal,
-    /// The wall clock stepped.
     ClockStep {
         /// Towards the future.
         forward: bool,
     },
 }
 
-/// When the Lease was renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Renewed {
     /// Milliseconds of the monotonic clock; negative: by an earlier process, before this one's clock began.

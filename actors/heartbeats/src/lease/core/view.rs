@@ -12,7 +12,6 @@ use keelson_actor_system::{
 use super::{Contention, Core, NodeSeen, Phase, Renewed, mono_ms};
 
 impl Core {
-    /// How the renewals fare.
     #[must_use]
     pub(crate) fn health(&self) -> ChoreHealth {
         match &self.trouble {
@@ -45,7 +44,6 @@ impl Core {
         self.renewed
     }
 
-    /// Failed requests since then.
     #[must_use]
     pub(crate) fn failures(&self) -> u64 {
         self.failures
@@ -57,7 +55,6 @@ impl Core {
         self.record.as_ref().map(|record| record.transitions)
     }
 
-    /// Whether another process renews the Lease.
     #[must_use]
     pub(crate) fn contention(&self) -> Contention {
         self.contest.contention()
@@ -74,7 +71,6 @@ impl Core {
         }
     }
 
-    /// The state, for people.
     #[must_use]
     pub(crate) fn view(&self, server: &str, now: Now) -> serde_json::Value {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

@@ -49,7 +49,6 @@ fn steady(known: Option<Amount>, bytes: u64) -> Amount {
     }
 }
 
-/// Sets both lists.
 pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolicy) {
     let readings = &inputs.readings;
     let capacity = status.capacity.get_or_insert_default();

@@ -13,7 +13,8 @@ use super::{Inputs, Memory, Moment, Pressure, RuntimeView, capacity, millis, mom
 use crate::{
     host::HostReadings,
     status::{
-        external::{ConditionStatus, Externals},
+        external::Externals,
+        kinds::{CONTESTED, ConditionStatus, DISK_PRESSURE, ENDPOINTS, PULLS, READY, RETIRED, STATE},
         policy::{Role, StatusPolicy},
         settings::Signal,
     },
@@ -27,15 +28,7 @@ use keelson_actor_system::{
     clock::Now,
     reports::{NETWORK_READY, RUNTIME_READY, RuntimeReport},
 };
-use problem::{ENDPOINTS, PULLS, STATE};
 pub(in crate::status) use problem::{withhold_stale_endpoints, would_be_unavailable};
-
-/// Whether the node takes pods.
-pub(in crate::status) const READY: &str = "Ready";
-/// Whether the image or node file system is short of space.
-pub const DISK_PRESSURE: &str = "DiskPressure";
-/// Whether another process reports for the node as this agent does.
-pub(in crate::status) const CONTESTED: &str = "KeelsonNodeContested";
 
 /// The conditions of the agent itself, those of [`Pressure`] first and in its order.
 const OWN: [&str; 8] =
@@ -49,22 +42,19 @@ pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
     }
 }
 
-/// Types that earlier versions of the agent reported. They are taken off the Node wherever they are found.
-pub(in crate::status) const RETIRED: [&str; 2] = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
-
 /// Whole seconds, as the API keeps them.
 pub(in crate::status) fn time(unix_ms: i64) -> Time {
     Time(Timestamp::from_second(unix_ms.div_euclid(1000)).unwrap_or_default())
 }
 
-struct Says {
+struct Assessment {
     kind: &'static str,
     status: ConditionStatus,
     reason: String,
     message: String,
 }
 
-impl Says {
+impl Assessment {
     fn new(kind: &'static str, status: ConditionStatus, reason: &str, message: impl Into<String>) -> Self {
         Self { kind, status, reason: reason.into(), message: message.into() }
     }
@@ -79,8 +69,13 @@ enum Text {
     Always,
 }
 
-fn put(list: &mut Vec<NodeCondition>, says: (&str, ConditionStatus, String, String), text: &Text, now: Now) {
-    let (kind, status, reason, message) = says;
+fn put(
+    list: &mut Vec<NodeCondition>,
+    assessment: (&str, ConditionStatus, String, String),
+    text: &Text,
+    now: Now,
+) {
+    let (kind, status, reason, message) = assessment;
     let now = time(now.unix_ms);
     let Some(known) = list.iter_mut().find(|condition| condition.type_ == kind) else {
         list.push(NodeCondition {
@@ -123,14 +118,14 @@ pub(super) fn set(
     let is_true = |list: &[NodeCondition], kind: &str| {
         list.iter().any(|condition| condition.type_ == kind && condition.status == "True")
     };
-    let says = |list: &mut Vec<NodeCondition>, says: Says, text: Text| {
-        put(list, (says.kind, says.status, says.reason, says.message), &text, now);
+    let set = |list: &mut Vec<NodeCondition>, assessment: Assessment, text: Text| {
+        put(list, (assessment.kind, assessment.status, assessment.reason, assessment.message), &text, now);
     };
     if policy.role == Role::Node {
         for pressure in [Pressure::Memory, Pressure::Disk, Pressure::Pid] {
             let before = is_true(&list, OWN[pressure as usize]);
             let held = holds(pressure, before, &inputs.readings, policy, memory, moment(now));
-            says(&mut list, pressure_says(pressure, held), Text::OnFlip);
+            set(&mut list, assess_pressure(pressure, held), Text::OnFlip);
         }
     }
     problem::set(&mut list, inputs, policy, memory, now);
@@ -144,7 +139,7 @@ pub(super) fn set(
     if policy.role == Role::Node {
         let was_ready = is_true(&list, READY);
         let problems = problems(&inputs.runtime, was_ready, capacity::missing(status));
-        says(&mut list, ready(problems, memory, fresh_texts), Text::Always);
+        set(&mut list, ready(problems, memory, fresh_texts), Text::Always);
     }
     status.conditions = Some(list);
 }
@@ -152,7 +147,6 @@ pub(super) fn set(
 /// How another process was found to report for the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::status) enum Contest {
-    /// It was not.
     None,
     /// It renews the Lease.
     Lease,
@@ -246,7 +240,7 @@ fn left(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
     }
 }
 
-fn pressure_says(pressure: Pressure, held: bool) -> Says {
+fn assess_pressure(pressure: Pressure, held: bool) -> Assessment {
     let kind = OWN[pressure as usize];
     let (reason, message) = match (pressure, held) {
         (Pressure::Memory, false) => {
@@ -268,7 +262,7 @@ fn pressure_says(pressure: Pressure, held: bool) -> Says {
             ("KubeletHasInsufficientPID", "available process IDs are below the eviction threshold")
         }
     };
-    Says::new(kind, if held { ConditionStatus::True } else { ConditionStatus::False }, reason, message)
+    Assessment::new(kind, if held { ConditionStatus::True } else { ConditionStatus::False }, reason, message)
 }
 
 /// Whether a report says that the runtime takes pods: the kubelet needs both conditions to be there and to hold.
@@ -312,11 +306,11 @@ fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(
     all
 }
 
-fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool) -> Says {
+fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool) -> Assessment {
     if problems.is_empty() {
         memory.not_ready = None;
         let message = "the container runtime and the pod network are ready, and the capacity is known";
-        return Says::new(READY, ConditionStatus::True, "KubeletReady", message);
+        return Assessment::new(READY, ConditionStatus::True, "KubeletReady", message);
     }
     let kinds: BTreeSet<String> = problems.iter().map(|(kind, _)| kind.clone()).collect();
     let texts: Vec<_> = problems.into_iter().map(|(_, text)| text).collect();
@@ -326,5 +320,5 @@ fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool
         _ => texts.join("; "),
     };
     memory.not_ready = Some((kinds, message.clone()));
-    Says::new(READY, ConditionStatus::False, "KubeletNotReady", message)
+    Assessment::new(READY, ConditionStatus::False, "KubeletNotReady", message)
 }

@@ -21,7 +21,6 @@ pub(super) fn addresses(status: &mut NodeStatus, inputs: &Inputs, policy: &Statu
     status.addresses = Some(all);
 }
 
-/// Sets `nodeInfo`.
 pub(super) fn node_info(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolicy) {
     let facts = &inputs.facts;
     let info = status.node_info.get_or_insert_default();

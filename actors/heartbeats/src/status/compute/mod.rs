@@ -25,66 +25,43 @@ use serde::{Deserialize, Serialize};
 
 pub use conditions::problem::Spell;
 
+pub(super) use super::moment::{Moment, millis, moment};
+
 use super::{
     external::Externals,
     policy::{Role, StatusPolicy},
 };
 use crate::host::{HostFacts, HostReadings};
 
-/// A moment: milliseconds of the agent's monotonic clock. Those before its start are negative.
-pub(super) type Moment = i64;
-
-/// The moment of a reading of the clock.
-pub(super) fn moment(now: Now) -> Moment {
-    millis(now.mono)
-}
-
-/// A duration in milliseconds.
-pub(super) fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// What was read for one status.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// What does not change.
     pub facts: HostFacts,
-    /// What does.
     pub readings: HostReadings,
     /// Time since boot, when this was read.
     pub since_boot: Duration,
-    /// What the runtime said.
     pub runtime: RuntimeView,
     /// How pulls fare, or why that is not known.
     pub flow: Result<FlowView, String>,
-    /// How service endpoints fare.
     pub endpoints: EndpointsView,
-    /// Whether the agent's state is durable.
     pub store: StoreState,
 }
 
-/// What is known of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum RuntimeView {
     /// It has not been heard, and that says nothing yet: what the Node says stands.
     #[default]
     Unheard,
-    /// What it said.
     Said(RuntimeReport),
-    /// It does not serve.
     Down(String),
     /// It serves, but has not said for long how it is.
     Silent(String),
 }
 
-/// A pressure condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pressure {
-    /// `MemoryPressure`.
     Memory,
-    /// `DiskPressure`.
     Disk,
-    /// `PIDPressure`.
     Pid,
 }
 

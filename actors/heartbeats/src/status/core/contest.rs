@@ -15,6 +15,7 @@ use crate::{
             conditions::{self, Contest},
             millis, moment,
         },
+        kinds,
         policy::Role,
     },
 };
@@ -61,7 +62,7 @@ impl Core {
             Contention::Uncontested if self.writers.contested() > 0 => Contest::Conditions,
             // The other one says so, as long as it is there.
             Contention::Uncontested
-                if self.writers.is_true_by_another(conditions::CONTESTED, self.quiet(), now) =>
+                if self.writers.is_true_by_another(kinds::CONTESTED, self.quiet(), now) =>
             {
                 return None;
             }
@@ -72,7 +73,7 @@ impl Core {
     /// Compares the conditions with those that were written before.
     pub(super) fn notice_writers(&mut self, base: &Node, now: Now, effects: &mut Vec<Effect>) {
         let kinds: Vec<String> = if self.stands_back() {
-            vec![conditions::CONTESTED.to_owned()]
+            vec![kinds::CONTESTED.to_owned()]
         } else {
             let own = conditions::own(self.policy.role).iter().map(|kind| (*kind).to_owned());
             own.chain(self.externals.kinds().map(str::to_owned)).collect()

@@ -8,9 +8,9 @@ use std::{mem, sync::Arc};
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use keelson_actor_system::{clock::Now, cluster::ChoreHealth};
 
-use super::{Core, Counted, Effect, Failing, JITTER, REGISTER_BACKOFF};
+use super::{Core, Counted, Effect, Failing, JITTER, REGISTRATIONS};
 use crate::status::{
-    compute::{Moment, conditions, moment},
+    compute::{Moment, conditions, millis, moment},
     policy::{Register, Role},
 };
 
@@ -18,15 +18,14 @@ use crate::status::{
 /// first answer.
 const CATCH_UP: i64 = 45_000;
 
-/// How a pass ends.
 pub(super) enum End {
     /// There was nothing to say.
     Quiet,
-    /// The report was sent.
     Sent,
-    /// It was not.
-    Failed { reason: String, hopeless: bool },
-    /// There is no Node.
+    Failed {
+        reason: String,
+        hopeless: bool,
+    },
     Missing,
     /// Nothing was asked or sent, because it is not known yet whether another process reports for the node.
     Withheld,
@@ -57,12 +56,11 @@ impl Core {
             }
         };
         match problem {
-            Some(reason) => self.fares_ill(reason, now, effects),
-            None => self.fares_well(matches!(end, End::Sent), effects),
+            Some(reason) => self.set_failing(reason, now, effects),
+            None => self.set_healthy(matches!(end, End::Sent), effects),
         }
     }
 
-    /// When the next pass is.
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     fn next(&mut self, end: &End, at: Moment, random: f64) -> Moment {
         let frequency = self.frequency();
@@ -70,10 +68,9 @@ impl Core {
             End::Failed { hopeless, .. }
                 if self.policy.role == Role::Node && self.knowledge.uid.is_none() =>
             {
-                let (first, longest) = REGISTER_BACKOFF;
-                let pause = first.saturating_mul(1 << self.registrations.min(10)).min(longest);
                 self.registrations = self.registrations.saturating_add(1);
-                at + if *hopeless { longest } else { pause }
+                let pause = REGISTRATIONS.pause(self.registrations);
+                at + millis(if *hopeless { REGISTRATIONS.longest } else { pause })
             }
             _ => at + frequency + (frequency as f64 * JITTER * random) as i64,
         }
@@ -96,7 +93,7 @@ impl Core {
         }
     }
 
-    fn fares_ill(&mut self, reason: String, now: Now, effects: &mut Vec<Effect>) {
+    fn set_failing(&mut self, reason: String, now: Now, effects: &mut Vec<Effect>) {
         let known = self.failing.take();
         if known.as_ref().is_none_or(|known| known.reason != reason) {
             effects.push(Effect::Note { warn: true, text: format!("cannot report node status: {reason}") });
@@ -107,7 +104,7 @@ impl Core {
         self.tell(ChoreHealth::Failing { reason, since_unix_ms, refused: false }, effects);
     }
 
-    fn fares_well(&mut self, sent: bool, effects: &mut Vec<Effect>) {
+    fn set_healthy(&mut self, sent: bool, effects: &mut Vec<Effect>) {
         if let Some(failing) = &self.failing {
             if !sent && !failing.proof {
                 // Nothing to say says nothing of the server.
@@ -142,7 +139,6 @@ impl Core {
         }
     }
 
-    /// The server has answered.
     pub(super) fn heard(&mut self, now: Now) {
         if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.proof) {
             failing.proof = true;

@@ -63,7 +63,6 @@ impl Knowledge {
         self.expected = None;
     }
 
-    /// The Node to compare with.
     pub(super) fn node(&self) -> Option<Arc<Node>> {
         self.expected.clone().or_else(|| self.watched.clone().flatten())
     }

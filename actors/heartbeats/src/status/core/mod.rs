@@ -1,4 +1,4 @@
-//! When the status is worked out and reported, decided without I/O.
+//! When the status is computed and reported, decided without I/O.
 //!
 //! Owns: the plan of passes, what is known of the Node, the last report, and how the reports fare. In: [`Event`]s
 //! with the time and a random number in [0, 1). Out: [`Effect`]s, of which at most one is a request to the API
@@ -25,6 +25,7 @@ use keelson_actor_system::{
     cluster::{ApiError, ChoreHealth, Written},
     reports::{EndpointsView, FlowView, RuntimeReport},
 };
+use keelson_proto::backoff::Backoff;
 use keelson_storage::StoreState;
 use serde_json::Value;
 
@@ -47,8 +48,8 @@ use writers::Writers;
 const TRIES: u32 = 5;
 /// Passes are this much further apart, at most (kubelet's jitter).
 const JITTER: f64 = 0.04;
-/// Between tries to register: from the first, doubling, to the longest (kubelet).
-const REGISTER_BACKOFF: (i64, i64) = (100, 7_000);
+/// Pauses between attempts to register (kubelet).
+const REGISTRATIONS: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(7) };
 /// The longest that a server's `Retry-After` is obeyed.
 const LONGEST_RETRY_AFTER: i64 = 60_000;
 /// The most that is added to it, as a part of the update frequency.
@@ -56,60 +57,46 @@ const RETRY_SPREAD: f64 = 0.25;
 /// The clocks have stepped when they disagree by more than this from one pass to the next.
 const STEP: i64 = 2_000;
 /// How long the first status of role node waits for the runtime, so that a fresh node is not reported as not ready
-/// only because nobody has asked.
+/// only because it was not asked.
 const FIRST_WAIT: i64 = 3_000;
 /// So long an answer of the runtime or of the pulls stands for those that do not come (kubelet, for the runtime).
 const GRACE: i64 = 30_000;
 
-/// What happens to the core.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The actor has read what is on disk.
     Started {
-        /// What was there.
         restored: Restored,
         /// Now, in terms that outlive the process.
         stamp: Stamp,
     },
     /// The records of an earlier process could be read only now.
     Adopted {
-        /// Conditions that others set.
         conditions: Vec<ExternalWrite>,
         /// Records that cannot be read, a sentence each.
         unreadable: Vec<String>,
     },
-    /// The time of [`Core::due`] has come.
     Due,
     /// The runtime takes pods for the first time in this life.
     RuntimeReady,
     /// Something changed that the status may say.
     Changed,
-    /// Somebody wants a report, whether or not there is something new.
     ReportNow,
-    /// Whether another process renews the Lease.
     Contention(Contention),
     /// The Node as it was watched; `None`: there is none.
     Node(Option<Arc<Node>>),
-    /// To [`Effect::Collect`].
     Collected(Box<Collected>),
-    /// To [`Effect::Get`].
     Got(Result<Box<Node>, ApiError>),
-    /// To [`Effect::Create`].
     Created(Result<Box<Node>, ApiError>),
-    /// To [`Effect::PatchNode`].
     Repaired(Result<Written, ApiError>),
-    /// To [`Effect::PatchStatus`].
     Patched(Result<Written, ApiError>),
 }
 
-/// What was read for a pass.
 #[derive(Debug, Clone)]
 pub(crate) struct Collected {
     /// What does not change.
     pub facts: HostFacts,
-    /// What does.
     pub readings: HostReadings,
-    /// Time since boot.
     pub since_boot: Duration,
     /// What the runtime said, or why it did not.
     pub runtime: Result<RuntimeReport, String>,
@@ -117,18 +104,14 @@ pub(crate) struct Collected {
     pub runtime_down: Option<String>,
     /// How pulls fare, or why that is not known.
     pub flow: Result<FlowView, String>,
-    /// How service endpoints fare.
     pub endpoints: EndpointsView,
-    /// Whether the agent's state is durable.
     pub store: StoreState,
 }
 
-/// What the actor has to do.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Effect {
     /// Read host, runtime and pulls.
     Collect {
-        /// A directory of the runtime's images.
         image_fs: Option<PathBuf>,
     },
     /// GET the Node.
@@ -137,43 +120,31 @@ pub(crate) enum Effect {
     Create(Box<Node>),
     /// PATCH its metadata and spec.
     PatchNode(Value),
-    /// PATCH its status.
     PatchStatus(Value),
     /// Close the connections to the API server.
     CloseConnections,
-    /// Write to the store.
     Save(Write),
-    /// Say how the reports fare.
     Health(ChoreHealth),
-    /// A status was worked out: the agent's conditions and what each is.
+    /// A status was computed: the status of each of the agent's conditions.
     Computed(Vec<(&'static str, String)>),
-    /// Count something.
     Count(Counted),
-    /// Write down.
     Note {
-        /// It is an error.
         warn: bool,
-        /// What.
         text: String,
     },
 }
 
-/// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
-    /// A report was sent.
     Sent,
     /// One could not be.
     Failed,
-    /// The Node was made.
     Registered,
-    /// The wall clock stepped.
     ClockStep,
     /// Another process changed a condition of this agent's.
     ForeignWrite,
 }
 
-/// Reports fail.
 #[derive(Debug, Clone, PartialEq)]
 struct Failing {
     reason: String,
@@ -183,7 +154,6 @@ struct Failing {
     proof: bool,
 }
 
-/// The state.
 #[derive(Debug)]
 pub(crate) struct Core {
     policy: StatusPolicy,
@@ -230,7 +200,7 @@ pub(crate) struct Core {
     withheld: bool,
     writers: Writers,
     conditions: Vec<(&'static str, String)>,
-    /// They and those of other processes, as last worked out.
+    /// They and those of other processes, as last computed.
     shown: Vec<NodeCondition>,
     /// What could not be read, as it was last noted.
     unread: BTreeSet<String>,

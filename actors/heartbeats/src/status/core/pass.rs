@@ -1,4 +1,4 @@
-//! One pass: read, work out, compare, send.
+//! One pass: read, compute, compare, send.
 //!
 //! Owns: the steps of a pass and what follows from each answer. In: what was read, answers of the API server. Out:
 //! the next request, or the end of the pass and the plan of the next one.
@@ -23,6 +23,7 @@ use crate::{
     status::{
         compare::{differ, older, wrong_system_labels},
         compute::{Inputs, Memory, Moment, RuntimeView, compute, conditions, millis, moment},
+        kinds,
         patch::status_patch,
         policy::{Register, Role},
         register::{new_node, repair},
@@ -30,7 +31,6 @@ use crate::{
     },
 };
 
-/// A pass under way.
 #[derive(Debug)]
 pub(super) struct Pass {
     started: Now,
@@ -39,7 +39,6 @@ pub(super) struct Pass {
     pub(super) requests: u32,
     /// The Node that the next steps compare with.
     base: Option<Arc<Node>>,
-    /// What is being sent.
     sending: Option<Sending>,
     /// The Node could not be made.
     not_created: Option<String>,
@@ -92,7 +91,7 @@ impl Core {
         }
     }
 
-    /// The wall clock has stepped by so many milliseconds.
+    /// Milliseconds by which the wall clock has stepped.
     fn stepped(&mut self, step: i64, now: Now, effects: &mut Vec<Effect>) {
         self.steps += 1;
         if self.policy.role == Role::Node {
@@ -166,7 +165,6 @@ impl Core {
         self.go_on(now, random, effects);
     }
 
-    /// The next step of the pass.
     fn go_on(&mut self, now: Now, random: f64, effects: &mut Vec<Effect>) {
         let Some(pass) = &mut self.pass else { return };
         let Some(inputs) = pass.inputs.clone() else { return };
@@ -181,7 +179,7 @@ impl Core {
             return;
         }
         let since = self.last_report.map(|at| moment(now).saturating_sub(at));
-        // Nobody judges a node by its companion: what does not change is not written.
+        // No controller judges a node by the status of its companion: what does not change is not written.
         let expired = self.policy.role == Role::Node
             && since.is_none_or(|since| since >= millis(self.policy.report_frequency) + self.delay);
         let mut status = self.status(&base, &inputs, expired || self.force, now, effects);
@@ -223,7 +221,7 @@ impl Core {
     }
 
     /// After a change the next report comes half a turn sooner or later, so that nodes that changed together do
-    /// not report together for ever (kubelet).
+    /// not report together forever (kubelet).
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     fn draw_delay(&self, random: f64) -> i64 {
         (millis(self.policy.report_frequency) as f64 * (random - 0.5)) as i64
@@ -255,7 +253,7 @@ impl Core {
         self.conditions = conditions::own(self.policy.role).iter().filter_map(|kind| own(kind)).collect();
         effects.push(Effect::Computed(self.conditions.clone()));
         let shown = |of: &&NodeCondition| match self.stands_back() {
-            true => of.type_ == conditions::CONTESTED,
+            true => of.type_ == kinds::CONTESTED,
             false => {
                 conditions::own(self.policy.role).contains(&of.type_.as_str())
                     || self.externals.has(&of.type_)

@@ -25,7 +25,6 @@ impl Core {
         }
     }
 
-    /// The state as JSON.
     #[must_use]
     pub(crate) fn view(&self, now: Now) -> Value {
         let at = moment(now);

@@ -3,10 +3,10 @@
 //! Owns: [`Writers`], each condition as this agent wrote it last. In: the Node as it is known, statuses that are sent. Out: which
 //! conditions another process changed, and which of them are left alone for a while.
 //!
-//! A condition that differs from what this agent wrote was written by somebody else, heartbeat and transition times included. One
+//! A condition that differs from what this agent wrote was written by another process, heartbeat and transition times included. One
 //! change is a person's, or that of the agent which this one replaces; two within two report periods are a second writer.
 //! The two would overwrite each other with every pass, so from then on the condition is written once a report period at
-//! most, until nobody else has written it for two of them. Values that the node lifecycle controller sets do not count.
+//! most, until no other process has written it for two of them. Values that the node lifecycle controller sets do not count.
 
 use std::collections::BTreeMap;
 

@@ -17,11 +17,10 @@ use keelson_storage::{StoreError, StoreState};
 use super::{PullCoordinator, summary};
 use crate::{
     coordinator::{
-        core::{Effect, Event},
+        core::{Effect, PullEvent},
         journal::Restored,
-        record::Write,
     },
-    runtime::{CancelAll, Subscribe},
+    runtime::{RuntimeCommand, Subscribe},
 };
 
 /// How long after a failed write the whole journal is written again.
@@ -78,11 +77,11 @@ impl PullCoordinator {
     fn begin(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         // Attempts of a former self mean nothing any more.
-        self.runtime.deliver(CancelAll {});
+        self.runtime.deliver(RuntimeCommand::CancelAll);
         self.runtime.deliver(Subscribe { to: Arc::new(me) });
         self.perform(effects, ctx);
         if self.draining.is_some() {
-            self.step(Event::Drain, ctx);
+            self.step(PullEvent::Drain, ctx);
         }
         self.recorder().status(Status::Running, summary(self.core.counts()));
     }
@@ -165,8 +164,8 @@ impl PullCoordinator {
             self.read_late(ctx);
         } else if self.behind {
             self.rewrite = true;
-            // Any write that does not wait will do: it becomes a rewrite of everything.
-            self.perform(vec![Effect::Persist(Write::DeleteLease(String::new()))], ctx);
+            self.pipeline.ask_for_write();
+            self.perform(Vec::new(), ctx);
         }
     }
 

@@ -1,22 +1,20 @@
 //! The PullCoordinator between two agents: handing over to a successor, and taking over from a predecessor.
 //!
-//! Owns: the handlers of the hand-over. In: `HandOver` when a successor asks; `PredecessorEnded` and
-//! `PredecessorGone` in that successor. Out: the state, and the ends of pulls that go on here.
+//! In: `HandOver` when a successor asks, or the state of a predecessor. Out: the state, and the ends of pulls that go on here.
 
 use std::sync::Arc;
 
-use actix::{AsyncContext as _, Context, Handler};
+use actix::{AsyncContext as _, Context};
 use keelson_actor_system::inspect::{Mailbox, Status};
 use tokio::sync::oneshot;
 
 use super::{PullCoordinator, summary};
 use crate::{
     coordinator::{
-        core::Event,
         handover::HandedState,
-        messages::{HandOver, HandedOver, PredecessorEnded, PredecessorGone},
+        messages::{HandOver, HandedOver},
     },
-    runtime::{CancelAll, Subscribe},
+    runtime::{RuntimeCommand, Subscribe},
 };
 
 impl PullCoordinator {
@@ -33,7 +31,7 @@ impl PullCoordinator {
         self.unread = state.unread.is_some();
         let effects = self.core.take_over(state, self.clock.now());
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
-        self.runtime.deliver(CancelAll {});
+        self.runtime.deliver(RuntimeCommand::CancelAll);
         self.runtime.deliver(Subscribe { to: Arc::new(me) });
         // The journal may say less, if the predecessor's disk was full. It may also say more, if the predecessor
         // has not read it: then it is read before it is rewritten.
@@ -50,39 +48,16 @@ impl PullCoordinator {
         self.watch_store(is_open, ctx);
         self.recorder().status(Status::Running, summary(self.core.counts()));
     }
-}
 
-impl Handler<HandOver> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: HandOver, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<HandOver>();
+    pub(super) fn hand_over(&mut self, message: HandOver, ctx: &mut Context<Self>) {
         let (state, effects) = self.core.hand_over(self.clock.now());
         self.successor = Some(message.ends);
         let (written_tx, written) = oneshot::channel();
         let (ended_tx, ended) = oneshot::channel();
         (self.flushed, self.draining) = (Some(written_tx), Some(ended_tx));
-        // Before the callers are told: the successor must know of their pulls when they ask it.
+        // Before the callers are answered: the successor must know of their pulls when they ask it.
         let _ = message.state.send(HandedOver { state, written, ended });
         self.perform(effects, ctx);
         self.finish_flush();
-    }
-}
-
-impl Handler<PredecessorEnded> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, message: PredecessorEnded, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<PredecessorEnded>();
-        self.step(Event::PredecessorEnded { pull: message.pull, how: message.how }, ctx);
-    }
-}
-
-impl Handler<PredecessorGone> for PullCoordinator {
-    type Result = ();
-
-    fn handle(&mut self, _: PredecessorGone, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<PredecessorGone>();
-        self.step(Event::PredecessorGone, ctx);
     }
 }

@@ -18,7 +18,6 @@ pub(crate) enum FailureClass {
     BadContent,
     /// A layer cannot be extracted. The next try fails at the same blob.
     Unpack,
-    /// 401 or 403.
     Denied,
     /// 404, or no manifest for the platform.
     NotFound,

@@ -146,7 +146,7 @@ impl Core {
 
     /// Answers every caller with the runtime's words and forgets the pull.
     pub(super) fn conclude(&mut self, id: PullId, reply: &Arc<PullReply>, now: Now, fx: &mut Vec<Effect>) {
-        self.tell_end(id, HandedOutcome::Answered(reply.as_ref().into()), fx);
+        self.report_end(id, HandedOutcome::Answered(reply.as_ref().into()), fx);
         let Some(pull) = self.pulls.get(&id) else { return };
         let end = match &reply.result {
             Ok(_) => End::Succeeded,
@@ -198,7 +198,7 @@ impl Core {
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
-        self.tell_end(id, HandedOutcome::Cancelled, fx);
+        self.report_end(id, HandedOutcome::Cancelled, fx);
         let (end, why) = self.reason_of(id, end);
         let has_slot = self.pulls.get(&id).is_some_and(|pull| pull.lane.is_some());
         let Some(pull) = self.take_out(id) else { return };
@@ -373,7 +373,7 @@ impl Core {
 }
 
 impl super::Pull {
-    /// Nobody waits, and nobody will: it is within its grace period.
+    /// It has no callers and is within its grace period.
     fn callers_gone(&self) -> bool {
         self.cancel_at.is_some()
     }

@@ -12,6 +12,7 @@ use keelson_actor_system::clock::Now;
 use super::{
     CallerId, Core, Effect, End, Lane, Note, Pull, Refusal, Stage, Timer, queue::Place, restore::Source,
 };
+use crate::runtime::RuntimeCommand;
 use crate::{
     coordinator::{
         handover::{HandedEnd, HandedOutcome, HandedPull, HandedState, RunningPull, UnreadJournal},
@@ -186,7 +187,7 @@ impl Core {
 
     /// Sends a pull's callers to the successor and forgets the pull, which the successor has.
     pub(super) fn give_away(&mut self, id: PullId, fx: &mut Vec<Effect>) {
-        self.tell_end(id, HandedOutcome::Returned, fx);
+        self.report_end(id, HandedOutcome::Returned, fx);
         let callers: Vec<CallerId> =
             self.pulls.get(&id).map(|pull| pull.callers.iter().copied().collect()).unwrap_or_default();
         for caller in callers {
@@ -196,7 +197,7 @@ impl Core {
     }
 
     /// Tells the successor, once, how a pull ended that was handed over while it ran.
-    pub(super) fn tell_end(&mut self, id: PullId, how: HandedOutcome, fx: &mut Vec<Effect>) {
+    pub(super) fn report_end(&mut self, id: PullId, how: HandedOutcome, fx: &mut Vec<Effect>) {
         if self.handed.as_mut().is_some_and(|handed| handed.remove(&id)) {
             fx.push(Effect::TellSuccessor(HandedEnd { pull: id.0, how }));
         }
@@ -225,7 +226,12 @@ impl Effect {
     pub(crate) fn is_the_successors(&self) -> bool {
         matches!(
             self,
-            Self::Persist(_) | Self::DropLease { .. } | Self::ReapLeases(_) | Self::CheckPresent { .. }
+            Self::Persist(_)
+                | Self::Runtime(
+                    RuntimeCommand::DropLease { .. }
+                        | RuntimeCommand::ReapLeases(_)
+                        | RuntimeCommand::CheckPresent { .. }
+                )
         )
     }
 }

@@ -1,13 +1,13 @@
 //! Restarts that callers do not notice (I8): two cores, one after the other, and what each does.
 
 use super::{
-    CallerId, Event, Policy, Refusal, Stage,
+    CallerId, Policy, PullEvent, Refusal, Stage,
     testing::{Ask, Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
     coordinator::handover::{HandedEnd, HandedOutcome, HandedState},
     request::PullId,
-    runtime::Phase,
+    runtime::{Phase, RuntimeEvent},
 };
 use keelson_proto::Code;
 
@@ -25,7 +25,7 @@ fn replaced(old: &mut Bench) -> (Bench, HandedState) {
     new.salt = old.salt.clone();
     let effects = new.core.take_over(serde_json::from_str(&text).expect("read"), new.now);
     new.take(effects);
-    new.event(Event::RuntimeUp(CONTAINERD));
+    new.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     (new, state)
 }
 
@@ -33,7 +33,7 @@ fn replaced(old: &mut Bench) -> (Bench, HandedState) {
 fn tell(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
     let ends = old.told();
     for end in &ends {
-        new.event(Event::PredecessorEnded { pull: PullId(end.pull), how: end.how.clone() });
+        new.event(PullEvent::PredecessorEnded { pull: PullId(end.pull), how: end.how.clone() });
     }
     ends
 }
@@ -143,7 +143,7 @@ fn an_old_agent_that_dies_leaves_its_pulls_to_the_new_one_which_holds_the_limit(
     let _callers = asks(&mut old, &["r/a", "r/b", "r/c"]);
     old.ask(image("r/d").auth("secret"));
     let (mut new, _) = replaced(&mut old);
-    new.event(Event::PredecessorGone);
+    new.event(PullEvent::PredecessorGone);
     assert_eq!(new.started(), [PullId(1), PullId(2)], "they come first");
     assert_eq!((new.running(), new.queued()), (2, 1));
     assert_eq!(new.core.counts().held, 1);
@@ -155,7 +155,7 @@ fn a_running_pull_whose_credentials_are_gone_is_held_for_a_caller() {
     let mut old = Bench::up(limit(1));
     old.ask(ask());
     let (mut new, _) = replaced(&mut old);
-    new.event(Event::PredecessorGone);
+    new.event(PullEvent::PredecessorGone);
     assert!(new.starts.is_empty() && new.running() == 0);
     let caller = new.ask(ask());
     assert_eq!((new.pull(caller), new.started()), (PullId(1), vec![PullId(1)]));

@@ -5,13 +5,13 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    End, Event, Policy, Refusal, Tally,
+    End, Policy, PullEvent, Refusal, Tally,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
     coordinator::record::{PullRecord, RecordState},
     request::PullId,
-    runtime::Phase,
+    runtime::{Phase, RuntimeEvent},
 };
 
 fn limit(limit: u32) -> Policy {
@@ -96,11 +96,11 @@ fn ends_of_other_attempts_mean_nothing() {
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
     for (pull, attempt) in [(pull, 0), (pull, 2), (PullId(99), 1)] {
-        bench.event(Event::Finished { pull, attempt, outcome: ok() });
+        bench.event(RuntimeEvent::PullFinished { pull, attempt, outcome: ok() });
         assert!(bench.waits(caller));
     }
     bench.finish(pull, ok());
-    bench.event(Event::Finished { pull, attempt: 1, outcome: ok() });
+    bench.event(RuntimeEvent::PullFinished { pull, attempt: 1, outcome: ok() });
     assert!(bench.succeeded(caller));
 }
 
@@ -112,7 +112,7 @@ fn a_lost_pull_is_asked_again_so_often_and_then_the_error_stands() {
     for attempt in 2..=3 {
         bench.finish(pull, lost("transport is closing"));
         assert!(bench.waits(caller));
-        bench.event(Event::RuntimeUp(CONTAINERD));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         assert_eq!(bench.starts.last(), Some(&(pull, attempt)));
     }
     bench.finish(pull, lost("transport is closing"));
@@ -126,7 +126,7 @@ fn a_runtime_that_stays_away_gives_the_error_unchanged_after_the_hold_time() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), lost("EOF"));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(99));
     assert!(bench.waits(caller));
     bench.pass(seconds(1));
@@ -177,7 +177,7 @@ fn a_lost_pull_without_callers_is_not_asked_again() {
 fn who_joins_a_running_pull_in_an_outage_is_not_turned_away() {
     let mut bench = Bench::up(limit(1));
     let first = bench.ask(image("r/a"));
-    bench.event(Event::RuntimeDown("the probe timed out".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("the probe timed out".into())));
     let second = bench.ask(image("r/a"));
     bench.pass(seconds(200));
     assert!(bench.waits(second), "the call is out, whatever the probes say");
@@ -190,10 +190,10 @@ fn presence_is_asked_for_once_the_runtime_is_back() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/a"));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.present(bench.pull(caller), Some(true));
     assert_eq!(bench.starts.len(), 1, "an answer from before the outage is too old");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.checks.last(), Some(&bench.pull(caller)));
 }
 
@@ -254,7 +254,7 @@ fn a_restart_takes_up_running_pulls_first_and_keeps_the_order() {
     assert_eq!(bench.journal, bench.core.journal(bench.now));
     // Killed again before anything started: the order holds.
     bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let new = bench.ask(image("r/new"));
     assert!(bench.pull(new) > PullId(4), "no id names two pulls");
     let new = bench.pull(new).0;
@@ -298,7 +298,7 @@ fn records_of_the_first_schema_and_of_strangers() {
     }
     let mut bench = bench.kill(limit(1));
     assert_eq!(bench.journal.pulls.keys().collect::<Vec<_>>(), [&2, &4]);
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.starts, [(PullId(2), 4)]);
     assert_eq!(bench.core.list(5, bench.now).pulls[0].requested_unix_ms, 5);
 }
@@ -310,7 +310,7 @@ fn a_held_place_is_taken_by_a_caller_with_any_credentials() {
         bench.ask(ask);
     }
     let mut bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!((bench.core.counts().held, bench.queued()), (1, 1));
     let anonymous = bench.ask(image("r/a"));
     assert_ne!(bench.pull(anonymous), PullId(2), "not by one without");
@@ -332,7 +332,7 @@ fn a_held_place_is_given_up_when_nobody_comes() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a").auth("pw"));
     let mut bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(120));
     assert_eq!((bench.core.counts().held, bench.journal.pulls.len()), (0, 0));
     assert_eq!((bench.finished(), bench.starts.len()), (vec![End::Cancelled], 0));
@@ -363,7 +363,7 @@ fn a_place_of_a_failed_pull_is_kept_for_the_same_pod_and_image_only_so_long() {
 fn draining_starts_nothing_and_waits_for_what_runs() {
     let mut bench = Bench::up(limit(1));
     let (running, queued) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
-    bench.event(Event::Drain);
+    bench.event(PullEvent::Drain);
     assert_eq!((bench.refusal(queued), bench.core.is_idle()), (Refusal::Stopping, false));
     assert_eq!(bench.refusal(queued).code(), Code::Unavailable);
     let late = bench.ask(image("r/c"));
@@ -373,7 +373,7 @@ fn draining_starts_nothing_and_waits_for_what_runs() {
     assert_eq!(bench.starts.len(), 1);
     assert_eq!(bench.journal.pulls.len(), 1, "the queued one keeps its place");
     let mut bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.starts, [(PullId(2), 1)]);
 }
 
@@ -383,7 +383,7 @@ fn draining_turns_away_who_would_go_back_to_the_queue() {
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/present"));
     bench.present(bench.pull(caller), Some(true));
-    bench.event(Event::Drain);
+    bench.event(PullEvent::Drain);
     assert!(bench.waits(caller));
     bench.pass(seconds(10));
     assert_eq!(bench.refusal(caller), Refusal::Stopping);
@@ -431,7 +431,7 @@ fn more_ends_than_the_history_holds_are_all_counted() {
     bench.pass(seconds(1));
     assert_eq!((bench.core.ended(), bench.core.finished_since(0).count()), (100, 100));
     assert_eq!(bench.core.list(0, bench.now).finished.len(), 20);
-    bench.event(Event::Tick);
+    bench.event(PullEvent::Tick);
     assert_eq!(bench.core.finished_since(100).count(), 0);
     assert_eq!(bench.core.finished.len(), 20);
 }

@@ -4,10 +4,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Event, Policy, Refusal,
+    Effect, End, Policy, PullEvent, Refusal,
     testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
 };
-use crate::{request::PullId, runtime::Phase};
+use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
@@ -40,9 +40,9 @@ fn limit_n_0_and_1() {
 fn raising_starts_the_next_at_once_and_lowering_cancels_nothing() {
     let mut bench = Bench::up(limit(2));
     let callers = fill(&mut bench, 8);
-    bench.event(Event::SetLimit(Some(5)));
+    bench.event(PullEvent::SetLimit(Some(5)));
     assert_eq!((bench.running(), bench.starts.len()), (5, 5));
-    bench.event(Event::SetLimit(Some(1)));
+    bench.event(PullEvent::SetLimit(Some(1)));
     assert_eq!((bench.running(), bench.cancels.len()), (5, 0));
     for caller in &callers[..4] {
         bench.finish(bench.pull(*caller), ok());
@@ -50,19 +50,19 @@ fn raising_starts_the_next_at_once_and_lowering_cancels_nothing() {
     }
     bench.finish(bench.pull(callers[4]), ok());
     assert_eq!((bench.running(), bench.starts.len()), (1, 6));
-    bench.event(Event::SetLimit(Some(0)));
+    bench.event(PullEvent::SetLimit(Some(0)));
     assert_eq!(bench.running(), 3, "0 is no limit");
 }
 
 #[test]
 fn a_limit_set_by_hand_is_persisted_survives_and_is_reset() {
     let mut bench = Bench::up(limit(2));
-    bench.event(Event::SetLimit(Some(7)));
+    bench.event(PullEvent::SetLimit(Some(7)));
     let view = bench.core.limit_view();
     assert_eq!((view.max_parallel_image_pulls, view.configured, view.overridden), (7, 2, true));
     let mut bench = bench.kill(limit(2));
     assert_eq!(bench.core.limit_view().max_parallel_image_pulls, 7);
-    bench.event(Event::SetLimit(None));
+    bench.event(PullEvent::SetLimit(None));
     let view = bench.core.limit_view();
     assert_eq!((view.max_parallel_image_pulls, view.overridden, bench.journal.limit), (2, false, None));
     assert_eq!(bench.kill(limit(2)).core.limit_view().max_parallel_image_pulls, 2);
@@ -71,10 +71,10 @@ fn a_limit_set_by_hand_is_persisted_survives_and_is_reset() {
 #[test]
 fn a_newer_configured_limit_overrides_the_hand() {
     let mut bench = Bench::up(limit(2));
-    bench.event(Event::SetLimit(Some(7)));
-    bench.event(Event::Configure(Box::new(Policy { reject: true, ..limit(2) })));
+    bench.event(PullEvent::SetLimit(Some(7)));
+    bench.event(PullEvent::Configure(Box::new(Policy { reject: true, ..limit(2) })));
     assert_eq!(bench.core.limit_view().max_parallel_image_pulls, 7, "another setting does not");
-    bench.event(Event::Configure(Box::new(limit(4))));
+    bench.event(PullEvent::Configure(Box::new(limit(4))));
     assert_eq!((bench.core.limit_view().max_parallel_image_pulls, bench.journal.limit), (4, None));
 }
 
@@ -87,10 +87,10 @@ fn a_slow_registry_cannot_hold_every_slot() {
     assert_eq!(bench.starts.last(), Some(&(bench.pull(a), 1)), "past three that wait for the slow one");
     bench.finish(bench.pull(a), ok());
     assert_eq!(bench.starts.last(), Some(&(bench.pull(b), 1)));
-    bench.event(Event::Configure(Box::new(limit(3))));
+    bench.event(PullEvent::Configure(Box::new(limit(3))));
     bench.finish(bench.pull(b), ok());
     assert_eq!(bench.starts.last(), Some(&(bench.pull(slow[2]), 1)), "the limit by registry is gone");
-    bench.event(Event::Configure(Box::new(Policy { per_registry: 1, ..limit(9) })));
+    bench.event(PullEvent::Configure(Box::new(Policy { per_registry: 1, ..limit(9) })));
     assert_eq!(bench.running(), 3, "and is back: none of the two that wait may start");
 }
 
@@ -141,10 +141,10 @@ fn reject_does_not_count_the_time_the_runtime_is_away() {
     let mut bench = Bench::up(Policy { hold: seconds(300), ..reject(1) });
     bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(120));
     assert!(bench.waits(caller));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(29));
     assert!(bench.waits(caller));
     bench.pass(seconds(1));
@@ -204,7 +204,7 @@ fn the_loosest_option_of_those_who_wait_counts() {
 #[test]
 fn a_runtime_that_keeps_the_limit_is_handed_it() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let caller = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(caller)).expect("started").1, Some(3));
     let tighter = bench.ask(image("r/b").option(2));
@@ -231,7 +231,7 @@ fn a_runtime_without_the_capability_leaves_it_to_the_agent() {
 #[test]
 fn the_runtimes_too_many_pauses_a_pull_that_waits() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
     for attempt in 1..=5 {
@@ -247,7 +247,7 @@ fn the_runtimes_too_many_pauses_a_pull_that_waits() {
 #[test]
 fn the_runtimes_too_many_is_passed_on_in_reject_mode() {
     let mut bench = Bench::new(Policy { reject: true, ..by_runtime(3) });
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, FULL));
     assert_eq!(bench.status(caller).message, FULL);
@@ -256,7 +256,7 @@ fn the_runtimes_too_many_is_passed_on_in_reject_mode() {
 #[test]
 fn the_runtimes_too_many_is_told_to_those_who_asked_for_it() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let waits = bench.ask(image("r/a"));
     let hears = bench.ask(image("r/a").option(3));
     bench.finish(bench.pull(waits), fails(Code::ResourceExhausted, FULL));
@@ -271,7 +271,7 @@ fn the_runtimes_too_many_is_told_to_those_who_asked_for_it() {
 fn other_exhaustion_of_the_runtime_is_an_error_like_any() {
     for (enforce, message) in [(true, "disk quota"), (false, FULL)] {
         let mut bench = Bench::new(Policy { enforce_by_runtime: enforce, ..limit(3) });
-        bench.event(Event::RuntimeUp(OBEDIENT));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
         let caller = bench.ask(image("r/a"));
         bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, message));
         assert_eq!(bench.status(caller).message, message);
@@ -281,16 +281,16 @@ fn other_exhaustion_of_the_runtime_is_an_error_like_any() {
 #[test]
 fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit() {
     let mut bench = Bench::new(by_runtime(2));
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let callers = fill(&mut bench, 6);
     let pulls: Vec<PullId> = callers.iter().map(|caller| bench.pull(*caller)).collect();
     for pull in &pulls[..5] {
         bench.finish(*pull, lost("EOF"));
     }
     bench.finish(pulls[5], fails(Code::ResourceExhausted, FULL));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(3));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.running(), 2);
     assert_eq!(bench.starts[6..], [(pulls[0], 2)], "the pausing one still holds the other slot");
     bench.pass(seconds(1));
@@ -305,15 +305,15 @@ fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit(
 #[test]
 fn a_pausing_pull_waits_for_its_runtime_and_gives_way_to_the_limit() {
     let mut bench = Bench::new(by_runtime(1));
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let callers = fill(&mut bench, 3);
     for caller in &callers {
         bench.finish(bench.pull(*caller), fails(Code::ResourceExhausted, FULL));
     }
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(20));
     assert_eq!(bench.starts.len(), 3, "nobody is asked while it is away");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(2));
     assert_eq!((bench.running(), bench.starts.len(), bench.queued()), (1, 4, 2));
 }
@@ -332,7 +332,7 @@ fn max_queue_time_bounds_the_wait() {
 #[test]
 fn max_queue_time_bounds_the_wait_at_the_runtimes_own_limit() {
     let mut bench = Bench::new(Policy { max_queue_time: Some(seconds(60)), ..by_runtime(1) });
-    bench.event(Event::RuntimeUp(OBEDIENT));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let (a, b) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     bench.pass(seconds(59));
     bench.finish(bench.pull(a), fails(Code::ResourceExhausted, FULL));
@@ -404,7 +404,7 @@ fn a_present_image_that_is_a_download_goes_back_to_its_place() {
         assert_eq!((&bench.cancels[..], bench.queued()), (&[(pull, 1)][..], 1));
         assert_eq!(bench.checks.len(), 1, "not asked again");
         let late = bench.ask(image("r/late"));
-        bench.event(Event::Finished { pull, attempt: 1, outcome: lost("cancelled") });
+        bench.event(RuntimeEvent::PullFinished { pull, attempt: 1, outcome: lost("cancelled") });
         bench.finish(bench.pull(slow), ok());
         assert_eq!(bench.starts.last(), Some(&(pull, 2)), "before who came later");
         bench.finish(pull, ok());
@@ -469,7 +469,7 @@ fn ten_thousand_wait_and_are_served_in_order() {
     let salt = bench.salt.clone();
     let request = |bench: &mut Bench, n: u64| {
         let call = image(&format!("r/{n}")).call(&salt);
-        bench.core.handle(Event::Request { caller: super::CallerId(n), call, patience: None }, bench.now)
+        bench.core.handle(PullEvent::Request { caller: super::CallerId(n), call, patience: None }, bench.now)
     };
     let begin = std::time::Instant::now();
     let mut starts = Vec::new();
@@ -481,11 +481,19 @@ fn ten_thousand_wait_and_are_served_in_order() {
     };
     for n in 1..=10_000 {
         note(request(&mut bench, n));
-        note(bench.core.handle(Event::Presence { pull: PullId(n), present: Some(false) }, bench.now));
+        note(
+            bench.core.handle(
+                RuntimeEvent::PullPresence { pull: PullId(n), present: Some(false) }.into(),
+                bench.now,
+            ),
+        );
     }
     assert_eq!(bench.core.list(10, bench.now).queued, 9_997);
     for n in 1..=10_000 {
-        note(bench.core.handle(Event::Finished { pull: PullId(n), attempt: 1, outcome: ok() }, bench.now));
+        note(bench.core.handle(
+            RuntimeEvent::PullFinished { pull: PullId(n), attempt: 1, outcome: ok() }.into(),
+            bench.now,
+        ));
     }
     println!("10,000 requests and ends: {:?}", begin.elapsed());
     assert_eq!(starts, (1..=10_000).map(PullId).collect::<Vec<_>>());

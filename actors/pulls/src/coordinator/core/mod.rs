@@ -1,17 +1,18 @@
 //! Every decision about pulls, without I/O and without a clock.
 //!
-//! Owns: [`Core`], the state of all pulls. In: [`Event`]s with the time they happen at. Out:
+//! Owns: [`Core`], the state of all pulls. In: [`PullEvent`]s with the time they happen at. Out:
 //! [`Effect`]s in the order to perform them, and [`Core::next_tick`], the time to come back at.
 //!
 //! A pull is *queued* until a slot is free, then *running* until the runtime answers. Running pulls
 //! hold a slot of a *lane*: counted (the limit) or present (beside it, for images that are there).
-//! A running pull whose runtime died waits with its slot; one that nobody wants any more keeps its
+//! A running pull whose runtime died waits with its slot; one without callers keeps its
 //! slot for the grace period. A pull from the journal whose credentials are gone is *held*: it has a
 //! place, and cannot start before a caller brings some.
 
+mod claims;
+mod deleted_pods;
 mod failure;
 mod finish;
-mod gone;
 mod handover;
 mod notice;
 mod presence;
@@ -24,12 +25,13 @@ mod retained;
 mod schedule;
 mod types;
 mod view;
-mod wanted;
 
 mod queue;
 
 #[cfg(test)]
-mod gone_tests;
+mod claims_tests;
+#[cfg(test)]
+mod deleted_pods_tests;
 #[cfg(test)]
 mod handover_tests;
 #[cfg(test)]
@@ -54,8 +56,6 @@ mod stall_tests;
 mod table_tests;
 #[cfg(test)]
 mod testing;
-#[cfg(test)]
-mod wanted_tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -63,8 +63,8 @@ use std::{
     time::Duration,
 };
 
+pub(in crate::coordinator) use deleted_pods::DeletedPods;
 pub(crate) use failure::FailureClass;
-pub(in crate::coordinator) use gone::GonePods;
 use keelson_actor_system::clock::Now;
 pub use notice::PodNotice;
 use queue::{Place, Queue};
@@ -72,14 +72,14 @@ pub(crate) use reasons::{EndReason, Tally};
 use reentry::Reentry;
 use retained::{Kept, Space};
 pub(crate) use retained::{Release, ReleaseReason};
-pub use types::{Answer, CallerId, Policy, Refusal};
-pub(crate) use types::{Effect, End, Event, FinishedPull, Note};
+pub use types::{Answer, CallerId, Policy, PullEvent, Refusal};
+pub(crate) use types::{Effect, End, FinishedPull, Note};
 pub(crate) use view::Counts;
 
 use super::record::Write;
 use crate::{
     request::{Pod, PullCall, PullId, PullKey},
-    runtime::{Capabilities, Progress, PullReply},
+    runtime::{Capabilities, Progress, PullReply, RuntimeEvent},
 };
 
 /// How many finished pulls the debug view remembers.
@@ -135,7 +135,6 @@ struct Pull {
     call: Arc<PullCall>,
     callers: BTreeSet<CallerId>,
     stage: Stage,
-    /// The slot it holds.
     lane: Option<Lane>,
     attempts: u32,
     /// How often it was lost with its runtime, or failed with another, cancelled pull, since it last got an answer of its own.
@@ -149,7 +148,7 @@ struct Pull {
     inherited: Option<Duration>,
     with_credentials: bool,
     resumed: bool,
-    /// From the journal, and nobody has asked for it since: it comes after all that callers wait for.
+    /// From the journal, and not requested since: it comes after all that callers wait for.
     unclaimed: bool,
     /// When a caller was last known to want it, Unix milliseconds.
     wanted_unix_ms: i64,
@@ -158,7 +157,7 @@ struct Pull {
     /// Why it ends, where that is known before.
     reason: Option<&'static str>,
     spent: reasons::Spent,
-    /// Nobody wants it any more: it is cancelled then.
+    /// When it is cancelled, because it has no callers.
     cancel_at: Option<Duration>,
     /// Until when the answer about its presence is awaited.
     presence_until: Option<Duration>,
@@ -179,7 +178,7 @@ struct Pull {
 
 impl Pull {
     fn place(&self) -> Place {
-        let order = if self.unclaimed { self.order.saturating_add(wanted::UNCLAIMED) } else { self.order };
+        let order = if self.unclaimed { self.order.saturating_add(claims::UNCLAIMED) } else { self.order };
         (order, self.id)
     }
 
@@ -284,7 +283,6 @@ pub(crate) struct Core {
     callers: HashMap<CallerId, Caller>,
     /// Pulls that a new caller with this key, as [`Core::key_of`] makes it, joins.
     by_key: HashMap<PullKey, PullId>,
-    /// All pulls of an image.
     by_image: HashMap<Arc<str>, Vec<PullId>>,
     queue: Queue,
     /// Queued pulls whose image is there, waiting for a slot beside the limit.
@@ -304,7 +302,7 @@ pub(crate) struct Core {
     /// How many Events may be written.
     notices: notice::Budget,
     /// Pods whose callers do not wait.
-    gone: GonePods,
+    deleted_pods: DeletedPods,
     /// When the runtime went away, on the monotonic clock.
     away_since: Option<Duration>,
     /// When a pull last got on or ended, on the monotonic clock.
@@ -314,7 +312,6 @@ pub(crate) struct Core {
     space: Space,
     /// The newest first: the last [`HISTORY`], and all that ended in the event handled last.
     finished: VecDeque<FinishedPull>,
-    /// How many pulls ended.
     ended: u64,
     next_id: u64,
     /// Prefix of lease names; one for each state folder.
@@ -349,7 +346,7 @@ impl Core {
             wanted_at: None,
             reentry: Reentry::default(),
             notices: notice::Budget::default(),
-            gone: GonePods::default(),
+            deleted_pods: DeletedPods::default(),
             away_since: None,
             moved: None,
             kept: BTreeMap::new(),
@@ -363,39 +360,47 @@ impl Core {
     }
 
     /// The one way in: what happens, and when. Returns what to do about it.
-    pub(crate) fn handle(&mut self, event: Event, now: Now) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, event: PullEvent, now: Now) -> Vec<Effect> {
         let mut fx = Vec::new();
         self.finished.truncate(HISTORY);
-        self.gone.expire(now.mono);
+        self.deleted_pods.expire(now.mono);
         match event {
-            Event::Request { caller, call, patience } => self.request(caller, call, patience, now, &mut fx),
-            Event::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
-            Event::Presence { pull, present } => self.presence(pull, present, now, &mut fx),
-            Event::Finished { pull, attempt, outcome } => {
-                self.attempt_ended(pull, attempt, outcome, now, &mut fx)
+            PullEvent::Request { caller, call, patience } => {
+                self.request(caller, call, patience, now, &mut fx)
             }
-            Event::Progress { pull, progress } => self.progressed(pull, progress, now, &mut fx),
-            Event::RuntimeUp(capabilities) => self.runtime_up(capabilities, now, &mut fx),
-            Event::RuntimeDown(reason) => self.runtime_down(reason, now, &mut fx),
-            Event::PodGone { uid, pod } => self.pod_gone(uid, pod, now, &mut fx),
-            Event::PodsSynced(live) => self.pods_synced(&live, now, &mut fx),
-            Event::PodForgotten(uid) => self.pod_forgotten(&uid, now),
-            Event::Configure(policy) => self.configure(*policy, now, &mut fx),
-            Event::SetLimit(limit) => self.set_limit(limit, &mut fx),
-            Event::PredecessorEnded { pull, how } => self.predecessor_ended(pull, how, now, &mut fx),
-            Event::PredecessorGone => self.predecessor_gone(now, &mut fx),
-            Event::LeaseMeasured { lease, bytes } => self.lease_measured(&lease, bytes, &mut fx),
-            Event::ImageFs(image_fs) => self.image_fs_read(image_fs, &mut fx),
-            Event::DiskPressure(is_true) => self.disk_pressure(is_true, &mut fx),
-            Event::Tick => self.tick(now, &mut fx),
-            Event::Drain => self.drain(&mut fx),
+            PullEvent::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
+            PullEvent::Runtime(event) => self.runtime_event(event, now, &mut fx),
+            PullEvent::PodGone { uid, pod } => self.pod_gone(uid, pod, now, &mut fx),
+            PullEvent::PodsSynced(live) => self.pods_synced(&live, now, &mut fx),
+            PullEvent::PodForgotten(uid) => self.pod_forgotten(&uid, now),
+            PullEvent::Configure(policy) => self.configure(*policy, now, &mut fx),
+            PullEvent::SetLimit(limit) => self.set_limit(limit, &mut fx),
+            PullEvent::PredecessorEnded { pull, how } => self.predecessor_ended(pull, how, now, &mut fx),
+            PullEvent::PredecessorGone => self.predecessor_gone(now, &mut fx),
+            PullEvent::DiskPressure(is_true) => self.disk_pressure(is_true, &mut fx),
+            PullEvent::Tick => self.tick(now, &mut fx),
+            PullEvent::Drain => self.drain(&mut fx),
         }
         self.schedule(now, &mut fx);
         self.watch_kept(now);
         fx
     }
 
-    /// When [`Event::Tick`] is due next, on the monotonic clock.
+    fn runtime_event(&mut self, event: RuntimeEvent, now: Now, fx: &mut Vec<Effect>) {
+        match event {
+            RuntimeEvent::PullPresence { pull, present } => self.presence(pull, present, now, fx),
+            RuntimeEvent::PullFinished { pull, attempt, outcome } => {
+                self.attempt_ended(pull, attempt, outcome, now, fx)
+            }
+            RuntimeEvent::PullProgress { pull, progress } => self.progressed(pull, progress, now, fx),
+            RuntimeEvent::RuntimeChanged(Ok(capabilities)) => self.runtime_up(capabilities, now, fx),
+            RuntimeEvent::RuntimeChanged(Err(reason)) => self.runtime_down(reason, now, fx),
+            RuntimeEvent::LeaseMeasured { lease, bytes } => self.lease_measured(&lease, bytes, fx),
+            RuntimeEvent::ImageFsRead(image_fs) => self.image_fs_read(image_fs, fx),
+        }
+    }
+
+    /// When [`PullEvent::Tick`] is due next, on the monotonic clock.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<Duration> {
         self.timers.first().map(|(at, _)| *at)
@@ -437,7 +442,7 @@ impl Core {
             unread.limit_changed = true;
         }
         if policy.limit != self.policy.limit && self.limit_override.take().is_some() {
-            // The newest word counts, whoever spoke it.
+            // The newest value counts, from settings or by hand.
             fx.push(Effect::Persist(Write::Limit(None)));
         }
         let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);

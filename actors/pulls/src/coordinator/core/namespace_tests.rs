@@ -3,10 +3,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Event, Policy,
+    Policy,
     testing::{Ask, Bench, CONTAINERD, CRIO, fails, image, ok},
 };
-use crate::runtime::Capabilities;
+use crate::runtime::{Capabilities, RuntimeEvent};
 
 fn ask(namespace: &str) -> Ask {
     image("r/a").pod(&format!("pod-of-{namespace}")).namespace(namespace)
@@ -20,7 +20,7 @@ fn limit(limit: u32) -> Policy {
 fn before(runtime: Option<Capabilities>, policy: Policy) -> Bench {
     let mut bench = Bench::new(policy);
     if let Some(capabilities) = runtime {
-        bench.event(Event::RuntimeUp(capabilities));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(capabilities)));
     }
     bench
 }
@@ -70,7 +70,7 @@ fn requests_from_before_the_runtime_answered_stay_apart() {
     let mut bench = before(None, limit(1));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_ne!(bench.pull(first), bench.pull(second));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let third = bench.ask(ask("c"));
     assert_eq!(bench.pull(third), bench.pull(first), "the first of them is the one to join");
     bench.finish(bench.pull(first), ok());
@@ -83,10 +83,10 @@ fn requests_from_before_the_runtime_answered_stay_apart() {
 #[test]
 fn the_runtime_that_comes_back_decides() {
     let mut bench = before(Some(CONTAINERD), limit(5));
-    bench.event(Event::RuntimeDown("gone".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("gone".into())));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_eq!(bench.pull(first), bench.pull(second));
-    bench.event(Event::RuntimeUp(CRIO));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CRIO)));
     let third = bench.ask(ask("b"));
     assert_ne!(bench.pull(third), bench.pull(first));
 }
@@ -109,7 +109,7 @@ fn a_held_place_is_for_its_own_namespace() {
         let mut bench = before(Some(runtime), limit(5));
         bench.ask(ask("a").auth("pw"));
         bench = bench.kill(limit(5));
-        bench.event(Event::RuntimeUp(runtime));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(runtime)));
         bench.ask(ask("b").auth("pw"));
         assert_eq!(bench.core.pulls.len(), expected, "{runtime:?}");
     }

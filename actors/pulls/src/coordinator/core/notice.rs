@@ -1,7 +1,7 @@
 //! Events on the pods whose pulls wait for a slot.
 //!
 //! Owns: which waiting caller is worth an Event, when, and how many there may be. In: callers that wait longer than
-//! `pulls.queued_event_after`. Out: [`PodNotice`]s, to be written by whoever has an API server; nothing waits for that.
+//! `pulls.queued_event_after`. Out: [`PodNotice`]s, written where there is an API server; nothing waits for that.
 //!
 //! A caller that goes on waiting has its Event updated (count, time and message), as client-go updates the Event of
 //! something that happens again: each time that [`REPEAT`] times the first wait has passed. Over all pods a budget applies; a notice without budget is tried again
@@ -18,7 +18,7 @@ use crate::request::Pod;
 pub(crate) const PULL_QUEUED: &str = "ImagePullQueued";
 /// An Event is updated after this many times `pulls.queued_event_after`: with the default every 5 min.
 const REPEAT: u32 = 10;
-/// So many notices may be written at once.
+/// Maximum number of notices that are written at once.
 const BURST: u32 = 20;
 /// And one more after each such time.
 const REFILL: Duration = Duration::from_secs(2);
@@ -28,7 +28,6 @@ const POSTPONED: Duration = Duration::from_secs(10);
 /// An Event to write, for the first time or again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNotice {
-    /// The pod that waits.
     pub pod: Pod,
     /// `metadata.name` of the Event: the same each time.
     pub name: String,

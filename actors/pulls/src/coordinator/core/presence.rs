@@ -13,6 +13,7 @@ use keelson_actor_system::clock::Now;
 
 use super::{Core, Effect, Health, Presence, Stage, Timer, queue::Class};
 use crate::request::PullId;
+use crate::runtime::RuntimeCommand;
 
 /// How long a pull and those behind it wait for the answer. ImageStatus is a local lookup of a millisecond.
 pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,7 +37,7 @@ impl Core {
             *presence = Presence::Asked;
             let until = now.mono + PRESENCE_TIMEOUT;
             pull.presence_until = Some(until);
-            fx.push(Effect::CheckPresent { pull: id, call: pull.call.clone() });
+            fx.push(Effect::Runtime(RuntimeCommand::CheckPresent { pull: id, call: pull.call.clone() }));
             self.arm(until, Timer::Presence(id));
         }
     }

@@ -3,10 +3,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Event, Lane, Policy,
+    Lane, Policy,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
-use crate::{request::PullId, runtime::Phase};
+use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
@@ -16,7 +16,7 @@ fn limit(limit: u32) -> Policy {
 fn bench(policy: Policy) -> Bench {
     let mut bench = Bench::new(policy);
     bench.absent = false;
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench
 }
 
@@ -99,7 +99,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
         ("no answer", |_, _| {}),
         ("the second is absent", |bench, [_, second]| bench.present(second, Some(false))),
         ("the second cannot be told", |bench, [_, second]| bench.present(second, None)),
-        ("the runtime is away", |bench, _| bench.event(Event::RuntimeDown("away".into()))),
+        ("the runtime is away", |bench, _| bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())))),
     ];
     for (case, answers) in cases {
         let mut bench = bench(limit(1));
@@ -110,7 +110,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
         answers(&mut bench, pulls);
         let mut bench = bench.kill(limit(1));
         bench.absent = false;
-        bench.event(Event::RuntimeUp(CONTAINERD));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         // They come back the other way round, behind somebody new.
         let new = bench.ask(image("r/new").pod("n"));
         let [second, first] = [("r/2", "q"), ("r/1", "p")].map(|(name, pod)| bench.ask(image(name).pod(pod)));
@@ -135,16 +135,16 @@ fn i13_a_present_pull_that_ends_leaves_no_record() {
 fn i13_it_is_asked_again_after_an_outage_and_before_the_start() {
     let mut bench = bench(limit(1));
     let caller = bench.ask(image("r/present"));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     assert_eq!(bench.journal.pulls.len(), 1, "it waits for the runtime");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!((bench.checks.len(), bench.starts.len()), (2, 0));
     bench.present(bench.pull(caller), Some(true));
     assert_eq!(bench.running(), 0);
     // After a restart, too.
     let mut bench = bench.kill(limit(1));
     bench.absent = false;
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!((bench.checks.len(), bench.starts.len()), (1, 0));
     bench.present(PullId(1), Some(true));
     assert_eq!(lane(&bench, PullId(1)), Some(Lane::Present));
@@ -182,7 +182,7 @@ fn i13_a_moved_tag_takes_a_free_slot_or_gives_way_at_the_first_byte() {
         bench.progress(pull, reading(Phase::Downloading, 0));
         assert_eq!((bench.running(), bench.queued(), bench.cancels.len()), (1, full.into(), full.into()));
         if full {
-            bench.event(Event::Finished { pull, attempt: 1, outcome: lost("cancelled") });
+            bench.event(RuntimeEvent::PullFinished { pull, attempt: 1, outcome: lost("cancelled") });
             bench.finish(PullId(2), ok());
             assert_eq!(lane(&bench, pull), Some(Lane::Counted), "it is known to be a download");
         }

@@ -11,7 +11,7 @@ use keelson_proto::Code;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    CallerId, Effect, Event, Lane, Policy, Stage,
+    CallerId, Effect, Lane, Policy, PullEvent, Stage,
     testing::{
         Ask, Bench, CONTAINERD, CRIO, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds,
     },
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     coordinator::record::RecordState,
     request::PullId,
-    runtime::{Capabilities, Phase},
+    runtime::{Capabilities, Phase, RuntimeEvent},
 };
 
 #[derive(Debug, Clone)]
@@ -145,7 +145,7 @@ impl Run {
     fn new(policy: Policy, absent: bool) -> Self {
         let mut bench = Bench::new(policy.clone());
         bench.absent = absent;
-        bench.event(Event::RuntimeUp(CONTAINERD));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         Self { bench, policy, left: BTreeSet::new() }
     }
 
@@ -173,30 +173,30 @@ impl Run {
                 self.bench.progress(self.which(which), reading(phase, bytes));
             }
             Step::Up(capabilities) => {
-                self.bench.event(Event::RuntimeUp(capabilities));
+                self.bench.event(RuntimeEvent::RuntimeChanged(Ok(capabilities)));
             }
-            Step::ImageFs(percent) => self.bench.event(Event::ImageFs(percent.map(percent_free))),
-            Step::Pressure(is_true) => self.bench.event(Event::DiskPressure(is_true)),
+            Step::ImageFs(percent) => self.bench.event(RuntimeEvent::ImageFsRead(percent.map(percent_free))),
+            Step::Pressure(is_true) => self.bench.event(PullEvent::DiskPressure(is_true)),
             Step::Measured { which, bytes } => {
                 let lease = self.bench.core.kept.keys().nth(which).cloned().unwrap_or_default();
-                self.bench.event(Event::LeaseMeasured { lease, bytes });
+                self.bench.event(RuntimeEvent::LeaseMeasured { lease, bytes });
             }
-            Step::Down => self.bench.event(Event::RuntimeDown("away".into())),
+            Step::Down => self.bench.event(RuntimeEvent::RuntimeChanged(Err("away".into()))),
             Step::PodGone(uid) => {
-                self.bench.event(Event::PodGone { uid: uid.into(), pod: format!("ns/{uid}") })
+                self.bench.event(PullEvent::PodGone { uid: uid.into(), pod: format!("ns/{uid}") })
             }
-            Step::PodForgotten(uid) => self.bench.event(Event::PodForgotten(uid.into())),
+            Step::PodForgotten(uid) => self.bench.event(PullEvent::PodForgotten(uid.into())),
             Step::PodsSynced(both) => {
                 let live = ["p", "q"].into_iter().take(1 + usize::from(both)).map(str::to_owned);
-                self.bench.event(Event::PodsSynced(std::sync::Arc::new(live.collect())));
+                self.bench.event(PullEvent::PodsSynced(std::sync::Arc::new(live.collect())));
             }
-            Step::Limit(limit) => self.bench.event(Event::SetLimit(limit)),
+            Step::Limit(limit) => self.bench.event(PullEvent::SetLimit(limit)),
             Step::Configure(n) => {
                 self.policy = policies().swap_remove(n);
-                self.bench.event(Event::Configure(Box::new(self.policy.clone())));
+                self.bench.event(PullEvent::Configure(Box::new(self.policy.clone())));
             }
             Step::Pass(millis) => self.bench.pass(std::time::Duration::from_millis(millis)),
-            Step::Drain => self.bench.event(Event::Drain),
+            Step::Drain => self.bench.event(PullEvent::Drain),
             Step::Kill => self.kill(),
         }
     }
@@ -212,7 +212,7 @@ impl Run {
             End::Full => fails(Code::ResourceExhausted, "TooManyPullingInParallel: 9"),
             End::Lost => lost("EOF"),
         };
-        self.bench.event(Event::Finished { pull, attempt, outcome });
+        self.bench.event(RuntimeEvent::PullFinished { pull, attempt, outcome });
     }
 
     fn kill(&mut self) {

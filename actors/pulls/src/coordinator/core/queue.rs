@@ -29,7 +29,6 @@ pub(super) type Place = (u64, PullId);
 pub(super) struct Queue {
     classes: HashMap<Class, BTreeSet<Place>>,
     places: BTreeMap<Place, Class>,
-    /// The first of each class.
     heads: BTreeMap<Place, Class>,
 }
 

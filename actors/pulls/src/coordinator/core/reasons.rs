@@ -4,7 +4,7 @@
 //! end of a pull and what its callers were told. Out: the fields of [`FinishedPull`](super::FinishedPull) that logs,
 //! metrics and people see. Reasons are a closed set of words: they are label values.
 //!
-//! A pull whose last callers were refused, or ran out of time, did not end because nobody wanted it.
+//! A pull whose last callers were refused, or ran out of time, did not end for want of callers.
 
 use std::time::Duration;
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    CallerId, Event, Policy, Tally,
+    CallerId, Policy, PullEvent, Tally,
     testing::{Ask, Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
-use crate::runtime::Phase;
+use crate::runtime::{Phase, RuntimeEvent};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
@@ -134,7 +134,7 @@ fn i18_every_end_has_its_reason() {
     bench.pass(seconds(30));
     assert_eq!(last_end(&bench), ("refused", "TooManyPullingInParallel"));
     bench.ask(image("r/a").pod("web"));
-    bench.event(Event::PodGone { uid: "web".into(), pod: "ns/web".into() });
+    bench.event(PullEvent::PodGone { uid: "web".into(), pod: "ns/web".into() });
     assert_eq!(last_end(&bench), ("cancelled", "PodDeleted"));
     bench.progress(bench.pull(running), reading(Phase::Downloading, 1));
     bench.leave(running);
@@ -184,7 +184,7 @@ fn i18_joined_and_retried_pulls_are_counted() {
     bench.ask(image("r/b"));
     bench.ask(image("r/b"));
     bench.finish(bench.pull(running), lost("EOF"));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(
         bench.tallies,
         [Tally::Joined("Running"), Tally::Joined("Queued"), Tally::Retried("RuntimeLost")]

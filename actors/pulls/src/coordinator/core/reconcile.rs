@@ -18,7 +18,7 @@ use crate::{
         record::{KeptLease, PullRecord, RecordState, Write},
     },
     request::{PullCall, PullId, PullKey},
-    runtime::Capabilities,
+    runtime::{Capabilities, RuntimeCommand},
 };
 
 /// Number of images remembered as pulled while the journal is unread. Beyond it a record costs one question to the
@@ -152,7 +152,7 @@ impl Core {
         if self.unread.is_none() && matches!(self.health, Health::Up(Capabilities { leases: true, .. })) {
             let mut keep: std::collections::BTreeSet<String> = self.kept.keys().cloned().collect();
             keep.extend(self.pulls.values().filter_map(|pull| pull.lease.clone()));
-            fx.push(Effect::ReapLeases(keep.into_iter().collect()));
+            fx.push(Effect::Runtime(RuntimeCommand::ReapLeases(keep.into_iter().collect())));
         }
     }
 }

@@ -1,12 +1,13 @@
 //! I4: pulls that began from memory, and a journal that is read after that.
 
 use super::{
-    Core, Event, Policy, Stage,
+    Core, Policy, PullEvent, Stage,
     testing::{Bench, CONTAINERD, fails, image, ok, seconds},
 };
 use crate::{
     coordinator::record::{KeptLease, PullRecord, RecordState},
     request::PullId,
+    runtime::RuntimeEvent,
 };
 
 fn limit(limit: u32) -> Policy {
@@ -32,7 +33,7 @@ fn record(id: u64, image: &str, state: RecordState) -> PullRecord {
 fn unread(limit: u32) -> Bench {
     let mut bench = Bench::new(Policy { limit, ..Policy::default() });
     bench.core.begin_unread(bench.now);
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench
 }
 
@@ -98,14 +99,14 @@ fn i4_a_pull_that_succeeded_meanwhile_is_not_pulled_again_and_one_that_failed_is
 fn i4_leases_are_not_reaped_before_the_journal_has_been_read() {
     let mut bench = unread(1);
     assert_eq!(bench.reaped(), None);
-    bench.event(Event::RuntimeDown("gone".into()));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("gone".into())));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.reaped(), None);
     let kept = KeptLease { lease: "keelson-owner-x".into(), image: "r/x".into(), expires_unix_ms: i64::MAX };
     bench.reconcile(vec![], vec![kept], None);
     assert_eq!(bench.reaped(), Some(&["keelson-owner-x".to_owned()][..]));
     let mut read = Bench::new(limit(1));
-    read.event(Event::RuntimeUp(CONTAINERD));
+    read.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(read.reaped(), Some(&[][..]));
 }
 
@@ -128,13 +129,13 @@ fn i4_the_newest_limit_counts() {
     for (by_hand, expect) in [(None, 5), (Some(Some(3)), 3), (Some(None), 1)] {
         let mut bench = unread(1);
         if let Some(by_hand) = by_hand {
-            bench.event(Event::SetLimit(by_hand));
+            bench.event(PullEvent::SetLimit(by_hand));
         }
         bench.reconcile(vec![], vec![], Some(5));
         assert_eq!(bench.core.limit(), expect, "{by_hand:?}");
     }
     let mut bench = unread(1);
-    bench.event(Event::Configure(Box::new(limit(2))));
+    bench.event(PullEvent::Configure(Box::new(limit(2))));
     bench.reconcile(vec![], vec![], Some(5));
     assert_eq!(bench.core.limit(), 2, "the settings were changed after the limit of the journal");
 }
@@ -169,7 +170,7 @@ fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() 
         old.ask(image("r/running"));
         old.ask(image("r/new"));
         if by_hand.is_some() {
-            old.event(Event::SetLimit(by_hand));
+            old.event(PullEvent::SetLimit(by_hand));
         }
         let (state, effects) = old.core.hand_over(old.now);
         old.take(effects);
@@ -179,7 +180,7 @@ fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() 
         new.now = old.now;
         let effects = new.core.take_over(serde_json::from_str(&text).expect("read"), new.now);
         new.take(effects);
-        new.event(Event::RuntimeUp(CONTAINERD));
+        new.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         assert_eq!(new.reaped().is_none(), expect_unread, "a lease of an unread record is not reaped");
         if expect_unread {
             let records = vec![

@@ -6,7 +6,7 @@
 //! goes when there are too many.
 //!
 //! A caller that left may come back with any credentials. After a failure the place is only for credentials that have
-//! not failed from it: an image that does not exist, or that nobody may read, gains nothing by being asked for again.
+//! not failed from it: an image that does not exist, or that no caller may read, gains nothing by being asked for again.
 
 use std::{
     collections::{HashMap, VecDeque},

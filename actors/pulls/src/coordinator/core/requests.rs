@@ -12,6 +12,7 @@ use super::{
 use crate::{
     coordinator::record::Write,
     request::{PullCall, PullId, PullKey},
+    runtime::RuntimeCommand,
 };
 
 impl Core {
@@ -58,7 +59,7 @@ impl Core {
 
     /// A caller whose pod is gone begins no pull, and joins none that waits: it might take up a place that others have.
     fn refusal_to_join(&self, joinable: Option<PullId>, call: &PullCall) -> Option<Refusal> {
-        let pod = self.gone.pod(&call.pod.as_ref()?.uid)?;
+        let pod = self.deleted_pods.pod(&call.pod.as_ref()?.uid)?;
         let waits = joinable.and_then(|id| self.pulls.get(&id)).is_none_or(Pull::has_not_begun);
         waits.then(|| Refusal::PodGone { pod: pod.to_owned(), image: call.image.to_string() })
     }
@@ -112,7 +113,7 @@ impl Core {
         }
     }
 
-    /// Somebody wants the pull (again). Says whether a held place was taken up.
+    /// A caller wants the pull (again). Returns whether a held place was taken.
     fn join(&mut self, id: PullId, call: Arc<PullCall>) -> bool {
         let Some(pull) = self.pulls.get_mut(&id) else { return false };
         if let Some(at) = pull.cancel_at.take() {
@@ -200,7 +201,7 @@ impl Core {
         patience: Option<Duration>,
         now: Now,
     ) {
-        // Whoever brings the pull option asked for a limit of its own, and to hear when it is reached.
+        // A caller with the pull option asked for a limit of its own, and to be refused when it is reached.
         let give_up = if self.policy.reject || option.is_some() {
             Some((now.mono + self.policy.reject_interval * self.policy.reject_retries, GiveUp::Rejected))
         } else {
@@ -313,7 +314,7 @@ impl Core {
         if let Some(pull) = self.pulls.get(&id)
             && matches!(pull.stage, Stage::Running)
         {
-            fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
+            fx.push(Effect::Runtime(RuntimeCommand::CancelPull { pull: id, attempt: pull.attempts }));
         }
         self.end(id, End::Cancelled, now, fx);
     }

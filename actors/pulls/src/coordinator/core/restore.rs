@@ -2,7 +2,7 @@
 //!
 //! Owns: what a record means to an agent that has just started. Running pulls come first, then the
 //! queue, each in its old order. An anonymous pull goes on by itself; one with credentials is held
-//! for a caller who brings them. Records that nobody has wanted for `pulls.record_max_age` are dropped, and where pods
+//! for a caller that brings them. Records that no caller has wanted for `pulls.record_max_age` are dropped, and where pods
 //! are watched a pull goes on by itself only once its pod is known to exist. Leases that no record names are left to the first reaping. What the
 //! records say of their order stays, unless running pulls have to overtake; what changes is written.
 
@@ -20,7 +20,7 @@ use crate::{
     request::{PullCall, PullId},
 };
 
-/// Higher ones are no ids that an agent gave: the journal was written by somebody else.
+/// Higher ones are no ids that an agent gave: the journal was written by another program.
 const MOST_ID: u64 = u64::MAX / 2;
 
 /// Where records come from.
@@ -103,7 +103,7 @@ impl Core {
         if self.is_too_old(record, now, fx) {
             return None;
         }
-        if record.pod.as_ref().is_some_and(|pod| self.gone.pod(&pod.uid).is_some()) {
+        if record.pod.as_ref().is_some_and(|pod| self.deleted_pods.pod(&pod.uid).is_some()) {
             return None;
         }
         let call = PullCall::rebuild(&record.image, &record.runtime_handler, record.pod.clone()).ok()?;
@@ -114,7 +114,7 @@ impl Core {
         let asks_pods = source == Source::Journal
             && self.policy.await_pods
             && record.pod.is_some()
-            && !self.gone.is_synced();
+            && !self.deleted_pods.is_synced();
         let stage = if record.with_credentials || asks_pods {
             let until = now.mono + self.policy.resume_window;
             self.arm(until, Timer::Held(id));
@@ -137,7 +137,7 @@ impl Core {
             started: None,
             options: BTreeMap::new(),
             lease: record.lease.clone(),
-            // Whoever takes its place may have other credentials.
+            // The caller that takes its place may have other credentials.
             inherited: record.lease.as_ref().map(|_| now.mono + self.policy.progress_retention),
             with_credentials: record.with_credentials,
             resumed: true,

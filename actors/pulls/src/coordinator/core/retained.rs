@@ -15,6 +15,7 @@ use keelson_actor_system::{clock::Now, file_system::FileSystem};
 
 use super::{Core, Effect, End, FailureClass, Health, Stage, Timer};
 use crate::coordinator::record::{KeptLease, Write};
+use crate::runtime::RuntimeCommand;
 
 /// Maximum number of retained leases; then the one that expires first is released.
 const MOST_RETAINED: usize = 1024;
@@ -145,7 +146,7 @@ impl Core {
             }
             _ => {
                 let collect = reason.is_some_and(ReleaseReason::is_for_space);
-                fx.push(Effect::DropLease { lease, collect });
+                fx.push(Effect::Runtime(RuntimeCommand::DropLease { lease, collect }));
                 // Settings that retain nothing release at every end: nothing worth telling.
                 if let Some(reason) = reason.filter(|reason| *reason != ReleaseReason::Disabled) {
                     fx.push(Effect::Released(Release { image, bytes, reason }));
@@ -203,9 +204,9 @@ impl Core {
         if let Some(kept) = self.kept.get_mut(&lease) {
             kept.bytes = bytes;
         }
-        fx.push(Effect::MeasureLease(lease));
+        fx.push(Effect::Runtime(RuntimeCommand::MeasureLease(lease)));
         if self.policy.retain_min_free_percent > 0 {
-            fx.push(Effect::CheckImageFs);
+            fx.push(Effect::Runtime(RuntimeCommand::CheckImageFs));
         }
         if self.kept.len() > MOST_RETAINED
             && let Some(first) = self.first_to_expire()
@@ -237,7 +238,10 @@ impl Core {
     pub(super) fn release(&mut self, lease: &str, reason: ReleaseReason, fx: &mut Vec<Effect>) {
         let Some(kept) = self.kept.remove(lease) else { return };
         self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
-        fx.push(Effect::DropLease { lease: lease.to_owned(), collect: reason.is_for_space() });
+        fx.push(Effect::Runtime(RuntimeCommand::DropLease {
+            lease: lease.to_owned(),
+            collect: reason.is_for_space(),
+        }));
         fx.push(Effect::Persist(Write::DeleteLease(lease.to_owned())));
         fx.push(Effect::Released(Release { image: kept.image, bytes: kept.bytes, reason }));
     }
@@ -292,7 +296,7 @@ impl Core {
         self.keep_space(fx);
     }
 
-    /// For the next life of the coordinator: nobody tells again of a condition that stays.
+    /// For the next life of the coordinator: a condition that stays is not reported again.
     pub(in crate::coordinator) fn has_disk_pressure(&self) -> bool {
         self.space.disk_pressure
     }
@@ -306,13 +310,13 @@ impl Core {
     pub(super) fn ask_about_kept(&self, fx: &mut Vec<Effect>) {
         self.measure_unknown(fx);
         if !self.kept.is_empty() && self.policy.retain_min_free_percent > 0 {
-            fx.push(Effect::CheckImageFs);
+            fx.push(Effect::Runtime(RuntimeCommand::CheckImageFs));
         }
     }
 
     fn measure_unknown(&self, fx: &mut Vec<Effect>) {
         let unknown = self.kept.iter().filter(|(_, kept)| kept.bytes.is_none());
-        fx.extend(unknown.map(|(lease, _)| Effect::MeasureLease(lease.clone())));
+        fx.extend(unknown.map(|(lease, _)| Effect::Runtime(RuntimeCommand::MeasureLease(lease.clone()))));
     }
 
     pub(super) fn space_due(&mut self, fx: &mut Vec<Effect>) {
@@ -320,7 +324,7 @@ impl Core {
         if matches!(self.health, Health::Up(_)) {
             self.measure_unknown(fx);
             if self.policy.retain_min_free_percent > 0 {
-                fx.push(Effect::CheckImageFs);
+                fx.push(Effect::Runtime(RuntimeCommand::CheckImageFs));
             }
         }
     }
@@ -329,7 +333,7 @@ impl Core {
         self.space.renew_at = None;
         let leases = self.leases_in_need();
         if matches!(self.health, Health::Up(_)) && !leases.is_empty() {
-            fx.push(Effect::RenewLeases(leases));
+            fx.push(Effect::Runtime(RuntimeCommand::RenewLeases(leases)));
         }
     }
 

@@ -4,10 +4,14 @@ use keelson_actor_system::file_system::FileSystem;
 use keelson_proto::Code;
 
 use super::{
-    Effect, Event, FailureClass, Policy, ReleaseReason,
+    Effect, FailureClass, Policy, PullEvent, ReleaseReason,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, percent_free, reading, seconds},
 };
-use crate::{request::PullId, runtime::Phase};
+use crate::{
+    request::PullId,
+    runtime::Phase,
+    runtime::{RuntimeCommand, RuntimeEvent},
+};
 
 const CUT: &str = "failed to copy: read tcp: connection reset by peer";
 const FULL: &str = "failed to copy: write /var/lib/c/ingest/data: no space left on device";
@@ -40,11 +44,15 @@ fn retained(bench: &Bench) -> (usize, u64) {
 }
 
 fn measures(bench: &Bench) -> usize {
-    bench.last.iter().filter(|effect| matches!(effect, Effect::MeasureLease(_))).count()
+    bench
+        .last
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Runtime(RuntimeCommand::MeasureLease(_))))
+        .count()
 }
 
 fn checks_space(bench: &Bench) -> bool {
-    bench.last.iter().any(|effect| matches!(effect, Effect::CheckImageFs))
+    bench.last.iter().any(|effect| matches!(effect, Effect::Runtime(RuntimeCommand::CheckImageFs)))
 }
 
 /// I1: a failed pull keeps its lease only if a retry can use the bytes.
@@ -126,7 +134,7 @@ fn a_denied_pull_retains_what_was_fetched_before_a_kill() {
     let good = bench.ask(image("r/a").auth("good"));
     bench.progress(bench.pull(good), reading(Phase::Downloading, 700));
     let mut bench = bench.kill(policy());
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let wrong = bench.ask(image("r/a").auth("wrong"));
     assert_eq!(bench.pull(wrong), PullId(1), "the place of the killed one");
     bench.finish(bench.pull(wrong), fails(Code::Unknown, DENIED));
@@ -164,7 +172,7 @@ fn the_budget_releases_the_oldest_first() {
     assert_eq!(retained(&bench), (3, 800), "its size is not known yet");
     let newest = bench.core.kept.iter().max_by_key(|(_, kept)| kept.until).map(|(lease, _)| lease.clone());
     let lease = newest.expect("three are retained");
-    bench.event(Event::LeaseMeasured { lease, bytes: Some(1001) });
+    bench.event(RuntimeEvent::LeaseMeasured { lease, bytes: Some(1001) });
     assert_eq!(retained(&bench), (2, 800), "what exceeds the budget alone pushes nothing else out");
 }
 
@@ -181,11 +189,11 @@ fn an_empty_lease_is_released_once_it_is_measured() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 0, Code::Unknown, CUT);
     let lease = bench.core.kept.keys().next().cloned().expect("retained");
-    bench.event(Event::LeaseMeasured { lease: lease.clone(), bytes: None });
+    bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: None });
     assert_eq!(retained(&bench), (1, 0), "the runtime could not say");
     bench.pass(seconds(10));
     assert_eq!(measures(&bench), 1, "asked again");
-    bench.event(Event::LeaseMeasured { lease: lease.clone(), bytes: Some(0) });
+    bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: Some(0) });
     assert_eq!((bench.dropped.clone(), reasons(&bench)), (vec![lease], vec![ReleaseReason::Empty]));
     assert_eq!((bench.journal.leases.len(), bench.core.next_tick()), (0, None));
 }
@@ -196,7 +204,7 @@ fn a_measurement_of_a_lease_that_is_in_use_again_means_nothing() {
     fail(&mut bench, "r/a", 0, Code::Unknown, CUT);
     let lease = bench.core.kept.keys().next().cloned().expect("retained");
     let pull = begin(&mut bench, "r/a", 10);
-    bench.event(Event::LeaseMeasured { lease, bytes: Some(0) });
+    bench.event(RuntimeEvent::LeaseMeasured { lease, bytes: Some(0) });
     assert!(bench.dropped.is_empty(), "a pull runs in it");
     bench.finish(pull, ok());
     assert_eq!(bench.dropped.len(), 1);
@@ -220,7 +228,7 @@ fn low_space_releases_everything_and_retains_nothing() {
         let mut bench = Bench::up(policy());
         fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
         let running = begin(&mut bench, "r/b", 10);
-        bench.event(Event::ImageFs(image_fs));
+        bench.event(RuntimeEvent::ImageFsRead(image_fs));
         let left = usize::from(!low);
         assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (left, 1 - left), "{image_fs:?}");
         bench.finish(running, fails(Code::Unknown, CUT));
@@ -240,10 +248,10 @@ fn free_space_is_read_while_anything_is_retained_or_it_is_low() {
         bench.pass(seconds(2));
         assert!(checks_space(&bench));
     }
-    bench.event(Event::ImageFs(Some(percent_free(5))));
+    bench.event(RuntimeEvent::ImageFsRead(Some(percent_free(5))));
     bench.pass(seconds(10));
     assert!(checks_space(&bench), "so that the next end of a pull knows");
-    bench.event(Event::ImageFs(Some(percent_free(50))));
+    bench.event(RuntimeEvent::ImageFsRead(Some(percent_free(50))));
     assert_eq!(bench.core.next_tick(), None, "nothing is retained");
     let mut bench = Bench::up(Policy { retain_min_free_percent: 0, ..policy() });
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
@@ -257,11 +265,11 @@ fn disk_pressure_releases_everything_and_retains_nothing() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     let running = begin(&mut bench, "r/b", 10);
-    bench.event(Event::DiskPressure(true));
+    bench.event(PullEvent::DiskPressure(true));
     assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (0, 1));
     bench.finish(running, fails(Code::Unknown, CUT));
     assert_eq!((reasons(&bench), bench.collections), (vec![ReleaseReason::DiskPressure; 2], 2));
-    bench.event(Event::DiskPressure(false));
+    bench.event(PullEvent::DiskPressure(false));
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     assert_eq!(bench.core.kept_leases(), 1);
 }
@@ -290,8 +298,8 @@ fn settings_apply_to_what_is_retained() {
     ] {
         let mut bench = Bench::up(policy());
         fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
-        bench.event(Event::ImageFs(Some(percent_free(50))));
-        bench.event(Event::Configure(Box::new(change.clone())));
+        bench.event(RuntimeEvent::ImageFsRead(Some(percent_free(50))));
+        bench.event(PullEvent::Configure(Box::new(change.clone())));
         assert_eq!(reasons(&bench), reason.into_iter().collect::<Vec<_>>(), "{change:?}");
     }
 }
@@ -302,7 +310,7 @@ fn a_restart_measures_what_is_retained_and_obeys_new_settings() {
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     let mut bench = bench.kill(policy());
     assert_eq!(retained(&bench), (1, 0));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!((measures(&bench), checks_space(&bench)), (1, true));
     let bench = bench.kill(Policy { keep_progress: false, ..policy() });
     assert_eq!((retained(&bench), bench.journal.leases.len(), bench.dropped.len()), ((0, 0), 0, 1));
@@ -314,7 +322,7 @@ fn leases_in_use_and_retained_ones_are_renewed() {
     let mut bench = Bench::up(policy());
     let renewed = |bench: &Bench| {
         bench.last.iter().find_map(|effect| match effect {
-            Effect::RenewLeases(leases) => Some(leases.len()),
+            Effect::Runtime(RuntimeCommand::RenewLeases(leases)) => Some(leases.len()),
             _ => None,
         })
     };
@@ -327,7 +335,7 @@ fn leases_in_use_and_retained_ones_are_renewed() {
     bench.finish(running, ok());
     bench.pass(seconds(600));
     assert_eq!(renewed(&bench), Some(1));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(600));
     assert_eq!(renewed(&bench), None, "nobody to ask");
 }

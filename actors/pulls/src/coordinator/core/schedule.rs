@@ -15,7 +15,7 @@ use super::{
 use crate::{
     coordinator::record::{PullRecord, RecordState},
     request::PullId,
-    runtime::{Download, Phase, Progress},
+    runtime::{Download, Phase, Progress, RuntimeCommand},
 };
 
 impl Core {
@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    /// One lease for an image and handler: whoever pulls it next finds the bytes there.
+    /// One lease for an image and handler: the next pull finds the bytes there.
     fn lease_name(&self, id: PullId) -> Option<String> {
         let Health::Up(capabilities) = &self.health else { return None };
         // Even where nothing is to be kept: without a lease nothing is known of a pull's progress,
@@ -228,7 +228,7 @@ impl Core {
         } else if abandoned {
             self.cancel(id, now, fx);
         } else {
-            fx.push(Effect::Cancel { pull: id, attempt });
+            fx.push(Effect::Runtime(RuntimeCommand::CancelPull { pull: id, attempt }));
             let text = format!("{name} was present but is fetched again; it waits for a slot");
             fx.push(Effect::Note(Note { warn: false, text }));
             fx.push(Effect::Count(Tally::Retried("TagMoved")));
@@ -294,7 +294,7 @@ impl Core {
     /// Cancels a running pull and tells its callers why.
     fn end_running(&mut self, id: PullId, refusal: &Refusal, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get(&id) else { return };
-        fx.push(Effect::Cancel { pull: id, attempt: pull.attempts });
+        fx.push(Effect::Runtime(RuntimeCommand::CancelPull { pull: id, attempt: pull.attempts }));
         fx.push(Effect::Note(Note { warn: true, text: format!("{}: {refusal}", pull.call.name.full()) }));
         for caller in pull.callers.clone() {
             self.refuse(caller, refusal.clone(), fx);

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{
-    End, EndReason, Event, Policy, Refusal,
+    End, EndReason, Policy, PullEvent, Refusal,
     testing::{Bench, CONTAINERD, image, lost, reading, seconds},
 };
 use crate::{
     request::PullId,
-    runtime::{Download, Phase, Progress},
+    runtime::{Download, Phase, Progress, RuntimeEvent},
 };
 
 const STALL: Duration = Duration::from_secs(60);
@@ -120,7 +120,7 @@ fn the_stall_timeout_changes_live() {
     let pull = bench.pull(caller);
     read_for(&mut bench, pull, seconds(300), reading(Phase::Downloading, 5));
     assert!(bench.waits(caller));
-    bench.event(Event::Configure(Box::new(watched())));
+    bench.event(PullEvent::Configure(Box::new(watched())));
     read_for(&mut bench, pull, seconds(1), reading(Phase::Downloading, 5));
     assert!(matches!(bench.refusal(caller), Refusal::Stalled { .. }));
 }
@@ -162,7 +162,7 @@ fn the_time_of_a_pull_is_not_limited_by_default_and_changes_live() {
     bench.pass(seconds(100_000));
     assert!(bench.waits(caller));
     let policy = Policy { max_pull_time: Some(seconds(200_000)), ..limit(1) };
-    bench.event(Event::Configure(Box::new(policy)));
+    bench.event(PullEvent::Configure(Box::new(policy)));
     bench.pass(seconds(99_999));
     assert!(bench.waits(caller));
     bench.pass(seconds(1));
@@ -176,7 +176,7 @@ fn each_attempt_has_its_own_time() {
     bench.pass(seconds(99));
     bench.finish(bench.pull(caller), lost("EOF"));
     bench.pass(seconds(50));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(99));
     assert!(bench.waits(caller));
     bench.pass(seconds(1));

@@ -4,10 +4,10 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Event, Policy,
+    Effect, End, Policy,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
-use crate::{request::PullId, runtime::Phase};
+use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
@@ -123,7 +123,10 @@ fn case_07_the_kubelet_dies_with_3_active_and_10_queued() {
 #[test]
 fn case_08_without_leases_nothing_is_kept() {
     let mut bench = Bench::new(limit(1));
-    bench.event(Event::RuntimeUp(crate::runtime::Capabilities { leases: false, ..CONTAINERD }));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(crate::runtime::Capabilities {
+        leases: false,
+        ..CONTAINERD
+    })));
     let caller = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(caller)), Some((None, None)));
     bench.leave(caller);
@@ -172,7 +175,7 @@ fn case_10_a_killed_agent_finds_its_lease_again() {
     assert_eq!(bench.journal.pulls[&first.0].lease.as_ref(), Some(&lease), "in the journal before the call");
 
     let mut bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.starts, [(first, 2)], "the anonymous one goes on by itself");
     assert_eq!(bench.start_of(first), Some((Some(lease.clone()), None)), "with its lease");
     let back = bench.ask(image("r/a").pod("p"));
@@ -190,20 +193,23 @@ fn case_11_leases_that_no_record_names_are_reaped_at_start() {
     let running = bench.ask(image("r/running"));
     let running = bench.journal.pulls[&bench.pull(running).0].lease.clone().expect("a lease");
     let mut bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     assert_eq!(bench.reaped(), None, "nobody to ask");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.reaped(), Some(&[running][..]), "every other lease of ours goes");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.reaped(), None, "once");
 }
 
 #[test]
 fn case_11_a_runtime_that_shows_its_leases_later_is_reaped_then() {
     let mut bench = Bench::new(limit(1));
-    bench.event(Event::RuntimeUp(crate::runtime::Capabilities { leases: false, ..CONTAINERD }));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(crate::runtime::Capabilities {
+        leases: false,
+        ..CONTAINERD
+    })));
     assert_eq!(bench.reaped(), None);
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.reaped(), Some(&[][..]));
 }
 
@@ -213,10 +219,10 @@ fn case_12_and_13_a_pull_lost_with_its_runtime_goes_on() {
     let (caller, next) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     let pull = bench.pull(caller);
     bench.finish(pull, lost("EOF"));
-    bench.event(Event::RuntimeDown("connection refused".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("connection refused".into())));
     bench.pass(seconds(5));
     assert_eq!((bench.running(), bench.starts.len()), (1, 1), "it keeps its slot");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.starts[1..], [(pull, 2)]);
     bench.finish(pull, ok());
     assert!(bench.succeeded(caller) && bench.waits(next));
@@ -228,7 +234,7 @@ fn case_14_callers_are_held_until_the_runtime_appears() {
     let caller = bench.ask(image("r/a"));
     bench.pass(seconds(60));
     assert!(bench.starts.is_empty() && bench.waits(caller));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.starts.len(), 1);
     bench.pass(seconds(60));
     assert!(bench.waits(caller), "held no longer: it waits like any other");
@@ -240,7 +246,7 @@ fn case_15_the_runtime_is_away_for_five_minutes() {
     let running = bench.ask(image("r/a"));
     let queued = bench.ask(image("r/b"));
     bench.finish(bench.pull(running), ok());
-    bench.event(Event::RuntimeDown("unix:///run/x.sock: connection refused".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("unix:///run/x.sock: connection refused".into())));
     let new = bench.ask(image("r/c"));
     bench.pass(seconds(99));
     assert!(bench.waits(new));

@@ -14,7 +14,8 @@ use keelson_proto::{Code, PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Event, Lane, Note, PodNotice, Policy, Refusal, Release, Stage, Tally,
+    Answer, CallerId, Core, Effect, End, Lane, Note, PodNotice, Policy, PullEvent, Refusal, Release, Stage,
+    Tally,
 };
 use crate::{
     coordinator::{
@@ -22,7 +23,9 @@ use crate::{
         record::{KeptLease, PullRecord, Write},
     },
     request::{CredentialsSalt, PullCall, PullId},
-    runtime::{Capabilities, Download, Outcome, Phase, Progress, PullReply, WireStatus},
+    runtime::{
+        Capabilities, Download, Outcome, Phase, Progress, PullReply, RuntimeCommand, RuntimeEvent, WireStatus,
+    },
 };
 
 /// A runtime with leases and progress, but without the pull option.
@@ -172,7 +175,7 @@ impl Bench {
     /// A core whose runtime serves.
     pub(super) fn up(policy: Policy) -> Self {
         let mut bench = Self::new(policy);
-        bench.event(Event::RuntimeUp(CONTAINERD));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         bench
     }
 
@@ -217,15 +220,16 @@ impl Bench {
         self.take(effects);
     }
 
-    pub(super) fn event(&mut self, event: Event) {
-        let effects = self.core.handle(event, self.now);
+    pub(super) fn event(&mut self, event: impl Into<PullEvent>) {
+        let effects = self.core.handle(event.into(), self.now);
         self.take(effects);
         while let Some(pull) = self.core.undecided().filter(|_| self.absent) {
             if let Some(asked) = self.checks.iter().rposition(|asked| *asked == pull) {
                 self.checks.remove(asked);
             }
             let before = std::mem::take(&mut self.last);
-            let effects = self.core.handle(Event::Presence { pull, present: Some(false) }, self.now);
+            let effects =
+                self.core.handle(RuntimeEvent::PullPresence { pull, present: Some(false) }.into(), self.now);
             self.take(effects);
             self.last.splice(0..0, before);
         }
@@ -248,7 +252,7 @@ impl Bench {
         for (index, effect) in effects.iter().enumerate() {
             match effect {
                 Effect::Persist(write) => self.journal.apply(write),
-                Effect::CheckPresent { pull, .. } => self.checks.push(*pull),
+                Effect::Runtime(RuntimeCommand::CheckPresent { pull, .. }) => self.checks.push(*pull),
                 Effect::Start { pull, attempt, .. } => {
                     let persisted = effects[..index].iter().rev().any(|before| {
                         matches!(before, Effect::Persist(Write::PutPull(record))
@@ -257,21 +261,19 @@ impl Bench {
                     assert!(persisted, "start of {pull:?} without its record: {effects:#?}");
                     self.starts.push((*pull, *attempt));
                 }
-                Effect::Cancel { pull, attempt } => self.cancels.push((*pull, *attempt)),
+                Effect::Runtime(RuntimeCommand::CancelPull { pull, attempt }) => {
+                    self.cancels.push((*pull, *attempt))
+                }
                 Effect::Reply { caller, answer } => {
                     let before = self.answers.insert(*caller, answer.clone());
                     assert!(before.is_none(), "{caller:?} was answered twice");
                 }
-                Effect::DropLease { lease, collect } => {
+                Effect::Runtime(RuntimeCommand::DropLease { lease, collect }) => {
                     self.dropped.push(lease.clone());
                     self.collections += u32::from(*collect);
                 }
                 Effect::Released(release) => self.released.push(release.clone()),
-                Effect::ReapLeases(_)
-                | Effect::TellSuccessor(_)
-                | Effect::MeasureLease(_)
-                | Effect::CheckImageFs
-                | Effect::RenewLeases(_) => {}
+                Effect::Runtime(_) | Effect::TellSuccessor(_) => {}
                 Effect::Notice(notice) => self.notices.push(notice.clone()),
                 Effect::Count(tally) => self.tallies.push(*tally),
                 Effect::Note(note) => self.notes.push(note.clone()),
@@ -289,7 +291,7 @@ impl Bench {
         let caller = CallerId(self.next_caller);
         self.next_caller += 1;
         let call = ask.call(&self.salt);
-        self.event(Event::Request { caller, call, patience });
+        self.event(PullEvent::Request { caller, call, patience });
         caller
     }
 
@@ -299,21 +301,21 @@ impl Bench {
     }
 
     pub(super) fn leave(&mut self, caller: CallerId) {
-        self.event(Event::CallerLeft(caller));
+        self.event(PullEvent::CallerLeft(caller));
     }
 
     /// Ends the attempt that is under way.
     pub(super) fn finish(&mut self, pull: PullId, outcome: Outcome) {
         let attempt = self.core.pulls.get(&pull).map_or(0, |pull| pull.attempts);
-        self.event(Event::Finished { pull, attempt, outcome });
+        self.event(RuntimeEvent::PullFinished { pull, attempt, outcome });
     }
 
     pub(super) fn progress(&mut self, pull: PullId, progress: Progress) {
-        self.event(Event::Progress { pull, progress });
+        self.event(RuntimeEvent::PullProgress { pull, progress });
     }
 
     pub(super) fn present(&mut self, pull: PullId, present: Option<bool>) {
-        self.event(Event::Presence { pull, present });
+        self.event(RuntimeEvent::PullPresence { pull, present });
     }
 
     /// Lets time pass, with a tick at each moment the core asks for.
@@ -321,7 +323,7 @@ impl Bench {
         let end = self.now.mono + time;
         while let Some(at) = self.core.next_tick().filter(|at| *at <= end) {
             self.at(at.max(self.now.mono));
-            self.event(Event::Tick);
+            self.event(PullEvent::Tick);
             assert!(self.core.next_tick().is_none_or(|next| next > self.now.mono), "ticks for ever");
         }
         self.at(end);
@@ -384,9 +386,13 @@ impl Bench {
     }
 
     pub(super) fn reaped(&self) -> Option<&[String]> {
-        self.last
-            .iter()
-            .find_map(|effect| if let Effect::ReapLeases(keep) = effect { Some(&keep[..]) } else { None })
+        self.last.iter().find_map(|effect| {
+            if let Effect::Runtime(RuntimeCommand::ReapLeases(keep)) = effect {
+                Some(&keep[..])
+            } else {
+                None
+            }
+        })
     }
 }
 
@@ -427,7 +433,7 @@ impl Core {
         for (id, caller) in &self.callers {
             let pull = self.pulls.get(&caller.pull).expect("a caller's pull exists");
             assert!(pull.callers.contains(id), "a pull knows its callers");
-            let gone = caller.pod.as_ref().is_some_and(|pod| self.gone.pod(&pod.uid).is_some());
+            let gone = caller.pod.as_ref().is_some_and(|pod| self.deleted_pods.pod(&pod.uid).is_some());
             assert!(!(gone && pull.has_not_begun()), "{id:?} waits for a pod that is gone");
         }
         let callers: usize = self.pulls.values().map(|pull| pull.callers.len()).sum();

@@ -1,10 +1,10 @@
 //! What goes into the core of pulls and what comes out of it.
 //!
-//! Owns: [`Policy`], [`Event`], [`Effect`] and the answers that callers get. No logic but texts.
+//! Owns: [`Policy`], [`PullEvent`], [`Effect`] and the answers that callers get. No logic but texts.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use keelson_actor_system::file_system::FileSystem;
+use keelson_actor_system::messages;
 use keelson_proto::Code;
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     request::{Pod, PullCall, PullId},
-    runtime::{Capabilities, Outcome, Progress, PullReply},
+    runtime::{Progress, PullReply, RuntimeCommand, RuntimeEvent},
 };
 
 /// Names one waiting caller for as long as the process lives.
@@ -36,7 +36,6 @@ pub struct Policy {
     pub per_registry: u32,
     /// Most pulls of present images beside the limit.
     pub present_slots: u32,
-    /// Longest wait in the queue.
     pub max_queue_time: Option<Duration>,
     /// Most callers that wait at once.
     pub max_callers: usize,
@@ -45,7 +44,7 @@ pub struct Policy {
     /// How long a place is kept, after a restart, for a caller who brings credentials; and how long news of pods is
     /// awaited.
     pub resume_window: Duration,
-    /// Records that nobody has wanted for longer are not taken over.
+    /// Records that no caller has wanted for longer are not restored.
     pub record_max_age: Duration,
     /// Pulls from the journal wait for news of their pods, for `resume_window` at most.
     pub await_pods: bool,
@@ -118,86 +117,58 @@ impl Default for Policy {
     }
 }
 
-/// What happens to the core.
-#[derive(Debug, Clone)]
-pub(crate) enum Event {
-    /// A caller asks.
-    Request {
-        /// The ID by which [`Effect::Reply`] will answer it.
-        caller: CallerId,
-        /// Image, credentials, handler and pod.
-        call: Arc<PullCall>,
-        /// How long the caller waits at most (its gRPC deadline).
-        patience: Option<Duration>,
-    },
-    /// A caller cancelled, or its connection is gone.
-    CallerLeft(CallerId),
-    /// The runtime said whether it has the image; `None`: it could not say.
-    Presence {
-        /// As in [`Effect::CheckPresent`].
-        pull: PullId,
-        /// Whether the image is there.
-        present: Option<bool>,
-    },
-    /// The runtime's part ended.
-    Finished {
-        /// As in [`Effect::Start`].
-        pull: PullId,
-        /// As in [`Effect::Start`]; an older one's end means nothing any more.
-        attempt: u32,
-        /// The runtime's reply, or that the call was lost.
-        outcome: Outcome,
-    },
-    /// A new reading of how far a running pull is.
-    Progress {
-        /// As in [`Effect::Start`].
-        pull: PullId,
-        /// Bytes, layers and phase.
-        progress: Progress,
-    },
-    /// The runtime answers.
-    RuntimeUp(Capabilities),
-    /// The runtime does not answer; the text says why and names the socket.
-    RuntimeDown(String),
-    /// A pod is deleted or terminating: its callers do not wait any more.
-    PodGone {
-        /// `metadata.uid`.
-        uid: String,
-        /// `namespace/name`, for people.
-        pod: String,
-    },
-    /// Uids of all pods of this node that exist and have not ended, those of static pods as the kubelet has them.
-    PodsSynced(Arc<HashSet<String>>),
-    /// The object of the pod with this uid is deleted: nothing more will be heard of it.
-    PodForgotten(String),
-    /// The settings were read again.
-    Configure(Box<Policy>),
-    /// A person sets the limit, or (`None`) puts it back to the settings.
-    SetLimit(Option<u32>),
-    /// A pull that goes on in the predecessor ended there.
-    PredecessorEnded {
-        /// IDs are the same in both processes.
-        pull: PullId,
-        /// Its reply, or that it has to start again here.
-        how: HandedOutcome,
-    },
-    /// The predecessor is gone, or cannot be heard any more.
-    PredecessorGone,
-    /// The size of a lease was read; `bytes` is `None` where the runtime could not say.
-    LeaseMeasured {
-        /// The lease's id.
-        lease: String,
-        /// Bytes of blobs, ingests and snapshots.
-        bytes: Option<u64>,
-    },
-    /// The image file system was read; `None`: its size is not known.
-    ImageFs(Option<FileSystem>),
-    /// Whether the node condition DiskPressure is True.
-    DiskPressure(bool),
-    /// A timer is due.
-    Tick,
-    /// The agent is stopping.
-    Drain,
+messages! {
+    /// What happens to the core, and the message that reports it to the coordinator.
+    #[derive(Debug, Clone)]
+    pub enum PullEvent {
+        /// A caller wants an image. To be sent as [`RequestPull`](crate::coordinator::RequestPull).
+        Request {
+            /// The ID by which [`Effect::Reply`] answers it.
+            caller: CallerId,
+            /// Image, credentials, handler and pod.
+            call: Arc<PullCall>,
+            /// How long the caller waits at most (its gRPC deadline).
+            patience: Option<Duration>,
+        },
+        /// A caller cancelled, or its connection is closed.
+        CallerLeft(CallerId),
+        Runtime(RuntimeEvent),
+        /// A pod is deleted or terminating: its calls that wait fail with ABORTED, those that run continue. Matched by
+        /// the uid in the call's sandbox config. That of a static pod is its manifest's and not its mirror pod's, so
+        /// that static pods are never reported in this way.
+        PodGone {
+            /// `metadata.uid`.
+            uid: String,
+            /// `namespace/name`, for people.
+            pod: String,
+        },
+        /// The object of the pod with this uid is deleted, after [`Self::PodGone`] or without it. Its calls are refused
+        /// for ten minutes more, then the pod is forgotten.
+        PodForgotten(String),
+        /// The uids of all pods of the node that exist and have not ended, of static pods those of their manifests. Sent
+        /// after each list of the pods.
+        PodsSynced(Arc<HashSet<String>>),
+        /// Whether the node condition DiskPressure is True: then nothing is retained of unfinished pulls.
+        DiskPressure(bool),
+        Configure(Box<Policy>),
+        /// A limit set by hand; `None` resets it to the settings. To be sent as
+        /// [`SetLimit`](crate::coordinator::SetLimit).
+        SetLimit(Option<u32>),
+        /// A pull that continued in the predecessor ended there. IDs are the same in both processes.
+        PredecessorEnded { pull: PullId, how: HandedOutcome },
+        /// The predecessor cannot be reached any more.
+        PredecessorGone,
+        /// The time of [`Core::next_tick`](super::Core::next_tick).
+        Tick,
+        /// The agent is stopping. To be sent as [`Drain`](crate::coordinator::Drain).
+        Drain,
+    }
+}
+
+impl From<RuntimeEvent> for PullEvent {
+    fn from(event: RuntimeEvent) -> Self {
+        Self::Runtime(event)
+    }
 }
 
 /// What the actor has to do, in this order.
@@ -205,16 +176,8 @@ pub(crate) enum Event {
 pub(crate) enum Effect {
     /// Write to the journal; what follows in the list waits until it is durable.
     Persist(Write),
-    /// Ask the runtime whether it has the image.
-    CheckPresent {
-        /// For this pull.
-        pull: PullId,
-        /// What it asks for.
-        call: Arc<PullCall>,
-    },
-    /// Ask the runtime for the image.
+    Runtime(RuntimeCommand),
     Start {
-        /// For this pull.
         pull: PullId,
         /// Counts from 1.
         attempt: u32,
@@ -227,43 +190,18 @@ pub(crate) enum Effect {
         /// It runs beside the limit: a download has to be noticed at once.
         present: bool,
     },
-    /// Stop a running attempt.
-    Cancel {
-        /// As in [`Effect::Start`].
-        pull: PullId,
-        /// As in [`Effect::Start`]: no later one is stopped.
-        attempt: u32,
-    },
     /// Answer a caller. Needs no durability before it: a record that outlives its pull costs one
     /// question for an image that is there.
     Reply {
-        /// As in [`Event::Request`].
         caller: CallerId,
-        /// The runtime's reply, or a refusal.
         answer: Answer,
     },
-    /// Give up a lease and what only it keeps.
-    DropLease {
-        /// Its ID in containerd.
-        lease: String,
-        /// The space is needed now. Otherwise the runtime frees it when it next collects garbage.
-        collect: bool,
-    },
-    /// Read how many bytes a retained lease holds.
-    MeasureLease(String),
-    /// Read the free space of the image file system.
-    CheckImageFs,
-    /// Give these leases a new expiry where theirs is near.
-    RenewLeases(Vec<String>),
     /// Bytes of an unfinished pull were given up: for the log and the metrics.
     Released(Release),
-    /// Remove every lease of ours but these, and those in use since the process began.
-    ReapLeases(Vec<String>),
     /// Tell the successor of a pull that was handed over while it ran.
     TellSuccessor(HandedEnd),
     /// Write an Event on a pod, if there is an API server. Nothing waits for it, and it may be lost.
     Notice(PodNotice),
-    /// Add to a metric.
     Count(Tally),
     /// Something worth an event in the debug view and a line in the log.
     Note(Note),
@@ -272,13 +210,11 @@ pub(crate) enum Effect {
 /// An entry for the log and the actor's list of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// Whether somebody should look.
     pub warn: bool,
     /// For log and page, so without secrets.
     pub text: String,
 }
 
-/// What a caller gets.
 #[derive(Debug, Clone)]
 pub enum Answer {
     /// The runtime's own words, success or error, shared by all callers of the pull.
@@ -296,11 +232,9 @@ pub enum Refusal {
          more are queued; no slot was free within {waited:?}"
     )]
     TooMany {
-        /// Pulls in flight.
         running: u32,
         /// The limit that this pull is held to.
         limit: u32,
-        /// Pulls in the queue.
         queued: usize,
         /// Since the caller asked.
         waited: Duration,
@@ -310,7 +244,6 @@ pub enum Refusal {
         "keelson is busy: {0} callers already wait for image pulls (pulls.max_queued_callers); retry later"
     )]
     TooManyCallers(usize),
-    /// The actor's mailbox is full.
     #[error("keelson is busy: the mailbox of {0} is full; retry later")]
     Busy(&'static str),
     /// `pulls.max_queue_time` is over.
@@ -321,7 +254,6 @@ pub enum Refusal {
     /// The caller's own deadline.
     #[error("the caller's deadline expired after {0:?} while the pull was {1}")]
     Deadline(Duration, &'static str),
-    /// The runtime is away.
     #[error("the container runtime is down and did not recover within {held:?} (cri.hold_timeout): {reason}")]
     RuntimeAway {
         /// For how long the caller was held.
@@ -347,7 +279,6 @@ pub enum Refusal {
          cancelled while {phase}{kept}"
     )]
     PullTime {
-        /// The value of the setting.
         limit: Duration,
         /// What the pull did by its last reading.
         phase: &'static str,
@@ -372,7 +303,6 @@ pub enum Refusal {
     /// The coordinator starts again.
     #[error("the pull coordinator is restarting and the pull continues; retry")]
     Restarting,
-    /// The request itself is wrong.
     #[error("{0}")]
     Invalid(String),
 }
@@ -408,7 +338,6 @@ pub(crate) struct FinishedPull {
     pub handler: Arc<str>,
     /// Who asked first.
     pub pod: Option<Pod>,
-    /// Whether it had credentials.
     pub with_credentials: bool,
     /// How often the runtime was asked.
     pub attempts: u32,
@@ -422,25 +351,20 @@ pub(crate) struct FinishedPull {
     pub finished_unix_ms: i64,
     /// The last reading.
     pub progress: Option<Progress>,
-    /// Time in the queue.
     pub queue_wait: Duration,
     /// Time with a slot; `None`: it never had one.
     pub pull_time: Option<Duration>,
-    /// How it ended.
     pub end: End,
     /// The same for logs and metrics.
     pub why: super::EndReason,
 }
 
-/// How a pull ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The image is there.
     Succeeded,
     /// The runtime's or the agent's words, without secrets.
     Failed(String),
     /// The agent refused the callers that waited, or their time was over; its words.
     Refused(String),
-    /// Nobody wanted it any more.
     Cancelled,
 }

@@ -225,14 +225,11 @@ impl Core {
     }
 }
 
-/// What [`Core::counts`] counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Pulls in flight under the limit.
     pub running: u32,
     /// Pulls in flight beside the limit, of present images.
     pub present: u32,
-    /// Pulls that wait for a slot.
     pub queued: u32,
     /// Pulls from the journal that wait for a caller with credentials.
     pub held: u32,

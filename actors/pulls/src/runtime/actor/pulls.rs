@@ -1,11 +1,11 @@
 //! The calls of running pulls.
 //!
-//! Owns: one task for each attempt. In: `Pull`, `CancelPull`, `CancelAll`. Out: exactly one `PullFinished` for each attempt
+//! Owns: one task for each attempt. Out: exactly one `PullFinished` for each attempt
 //! that was not cancelled; a `PullProgress` when the pull of a present image turns out to be a download.
 
 use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
-use actix::{AsyncContext as _, Context, Handler};
+use actix::{AsyncContext as _, Context};
 use keelson_actor_system::inspect::Mailbox;
 use tokio::time::Instant;
 
@@ -14,9 +14,8 @@ use crate::{
     request::PullId,
     runtime::{
         core::{Event, Health},
-        messages::{CallEnded, CancelAll, CancelPull, Pull, PullFinished, PullProgress},
-        subscriber::Subscriber,
-        types::{Outcome, Phase, PullReply, Runtime},
+        messages::{CallEnded, RuntimeEvent, Subscriber},
+        types::{Outcome, Phase, PullReply, Runtime, RuntimePull},
     },
 };
 
@@ -35,7 +34,7 @@ impl RuntimeClient {
         lease.filter(|_| content).and_then(watch)
     }
 
-    fn forget(&mut self, pull: PullId, attempt: u32) {
+    pub(super) fn forget(&mut self, pull: PullId, attempt: u32) {
         if let Some(running) = self.running.remove(&(pull, attempt)) {
             running.wanted.set(false);
             running.task.abort();
@@ -62,7 +61,7 @@ impl DownloadWatch {
                 continue;
             };
             if progress.phase == Phase::Downloading {
-                self.subscriber.pull_progress(PullProgress { pull: self.pull, progress });
+                self.subscriber.send(RuntimeEvent::PullProgress { pull: self.pull, progress });
                 std::future::pending::<()>().await;
             }
         }
@@ -86,7 +85,7 @@ impl EndOnce {
         if let Some(subscriber) = self.subscriber.take()
             && self.wanted.get()
         {
-            subscriber.pull_finished(PullFinished { pull: self.pull, attempt: self.attempt, outcome });
+            subscriber.send(RuntimeEvent::PullFinished { pull: self.pull, attempt: self.attempt, outcome });
         }
     }
 }
@@ -101,12 +100,16 @@ impl Drop for EndOnce {
     }
 }
 
-impl Handler<Pull> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: Pull, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<Pull>();
-        let Pull { pull, attempt, request, waited, present } = message;
+impl RuntimeClient {
+    pub(super) fn pull(
+        &mut self,
+        pull: PullId,
+        attempt: u32,
+        request: RuntimePull,
+        waited: Duration,
+        present: bool,
+        ctx: &mut Context<Self>,
+    ) {
         let lease = request.lease.clone();
         let call = request.call.clone();
         let runtime = self.runtime.clone();
@@ -123,18 +126,17 @@ impl Handler<Pull> for RuntimeClient {
             if let Some(dropping) = dropping {
                 dropping.await;
             }
-            let (reply, lost) = match download {
+            let outcome = match download {
                 Some(download) => tokio::select! {
                     ended = runtime.pull(request) => ended,
                     never = download.notice() => match never {},
                 },
                 None => runtime.pull(request).await,
             };
-            let failed = reply.result.is_err();
+            let (failed, is_lost) = (outcome.reply().result.is_err(), outcome.is_lost());
             metrics.operation("pull_image", since.elapsed(), failed);
-            let reply = Arc::new(reply);
-            end.end(if lost { Outcome::Lost(reply) } else { Outcome::Answered(reply) });
-            me.deliver(CallEnded { pull, attempt, lost });
+            end.end(outcome);
+            me.deliver(CallEnded { pull, attempt, is_lost });
             if !failed {
                 let took = waited + since.elapsed();
                 tokio::time::sleep(SIZE_AFTER).await;
@@ -145,40 +147,14 @@ impl Handler<Pull> for RuntimeClient {
         });
         self.running.insert((pull, attempt), Running { task: task.abort_handle(), wanted, lease, since });
     }
-}
 
-impl Handler<CallEnded> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: CallEnded, ctx: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CallEnded>();
+    pub(super) fn call_ended(&mut self, message: CallEnded, ctx: &mut Context<Self>) {
         self.running.remove(&(message.pull, message.attempt));
         self.images.outdate();
-        if message.lost {
+        if message.is_lost {
             self.metrics.lost.inc();
             let effects = self.core.handle(Event::CallLost, self.clock.now());
             self.perform(effects, ctx);
-        }
-    }
-}
-
-impl Handler<CancelPull> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, message: CancelPull, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CancelPull>();
-        self.forget(message.pull, message.attempt);
-    }
-}
-
-impl Handler<CancelAll> for RuntimeClient {
-    type Result = ();
-
-    fn handle(&mut self, _: CancelAll, _: &mut Context<Self>) {
-        let _handling = self.recorder().handling::<CancelAll>();
-        let all: Vec<(PullId, u32)> = self.running.keys().copied().collect();
-        for (pull, attempt) in all {
-            self.forget(pull, attempt);
         }
     }
 }

@@ -6,13 +6,12 @@
 use std::time::Duration;
 
 use keelson_kube::IssuedValidity;
+use keelson_proto::backoff::Backoff;
 
 /// The wall clock may be set, so no wait is longer.
 const WAIT_MOST: Duration = Duration::from_secs(60);
-/// The first pause after a failure; it doubles with each.
-const PAUSE_FIRST: Duration = Duration::from_secs(2);
-/// The longest pause between tries.
-const PAUSE_MOST: Duration = Duration::from_secs(300);
+/// Pauses between attempts.
+const PAUSES: Backoff = Backoff { first: Duration::from_secs(2), longest: Duration::from_secs(300) };
 
 /// By which credentials a certificate is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,9 +51,7 @@ pub(super) fn next_step(validity: Option<IssuedValidity>, refused: bool, draw: f
 
 /// The pause after this number of failures in a row. `draw` from 0 to 1 adds up to a tenth.
 pub(super) fn pause(failures: u32, draw: f64) -> Duration {
-    let doubled =
-        PAUSE_FIRST.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
-    doubled.min(PAUSE_MOST).mul_f64(1.0 + 0.1 * draw.clamp(0.0, 1.0))
+    PAUSES.pause(failures).mul_f64(1.0 + 0.1 * draw.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

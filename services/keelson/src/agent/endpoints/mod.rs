@@ -20,10 +20,10 @@ use keelson_actor_system::{
 };
 use keelson_config::{Gate, Settings};
 use keelson_endpoint_publisher::{
-    EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
-    EndpointsPolicy, EventSink, Followed, History, InspectEndpoints, LaterRevision, Marker, Published,
+    ClientEvent, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointsCount, EndpointsFeed,
+    EndpointsPolicy, EventSink, History, InspectEndpoints, Marker, Published,
 };
-use keelson_endpoints::server::{EndpointsServer, ClientHints, ServerMetrics, ServerSettings};
+use keelson_endpoints::server::{ClientHints, EndpointsServer, ServerMetrics, ServerSettings};
 use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
 use tokio::sync::watch;
@@ -208,10 +208,10 @@ async fn pass_hints_on(mut hints: watch::Receiver<ClientHints>, publisher: Mailb
     loop {
         let ClientHints { has_followed, later_revision } = *hints.borrow_and_update();
         if has_followed {
-            let _ = publisher.ask_waiting(Followed {}).await;
+            let _ = publisher.ask_waiting(ClientEvent::Followed).await;
         }
         if let Some((instance_id, rev)) = later_revision {
-            let _ = publisher.ask_waiting(LaterRevision { instance_id, rev }).await;
+            let _ = publisher.ask_waiting(ClientEvent::LaterRevision { instance_id, rev }).await;
         }
         if hints.changed().await.is_err() {
             return std::future::pending().await;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use keelson_config::{ListenSpec, Settings};
-use keelson_serve::unix::Bound;
 use keelson_endpoints::server::EndpointsServer;
 use keelson_serve::grpc::Listener;
+use keelson_serve::unix::Bound;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 use crate::agent::jobs::{Attempt, Job, Jobs};

@@ -12,7 +12,7 @@ use std::{
 
 use keelson_actor_system::inspect::Mailbox;
 use keelson_pulls::{
-    coordinator::{HandedState, PredecessorEnded, PredecessorGone, PullCoordinator},
+    coordinator::{HandedState, PullCoordinator, PullEvent},
     metrics::HandoverResult,
     request::PullId,
 };
@@ -165,7 +165,7 @@ impl Link {
     pub(crate) async fn follow(self, pulls: Mailbox<PullCoordinator>) {
         // A task of its own: if it panics, the pulls must not wait for a process that nobody hears any more.
         let _ = actix::spawn(self.hear(pulls.clone())).await;
-        pulls.deliver(PredecessorGone {});
+        pulls.deliver(PullEvent::PredecessorGone);
     }
 
     async fn hear(mut self, pulls: Mailbox<PullCoordinator>) {
@@ -175,7 +175,7 @@ impl Link {
         loop {
             match wire::read(&mut self.0).await {
                 Ok(Frame::Ended(end)) => {
-                    pulls.deliver(PredecessorEnded { pull: PullId(end.pull), how: end.how });
+                    pulls.deliver(PullEvent::PredecessorEnded { pull: PullId(end.pull), how: end.how });
                 }
                 Ok(_) => {}
                 Err(error) => {

@@ -11,7 +11,7 @@ use keelson_heartbeats::{
     status::{self, StatusReporter},
 };
 use keelson_kube::{ApiServer, Node, watch_node};
-use keelson_pulls::coordinator::{DiskPressure, PullCoordinator};
+use keelson_pulls::coordinator::{PullCoordinator, PullEvent};
 use tokio::sync::watch;
 
 use crate::agent::{
@@ -92,7 +92,7 @@ impl WatchedNode {
             if let Some(pulls) = &pulls
                 && pressure.replace(is_true) != Some(is_true)
             {
-                pulls.deliver(DiskPressure { is_true });
+                pulls.deliver(PullEvent::DiskPressure(is_true));
             }
             let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
             // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.

@@ -7,7 +7,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use keelson_actor_system::{cluster::ChoreHealth, inspect::Mailbox};
 use keelson_kube::{ApiServer, KnownPods, PodEvent, PodRef, PodSink, watch_pods};
-use keelson_pulls::coordinator::{PodForgotten, PodGone, PodsSynced, PullCoordinator};
+use keelson_pulls::coordinator::{PullCoordinator, PullEvent};
 use tokio::sync::watch;
 
 use crate::agent::{cluster::shows_failure, jobs::Job};
@@ -43,19 +43,21 @@ struct ToPulls {
 impl PodSink for ToPulls {
     /// At most two messages for a pod that goes, of which a node has some hundreds.
     fn pod(&mut self, event: PodEvent) {
-        let gone =
-            |pod: &PodRef| PodGone { uid: pod.uid.clone(), pod: format!("{}/{}", pod.namespace, pod.name) };
+        let gone = |pod: &PodRef| PullEvent::PodGone {
+            uid: pod.uid.clone(),
+            pod: format!("{}/{}", pod.namespace, pod.name),
+        };
         match event {
             PodEvent::Present(_) => {}
             PodEvent::Terminating(pod) => self.pulls.deliver(gone(&pod)),
             PodEvent::Gone(pod) => {
                 self.pulls.deliver(gone(&pod));
-                self.pulls.deliver(PodForgotten { uid: pod.uid });
+                self.pulls.deliver(PullEvent::PodForgotten(pod.uid));
             }
         }
     }
 
     fn synced(&mut self, live: HashSet<String>) {
-        self.pulls.deliver(PodsSynced { live: Arc::new(live) });
+        self.pulls.deliver(PullEvent::PodsSynced(Arc::new(live)));
     }
 }

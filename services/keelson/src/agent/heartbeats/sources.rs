@@ -10,7 +10,7 @@ use keelson_actor_system::{
 };
 use keelson_heartbeats::status::{PullsSource, RuntimeSource};
 use keelson_pulls::{
-    coordinator::{DiskPressure, PullCoordinator, PullsFlow},
+    coordinator::{PullCoordinator, PullEvent, PullsFlow},
     runtime::{Health, ReportRuntime, RuntimeClient},
 };
 use tokio::sync::watch;
@@ -57,6 +57,6 @@ impl PullsSource for PullReports {
     }
 
     fn disk_pressure(&self, is_true: bool) {
-        self.0.deliver(DiskPressure { is_true });
+        self.0.deliver(PullEvent::DiskPressure(is_true));
     }
 }

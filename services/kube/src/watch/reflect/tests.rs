@@ -18,7 +18,7 @@ fn listed(version: &str) -> Reflector {
 
 #[tokio::test(start_paused = true)]
 async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peace() {
-    let mut backoff = Backoff::default();
+    let mut backoff = Failures::default();
     let mut now = Instant::now();
     let mut waits = Vec::new();
     for _ in 0..8 {
@@ -29,7 +29,7 @@ async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peac
     assert_eq!(waits, [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
     assert_eq!(backoff.next(now, 0.999_999).as_secs(), 59, "jitter up to as much again");
     now += BACKOFF_RESET + SECOND;
-    assert_eq!(backoff.next(now, 0.0), BACKOFF_FIRST);
+    assert_eq!(backoff.next(now, 0.0), BACKOFF.first);
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,7 +62,7 @@ async fn e1_a_streaming_list_that_is_refused_or_cut_off_is_followed_by_a_list_at
     for kind in [busy, DOWN, Kind::Timeout, Kind::Forbidden, Kind::TooManyRequests { retry_after: None }] {
         let mut reflector = Reflector::default();
         let pause = reflector.failed(kind, false, now, 0.5);
-        assert!(pause.is_failure && pause.wait >= BACKOFF_FIRST, "{kind:?}: {pause:?}");
+        assert!(pause.is_failure && pause.wait >= BACKOFF.first, "{kind:?}: {pause:?}");
         assert_eq!(reflector.next(Instant::now()), STREAM, "{kind:?} does not mean that it is unable");
     }
 }
@@ -125,7 +125,7 @@ async fn a_break_goes_on_from_the_last_version() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for kind in [DOWN, Kind::Timeout, Kind::Forbidden, ERROR] {
-        assert!(reflector.failed(kind, false, now, 0.0).wait >= BACKOFF_FIRST);
+        assert!(reflector.failed(kind, false, now, 0.0).wait >= BACKOFF.first);
         assert_eq!(reflector.next(Instant::now()), from("5"));
     }
     reflector.failed(Kind::Gone, false, now, 0.0);
@@ -145,9 +145,9 @@ async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_ag
     assert_eq!(reflector.next(Instant::now()), STREAM);
     reflector.listed("9".into(), true);
     let pause = reflector.failed(Kind::Gone, false, now, 0.0);
-    assert_eq!((pause.wait, pause.is_failure), (BACKOFF_FIRST, true));
+    assert_eq!((pause.wait, pause.is_failure), (BACKOFF.first, true));
     let pause = reflector.failed(Kind::Gone, false, now, 0.0);
-    assert!(pause.is_failure && pause.wait > BACKOFF_FIRST, "a list that is too old is a failure like any");
+    assert!(pause.is_failure && pause.wait > BACKOFF.first, "a list that is too old is a failure like any");
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +166,7 @@ async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_
     let hour = Kind::Server { retry_after: Some(3600 * SECOND) };
     assert_eq!(Reflector::default().failed(hour, false, now, 0.0).wait, RETRY_AFTER_MAX);
     let less = Kind::Server { retry_after: Some(Duration::ZERO) };
-    assert_eq!(reflector.failed(less, false, now, 0.0).wait, 2 * BACKOFF_FIRST);
+    assert_eq!(reflector.failed(less, false, now, 0.0).wait, 2 * BACKOFF.first);
 }
 
 #[tokio::test(start_paused = true)]
@@ -198,8 +198,8 @@ async fn a_sink_that_forgets_again_and_again_waits() {
     assert!(!reflector.synced());
     assert_eq!(reflector.next(Instant::now()), STREAM);
     assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
-    assert_eq!(reflector.again(now, 0.0), BACKOFF_FIRST);
-    assert_eq!(reflector.again(now, 0.0), 2 * BACKOFF_FIRST);
+    assert_eq!(reflector.again(now, 0.0), BACKOFF.first);
+    assert_eq!(reflector.again(now, 0.0), 2 * BACKOFF.first);
     now += AGAIN_CALM + SECOND;
     assert_eq!(reflector.again(now, 0.0), Duration::ZERO);
 }

@@ -17,24 +17,18 @@ use keelson_actor_system::{
 };
 use keelson_storage::StoreState;
 
-use super::{ConditionStatus, Text, put};
+use super::{Text, put};
 use crate::status::{
     compute::{Inputs, Memory, Moment, millis, moment},
+    kinds::{ConditionStatus, ENDPOINTS, PULLS, STATE},
     policy::{EndpointsOrigin, StatusPolicy},
 };
-
-/// Whether image pulls are stalled.
-pub(in crate::status) const PULLS: &str = "ImagePullsStalled";
-/// Whether the service endpoints on the node are not synced with their source.
-pub(in crate::status) const ENDPOINTS: &str = "ServiceEndpointsStale";
-/// Whether the agent cannot write its state.
-pub(in crate::status) const STATE: &str = "KeelsonStateNotDurable";
 
 /// How long a problem lasts before it is reported, in milliseconds: longer than a restart of the API server, of the
 /// runtime or of the agent.
 pub(in crate::status) const ONSET: i64 = 30_000;
 /// The same for an API server that does not answer the watches: longer than its restart and the time in which they come back
-/// after it, because nobody reads the condition before that. Then the server is asked, and has as long again as they need.
+/// after it, because the condition is not read before that. Then the server is asked, and has as long again as they need.
 const UNAVAILABLE_ONSET: i64 = 75_000;
 
 const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";

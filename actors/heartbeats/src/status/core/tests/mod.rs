@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::status::{
     compute::{conditions::problem, tests::idle},
-    external::{ConditionStatus, ExternalRecord, tests::condition},
+    external::{ExternalRecord, tests::condition},
+    kinds::ConditionStatus,
     patch::tests::apply,
     policy::EndpointsOrigin,
 };

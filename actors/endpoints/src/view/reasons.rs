@@ -6,9 +6,9 @@
 use std::fmt::{self, Write as _};
 
 use super::{
-    merge::{Candidate, Fault, Unused},
+    merge::{Candidate, Fault, Place, Unused},
     service::{AddressKind, Facts, Ignored, PROXY_NAME, Unserved},
-    topology::{Decision, Mode, Place},
+    topology::{Decision, Mode},
 };
 use crate::NodeView;
 

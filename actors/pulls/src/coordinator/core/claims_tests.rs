@@ -3,10 +3,11 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::{
-    Event, Policy,
+    Policy, PullEvent,
     testing::{Bench, CONTAINERD, image, ok, seconds},
 };
 use crate::request::PullId;
+use crate::runtime::RuntimeEvent;
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, stall_timeout: None, ..Policy::default() }
@@ -18,14 +19,14 @@ fn with_pods() -> Policy {
 
 fn synced(bench: &mut Bench, live: &[&str]) {
     let live: HashSet<String> = live.iter().map(|uid| (*uid).to_owned()).collect();
-    bench.event(Event::PodsSynced(Arc::new(live)));
+    bench.event(PullEvent::PodsSynced(Arc::new(live)));
 }
 
 /// The agent is killed, and starts again after some time.
 fn kill_and_start_after(mut bench: Bench, hours: i64, policy: Policy) -> Bench {
     bench.now.unix_ms += hours * 3_600_000 + 1;
     let mut bench = bench.kill(policy);
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench
 }
 
@@ -75,7 +76,7 @@ fn i7_what_callers_wait_for_comes_first_and_who_asks_again_has_the_old_place() {
         bench.ask(image(name));
     }
     let mut bench = bench.kill(limit(1));
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.starts, [(PullId(1), 2)], "a slot that nobody needs");
     let new = bench.ask(image("r/new"));
     let back = bench.ask(image("r/3"));
@@ -96,7 +97,7 @@ fn i7_pods_that_are_gone_have_their_pulls_dropped_before_they_run() {
     }
     bench.ask(image("r/4").pod("deleted").auth("secret"));
     let mut bench = bench.kill(with_pods());
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(
         (bench.starts.len(), bench.core.counts().held),
         (0, 4),
@@ -115,7 +116,7 @@ fn i7_a_caller_does_not_wait_for_news_of_pods() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/1").pod("web"));
     let mut bench = bench.kill(with_pods());
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let back = bench.ask(image("r/1").pod("web"));
     assert_eq!((bench.pull(back), bench.starts.len()), (PullId(1), 1));
     synced(&mut bench, &[]);
@@ -130,7 +131,7 @@ fn i7_without_news_of_pods_pulls_go_on_after_the_resume_window() {
     bench.ask(image("r/1").pod("web"));
     bench.ask(image("r/2"));
     let mut bench = bench.kill(with_pods());
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.started(), [PullId(2)], "no pod, nothing to learn");
     bench.finish(PullId(2), ok());
     bench.pass(seconds(120));

@@ -6,17 +6,17 @@ use keelson_actor_system::reports::{FlowView, RuntimeFlow};
 use keelson_proto::Code;
 
 use super::{
-    CallerId, End, Event, Policy, Refusal,
+    CallerId, End, Policy, PullEvent, Refusal,
     testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
 };
-use crate::runtime::Phase;
+use crate::runtime::{Phase, RuntimeEvent};
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
 fn gone(bench: &mut Bench, pod: &str) {
-    bench.event(Event::PodGone { uid: pod.into(), pod: format!("default/{pod}") });
+    bench.event(PullEvent::PodGone { uid: pod.into(), pod: format!("default/{pod}") });
 }
 
 #[track_caller]
@@ -76,7 +76,7 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
     bench.finish(pull, lost("EOF"));
     gone(&mut bench, "web");
     assert!(bench.waits(caller), "it holds its slot and goes on with the runtime");
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     // Who joins what runs need not wait in a queue.
     let joined = bench.ask(image("r/a").pod("web"));
     bench.finish(pull, ok());
@@ -106,7 +106,7 @@ fn case_06_it_is_remembered_while_the_kubelet_may_ask_and_not_for_ever() {
     bench.pass(seconds(3_600));
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
-    bench.event(Event::PodForgotten("web".into()));
+    bench.event(PullEvent::PodForgotten("web".into()));
     bench.pass(seconds(599));
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
@@ -121,7 +121,7 @@ fn case_06_no_uid_matches_no_pod() {
     let _running = bench.ask(image("r/a"));
     let podless = bench.ask(image("r/b"));
     gone(&mut bench, "");
-    bench.event(Event::PodForgotten(String::new()));
+    bench.event(PullEvent::PodForgotten(String::new()));
     assert!(bench.waits(podless));
 }
 
@@ -157,10 +157,10 @@ fn case_06_a_restarted_coordinator_still_knows() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a").pod("web"));
     gone(&mut bench, "web");
-    let pods = bench.core.take_gone();
+    let pods = bench.core.take_deleted_pods();
     let records = bench.journal.pulls.values().cloned().collect();
     bench.core = super::Core::new(limit(1), "owner");
-    bench.core.set_gone(pods);
+    bench.core.set_deleted_pods(pods);
     let effects = bench.core.restore(records, Vec::new(), None, bench.now);
     assert!(bench.core.pulls.is_empty(), "{effects:?}");
     let late = bench.ask(image("r/b").pod("web"));
@@ -187,7 +187,7 @@ fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
     let policy = Policy { enforce_by_runtime: true, ..limit(1) };
     for before in [false, true] {
         let mut bench = Bench::new(policy.clone());
-        bench.event(Event::RuntimeUp(OBEDIENT));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
         let caller = bench.ask(image("r/a").pod("web"));
         let pull = bench.pull(caller);
         if before {
@@ -207,7 +207,7 @@ fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
 #[test]
 fn case_06_waiting_for_an_absent_runtime_is_waiting() {
     let mut bench = Bench::new(limit(0));
-    bench.event(Event::RuntimeDown("away".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     let caller = bench.ask(image("r/a").pod("web"));
     gone(&mut bench, "web");
     is_refused(&bench, caller, "web", "r/a");
@@ -226,7 +226,7 @@ fn the_flow_says_what_waits_and_what_moves() {
         durable: true,
     };
     assert_eq!(flow(&bench), expect);
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let running = bench.ask(image("r/a"));
     bench.pass(seconds(5));
     bench.ask(image("r/b"));
@@ -245,12 +245,12 @@ fn the_flow_says_what_waits_and_what_moves() {
         (flow(&bench).since_moved, flow(&bench).oldest_wait),
         (Some(Duration::ZERO), Some(seconds(10)))
     );
-    bench.event(Event::RuntimeDown("no socket".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("no socket".into())));
     bench.pass(seconds(2));
-    bench.event(Event::RuntimeDown("still none".into()));
+    bench.event(RuntimeEvent::RuntimeChanged(Err("still none".into())));
     bench.pass(seconds(2));
     assert_eq!(flow(&bench).runtime, RuntimeFlow::Away { away_for: seconds(4), reason: "still none".into() });
-    bench.event(Event::RuntimeUp(CONTAINERD));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(flow(&bench).runtime, RuntimeFlow::Up);
     assert!(!bench.core.flow(false, bench.now).durable);
 }

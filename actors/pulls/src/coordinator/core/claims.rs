@@ -4,7 +4,7 @@
 //! callers wait for. In: records, the pods of the node, callers that ask again. Out: records that say when a pull was last
 //! wanted; pulls that are dropped, or go on.
 //!
-//! A pull from the journal that no caller has asked for since the start is *unclaimed*. It uses slots that nobody else
+//! A pull from the journal that no caller has asked for since the start is *unclaimed*. It uses slots that no other pull
 //! needs. The first caller that asks for it claims it, and it has its old place again.
 
 use std::{collections::HashSet, time::Duration};
@@ -28,7 +28,7 @@ impl PullRecord {
 }
 
 impl Core {
-    /// Whether nobody has wanted a record for too long. A wall clock that stepped back makes no record old.
+    /// Whether no caller has wanted a record for too long. A wall clock that stepped back makes no record old.
     pub(super) fn is_too_old(&self, record: &PullRecord, now: Now, fx: &mut Vec<Effect>) -> bool {
         let age = now.unix_ms.saturating_sub(record.wanted()).max(0);
         let age = Duration::from_millis(age.unsigned_abs());
@@ -80,7 +80,7 @@ impl Core {
     /// These pods of the node exist and have not ended. Pulls from the journal whose pod is not among them are dropped;
     /// the others go on.
     pub(super) fn pods_synced(&mut self, live: &HashSet<String>, now: Now, fx: &mut Vec<Effect>) {
-        self.gone.set_synced();
+        self.deleted_pods.set_synced();
         let mut waiting: Vec<PullId> = self
             .pulls
             .values()

@@ -80,7 +80,7 @@ impl Core {
 
     /// Notes that the sources have told what there is, which readers see already. The disk is told of it at once if it has
     /// the time of long ago.
-    pub(super) fn first_heard(&mut self, now: Now) {
+    pub(super) fn note_first_sync(&mut self, now: Now) {
         let first = !std::mem::replace(&mut self.heard, true);
         let age = Duration::from_millis(now.unix_ms.abs_diff(self.current_unix_ms));
         if first && age > STAMP_EVERY {

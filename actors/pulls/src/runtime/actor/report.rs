@@ -1,74 +1,25 @@
 //! What node status needs of the runtime.
 //!
-//! Owns: the list of images, kept for as long as it is fresh. In: `ReportRuntime` from the StatusReporter,
-//! the ends of pulls. Out: a [`RuntimeReport`], or the reason why there is none.
+//! In: [`ReportRuntime`] from the StatusReporter. Out: a [`RuntimeReport`], or the reason why there is none.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use actix::{ActorFutureExt as _, Context, Handler, ResponseActFuture, fut::wrap_future};
 use futures_util::future::{Either, join, ready};
-use keelson_actor_system::{
-    reports::{RuntimeImage, RuntimeReport},
-    verbs,
-};
+use keelson_actor_system::reports::RuntimeReport;
 use tokio::time::Instant;
 
-use super::{
-    actor::RuntimeClient,
-    core::Health,
-    types::{Runtime, RuntimeError},
-    version::written,
+use super::RuntimeClient;
+use crate::{
+    metrics::Metrics,
+    runtime::{
+        core::Health,
+        images::Reading,
+        messages::ReportRuntime,
+        types::{Runtime, RuntimeError},
+        version::written,
+    },
 };
-use crate::metrics::Metrics;
-
-/// A list of images serves so long (kubelet: 30 s); the end of a pull makes it old before that.
-const FRESH: Duration = Duration::from_secs(30);
-
-verbs! {
-    /// Ask what node status reports of the runtime. One that is down answers with its error at once, one
-    /// that was not asked yet with the result of its first probe.
-    ReportRuntime => Result<RuntimeReport, RuntimeError> {}
-}
-
-/// The images as last read.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ImageCache {
-    images: Arc<Vec<RuntimeImage>>,
-    image_fs: Option<PathBuf>,
-    /// When they were asked for, and how many pulls had ended then.
-    read: Option<(Instant, u64)>,
-    /// Pulls that have ended.
-    ended: u64,
-}
-
-impl ImageCache {
-    /// Something changed: what is asked for from now on is newer than what is known.
-    pub(super) fn outdate(&mut self) {
-        self.ended += 1;
-    }
-
-    fn is_fresh(&self) -> bool {
-        self.read.is_some_and(|(at, ended)| ended == self.ended && at.elapsed() < FRESH)
-    }
-
-    fn take(&mut self, reading: Reading) {
-        if let Ok(images) = reading.images {
-            self.images = Arc::new(images);
-            self.read = Some((reading.at, reading.ended));
-        }
-        if let Ok(image_fs) = reading.image_fs {
-            self.image_fs = image_fs;
-        }
-    }
-}
-
-/// What was read, and how fresh that is.
-struct Reading {
-    images: Result<Vec<RuntimeImage>, RuntimeError>,
-    image_fs: Result<Option<PathBuf>, RuntimeError>,
-    at: Instant,
-    ended: u64,
-}
 
 impl Reading {
     async fn take(runtime: Arc<dyn Runtime>, metrics: Metrics, ended: u64) -> Self {
@@ -105,10 +56,10 @@ fn down(endpoint: &str, reason: &str) -> RuntimeError {
 impl Handler<ReportRuntime> for RuntimeClient {
     type Result = ResponseActFuture<Self, Result<RuntimeReport, RuntimeError>>;
 
-    fn handle(&mut self, _: ReportRuntime, _: &mut Context<Self>) -> Self::Result {
-        let _handling = self.recorder().handling::<ReportRuntime>();
+    fn handle(&mut self, message: ReportRuntime, _: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling(&message);
         let (runtime, metrics, mut health) =
-            (self.runtime().clone(), self.metrics().clone(), self.health_changes());
+            (self.runtime.clone(), self.metrics.clone(), self.health.subscribe());
         let reading = if self.images.is_fresh() {
             None
         } else {

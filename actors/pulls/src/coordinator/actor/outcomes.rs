@@ -1,16 +1,16 @@
 //! What is said of pulls that ended, and of pods whose pulls wait.
 //!
 //! Owns: the log line and the counters of a pull that ended. In: finished pulls and notices of the core. Out: metrics,
-//! one log line a pull, and Events for whoever writes them, without waiting.
+//! one log line a pull, and Events for their writer, without waiting.
 
 use super::PullCoordinator;
 use crate::{
     coordinator::core::{Answer, End, FinishedPull, PodNotice, Refusal, Tally},
-    metrics::{EventResult, Metrics, PullResult, Reason},
+    metrics::{Metrics, PullResult, ReasonLabel, ResultLabel},
 };
 
 /// Counts a pull that ended, and logs it.
-pub(super) fn tell_end(metrics: &Metrics, pull: &FinishedPull) {
+pub(super) fn report_end(metrics: &Metrics, pull: &FinishedPull) {
     let (result, reason) = (pull.why.result, pull.why.reason);
     metrics.pulls.get_or_create(&PullResult { result, reason }).inc();
     if let Some(time) = pull.pull_time {
@@ -40,7 +40,7 @@ impl Metrics {
         if let Answer::Refused(refusal) = answer
             && *refusal != Refusal::Moved
         {
-            self.refused.get_or_create(&Reason { reason: refusal.reason() }).inc();
+            self.refused.get_or_create(&ReasonLabel { reason: refusal.reason() }).inc();
         }
     }
 
@@ -49,16 +49,16 @@ impl Metrics {
             Tally::Joined(reason) => (&self.deduplicated, reason),
             Tally::Retried(reason) => (&self.retried, reason),
         };
-        family.get_or_create(&Reason { reason }).inc();
+        family.get_or_create(&ReasonLabel { reason }).inc();
     }
 }
 
 impl PullCoordinator {
-    /// Hands an Event over to whoever writes them. One that finds no room is lost: the next update says the same.
+    /// Sends an Event to its writer. One that finds no room is lost: the next update has the same content.
     pub(super) fn notify(&self, notice: PodNotice) {
         let Some(notices) = &self.notices else { return };
         if notices.try_send(notice).is_err() {
-            self.metrics.pod_events.get_or_create(&EventResult { result: "dropped" }).inc();
+            self.metrics.pod_events.get_or_create(&ResultLabel { result: "dropped" }).inc();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Pods that are gone, and what that means for those that wait.
 //!
-//! Owns: [`GonePods`], the uids of pods that are deleted or terminating, and the refusal of their waiting callers. In:
-//! news of pods. Out: refusals; pulls that nobody waits for any more leave the queue. Running pulls go on: the bytes
+//! Owns: [`DeletedPods`], the uids of pods that are deleted or terminating, and the refusal of their waiting callers. In:
+//! news of pods. Out: refusals; pulls without callers leave the queue. Running pulls go on: the bytes
 //! are on their way, and the kubelet waits for the answer anyway.
 //!
 //! The kubelet does not cancel the pull of a deleted pod, and the pod stays `Terminating` until the call returns, so
@@ -32,7 +32,7 @@ struct Gone {
 
 /// Pods that are deleted or terminating, by uid.
 #[derive(Debug, Default)]
-pub(in crate::coordinator) struct GonePods {
+pub(in crate::coordinator) struct DeletedPods {
     pods: HashMap<String, Gone>,
     by_age: BTreeMap<u64, String>,
     next_age: u64,
@@ -42,7 +42,7 @@ pub(in crate::coordinator) struct GonePods {
     leaving: VecDeque<(Duration, u64)>,
 }
 
-impl GonePods {
+impl DeletedPods {
     fn insert(&mut self, uid: String, pod: String, now: Duration) {
         self.expire(now);
         if self.pods.contains_key(&uid) {
@@ -102,7 +102,7 @@ impl Core {
         if uid.is_empty() {
             return;
         }
-        self.gone.insert(uid.clone(), pod, now.mono);
+        self.deleted_pods.insert(uid.clone(), pod, now.mono);
         let waits = |caller: &super::Caller| {
             caller.pod.as_ref().is_some_and(|pod| pod.uid == uid)
                 && self.pulls.get(&caller.pull).is_some_and(Pull::has_not_begun)
@@ -120,10 +120,10 @@ impl Core {
     }
 
     pub(super) fn pod_forgotten(&mut self, uid: &str, now: Now) {
-        self.gone.forget(uid, now.mono);
+        self.deleted_pods.forget(uid, now.mono);
     }
 
-    /// Places from the journal, held or queued, that nobody waits for and the pod asked for. Whoever else had
+    /// Places from the journal, held or queued, without callers, that the pod asked for. Another caller that had
     /// joined that pull before the restart asks again.
     fn drop_places_of(&mut self, uid: &str, now: Now, fx: &mut Vec<Effect>) {
         let places = self.held.iter().copied().chain(self.queue.places());
@@ -146,7 +146,7 @@ impl Core {
     /// Why a caller must not wait: its pod is gone.
     pub(super) fn refusal_for_gone(&self, id: CallerId) -> Option<Refusal> {
         let caller = self.callers.get(&id)?;
-        let pod = self.gone.pod(&caller.pod.as_ref()?.uid)?;
+        let pod = self.deleted_pods.pod(&caller.pod.as_ref()?.uid)?;
         let image = &self.pulls.get(&caller.pull)?.call.image;
         Some(Refusal::PodGone { pod: pod.to_owned(), image: image.to_string() })
     }
@@ -154,17 +154,17 @@ impl Core {
     /// How many pods are remembered as gone.
     #[must_use]
     pub(crate) fn pods_gone(&self) -> usize {
-        self.gone.pods.len()
+        self.deleted_pods.pods.len()
     }
 
     /// What is known of pods, for the next life of the coordinator.
-    pub(in crate::coordinator) fn take_gone(&mut self) -> GonePods {
-        std::mem::take(&mut self.gone)
+    pub(in crate::coordinator) fn take_deleted_pods(&mut self) -> DeletedPods {
+        std::mem::take(&mut self.deleted_pods)
     }
 
     /// Takes over what an earlier core knew of pods. To be called before [`Core::restore`].
-    pub(in crate::coordinator) fn set_gone(&mut self, gone: GonePods) {
-        self.gone = gone;
+    pub(in crate::coordinator) fn set_deleted_pods(&mut self, gone: DeletedPods) {
+        self.deleted_pods = gone;
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_remembered_until_ten_minutes_after_its_deletion() {
-        let mut gone = GonePods::default();
+        let mut gone = DeletedPods::default();
         gone.insert("u".into(), "ns/web".into(), at(0));
         gone.expire(at(100_000));
         assert_eq!(gone.pod("u"), Some("ns/web"), "it may be terminating for a long time");
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn many_pods_do_not_grow_it_without_bound() {
-        let mut gone = GonePods::default();
+        let mut gone = DeletedPods::default();
         for n in 0..3 * MOST {
             gone.insert(n.to_string(), "ns/p".into(), at(0));
             gone.insert(n.to_string(), "ns/p".into(), at(0));
