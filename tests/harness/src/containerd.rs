@@ -7,11 +7,11 @@
 
 use crate::cri::Cri;
 use crate::crio;
+use crate::daemon::Daemon;
 use crate::images::Image;
 use crate::peers;
-use crate::process::{Process, Program};
+use crate::process::Program;
 use crate::scratch::Scratch;
-use crate::util::PATIENCE;
 use anyhow::{Context as _, Result, bail};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::collections::BTreeMap;
@@ -81,8 +81,7 @@ impl Default for Options {
 pub struct Containerd {
     kind: Kind,
     socket: PathBuf,
-    program: Program,
-    process: Option<Process>,
+    daemon: Daemon,
 }
 
 impl Containerd {
@@ -110,7 +109,7 @@ impl Containerd {
             }
             Kind::V2 => ("containerd.sock", Self::program(folder, kind, options, peers::containerd_v2()?)?),
         };
-        let mut containerd = Self { kind, socket: folder.join(socket), program, process: None };
+        let mut containerd = Self { kind, socket: folder.join(socket), daemon: Daemon::new(program) };
         containerd.start_again().await?;
         Ok(containerd)
     }
@@ -181,7 +180,7 @@ impl Containerd {
 
     /// Its log so far.
     pub fn log(&self) -> Result<String> {
-        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
+        self.daemon.log()
     }
 
     /// From now on no layer is unpacked, if it was started with [`Options::unpack_gate`].
@@ -199,33 +198,26 @@ impl Containerd {
     /// Kills it with SIGKILL, and what else systemd kills with it: of CRI-O the whole control group, of containerd, whose
     /// unit says `KillMode=process`, nothing. What it has written stays.
     pub fn kill9(&mut self) -> Result<()> {
-        let mut process = self.process.take().context("the runtime is not running")?;
         match self.kind {
-            Kind::Crio => process.kill9_group(),
-            Kind::Debian16 | Kind::V2 => process.kill9(),
+            Kind::Crio => self.daemon.kill9_group(),
+            Kind::Debian16 | Kind::V2 => self.daemon.kill9(),
         }
     }
 
     /// Ends it with SIGTERM.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("the runtime is not running")?.terminate(PATIENCE).await
+        self.daemon.terminate().await
     }
 
     /// Starts it after [`Containerd::kill9`] or [`Containerd::terminate`] and waits until its CRI answers.
     pub async fn start_again(&mut self) -> Result<()> {
-        if self.process.is_some() {
-            bail!("the runtime is running already");
-        }
-        let mut process = self.program.start()?;
-        if let Err(error) = Cri::ready(&self.socket).await {
-            let name = &self.program.name;
-            return Err(error.context(match process.ended()? {
-                Some(status) => format!("{name} ended with {status}; its log ends:\n{}", process.log_tail()),
-                None => format!("{name} does not get ready; its log ends:\n{}", process.log_tail()),
-            }));
-        }
-        self.process = Some(process);
-        Ok(())
+        let socket = &self.socket;
+        self.daemon
+            .start(|| async move {
+                let cri = Cri::connect(socket).await?;
+                cri.fs_info().await.map(drop).context("ImageFsInfo fails")
+            })
+            .await
     }
 }
 

@@ -18,6 +18,7 @@ pub mod command;
 pub mod containerd;
 pub mod cri;
 pub mod crio;
+pub mod daemon;
 pub mod disk;
 pub mod driver;
 pub mod images;

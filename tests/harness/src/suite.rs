@@ -67,7 +67,7 @@ impl Suite {
         let Ok(run) = env::var("NEXTEST_RUN_ID") else { return Ok(()) };
         let program = env::current_exe().context("cannot tell where this program is")?;
         let name = program.file_stem().context("a program has a name")?.display().to_string();
-        let failures = env::temp_dir().join(format!("keelson-suite-{run}-{name}-{}", self.test));
+        let failures = program.with_file_name(format!("{name}-{}-{run}.failed", self.test));
         let mut command = Command::new(program);
         command.env_remove("NEXTEST").envs(self.env.iter().copied());
         command.args(["--test-threads", &self.threads.to_string()]);

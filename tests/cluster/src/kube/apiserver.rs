@@ -4,17 +4,18 @@
 use super::audit::{self, AuditEvent};
 use super::client::Admin;
 use super::pki::{Pki, new_key, write_secret};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
 use keelson_harness::peers;
-use keelson_harness::process::{Process, Program, pause};
+use keelson_harness::process::{Program, pause};
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually, free_port};
+use keelson_harness::util::free_port;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::time::Duration;
 
 /// What a test may want to be different.
@@ -49,8 +50,7 @@ const PROBE: Duration = Duration::from_secs(5);
 pub struct ApiServer {
     endpoint: String,
     audit_log: PathBuf,
-    program: Program,
-    process: Option<Process>,
+    daemon: Daemon,
     /// Asks as somebody who may see whether it is ready.
     probe: Admin,
 }
@@ -85,7 +85,7 @@ impl ApiServer {
         };
         let probe = probe(endpoint.clone()).await?;
         let audit_log = folder.join("audit.log");
-        let mut server = Self { endpoint, audit_log, program, process: None, probe };
+        let mut server = Self { endpoint, audit_log, daemon: Daemon::new(program), probe };
         server.start_again().await?;
         Ok(server)
     }
@@ -100,23 +100,14 @@ impl ApiServer {
         self.endpoint.trim_start_matches("https://")
     }
 
-    /// Its process id, while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::pid)
-    }
-
     /// Adds a flag to the command line of later starts.
     pub fn arg(&mut self, arg: &str) {
-        self.program.args.push(arg.to_owned());
+        self.daemon.arg(arg);
     }
 
     /// Starts it without waiting for it, at the same port and with the same data as before.
     pub fn start_unready(&mut self) -> Result<()> {
-        if self.process.is_some() {
-            bail!("the API server is running already");
-        }
-        self.process = Some(self.program.start()?);
-        Ok(())
+        self.daemon.spawn()
     }
 
     /// Starts it (again) and waits until it is ready.
@@ -127,52 +118,25 @@ impl ApiServer {
 
     /// Waits until it says that it is ready.
     pub async fn ready(&mut self) -> Result<()> {
-        let process = self.process.as_mut().context("the API server is not running")?;
-        let mut ended = None;
-        let waited = eventually(PATIENCE, "the API server is ready", || {
-            ended = process.ended().ok().flatten();
-            let (ended, probe) = (ended, self.probe.clone());
-            async move {
-                match ended {
-                    // Nothing more to wait for: told apart below.
-                    Some(_) => Ok(()),
-                    // A connection that meets a server in the middle of its start may never be answered.
-                    None => tokio::time::timeout(PROBE, get(&probe, "/readyz"))
-                        .await
-                        .context("/readyz does not answer")?
-                        .map(drop),
-                }
-            }
-        })
-        .await;
-        let log = process.log_tail();
-        if let Some(status) = ended {
-            self.process = None;
-            bail!("the API server ended with {status}; its log ends:\n{log}");
-        }
-        waited.with_context(|| format!("the API server's log ends:\n{log}"))
-    }
-
-    /// Kills it with SIGKILL.
-    pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("the API server is not running")?.kill9()
-    }
-
-    /// Ends it with SIGTERM, which takes it a few seconds, and waits until its port is free.
-    pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("the API server is not running")?.terminate(2 * PATIENCE).await
+        let probe = &self.probe;
+        self.daemon
+            .ready(|| async move {
+                // A connection that meets a server in the middle of its start may never be answered.
+                let answer = tokio::time::timeout(PROBE, get(probe, "/readyz")).await;
+                answer.context("/readyz does not answer")?.map(drop)
+            })
+            .await
     }
 
     /// Stops it with SIGSTOP and waits until every thread of it stands still: the kernel goes on taking connections
     /// for it, and nobody answers.
     pub async fn pause(&mut self) -> Result<()> {
-        let process = self.process.as_ref().context("the API server is not running")?;
-        pause(process.pid()).await
+        pause(self.daemon.process()?.pid()).await
     }
 
     /// Lets it go on after [`ApiServer::pause`].
     pub fn resume(&mut self) -> Result<()> {
-        self.process.as_mut().context("the API server is not running")?.signal(Signal::SIGCONT)
+        self.daemon.process()?.signal(Signal::SIGCONT)
     }
 
     /// Its requests so far that `filter` takes, of all its runs. An entry is written before the client has its answer.
@@ -186,12 +150,9 @@ impl ApiServer {
     pub async fn get(&self, path: &str) -> Result<String> {
         get(&self.probe, path).await
     }
-
-    /// Its log so far.
-    pub fn log(&self) -> Result<String> {
-        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
-    }
 }
+
+daemon_life!(ApiServer);
 
 async fn get(admin: &Admin, path: &str) -> Result<String> {
     let request = http::Request::get(path).body(Vec::new()).context("not a path")?;

@@ -3,13 +3,14 @@
 
 use super::free_folder;
 use super::pki::Pki;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
 use keelson_harness::peers;
-use keelson_harness::process::{Process, Program};
+use keelson_harness::process::Program;
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually, free_port};
+use keelson_harness::util::free_port;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
@@ -81,8 +82,7 @@ impl ControllerOptions {
 #[derive(Debug)]
 pub struct ControllerManager {
     port: u16,
-    program: Program,
-    process: Option<Process>,
+    daemon: Daemon,
 }
 
 impl ControllerManager {
@@ -116,45 +116,20 @@ impl ControllerManager {
             env: Vec::new(),
             log: folder.join("controllers.log"),
         };
-        let mut manager = Self { port, program, process: None };
+        let mut manager = Self { port, daemon: Daemon::new(program) };
         manager.start_again().await?;
         Ok(manager)
     }
 
     /// Starts it after [`ControllerManager::kill9`] or [`ControllerManager::terminate`] and waits until it serves.
     pub async fn start_again(&mut self) -> Result<()> {
-        if self.process.is_some() {
-            bail!("the controller manager is running already");
-        }
-        let mut process = self.program.start()?;
-        eventually(PATIENCE, "the controller manager serves", || {
-            let ended = process.ended();
-            async {
-                if let Some(status) = ended? {
-                    bail!("it ended with {status}");
-                }
-                TcpStream::connect(("127.0.0.1", self.port)).await.map(drop).context("nobody listens")
-            }
-        })
-        .await
-        .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
-        self.process = Some(process);
-        Ok(())
-    }
-
-    /// Kills it with SIGKILL.
-    pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("the controller manager is not running")?.kill9()
-    }
-
-    /// Ends it with SIGTERM.
-    pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("the controller manager is not running")?.terminate(PATIENCE).await
-    }
-
-    /// Its log so far.
-    pub fn log(&self) -> Result<String> {
-        std::fs::read_to_string(&self.program.log)
-            .with_context(|| format!("no {}", self.program.log.display()))
+        let port = self.port;
+        self.daemon
+            .start(|| async move {
+                TcpStream::connect(("127.0.0.1", port)).await.map(drop).context("nobody listens")
+            })
+            .await
     }
 }
+
+daemon_life!(ControllerManager);

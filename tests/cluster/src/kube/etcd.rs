@@ -2,14 +2,16 @@
 
 use anyhow::{Context as _, Result, bail};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
 use keelson_harness::peers;
-use keelson_harness::process::{Process, Program};
+use keelson_harness::process::Program;
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually, free_port, http_get, metric};
+use keelson_harness::util::{free_port, http_get, metric};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use tonic::transport::Endpoint;
 
 /// An etcd of the test's own. Killed on drop.
@@ -19,10 +21,9 @@ pub struct Etcd {
     data: PathBuf,
     /// Name and address of the only member, as `--initial-cluster` has them.
     member: String,
-    program: Program,
+    daemon: Daemon,
     /// What restores its snapshots.
     restorer: PathBuf,
-    process: Option<Process>,
 }
 
 /// The name of the only member.
@@ -81,7 +82,7 @@ impl Etcd {
         }
         let program =
             Program { name: "etcd".to_owned(), path, args, env: Vec::new(), log: folder.join("etcd.log") };
-        let mut etcd = Self { endpoint, data, member, program, restorer, process: None };
+        let mut etcd = Self { endpoint, data, member, daemon: Daemon::new(program), restorer };
         etcd.start_again().await?;
         Ok(etcd)
     }
@@ -109,41 +110,10 @@ impl Etcd {
         &self.endpoint
     }
 
-    /// Its process id, while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::pid)
-    }
-
     /// Starts it after [`Etcd::kill9`] or [`Etcd::terminate`], with its data, and waits until it is healthy.
     pub async fn start_again(&mut self) -> Result<()> {
-        if self.process.is_some() {
-            bail!("etcd is running already");
-        }
-        let process = self.program.start()?;
-        eventually(PATIENCE, "etcd is healthy", || self.healthy())
-            .await
-            .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
-        self.process = Some(process);
-        Ok(())
-    }
-
-    async fn healthy(&self) -> Result<()> {
-        let answer = http_get(&format!("{}/health", self.endpoint)).await?.success()?;
-        let health: Value = serde_json::from_slice(&answer.body).context("/health is no JSON")?;
-        if health["health"] != "true" {
-            bail!("etcd says {}", answer.text());
-        }
-        Ok(())
-    }
-
-    /// Kills it with SIGKILL. What it has written stays.
-    pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("etcd is not running")?.kill9()
-    }
-
-    /// Ends it with SIGTERM.
-    pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("etcd is not running")?.terminate(PATIENCE).await
+        let url = format!("{}/health", self.endpoint);
+        self.daemon.start(|| healthy(&url)).await
     }
 
     /// One of its metrics, by its whole name.
@@ -191,7 +161,7 @@ impl Etcd {
     /// Replaces its data by a snapshot that [`Etcd::save`] wrote, as after a disaster. It must have been ended; start it
     /// with [`Etcd::start_again`].
     pub async fn restore(&mut self, file: &Path) -> Result<()> {
-        if self.process.is_some() {
+        if self.pid().is_some() {
             bail!("etcd runs");
         }
         fs::remove_dir_all(&self.data).context("cannot remove etcd's data")?;
@@ -234,6 +204,17 @@ impl Etcd {
         }
         String::from_utf8(output.stdout).context("etcdctl prints text")
     }
+}
+
+daemon_life!(Etcd);
+
+async fn healthy(url: &str) -> Result<()> {
+    let answer = http_get(url).await?.success()?;
+    let health: Value = serde_json::from_slice(&answer.body).context("/health is no JSON")?;
+    if health["health"] != "true" {
+        bail!("etcd says {}", answer.text());
+    }
+    Ok(())
 }
 
 pub(super) fn etcdctl() -> Result<PathBuf> {

@@ -4,16 +4,16 @@
 use super::identity::Identity;
 use super::{Cluster, free_folder};
 use crate::net::{Namespace, http_get_from};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
 use keelson_harness::peers;
-use keelson_harness::process::{Process, Program};
+use keelson_harness::process::Program;
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::process::ExitStatus;
 
 /// What a test may want to be different.
 #[derive(Clone, Debug)]
@@ -42,8 +42,7 @@ impl KubeProxyOptions {
 /// A kube-proxy of the test's own. Killed on drop.
 #[derive(Debug)]
 pub struct KubeProxy {
-    program: Program,
-    process: Option<Process>,
+    daemon: Daemon,
 }
 
 /// Where it serves its metrics, inside its namespace.
@@ -92,56 +91,19 @@ impl KubeProxy {
             env: Vec::new(),
             log: folder.join("kube-proxy.log"),
         };
-        let mut proxy = Self { program: namespace.inside(&program)?, process: None };
+        let mut proxy = Self { daemon: Daemon::new(namespace.inside(&program)?) };
         proxy.start_again(namespace).await?;
         Ok(proxy)
     }
 
     /// Starts it after [`KubeProxy::kill9`] or [`KubeProxy::terminate`] and waits until it serves.
     pub async fn start_again(&mut self, namespace: &Namespace) -> Result<()> {
-        if self.process.is_some() {
-            bail!("kube-proxy is running already");
-        }
-        let mut process = self.program.start()?;
-        let ended = eventually(PATIENCE, "kube-proxy serves", || {
-            let ended = process.ended();
-            async {
-                match ended? {
-                    // Nothing more to wait for: told apart below.
-                    Some(status) => Ok(Some(status)),
-                    None => http_get_from(namespace, METRICS, "/healthz").await?.success().map(|_| None),
-                }
-            }
-        })
-        .await
-        .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
-        if let Some(status) = ended {
-            bail!("kube-proxy ended with {status}; its log ends:\n{}", process.log_tail());
-        }
-        self.process = Some(process);
-        Ok(())
-    }
-
-    /// Its process id, while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::pid)
-    }
-
-    /// Kills it with SIGKILL.
-    pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("kube-proxy is not running")?.kill9()
-    }
-
-    /// Ends it with SIGTERM.
-    pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("kube-proxy is not running")?.terminate(PATIENCE).await
-    }
-
-    /// Its log so far.
-    pub fn log(&self) -> Result<String> {
-        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
+        let healthy = || async { http_get_from(namespace, METRICS, "/healthz").await?.success().map(drop) };
+        self.daemon.start(healthy).await
     }
 }
+
+daemon_life!(KubeProxy);
 
 /// JSON merge patch (RFC 7396), whose `null` removes.
 fn merge(base: &mut Value, over: Value) {

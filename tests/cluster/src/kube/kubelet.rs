@@ -5,18 +5,19 @@
 //! a kubelet clears and fills some folders that no setting names, which may be those of the machine's own kubelet.
 
 use super::free_folder;
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use keelson_harness::containerd::Containerd;
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
 use keelson_harness::peers;
-use keelson_harness::process::{Process, Program};
+use keelson_harness::process::Program;
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually, free_port, http_get};
+use keelson_harness::util::{free_port, http_get};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 
 /// What a test may want to be different.
 #[derive(Clone, Debug, Default)]
@@ -47,8 +48,7 @@ pub struct Kubelet {
     health: String,
     address: String,
     root: PathBuf,
-    program: Program,
-    process: Option<Process>,
+    daemon: Daemon,
 }
 
 impl Kubelet {
@@ -92,8 +92,7 @@ impl Kubelet {
             health: format!("http://127.0.0.1:{health}/healthz"),
             address: format!("127.0.0.1:{port}"),
             root,
-            program,
-            process: None,
+            daemon: Daemon::new(program),
         };
         kubelet.start_again().await?;
         Ok(kubelet)
@@ -109,47 +108,14 @@ impl Kubelet {
         &self.root
     }
 
-    /// Its process id, while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::pid)
-    }
-
     /// Starts it after [`Kubelet::kill9`] or [`Kubelet::terminate`] and waits until it serves.
     pub async fn start_again(&mut self) -> Result<()> {
-        if self.process.is_some() {
-            bail!("the kubelet is running already");
-        }
-        let mut process = self.program.start()?;
-        eventually(PATIENCE, "the kubelet is healthy", || {
-            let ended = process.ended();
-            async {
-                if let Some(status) = ended? {
-                    bail!("it ended with {status}");
-                }
-                http_get(&self.health).await?.success().map(drop)
-            }
-        })
-        .await
-        .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
-        self.process = Some(process);
-        Ok(())
-    }
-
-    /// Kills it with SIGKILL. Its pods run on.
-    pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("the kubelet is not running")?.kill9()
-    }
-
-    /// Ends it with SIGTERM. Its pods run on.
-    pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("the kubelet is not running")?.terminate(PATIENCE).await
-    }
-
-    /// Its log so far.
-    pub fn log(&self) -> Result<String> {
-        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
+        let health = &self.health;
+        self.daemon.start(|| async move { http_get(health).await?.success().map(drop) }).await
     }
 }
+
+daemon_life!(Kubelet);
 
 /// Folders in which a kubelet has sockets and links whatever it is told: `/var/lib/kubelet/device-plugins`, which it
 /// empties, and `/var/log/containers`.

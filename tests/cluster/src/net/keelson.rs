@@ -3,17 +3,17 @@
 
 use super::http::http_get_from;
 use super::namespace::Namespace;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use keelson_harness::agent::Settings;
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
 use keelson_harness::peers;
-use keelson_harness::process::{Process, Program};
+use keelson_harness::process::Program;
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 
 /// Where it serves its metrics, inside its namespace.
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
@@ -46,8 +46,7 @@ impl KeelsonProxyOptions {
 #[derive(Debug)]
 pub struct KeelsonProxy {
     folder: PathBuf,
-    program: Program,
-    process: Option<Process>,
+    daemon: Daemon,
 }
 
 impl KeelsonProxy {
@@ -76,7 +75,7 @@ impl KeelsonProxy {
         };
         let mut program = namespace.inside(&program)?;
         program.args.push(config.display().to_string());
-        let proxy = Self { folder, program, process: None };
+        let proxy = Self { folder, daemon: Daemon::new(program) };
         proxy.configure(options)?;
         Ok(proxy)
     }
@@ -109,51 +108,14 @@ impl KeelsonProxy {
 
     /// Starts it (again) and waits until it serves its metrics.
     pub async fn start_again(&mut self, namespace: &Namespace) -> Result<()> {
-        if self.process.is_some() {
-            bail!("the proxy is running already");
-        }
-        let mut process = self.program.start()?;
-        let ended = eventually(PATIENCE, "the proxy serves", || {
-            let ended = process.ended();
-            async {
-                match ended? {
-                    // Nothing more to wait for: told apart below.
-                    Some(status) => Ok(Some(status)),
-                    None => http_get_from(namespace, METRICS, "/metrics").await?.success().map(|_| None),
-                }
-            }
-        })
-        .await
-        .with_context(|| format!("its log ends:\n{}", process.log_tail()))?;
-        if let Some(status) = ended {
-            bail!("the proxy ended with {status}; its log ends:\n{}", process.log_tail());
-        }
-        self.process = Some(process);
-        Ok(())
-    }
-
-    /// Its process id, while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::pid)
+        let serves = || async { http_get_from(namespace, METRICS, "/metrics").await?.success().map(drop) };
+        self.daemon.start(serves).await
     }
 
     /// Sends it a signal.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        self.process.as_mut().context("the proxy is not running")?.signal(signal)
-    }
-
-    /// Kills it with SIGKILL.
-    pub fn kill9(&mut self) -> Result<()> {
-        self.process.take().context("the proxy is not running")?.kill9()
-    }
-
-    /// Ends it with SIGTERM.
-    pub async fn terminate(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("the proxy is not running")?.terminate(PATIENCE).await
-    }
-
-    /// Its log so far.
-    pub fn log(&self) -> Result<String> {
-        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
+        self.daemon.process()?.signal(signal)
     }
 }
+
+daemon_life!(KeelsonProxy);
