@@ -19,14 +19,14 @@ help: ## list the commands
 
 run: ## pull images through the agent into a containerd of its own, until Ctrl-C
 	@scripts/install-packages.sh run
-	@$(CARGO) build --release --workspace --bin keelson --bin keelson-demo
-	@exec $(TARGET)/release/keelson-demo
+	@$(CARGO) build --workspace --bin keelson --bin keelson-demo
+	@exec $(TARGET)/debug/keelson-demo
 
 cluster: ## a control plane whose one node the agent alone keeps Ready, until Ctrl-C
 	@scripts/install-packages.sh cluster
 	@tests/peers/build.sh etcd kubernetes
-	@$(CARGO) build --release --workspace --bin keelson --bin keelson-cluster
-	@exec $(TARGET)/release/keelson-cluster
+	@$(CARGO) build --workspace --bin keelson --bin keelson-cluster
+	@exec $(TARGET)/debug/keelson-cluster
 
 check: ## format, clippy, spelling and unit tests: no root, no peers
 	$(CARGO) fmt --all --check
@@ -36,8 +36,6 @@ check: ## format, clippy, spelling and unit tests: no root, no peers
 
 test: ## every test, those on real components included
 	@scripts/install-packages.sh test
-	@tests/peers/build.sh
-	$(CARGO) build --workspace --bins --tests --examples
 	@CARGO="$(CARGO)" scripts/test.sh
 
 soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime crio")
@@ -55,7 +53,7 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh kubernetes
-	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test -p keelson-tests --test proxy
+	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test --workspace --test proxy
 
 bench: ## the figures of docs/performance.md, beside direct containerd, a stock kubelet and kube-proxy in the same run
 	@scripts/install-packages.sh bench

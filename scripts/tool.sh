@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints the path of a development tool, which is built from crates.io when it is not in the cache yet.
 #
-#   scripts/tool.sh cargo-deny | cargo-fuzz | cargo-machete | typos
+#   scripts/tool.sh cargo-deny | cargo-fuzz | cargo-machete | cargo-nextest | typos
 #
 # The cache is ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/tools; versions are fixed here.
 set -euo pipefail
@@ -23,13 +23,18 @@ cargo-machete)
     version=0.9.2
     features=()
     ;;
+cargo-nextest)
+    version=0.9.114
+    # Without what updates itself.
+    features=(--no-default-features --features default-no-update)
+    ;;
 typos)
     package=typos-cli
     version=1.42.3
     features=()
     ;;
 *)
-    say "usage: $0 cargo-deny|cargo-fuzz|cargo-machete|typos"
+    say "usage: $0 cargo-deny|cargo-fuzz|cargo-machete|cargo-nextest|typos"
     exit 2
     ;;
 esac

@@ -1,0 +1,83 @@
+//! Service endpoints of a large cluster: how fast, how seldom, how small.
+//!
+//! Owns: which measurements there are. In: a cluster of its own; `KEELSON_BENCH_SERVICES` (10000), each with ten
+//! endpoints. Out: tables. API server, etcd, containerd and agent are real; the objects are written by an administrator, and
+//! no controller runs.
+
+mod full;
+mod latency;
+mod memory;
+mod raw;
+mod revisions;
+mod stage;
+mod start;
+
+use std::env;
+
+use anyhow::{Context as _, Result};
+use keelson_cluster::endpoints::bulk;
+
+use stage::{EACH, Stage};
+
+/// What can be measured; the names of the command line begin with `endpoints-`.
+const PARTS: [&str; 5] = ["revisions", "start", "full", "latency", "memory"];
+/// How many Services the smaller of the two starts has.
+const FEW: usize = 1_000;
+
+/// Measures the parts that are wanted by their names (`endpoints` means all of them).
+pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
+    let all = wanted.is_empty() || wanted.iter().any(|wanted| wanted == "endpoints");
+    let run = |part: &str| all || wanted.iter().any(|name| name.strip_prefix("endpoints-") == Some(part));
+    if !PARTS.into_iter().any(run) {
+        return Ok(());
+    }
+    let services = match env::var("KEELSON_BENCH_SERVICES") {
+        Ok(text) => {
+            text.parse().with_context(|| format!("KEELSON_BENCH_SERVICES is {text:?}, not a number"))?
+        }
+        Err(_) => 10_000,
+    };
+    let stage = Stage::new().await?;
+    if run("revisions") {
+        println!();
+        revisions::revisions(&stage).await?;
+    }
+    if run("start") {
+        println!();
+        start::head();
+        if services > FEW {
+            made(&stage, FEW).await?;
+            start::start(&stage, FEW).await?;
+            bulk::remove(&stage.cluster, FEW).await?;
+        }
+    }
+    if !PARTS.into_iter().any(|part| part != "revisions" && run(part)) {
+        return Ok(());
+    }
+    made(&stage, services).await?;
+    if run("start") {
+        start::start(&stage, services).await?;
+    }
+    if run("full") {
+        println!();
+        full::full(&stage, services).await?;
+    }
+    if run("latency") {
+        println!();
+        latency::latency(&stage, services).await?;
+    }
+    if run("memory") {
+        println!();
+        memory::memory(&stage, services).await?;
+    }
+    Ok(())
+}
+
+async fn made(stage: &Stage, services: usize) -> Result<()> {
+    let made = bulk::make(&stage.cluster, services, EACH).await?;
+    eprintln!(
+        "{services} Services with {EACH} endpoints each were created in {:.0} s",
+        made.took.as_secs_f64()
+    );
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! What all of the measurements share.
+//!
+//! Owns: a cluster with one Node, and agents of it. In: settings. Out: [`Stage`], and what an agent says of itself.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::{ApiOptions, Cluster, Identity};
+use keelson_cluster::manifests::COMPANION as COMPANION_RIGHTS;
+use keelson_cluster::manifests::NODE as NODE_RIGHTS;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::{Containerd, Kind, Options};
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::eventually;
+use kube::api::PostParams;
+use serde_json::json;
+
+/// The nodes: some of those that the endpoints are spread over.
+pub(super) const NODES: [&str; 3] = ["bulk-node-007", "bulk-node-008", "bulk-node-009"];
+/// Endpoints of each Service.
+pub(super) const EACH: usize = 10;
+/// How long a large state may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How the agent stands to the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Companion,
+    Node,
+}
+
+impl Role {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Companion => "companion",
+            Self::Node => "node",
+        }
+    }
+}
+
+/// A cluster, a runtime and who the agents are.
+pub(super) struct Stage {
+    pub(super) cluster: Cluster,
+    containerd: Containerd,
+    /// Of each node.
+    companions: Vec<(&'static str, Identity)>,
+    node: Identity,
+    pub(super) scratch: Scratch,
+}
+
+impl Stage {
+    pub(super) async fn new() -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;
+        // The harness reads the audit log; nobody reads it here.
+        let options = ApiOptions { args: vec!["--audit-log-path=".to_owned()], ..ApiOptions::default() };
+        let cluster = Cluster::start_with(&scratch, &options).await?;
+        cluster.admin.apply(COMPANION_RIGHTS).await?;
+        cluster.admin.apply(NODE_RIGHTS).await?;
+        for node in NODES {
+            let node =
+                json!({"metadata": {"name": node, "labels": {"topology.kubernetes.io/zone": "zone-a"}}});
+            let node = serde_json::from_value(node)?;
+            let made = cluster.admin.nodes().create(&PostParams::default(), &node).await;
+            made.context("cannot make a Node")?;
+        }
+        let mut companions = Vec::new();
+        for node in NODES {
+            companions.push((node, cluster.companion(&scratch, "keelson-agent", node).await?));
+        }
+        let node = cluster.node(&scratch, NODES[0]).await?;
+        Ok(Self { cluster, containerd, companions, node, scratch })
+    }
+
+    /// An agent of the first node that is not started yet, with these settings beside those that it needs.
+    pub(super) fn agent(&self, role: Role, settings: Settings) -> Result<Agent> {
+        self.agent_of(NODES[0], role, settings)
+    }
+
+    /// The same of another node; in role `node` there is one only.
+    pub(super) fn agent_of(&self, node: &str, role: Role, settings: Settings) -> Result<Agent> {
+        let identity = match role {
+            Role::Companion => {
+                let own = self.companions.iter().find(|(name, _)| *name == node);
+                own.map(|(_, identity)| identity).with_context(|| format!("{node} is none of {NODES:?}"))?
+            }
+            Role::Node => &self.node,
+        };
+        let settings = settings
+            .set("agent.node_name", node)
+            .set("node.role", role.name())
+            .set("node.root_dir", self.scratch.path().display().to_string())
+            // The disk of a machine that measures may be full.
+            .set("node.eviction_hard", "memory.available<1Mi")
+            .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
+        Agent::new(&self.scratch, &self.containerd.endpoint(), &settings)
+    }
+
+    /// Ends an agent, and takes its state with it.
+    pub(super) async fn end(&self, mut agent: Agent) -> Result<()> {
+        agent.terminate().await?;
+        fs::remove_dir_all(agent.state_dir()).context("cannot remove the agent's state")
+    }
+}
+
+/// A value of `/metrics`, by its whole name with labels; 0 when it is not there yet.
+pub(super) async fn metric(agent: &Agent, name: &str) -> Result<f64> {
+    Ok(agent.metric(name).await?.unwrap_or_default())
+}
+
+/// Waits until an agent serves so many Services, currently.
+pub(super) async fn serves(agent: &Agent, services: usize) -> Result<()> {
+    eventually(PATIENCE, "the agent serves everything", || async {
+        let (have, stale) = (
+            metric(agent, "keelson_endpoints_services").await?,
+            metric(agent, "keelson_endpoints_stale").await?,
+        );
+        // The API server's own Service is one, and other measurements leave none behind.
+        ensure!(have >= services as f64 && stale == 0.0, "{have} Services, stale: {stale}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,141 @@
+//! From nothing to a whole state, and from disk to one.
+//!
+//! Owns: the measurement. In: a cluster that has everything already. Out: rows of one table. Beside the agent, in the same
+//! run, the least that anybody can do: a client that asks for the same lists and throws them away.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use http::Request;
+use http_body_util::BodyExt as _;
+use keelson_harness::agent::{Agent, Settings};
+use kube::client::Body;
+
+use super::raw::{Caller, Received};
+use super::stage::{Role, Stage, metric};
+use crate::cost::Cpu;
+use crate::quantile;
+
+/// Starts of each kind; the sides take turns.
+const TURNS: usize = 5;
+
+/// What is asked for: what the agent asks for.
+const LISTS: [&str; 2] = [
+    "/api/v1/services?labelSelector=!service.kubernetes.io/service-proxy-name&fieldSelector=spec.clusterIP!%3DNone\
+     &resourceVersion=0",
+    "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=!service.kubernetes.io/headless&resourceVersion=0",
+];
+
+/// What one start took.
+#[derive(Clone, Copy, Default)]
+struct Took {
+    /// Until a caller that waits has a whole state.
+    whole: Duration,
+    /// Until the state is said to be current.
+    current: Duration,
+    /// The agent's processor time until then.
+    cpu: Duration,
+    /// What of the time went into writing to disk.
+    disk: Duration,
+    /// The API server's processor time.
+    api: Duration,
+}
+
+pub(super) fn head() {
+    println!(
+        "| start | services | whole state at a waiting caller | current | processor time | of it on disk | API server |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+}
+
+pub(super) async fn start(stage: &Stage, services: usize) -> Result<()> {
+    let (mut cold, mut warm, mut json, mut protobuf) = (vec![], vec![], vec![], vec![]);
+    for _ in 0..TURNS {
+        json.push(list(stage, "application/json").await?);
+        protobuf.push(list(stage, "application/vnd.kubernetes.protobuf").await?);
+        let mut agent = stage.agent(Role::Companion, Settings::new())?;
+        cold.push(one(stage, &mut agent, services, false).await?);
+        agent.terminate().await?;
+        warm.push(one(stage, &mut agent, services, true).await?);
+        stage.end(agent).await?;
+    }
+    row("cold", services, &cold);
+    row("warm: the state of before is on disk", services, &warm);
+    for (what, lists) in [("the lists alone, JSON", json), ("the lists alone, protobuf", protobuf)] {
+        let bytes = lists.iter().map(|(_, bytes)| *bytes).max().unwrap_or_default();
+        let took: Vec<_> = lists.into_iter().map(|(took, _)| took).collect();
+        row(&format!("{what}, {:.1} MB", bytes as f64 / 1e6), services, &took);
+    }
+    Ok(())
+}
+
+/// One start of an agent, with a caller that waits for it.
+async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> Result<Took> {
+    let api = stage.cluster.api.pid().context("the API server runs")?;
+    let (target, before, begun) = (agent.endpoints_target(), Cpu::of(api)?, Instant::now());
+    let caller = tokio::spawn(async move {
+        let caller = Caller::wait_for(&target).await?;
+        let first = whole(&caller, services, begun).await?;
+        // That a state from disk is current is told by Watch only: for Next it is no news.
+        if first.0.stale {
+            caller.current().await?;
+        }
+        anyhow::Ok((first, begun.elapsed()))
+    });
+    agent.start_live().await?;
+    let ((first, whole), current) = caller.await.context("the caller panicked")??;
+    ensure!(first.stale == warm, "{first:?}, warm: {warm}");
+    let cpu = Cpu::of(agent.pid().context("it runs")?)?.since(Cpu::default());
+    let disk =
+        Duration::from_secs_f64(metric(agent, "keelson_endpoints_persist_duration_seconds_sum").await?);
+    Ok(Took { whole, current, cpu, disk, api: Cpu::of(api)?.since(before) })
+}
+
+async fn whole(caller: &Caller, services: usize, begun: Instant) -> Result<(Received, Duration)> {
+    let (_, received) = caller.next(0, 0).await?;
+    ensure!(received.services >= services, "{received:?} is not of {services} Services");
+    Ok((received, begun.elapsed()))
+}
+
+/// Asks for both lists at once, over a client of its own, and counts bytes.
+async fn list(stage: &Stage, accept: &'static str) -> Result<(Took, usize)> {
+    let api = stage.cluster.api.pid().context("the API server runs")?;
+    let client = stage.cluster.admin.client();
+    let (before, own, begun) = (Cpu::of(api)?, Cpu::own()?, Instant::now());
+    let lists = LISTS.map(|path| {
+        let client = client.clone();
+        async move {
+            let request = Request::get(path).header("accept", accept).body(Body::empty())?;
+            let mut body = client.send(request).await?.into_body();
+            let mut bytes = 0;
+            while let Some(frame) = body.frame().await {
+                bytes += frame?.data_ref().map_or(0, bytes::Bytes::len);
+            }
+            anyhow::Ok(bytes)
+        }
+    });
+    let bytes: usize = futures_util::future::try_join_all(lists).await?.into_iter().sum();
+    let whole = begun.elapsed();
+    let took =
+        Took { whole, cpu: Cpu::own()?.since(own), api: Cpu::of(api)?.since(before), ..Took::default() };
+    Ok((took, bytes))
+}
+
+fn row(what: &str, services: usize, took: &[Took]) {
+    let median = |of: fn(&Took) -> Duration| {
+        let mut all: Vec<_> = took.iter().map(of).collect();
+        all.sort_unstable();
+        match quantile(&all, 0.5).unwrap_or_default() {
+            Duration::ZERO => String::new(),
+            time => format!("{:.2} s", time.as_secs_f64()),
+        }
+    };
+    println!(
+        "| {what} | {services} | {} | {} | {} | {} | {} |",
+        median(|took| took.whole),
+        median(|took| took.current),
+        median(|took| took.cpu),
+        median(|took| took.disk),
+        median(|took| took.api)
+    );
+}

@@ -1,0 +1,321 @@
+//! Heartbeats of one node: the agent's beside the stock kubelet's.
+//!
+//! Owns: the measurement. In: a cluster of its own, one containerd for both; `KEELSON_BENCH_MINUTES` (4). Out: a table.
+//! Node `a` is a kubelet's, node `b` an agent's in role `node`; then an agent in role `companion` joins the kubelet.
+//! Each has a proxy before the API server that counts bytes and knows nothing of them ([`bursts`]), and etcd tells
+//! every put with its size. A Lease is renewed at its real interval; a status that has not changed is reported more
+//! often than it would be, for the figures of one report, and counts as often as it would be by default settings. The
+//! companion is as it is by default: it has no Lease, and a status that has not changed is never written.
+
+mod bursts;
+mod hour;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_cluster::kube::{AuditEvent, Cluster, Identity, Journal, Kubelet, KubeletOptions, TcpProxy};
+use keelson_cluster::manifests::COMPANION;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::{Containerd, Kind, Options};
+use keelson_harness::images::{ImageSpec, push_all};
+use keelson_harness::registry::{Access, Registry};
+use keelson_harness::scratch::Scratch;
+
+use super::megabytes;
+use bursts::Cost;
+pub(super) use hour::hour;
+
+/// Reports of an unchanged status in an hour by default settings: the kubelet's every 5 min, the agent's every 15 min.
+const KUBELET_REPORTS: f64 = 12.0;
+const AGENT_REPORTS: f64 = 4.0;
+/// How often it is reported here: another rhythm than the Lease's, so that the two seldom fall together; the same for
+/// the two that are compared.
+const REPORTED: &str = "7s";
+/// Images that both report.
+const IMAGES: usize = 30;
+/// By then the first status is over, and the agent's Lease has no managers any more.
+const SETTLE: Duration = Duration::from_secs(35);
+/// Whom to measure.
+struct Client<'a> {
+    user: &'a str,
+    proxy: &'a TcpProxy,
+    /// None: it is expected to write nothing.
+    lease: Option<&'a str>,
+    node: &'a str,
+    pid: u32,
+    reports: f64,
+}
+
+/// What was found, an hour where it says nothing else.
+struct Side {
+    renewals: f64,
+    /// Of an unchanged status, with default settings.
+    reports: f64,
+    renewal: Cost,
+    report: Cost,
+    /// A status report of somebody else, as the watch of the Node brings it.
+    heard: Cost,
+    /// Bytes of all else on its connections: bookmarks of watches, PINGs.
+    other: f64,
+    /// Key and value in etcd, of one write.
+    stored_lease: f64,
+    stored_node: f64,
+    memory: f64,
+}
+
+pub(super) async fn heartbeat() -> Result<()> {
+    let minutes = match std::env::var("KEELSON_BENCH_MINUTES") {
+        Ok(text) => {
+            text.parse().with_context(|| format!("KEELSON_BENCH_MINUTES is {text:?}, not a number"))?
+        }
+        Err(_) => 4.0,
+    };
+    let window = Duration::from_secs_f64(minutes * 60.0);
+    let stage = Stage::new(Some(REPORTED)).await?;
+    let (kubelet_way, node_way, companion_way) = (
+        stage.cluster.tcp_proxy().await?,
+        stage.cluster.tcp_proxy().await?,
+        stage.cluster.tcp_proxy().await?,
+    );
+    let kubelet = stage.kubelet(&kubelet_way).await?;
+    let identity = stage.cluster.node(&stage.scratch, "b").await?;
+    let node = stage.agent(identity, &node_way, "b", "node").await?;
+    stage.cluster.admin.await_condition("b", "Ready", "True").await?;
+    let clients = [
+        Client {
+            user: "system:node:a",
+            proxy: &kubelet_way,
+            lease: Some("a"),
+            node: "a",
+            pid: kubelet.pid().context("it runs")?,
+            reports: KUBELET_REPORTS,
+        },
+        Client {
+            user: "system:node:b",
+            proxy: &node_way,
+            lease: Some("b"),
+            node: "b",
+            pid: node.pid().context("it runs")?,
+            reports: AGENT_REPORTS,
+        },
+    ];
+    let sides = stage.measure(&clients, window).await?;
+    stage.cluster.admin.apply(COMPANION).await?;
+    let identity = stage.cluster.companion(&stage.scratch, "keelson-agent", "a").await?;
+    let companion = stage.agent(identity, &companion_way, "a", "companion").await?;
+    let client = Client {
+        user: "system:serviceaccount:kube-system:keelson-agent",
+        proxy: &companion_way,
+        lease: None,
+        node: "a",
+        pid: companion.pid().context("it runs")?,
+        reports: 0.0,
+    };
+    let beside = stage.measure(&[client], window / 2).await?;
+    if let ([kubelet, node], [companion]) = (&sides[..], &beside[..]) {
+        print(kubelet, node, companion);
+    }
+    Ok(())
+}
+
+/// Everything but whom to measure.
+struct Stage {
+    containerd: Containerd,
+    cluster: Cluster,
+    scratch: Scratch,
+    /// How often kubelet and agents report a status that has not changed, if not by default.
+    reported: Option<&'static str>,
+}
+
+impl Stage {
+    async fn new(reported: Option<&'static str>) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let registry = Registry::start(&scratch, Access::Anonymous).await?;
+        let options = Options { network: true, ..Options::default() };
+        let containerd = Containerd::start(&scratch, Kind::V2, &options).await?;
+        containerd.reach(registry.address(), registry.address())?;
+        let specs: Vec<ImageSpec> =
+            (0..IMAGES).map(|n| ImageSpec::single(&format!("bench/team/service-{n}"), 4096)).collect();
+        let cri = containerd.cri().await?;
+        for image in push_all(&specs, registry.address(), None).await? {
+            cri.pull_image(&image.at(registry.address())).await?;
+        }
+        let cluster = Cluster::start(&scratch).await?;
+        Ok(Self { containerd, cluster, scratch, reported })
+    }
+
+    async fn kubelet(&self, way: &TcpProxy) -> Result<Kubelet> {
+        let mut identity = self.cluster.node(&self.scratch, "a").await?;
+        let options = KubeletOptions {
+            kubeconfig: Some(identity.kubeconfig_via(&way.endpoint())?),
+            ..KubeletOptions::default()
+        };
+        let options = match self.reported {
+            Some(time) => {
+                options.set("nodeStatusUpdateFrequency", time).set("nodeStatusReportFrequency", time)
+            }
+            None => options,
+        };
+        let kubelet = self.cluster.kubelet(&self.scratch, "a", &self.containerd, &options).await?;
+        self.cluster.admin.await_condition("a", "Ready", "True").await?;
+        Ok(kubelet)
+    }
+
+    async fn agent(&self, mut identity: Identity, way: &TcpProxy, node: &str, role: &str) -> Result<Agent> {
+        let settings = Settings::new()
+            .set("agent.node_name", node)
+            .set("endpoints.source", "off")
+            .set("kube.kubeconfig", identity.kubeconfig_via(&way.endpoint())?.display().to_string())
+            .set("node.role", role)
+            .set("node.root_dir", self.scratch.path().display().to_string())
+            // Like the kubelet of the harness: the disk of a machine that measures may be full.
+            .set("node.eviction_hard", "memory.available<1Mi");
+        let settings = match self.reported {
+            Some(time) => settings
+                .set("node.node_status_update_frequency", time)
+                .set("node.node_status_report_frequency", time),
+            None => settings,
+        };
+        Agent::start(&self.scratch, &self.containerd.endpoint(), &settings).await
+    }
+
+    /// Lets all settle, and watches them side by side.
+    async fn measure(&self, clients: &[Client<'_>], window: Duration) -> Result<Vec<Side>> {
+        tokio::time::sleep(SETTLE).await;
+        let (begin, counted) = (jiff::Timestamp::now(), self.cluster.etcd.writes().await?);
+        let journal = Journal::start(&self.scratch, &self.cluster.etcd).await?;
+        clients.iter().for_each(|client| client.proxy.record());
+        tokio::time::sleep(window).await;
+        let (puts, now) = (journal.puts()?, self.cluster.etcd.writes().await?);
+        let told: usize = puts.iter().map(|put| put.bytes).sum();
+        eprintln!(
+            "etcd: {} bytes in {} puts by its own count, {told} in {} by what it told of each",
+            now.put_bytes - counted.put_bytes,
+            now.puts - counted.puts,
+            puts.len()
+        );
+        for client in clients {
+            let node = self.cluster.admin.node(client.node).await?.context("the Node is there")?;
+            let managers = serde_json::to_string(&node.metadata.managed_fields)?;
+            eprintln!("Node {}: {} bytes of JSON say who set which field", client.node, managers.len());
+        }
+        let audit = self.cluster.api.audit(|event| event.received >= begin)?;
+        let stored = |key: String| {
+            let sizes: Vec<usize> = puts.iter().filter(|put| put.key == key).map(|put| put.bytes).collect();
+            ensure!(!sizes.is_empty(), "{key} was not written");
+            Ok(sizes.iter().sum::<usize>() as f64 / sizes.len() as f64)
+        };
+        let sides = clients.iter().map(|client| {
+            let sizes = match client.lease {
+                Some(lease) => (
+                    stored(format!("/registry/leases/kube-node-lease/{lease}"))?,
+                    stored(format!("/registry/minions/{}", client.node))?,
+                ),
+                None => (0.0, 0.0),
+            };
+            client.side(&client.concerned(&audit), window, sizes)
+        });
+        sides.collect()
+    }
+}
+
+fn is_renewal(event: &AuditEvent) -> bool {
+    event.resource == "leases" && event.is_write()
+}
+
+fn is_report(event: &AuditEvent) -> bool {
+    event.is_for("patch", "nodes/status")
+}
+
+impl Client<'_> {
+    /// What it asked for, and what its watch of the Node hears of others.
+    fn concerned(&self, audit: &[AuditEvent]) -> Vec<AuditEvent> {
+        let heard = |event: &AuditEvent| is_report(event) && event.name == self.node;
+        audit.iter().filter(|event| event.user == self.user || heard(event)).cloned().collect()
+    }
+
+    fn side(
+        &self,
+        events: &[AuditEvent],
+        window: Duration,
+        (stored_lease, stored_node): (f64, f64),
+    ) -> Result<Side> {
+        let chunks = self.proxy.chunks();
+        let own = |event: &AuditEvent| event.user == self.user;
+        let renewal = bursts::cost(&chunks, events, |event| own(event) && is_renewal(event));
+        let report = bursts::cost(&chunks, events, |event| own(event) && is_report(event));
+        let heard = bursts::cost(&chunks, events, |event| !own(event));
+        let times: Vec<_> =
+            events.iter().filter(|event| is_renewal(event)).map(|event| event.received).collect();
+        let reports = events.iter().filter(|event| own(event) && is_report(event)).count();
+        let renewals = match (self.lease, times.iter().min(), times.iter().max()) {
+            (Some(_), Some(first), Some(last)) if renewal.of > 2 && report.of > 2 => {
+                3600.0 * (times.len() - 1) as f64 / last.duration_since(*first).as_secs_f64()
+            }
+            (None, None, None) if reports == 0 => 0.0,
+            (Some(_), ..) => bail!("too little was seen of {}: {renewal:?} {report:?}", self.user),
+            (None, ..) => bail!("{} wrote {} renewals and {reports} reports", self.user, times.len()),
+        };
+        let total: usize = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let others = events.iter().filter(|event| !own(event)).count();
+        let of_all = |count: usize, cost: Cost| count * (cost.request + cost.response);
+        let heartbeats = of_all(times.len(), renewal) + of_all(reports, report) + of_all(others, heard);
+        eprintln!(
+            "{}: {} renewals {renewal:?}, {reports} reports {report:?}, {others} of others {heard:?}",
+            self.user,
+            times.len()
+        );
+        Ok(Side {
+            renewals,
+            reports: self.reports,
+            renewal,
+            report,
+            heard,
+            other: total.saturating_sub(heartbeats) as f64 * 3600.0 / window.as_secs_f64(),
+            stored_lease,
+            stored_node,
+            memory: megabytes(self.pid)?,
+        })
+    }
+}
+
+impl Side {
+    /// Of an hour: so much for each renewal, so much for each report.
+    fn hour(&self, renewal: f64, report: f64) -> f64 {
+        self.renewals * renewal + self.reports * report
+    }
+}
+
+fn print(kubelet: &Side, node: &Side, companion: &Side) {
+    println!("| heartbeats | kubelet | agent, role `node` | ratio | agent, `companion` | target |");
+    println!("|---|---|---|---|---|---|");
+    let row = |what: &str, unit: &str, digits: usize, target: &str, of: &dyn Fn(&Side) -> f64| {
+        let (kubelet, node, companion) = (of(kubelet), of(node), of(companion));
+        println!(
+            "| {what} | {kubelet:.digits$}{unit} | {node:.digits$}{unit} | {:.2} | {companion:.digits$}{unit} | {target} |",
+            node / kubelet
+        );
+    };
+    row("renewals an hour", "", 0, "", &|side| side.renewals);
+    row("a renewal, request", " B", 0, "", &|side| side.renewal.request as f64);
+    row("a renewal, answer", " B", 0, "", &|side| side.renewal.response as f64);
+    row("a status report, request", " B", 0, "", &|side| side.report.request as f64);
+    row("a status report, answer and watch event", " B", 0, "", &|side| side.report.response as f64);
+    row("**requests on the wire, an hour**", " kB", 1, "0.5", &|side| {
+        side.hour(side.renewal.request as f64, side.report.request as f64) / 1e3
+    });
+    row("answers on the wire, an hour", " kB", 1, "", &|side| {
+        side.hour(side.renewal.response as f64, side.report.response as f64) / 1e3
+    });
+    println!(
+        "| the kubelet's status report, as a companion's watch brings it | | | | {} B | |",
+        companion.heard.request + companion.heard.response
+    );
+    row("a renewal in etcd", " B", 0, "", &|side| side.stored_lease);
+    row("a status report in etcd", " B", 0, "", &|side| side.stored_node);
+    row("**written to etcd, an hour**", " kB", 1, "0.5", &|side| {
+        side.hour(side.stored_lease, side.stored_node) / 1e3
+    });
+    row("all else on the connections, both ways, an hour", " kB", 1, "", &|side| side.other / 1e3);
+    row("idle memory (VmRSS)", " MB", 1, "20 MB", &|side| side.memory);
+}

@@ -1,0 +1,109 @@
+//! `make bench-proxy`: Services in the kernel, by `keelson proxy` and by the real kube-proxy (mode nftables) in the same run.
+//!
+//! Owns: what is measured, in which order. In: a cluster of its own for each size, one API server for both; flags
+//! ([`options`]). Out: tables. Each of the two has a network of its own ([`World`](keelson_cluster::net::World)) with its rules in the
+//! namespace of the node, and runs alone while it is measured. That something is in the kernel is seen from outside, in the same way for
+//! both ([`kernel`]).
+
+mod change;
+mod churn;
+mod cold;
+mod connections;
+mod kernel;
+mod long;
+mod neighbour;
+mod options;
+mod report;
+mod stage;
+mod subject;
+mod usage;
+
+use anyhow::{Context as _, Result};
+use keelson_harness::containerd::{self, Containerd};
+use keelson_harness::scratch::Scratch;
+
+use options::{Options, Part, Size};
+use report::Report;
+use stage::Stage;
+use subject::Subject;
+
+/// Measures what the command line names. What was found is printed even if something went wrong later.
+pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
+    let Some(options) = Options::of(wanted)? else { return Ok(()) };
+    let mut report = Report::default();
+    let measured = measure(&options, &mut report).await;
+    report.print();
+    measured
+}
+
+async fn measure(options: &Options, report: &mut Report) -> Result<()> {
+    let scratch = Scratch::new()?;
+    // The agent has everything on that it has on a node.
+    let containerd =
+        Containerd::start(&scratch, containerd::Kind::V2, &containerd::Options::default()).await?;
+    for size in &options.sizes {
+        at_size(*size, &containerd.endpoint(), options, report)
+            .await
+            .with_context(|| format!("at {size}"))?;
+    }
+    Ok(())
+}
+
+/// Everything at one size, in a cluster that ends with it.
+async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Report) -> Result<()> {
+    let mut stage = Stage::new(size).await?;
+    let mut subjects = Vec::new();
+    for kind in &options.subjects {
+        subjects.push(Subject::new(&stage, runtime, *kind).await?);
+    }
+    let ranges = if options.has_connections(size) { options.ranges } else { 0 };
+    stage.fill(ranges).await?;
+    let mut whole = Vec::new();
+    for mut subject in subjects {
+        eprintln!("{size}: {}", subject.kind.name());
+        if one(&stage, &mut subject, options, report).await? {
+            whole.push(subject);
+        }
+    }
+    if options.has_connections(size) {
+        eprintln!("{size}: connections");
+        connections::connections(&stage, &whole, options, report).await?;
+    }
+    for mut subject in whole {
+        subject.stop(true).await?;
+    }
+    Ok(())
+}
+
+/// One of the two. It has ended afterwards, and its rules are still there; or the answer is no, because it did not come to
+/// its end.
+async fn one(stage: &Stage, subject: &mut Subject, options: &Options, report: &mut Report) -> Result<bool> {
+    let ready = if options.has(Part::Cold) {
+        cold::cold(stage, subject, options, report).await?
+    } else {
+        subject.start_agent(stage).await?;
+        let generations = kernel::Generations::watch(subject.namespace())?;
+        let begun = std::time::Instant::now();
+        subject.start().await?;
+        subject.synced(stage, &generations, begun, options.patience).await?.is_some()
+    };
+    if !ready {
+        subject.stop(true).await?;
+        return Ok(false);
+    }
+    if options.has(Part::Change) {
+        change::change(stage, subject, options, report).await?;
+    }
+    if options.is_main(stage.size) && options.has(Part::Churn) {
+        churn::churn(stage, subject, options, report).await?;
+    }
+    if options.is_main(stage.size) && options.has(Part::Neighbour) {
+        neighbour::beside(stage, subject, options, report).await?;
+    }
+    if options.is_main(stage.size) && options.has(Part::Long) {
+        long::long(stage, subject, options, report).await?;
+    }
+    subject.stop(true).await?;
+    subject.is_whole(stage).context("rules went when it ended")?;
+    Ok(true)
+}

@@ -1,0 +1,178 @@
+//! From a change at the API server to the rules.
+//!
+//! Owns: the measurement, and a plain watch of the API server beside it. In: who has everything in the kernel; changes one by
+//! one, each after a rest. Out: a row for each kind of change.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use keelson_cluster::endpoints::bulk;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::task::JoinHandle;
+
+use super::cold::total;
+use super::kernel::Generations;
+use super::options::Options;
+use super::report::{Change, Report, Resident};
+use super::stage::Stage;
+use super::subject::{PATIENCE, PROGRAM, Subject};
+use super::usage::Children;
+
+/// So many there are at least, however long they take.
+const AT_LEAST: usize = 3;
+/// On top of the pause that it needs, at most, in milliseconds: no rhythm of ours meets one of its own.
+const JITTER: u64 = 80;
+
+/// When a plain watch told of a change, by the resource version of the slice.
+type Seen = Arc<Mutex<HashMap<String, Instant>>>;
+
+/// A change that was written.
+struct Written {
+    version: String,
+    acknowledged: Instant,
+    moved: Instant,
+}
+
+/// What changes of a Service.
+#[derive(Clone, Copy, Debug)]
+enum Changed {
+    /// An endpoint: another takes its place.
+    Endpoint,
+    /// The number of endpoints: one more, and one less the next time.
+    Count,
+}
+
+impl Changed {
+    /// As the tables call it.
+    fn title(self) -> &'static str {
+        match self {
+            Self::Endpoint => "another endpoint",
+            Self::Count => "one endpoint more or less",
+        }
+    }
+}
+
+pub(super) async fn change(
+    stage: &Stage,
+    subject: &Subject,
+    options: &Options,
+    report: &mut Report,
+) -> Result<()> {
+    for changed in [Changed::Endpoint, Changed::Count] {
+        one_by_one(stage, subject, options, changed, report).await?;
+    }
+    Ok(())
+}
+
+async fn one_by_one(
+    stage: &Stage,
+    subject: &Subject,
+    options: &Options,
+    changed: Changed,
+    report: &mut Report,
+) -> Result<()> {
+    let generations = Generations::watch(subject.namespace())?;
+    let programs = Children::watch(subject.pid()?, PROGRAM);
+    let seen = Seen::default();
+    let watch = watch(stage, seen.clone()).await?;
+    let mut random = SmallRng::seed_from_u64(2);
+    let (mut written, begun) = (Vec::new(), Instant::now());
+    let before = total(&subject.usage()?);
+    // The Service that has an endpoint more than the others.
+    let mut scaled = None;
+    while scaled.is_some()
+        || written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing)
+    {
+        let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
+        ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
+        let (service, number) = (random.random_range(0..stage.size.services), stage.new_port()?);
+        let sent = Instant::now();
+        let version = match (changed, scaled.take()) {
+            (Changed::Endpoint, _) => stage.touch(service, number).await?,
+            (Changed::Count, None) => {
+                scaled = Some(service);
+                stage.scale(service, true).await?
+            }
+            (Changed::Count, Some(service)) => stage.scale(service, false).await?,
+        };
+        let acknowledged = Instant::now();
+        let moved = generations.first_after(sent, PATIENCE).await?;
+        let moved = moved.with_context(|| format!("no rule changed within {PATIENCE:?}"))?;
+        written.push(Written { version, acknowledged, moved });
+    }
+    // What belongs to the last one.
+    ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
+    let processor = total(&subject.usage()?) - before;
+    ensure!(!watch.is_finished(), "the plain watch ended: {:?}", watch.await);
+    watch.abort();
+    let count = written.len() as f64;
+    let mut row = Change {
+        size: stage.size,
+        kind: subject.kind,
+        what: changed.title(),
+        acknowledged: written.iter().map(|one| after(one.moved, one.acknowledged)).collect(),
+        watched: Vec::new(),
+        processor: processor * 1e3 / count,
+        transactions: generations.after(begun)?.len() as f64 / count,
+    };
+    {
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for one in &written {
+            let told = seen.get(&one.version).context("the plain watch missed a change")?;
+            row.watched.push(after(one.moved, *told));
+        }
+    }
+    row.acknowledged.sort_unstable_by(f64::total_cmp);
+    row.watched.sort_unstable_by(f64::total_cmp);
+    report.change.push(row);
+    report.memory.push(Resident {
+        size: stage.size,
+        kind: subject.kind,
+        when: match changed {
+            Changed::Endpoint => "after changes one by one",
+            Changed::Count => "after scaling one by one",
+        },
+        memory: subject.memory()?,
+        children: programs.most(),
+    });
+    subject.is_whole(stage)?;
+    subject.answers_soon(stage).await
+}
+
+/// Milliseconds from one to the other, less than none if it was earlier.
+fn after(later: Instant, earlier: Instant) -> f64 {
+    let after = later.saturating_duration_since(earlier).as_secs_f64();
+    let before = earlier.saturating_duration_since(later).as_secs_f64();
+    (after - before) * 1e3
+}
+
+/// A watch as anybody would have one: JSON, by the client library of Kubernetes. What it has heard of is noted with the
+/// time.
+async fn watch(stage: &Stage, seen: Seen) -> Result<JoinHandle<Result<()>>> {
+    let api: kube::Api<EndpointSlice> = kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
+    let listed = api.list(&ListParams::default().limit(1)).await.context("cannot list")?;
+    let mut version = listed.metadata.resource_version.context("a list has a version")?;
+    Ok(tokio::spawn(async move {
+        loop {
+            let mut events = api.watch(&WatchParams::default().timeout(290), &version).await?.boxed();
+            // It ends after its time, and is taken up where it ended.
+            while let Some(event) = events.try_next().await? {
+                let at = Instant::now();
+                match event {
+                    WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
+                        version = slice.metadata.resource_version.unwrap_or(version);
+                        seen.lock().unwrap_or_else(PoisonError::into_inner).insert(version.clone(), at);
+                    }
+                    WatchEvent::Error(status) => bail!("{status:?}"),
+                    WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
+                }
+            }
+        }
+    }))
+}

@@ -1,0 +1,328 @@
+//! New connections by way of the rules.
+//!
+//! Owns: the measurement, with servers and clients of its own. In: worlds in which all rules are, and one without any. Out: a
+//! row for each. Clients are threads in a pod, on the node or outside, servers threads in other pods of the same node; each connection is a new socket.
+//! TCP: connected, and reset, so that no port has to wait for its time to be over; UDP: one question, one answer. First packets:
+//! one packet of UDP again and again, dropped behind the last hook of the node, so that conntrack forgets the flow and each is the
+//! first one of a flow; what is left of the cost of a connection is the way through the rules.
+
+use std::fs::File;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use keelson_cluster::net::{Asker, Namespace, World, plan};
+use nix::sched::{CloneFlags, setns};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::options::Options;
+use super::report::{Report, Way};
+use super::stage::{LOAD_PORT, Load, Stage};
+use super::subject::Subject;
+
+/// Clients at the same time, when as many connections as possible are made.
+const CLIENTS: usize = 8;
+/// How long each measurement of a round takes. Many short rounds in turn: a machine that is shared is not the same for long.
+const LONG: Duration = Duration::from_secs(1);
+/// How long a connection or an answer may take.
+const ANSWER: Duration = Duration::from_secs(1);
+/// How often a server looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Drops what leaves the node, behind all other hooks.
+const DROP: &str =
+    "table inet dropped { chain postrouting { type filter hook postrouting priority 300; drop; }; }";
+
+#[derive(Clone, Copy, Debug)]
+enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// One way to the endpoints, with who serves there.
+struct Route<'a> {
+    way: Way,
+    world: &'a World,
+    from: Asker,
+    targets: Vec<SocketAddr>,
+    _servers: Arc<Vec<Servers>>,
+}
+
+pub(super) async fn connections(
+    stage: &Stage,
+    subjects: &[Subject],
+    options: &Options,
+    report: &mut Report,
+) -> Result<()> {
+    let plain = World::new()?;
+    let servers = Arc::new(serve(&plain)?);
+    let way = |name: &'static str, kind| Way { size: stage.size, kind, name, ..Way::default() };
+    let mut routes = vec![Route {
+        way: way(NO_RULES, None),
+        world: &plain,
+        from: plain.pod(),
+        targets: stage.load_endpoints(),
+        _servers: servers,
+    }];
+    let served: Vec<_> =
+        subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
+    for (name, from, targets) in ways(stage) {
+        for (subject, servers) in subjects.iter().zip(&served) {
+            subject.is_whole(stage)?;
+            routes.push(Route {
+                way: way(name, Some(subject.kind)),
+                world: &subject.world,
+                from: from(&subject.world),
+                targets: targets.clone(),
+                _servers: servers.clone(),
+            });
+        }
+    }
+    // Threads of clients and waiting for them are nothing for the runtime's own.
+    let measured = tokio::task::block_in_place(|| {
+        for _ in 0..options.turns {
+            for route in &mut routes {
+                route.round()?;
+            }
+            // Another one is the first.
+            routes.rotate_left(1);
+        }
+        let turned = options.turns % routes.len();
+        routes.rotate_right(turned);
+        anyhow::Ok(())
+    });
+    report.ways.extend(routes.into_iter().map(|route| route.way));
+    measured
+}
+
+/// The way without a proxy.
+const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
+
+/// Who asks whom.
+type Ask = (&'static str, fn(&World) -> Asker, Vec<SocketAddr>);
+
+/// The ways that are measured by the rules of each.
+fn ways(stage: &Stage) -> [Ask; 7] {
+    [
+        ("from a pod to an endpoint", World::pod, stage.load_endpoints()),
+        ("from a pod to a cluster IP", World::pod, stage.loaded(Load::Plain)),
+        ("from a pod to a cluster IP with affinity", World::pod, stage.loaded(Load::Sticky)),
+        ("from the node to a cluster IP", World::host, stage.loaded(Load::Plain)),
+        ("from outside to a load balancer", World::client, Stage::ingresses(Load::Exposed)),
+        ("from outside to one with source ranges", World::client, Stage::ingresses(Load::Ranged)),
+        ("from outside to a node port", World::client, Stage::node_ports()),
+    ]
+}
+
+fn serve(world: &World) -> Result<Vec<Servers>> {
+    let mut servers = Vec::new();
+    for number in 1..=plan::LOCALS {
+        let at = SocketAddr::new(plan::local(number).v4.into(), LOAD_PORT);
+        servers.push(Servers::start(world.local(number)?.namespace(), at)?);
+    }
+    Ok(servers)
+}
+
+impl Route<'_> {
+    fn round(&mut self) -> Result<()> {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let many = self.measure(protocol, CLIENTS)?;
+            let one = self.measure(protocol, 1)?;
+            let (rates, costs, times) = match protocol {
+                Protocol::Tcp => (&mut self.way.tcp_rate, &mut self.way.tcp_cost, &mut self.way.tcp),
+                Protocol::Udp => (&mut self.way.udp_rate, &mut self.way.udp_cost, &mut self.way.udp),
+            };
+            rates.push(many.times.len() as f64 / LONG.as_secs_f64());
+            costs.push(one.processor / one.times.len() as f64);
+            times.extend(one.times);
+            self.way.failed += many.failed + one.failed;
+        }
+        self.way.first_cost.push(self.first_packets()?);
+        Ok(())
+    }
+
+    /// Microseconds of processor time of the first packet of a flow.
+    fn first_packets(&self) -> Result<f64> {
+        self.world.node().conntrack(&["-F"])?;
+        self.world.node().nft(&[DROP])?;
+        let targets = self.targets.clone();
+        let cost = inside(self.from.namespace(), move || send(&targets))
+            .and_then(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
+        self.world.node().nft(&["delete", "table", "inet", "dropped"])?;
+        cost
+    }
+
+    /// So many clients for some time.
+    fn measure(&self, protocol: Protocol, clients: usize) -> Result<Done> {
+        // What the kernel remembers of earlier ones would be met again: there are so many ports only.
+        self.world.node().conntrack(&["-F"])?;
+        let begin = Instant::now() + Duration::from_millis(50);
+        let threads: Vec<_> = (0..clients)
+            .map(|number| {
+                let targets: Vec<_> =
+                    self.targets.iter().copied().cycle().skip(number).take(self.targets.len()).collect();
+                inside(self.from.namespace(), move || client(protocol, &targets, begin))
+            })
+            .collect();
+        let mut all = Done::default();
+        for thread in threads {
+            let done = thread?.join().map_err(|_| anyhow!("a client panicked"))??;
+            all.times.extend(done.times);
+            all.failed += done.failed;
+            all.processor += done.processor;
+        }
+        if all.times.is_empty() {
+            bail!("{}: {protocol:?}: not one of {} connections came about", self.way.name, all.failed);
+        }
+        Ok(all)
+    }
+}
+
+/// What clients have done.
+#[derive(Default)]
+struct Done {
+    /// Microseconds until each connection was made, or answered.
+    times: Vec<f64>,
+    failed: usize,
+    /// Microseconds of processor time: the way to the endpoint and back is a part of it, as the kernel goes it for the sender.
+    processor: f64,
+}
+
+/// Processor time of this thread in microseconds.
+fn processor() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("no schedstat")?;
+    let nanoseconds = text.split_whitespace().next().context("an empty schedstat")?;
+    Ok(nanoseconds.parse::<f64>()? / 1e3)
+}
+
+/// A thread in a namespace.
+fn inside<T: Send + 'static>(
+    namespace: &Namespace,
+    job: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<JoinHandle<Result<T>>> {
+    let file = Path::new("/run/netns").join(namespace.name());
+    let file = File::open(&file).with_context(|| format!("no {}", file.display()))?;
+    Ok(thread::spawn(move || {
+        setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")?;
+        job()
+    }))
+}
+
+fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<Done> {
+    let mut done = Done::default();
+    thread::sleep(begin.saturating_duration_since(Instant::now()));
+    let before = processor()?;
+    for target in targets.iter().cycle() {
+        let started = Instant::now();
+        if started.duration_since(begin) >= LONG {
+            break;
+        }
+        let outcome = match protocol {
+            Protocol::Tcp => connect(*target),
+            Protocol::Udp => ask(*target),
+        };
+        match outcome {
+            Ok(took) => done.times.push(took.as_secs_f64() * 1e6),
+            Err(_) => done.failed += 1,
+        }
+    }
+    done.processor = processor()? - before;
+    Ok(done)
+}
+
+/// Sends packets to each in turn; tells the microseconds of processor time of one.
+fn send(targets: &[SocketAddr]) -> Result<f64> {
+    let open = |to: &SocketAddr| {
+        let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(to)?;
+        io::Result::Ok(socket)
+    };
+    let sockets: Vec<_> = targets.iter().map(open).collect::<Result<_, _>>()?;
+    let (begin, before, mut sent) = (Instant::now(), processor()?, 0_u32);
+    while begin.elapsed() < LONG {
+        for socket in &sockets {
+            // On the node itself the sender hears of the drop.
+            let _ = socket.send(b"?");
+            sent += 1;
+        }
+    }
+    Ok((processor()? - before) / f64::from(sent))
+}
+
+/// Connects and resets the connection; tells how long the first took.
+fn connect(to: SocketAddr) -> io::Result<Duration> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    // Bounds connecting, too.
+    socket.set_write_timeout(Some(ANSWER))?;
+    let started = Instant::now();
+    socket.connect(&SockAddr::from(to))?;
+    let took = started.elapsed();
+    socket.set_linger(Some(Duration::ZERO))?;
+    Ok(took)
+}
+
+/// Asks and waits for the answer; tells how long that took.
+fn ask(to: SocketAddr) -> io::Result<Duration> {
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let started = Instant::now();
+    socket.connect(to)?;
+    socket.send(b"?")?;
+    socket.recv(&mut [0; 16])?;
+    Ok(started.elapsed())
+}
+
+/// Who serves TCP and UDP at an endpoint. Ends on drop.
+struct Servers {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl Servers {
+    fn start(namespace: &Namespace, at: SocketAddr) -> Result<Self> {
+        let stop = Arc::<AtomicBool>::default();
+        let listener = namespace.socket(Type::STREAM, None, at)?;
+        listener.listen(4096).context("cannot listen")?;
+        let socket = namespace.socket(Type::DGRAM, None, at)?;
+        for socket in [&listener, &socket] {
+            socket.set_nonblocking(false)?;
+            // Bounds accepting, too.
+            socket.set_read_timeout(Some(LOOK))?;
+        }
+        let (tcp_stop, udp_stop) = (stop.clone(), stop.clone());
+        let tcp = thread::spawn(move || {
+            while !tcp_stop.load(Ordering::Relaxed) {
+                // Nothing is read or written. A connection that is gone already, or none, is nothing to stop for.
+                drop(listener.accept());
+            }
+            Ok(())
+        });
+        let socket = std::net::UdpSocket::from(socket);
+        let udp = thread::spawn(move || {
+            let mut buffer = [0; 16];
+            while !udp_stop.load(Ordering::Relaxed) {
+                if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    // Who has gone meanwhile needs no answer.
+                    let _ = socket.send_to(&buffer[..length], from);
+                }
+            }
+            Ok(())
+        });
+        Ok(Self { stop, threads: vec![tcp, udp] })
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // They have nothing to tell.
+            let _ = thread.join();
+        }
+    }
+}

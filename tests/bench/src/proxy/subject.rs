@@ -1,0 +1,321 @@
+//! Who is measured: an agent with `keelson proxy`, or kube-proxy.
+//!
+//! Owns: [`Subject`], in a network of its own. In: a stage. Out: processes that start and end, how much of their work is in
+//! the kernel, what they take.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_cluster::kube::{KubeProxy, KubeProxyOptions};
+use keelson_cluster::net::{
+    Asker, Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, Outcome, Transport, World, http_get_from,
+};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::process::is_program;
+use keelson_harness::util::eventually;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::kernel::{Generations, Nft, Set};
+use super::stage::{NODE, Stage};
+use super::usage::{Memory, Usage, children};
+
+/// After so long without a transaction it is looked whether everything is there.
+pub(super) const REST: Duration = Duration::from_millis(500);
+/// How long something may take that is not measured.
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// How long one question to an endpoint may take.
+const ANSWER: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Keelson,
+    KubeProxy,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 2] = [Self::Keelson, Self::KubeProxy];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Keelson => "keelson",
+            Self::KubeProxy => "kube-proxy",
+        }
+    }
+
+    /// As the tables call it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Keelson => "agent + `keelson proxy`",
+            Self::KubeProxy => "kube-proxy",
+        }
+    }
+
+    /// How long it must have rested before another change is one by itself: longer than kube-proxy's `minSyncPeriod`, which
+    /// is 1 s, and what it deletes later.
+    pub(super) fn pause(self) -> Duration {
+        match self {
+            Self::Keelson => Duration::from_millis(100),
+            Self::KubeProxy => Duration::from_secs(2),
+        }
+    }
+}
+
+/// What kube-proxy runs to change rules.
+pub(super) const PROGRAM: &str = "nft";
+
+/// Where kube-proxy tells its own figures, inside its namespace.
+const METRICS: &str = "127.0.0.1:10249";
+const OWN_FIGURE: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds";
+
+enum Programs {
+    Keelson { agent: Box<Agent>, proxy: KeelsonProxy },
+    KubeProxy { proxy: KubeProxy, _api: Forward },
+}
+
+/// One of the two, in a world of its own.
+pub(super) struct Subject {
+    pub(super) kind: Kind,
+    pub(super) world: World,
+    programs: Programs,
+}
+
+impl Subject {
+    /// Makes its world and prepares its programs, none of which runs afterwards. To be called before there are Services.
+    pub(super) async fn new(stage: &Stage, runtime: &str, kind: Kind) -> Result<Self> {
+        let world = World::new()?;
+        let programs = match kind {
+            Kind::Keelson => {
+                let settings = Settings::new()
+                    .set("agent.node_name", NODE)
+                    .set("node.role", "companion")
+                    // It is to be current before a proxy starts.
+                    .set("endpoints.watch", "always")
+                    .set("node.root_dir", stage.scratch.path().display().to_string())
+                    // The disk of a machine that measures may be full.
+                    .set("node.eviction_hard", "memory.available<1Mi")
+                    .set("kube.kubeconfig", stage.companion.kubeconfig().display().to_string());
+                let agent = Box::new(Agent::new(&stage.scratch, runtime, &settings)?);
+                let options = KeelsonProxyOptions::new(&agent.endpoints_target());
+                let proxy = KeelsonProxy::new(&stage.scratch, world.node(), &options)?;
+                Programs::Keelson { agent, proxy }
+            }
+            Kind::KubeProxy => {
+                let address = stage.cluster.api.address();
+                let inside: SocketAddr = address.parse().context("the API server's address")?;
+                let api = Forward::start(world.node(), inside, address)?;
+                let options = KubeProxyOptions::new(NODE);
+                let mut proxy =
+                    KubeProxy::start(&stage.scratch, &stage.cluster, world.node(), &options).await?;
+                proxy.terminate().await?;
+                Programs::KubeProxy { proxy, _api: api }
+            }
+        };
+        Ok(Self { kind, world, programs })
+    }
+
+    pub(super) fn namespace(&self) -> &Namespace {
+        self.world.node()
+    }
+
+    /// Starts whatever of it does not run, all at once, and waits until the processes serve; not until they have synced.
+    pub(super) async fn start(&mut self) -> Result<()> {
+        let namespace = self.world.node();
+        match &mut self.programs {
+            Programs::Keelson { agent, proxy } => {
+                let starting =
+                    async { if agent.pid().is_none() { agent.start_live().await } else { Ok(()) } };
+                let proxying =
+                    async { if proxy.pid().is_none() { proxy.start_again(namespace).await } else { Ok(()) } };
+                tokio::try_join!(starting, proxying).map(drop)
+            }
+            Programs::KubeProxy { proxy, .. } => proxy.start_again(namespace).await,
+        }
+    }
+
+    /// Starts what the proxy follows, if that is a process of its own, and waits until it has everything.
+    pub(super) async fn start_agent(&mut self, stage: &Stage) -> Result<()> {
+        let Programs::Keelson { agent, .. } = &mut self.programs else { return Ok(()) };
+        if agent.pid().is_none() {
+            agent.start_live().await?;
+        }
+        eventually(PATIENCE, "the agent serves everything", || async {
+            let text = agent.http_get("/metrics").await?.success()?.text();
+            let (have, stale) =
+                (metric(&text, "keelson_endpoints_services")?, metric(&text, "keelson_endpoints_stale")?);
+            ensure!(have >= stage.services() as f64 && stale == 0.0, "{have} Services, stale: {stale}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends the proxy, and with `all` what it follows, too, whose state is removed. The rules stay.
+    pub(super) async fn stop(&mut self, all: bool) -> Result<()> {
+        match &mut self.programs {
+            Programs::Keelson { agent, proxy } => {
+                if proxy.pid().is_some() {
+                    proxy.terminate().await?;
+                }
+                if all && agent.pid().is_some() {
+                    agent.terminate().await?;
+                    fs::remove_dir_all(agent.state_dir()).context("cannot remove the agent's state")?;
+                }
+            }
+            Programs::KubeProxy { proxy, .. } => {
+                let Some(pid) = proxy.pid() else { return Ok(()) };
+                // What it has started would finish its work, and change the rules later.
+                let programs = children(pid);
+                proxy.terminate().await?;
+                for program in programs.into_iter().filter(|pid| is_program(*pid, PROGRAM)) {
+                    let pid = Pid::from_raw(program.try_into().context("a pid is positive")?);
+                    // An error here means that it ended at this very moment.
+                    let _ = kill(pid, Signal::SIGKILL);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills the proxy with SIGKILL, or what it follows, if that is a process of its own.
+    pub(super) fn kill(&mut self, agent: bool) -> Result<()> {
+        match &mut self.programs {
+            Programs::Keelson { agent: one, .. } if agent => one.kill9(),
+            Programs::Keelson { proxy, .. } => proxy.kill9(),
+            Programs::KubeProxy { proxy, .. } => proxy.kill9(),
+        }
+    }
+
+    /// Who asks: a pod, the node, and somebody outside.
+    pub(super) fn askers(&self) -> Vec<Asker> {
+        vec![self.world.pod(), self.world.host(), self.world.client()]
+    }
+
+    /// Removes all rules, and waits until the kernel has rest from that.
+    pub(super) async fn flush(&self) -> Result<()> {
+        self.namespace().nft(&["flush", "ruleset"])?;
+        // Memory is given back later.
+        tokio::time::sleep(4 * REST).await;
+        Ok(())
+    }
+
+    /// Waits until everything is in the kernel: the sets and maps have as many elements as they must, and no transaction
+    /// followed for [`REST`]. Tells when the last one was, or none if that took longer than `patience`.
+    pub(super) async fn synced(
+        &self,
+        stage: &Stage,
+        generations: &Generations,
+        begun: Instant,
+        patience: Duration,
+    ) -> Result<Option<Instant>> {
+        let mut nft = Nft::open(self.namespace())?;
+        let mut looked = None;
+        loop {
+            let last = generations.after(begun)?.last().copied();
+            if let Some(last) = last.filter(|last| last.elapsed() >= REST && looked != Some(*last)) {
+                if self.missing(stage, &mut nft)?.is_none() {
+                    return Ok(Some(last));
+                }
+                looked = Some(last);
+            }
+            if begun.elapsed() > patience {
+                let missing = self.missing(stage, &mut nft)?.unwrap_or_else(|| "nothing".to_owned());
+                eprintln!("{} was given up: {missing}", self.kind.name());
+                return Ok(None);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// What the kernel has too few or too many of.
+    fn missing(&self, stage: &Stage, nft: &mut Nft) -> Result<Option<String>> {
+        let (ports, endpoints) = (stage.service_ports(), stage.endpoints());
+        let expected = match self.kind {
+            Kind::Keelson => vec![("keelson", "cluster-ip-ports", ports), ("keelson", "slots", endpoints)],
+            // Its endpoints are in rules, which are part of the same transaction.
+            Kind::KubeProxy => vec![("kube-proxy", "service-ips", ports + stage.ingress_ports())],
+        };
+        for (table, name, expected) in expected {
+            let count = nft.count(Set { table, name })?;
+            if count != expected {
+                return Ok(Some(format!("{name} has {count} elements and not {expected}")));
+            }
+        }
+        if self.kind == Kind::Keelson && stage.ranges() > 0 {
+            // Those that connections meet are not counted in.
+            let count = nft.count(Set { table: "keelson", name: "source-ranges" })?;
+            if count < stage.ranges() {
+                return Ok(Some(format!("there are {count} source ranges and not {}", stage.ranges())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// That everything is in the kernel, or an error that says what is not.
+    pub(super) fn is_whole(&self, stage: &Stage) -> Result<()> {
+        match self.missing(stage, &mut Nft::open(self.namespace())?)? {
+            Some(missing) => bail!("{}: {missing}", self.kind.name()),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks a real Service from a pod: whether its present endpoints answer.
+    pub(super) async fn answers(&self, stage: &Stage) -> Result<bool> {
+        let (service, port) = stage.asked()?;
+        let outcome = self.world.pod().ask(service, Transport::Tcp, ANSWER).await?;
+        Ok(matches!(outcome, Outcome::Answered { by, .. } if by.port() == port))
+    }
+
+    /// Waits until they do.
+    pub(super) async fn answers_soon(&self, stage: &Stage) -> Result<()> {
+        let what = format!("a Service answers by the rules of {}", self.kind.name());
+        eventually(Duration::from_secs(10), &what, || async {
+            ensure!(self.answers(stage).await?, "it does not");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The process ids, that of the agent first.
+    fn pids(&self) -> Vec<u32> {
+        match &self.programs {
+            Programs::Keelson { agent, proxy } => agent.pid().into_iter().chain(proxy.pid()).collect(),
+            Programs::KubeProxy { proxy, .. } => proxy.pid().into_iter().collect(),
+        }
+    }
+
+    /// The proxy's process id.
+    pub(super) fn pid(&self) -> Result<u32> {
+        self.pids().last().copied().context("it does not run")
+    }
+
+    /// Of each process, that of the agent first.
+    pub(super) fn usage(&self) -> Result<Vec<Usage>> {
+        self.pids().into_iter().map(Usage::of).collect()
+    }
+
+    /// Of each process, that of the agent first.
+    pub(super) fn memory(&self) -> Result<Vec<Memory>> {
+        self.pids().into_iter().map(Memory::of).collect()
+    }
+
+    /// How long its full syncs took by its own figure: the mean, in seconds. kube-proxy's alone.
+    pub(super) async fn own_figure(&self) -> Result<Option<f64>> {
+        if self.kind == Kind::Keelson {
+            return Ok(None);
+        }
+        let metrics = METRICS.parse().context("an address")?;
+        let text = http_get_from(self.namespace(), metrics, "/metrics").await?.success()?.text();
+        // A family each; that of IPv6 has nothing to do.
+        let value = |what| metric(&text, &format!("{OWN_FIGURE}_{what}{{ip_family=\"IPv4\"}}"));
+        let (sum, count) = (value("sum")?, value("count")?);
+        Ok((count > 0.0).then(|| sum / count))
+    }
+}
+
+/// A value among metrics, by its whole name with labels; 0 when it is not there yet.
+fn metric(text: &str, name: &str) -> Result<f64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap_or("0");
+    value.trim().parse().with_context(|| format!("{name} is {value:?}"))
+}

@@ -1,0 +1,369 @@
+//! Owns: consumers of the Endpoints API, in the background, over the client library. In: a target. Out: the newest whole
+//! state, which ones came, and whatever was not as it must be.
+//!
+//! Of every state it is checked that revisions of an instance grow, that a pair of instance and revision means the
+//! same to all, and what the test wants to be true besides. A consumer goes on through restarts of the agent.
+
+use super::truth::Truth;
+use super::whole::{Invariant, Pairs, Whole};
+use anyhow::{Context as _, Result, anyhow, bail};
+use keelson_client::{
+    Api, BoxError, CancellationToken, Client, DiffStore, Error, Handlers, Options, Position, ServiceName,
+};
+use keelson_harness::util::PATIENCE;
+use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// What a consumer waits for the truth at most: large states on a busy machine take their time.
+const LONG: Duration = PATIENCE.saturating_mul(3);
+
+/// A state that came, without what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The instance.
+    pub instance_id: u64,
+    /// The revision.
+    pub rev: u64,
+    /// Why it was stale; none: it was not.
+    pub stale: Option<String>,
+    /// Since when, in Unix milliseconds. An agent that is killed may know it less exactly after its restart.
+    pub since: Option<i64>,
+}
+
+#[derive(Default)]
+struct Inner {
+    whole: Whole,
+    seen: Vec<Seen>,
+    faults: Vec<String>,
+    troubles: Vec<String>,
+    /// The client is a new one: it may be told again where it is.
+    anew: bool,
+}
+
+struct Shared {
+    inner: Mutex<Inner>,
+    count: watch::Sender<usize>,
+    pairs: Pairs,
+    invariant: Invariant,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A state has become whole.
+    fn whole(&self, changes: Vec<Change>, position: &Position) {
+        let mut inner = self.lock();
+        for change in changes {
+            match change {
+                Change::Node(node) => inner.whole.set_node(node),
+                Change::Set(name, service) => inner.whole.set(&name, *service),
+                Change::Delete(name) => inner.whole.delete(&name),
+            }
+        }
+        inner.whole.position = position.clone();
+        let stale = position.stale.then(|| position.stale_reason.clone());
+        let seen = Seen {
+            instance_id: position.instance_id,
+            rev: position.rev,
+            stale,
+            since: position.stale_since_unix_ms,
+        };
+        let wrong = match inner.seen.last() {
+            _ if seen.instance_id == 0 || seen.rev == 0 => Some("it says no position".to_owned()),
+            Some(last) if last.instance_id == seen.instance_id && last.rev > seen.rev => {
+                Some("revisions go back".to_owned())
+            }
+            Some(last) if *last == seen && !inner.anew => Some("it came twice".to_owned()),
+            _ => None,
+        };
+        let wrong = wrong.map(|wrong| anyhow!("{wrong}"));
+        let checks = [wrong, self.pairs.note(&inner.whole).err(), (self.invariant)(&inner.whole).err()];
+        for error in checks.into_iter().flatten() {
+            let text = format!("{seen:?} after {:?}: {error:#}", inner.seen.last());
+            inner.faults.push(text);
+        }
+        inner.seen.push(seen);
+        inner.anew = false;
+        let count = inner.seen.len();
+        drop(inner);
+        self.count.send_replace(count);
+    }
+}
+
+/// What leads to the next state.
+enum Change {
+    Node(NodeInfo),
+    Set(ServiceName, Box<ServiceEndpoints>),
+    Delete(ServiceName),
+}
+
+/// The client's consumer.
+struct Collector {
+    shared: Arc<Shared>,
+    changes: Vec<Change>,
+}
+
+impl Handlers for Collector {
+    fn held(&mut self) -> Vec<ServiceName> {
+        let inner = self.shared.lock();
+        let names = inner.whole.services.values();
+        names.map(|service| ServiceName::new(&service.namespace, &service.name)).collect()
+    }
+
+    fn node(&mut self, node: NodeInfo) {
+        self.changes.push(Change::Node(node));
+    }
+
+    fn delete(&mut self, name: &ServiceName) {
+        self.changes.push(Change::Delete(name.clone()));
+    }
+
+    fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+        self.changes.push(Change::Set(name.clone(), Box::new(service)));
+    }
+
+    async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
+        self.shared.whole(std::mem::take(&mut self.changes), position);
+        Ok(())
+    }
+}
+
+/// A consumer. It leaves on drop.
+pub struct Follower {
+    api: Api,
+    target: String,
+    shared: Arc<Shared>,
+    cancel: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Follower {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Follower")
+            .field("api", &self.api)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Follower {
+    /// One that follows a target (`unix:///...`), whether anybody is there yet or not.
+    pub fn start(target: &str, api: Api) -> Result<Self> {
+        Self::checking(target, api, Pairs::default(), Arc::new(|_| Ok(())))
+    }
+
+    /// The same, which holds each state against an invariant and against what others saw.
+    pub fn checking(target: &str, api: Api, pairs: Pairs, invariant: Invariant) -> Result<Self> {
+        let shared = Shared { inner: Mutex::default(), count: watch::Sender::new(0), pairs, invariant };
+        let mut follower = Self {
+            api,
+            target: target.to_owned(),
+            shared: Arc::new(shared),
+            cancel: CancellationToken::new(),
+            task: None,
+        };
+        follower.go()?;
+        Ok(follower)
+    }
+
+    fn go(&mut self) -> Result<()> {
+        let (instance_id, rev) = self.pair();
+        self.shared.lock().anew = true;
+        let options = Options {
+            target: self.target.parse().with_context(|| format!("no target: {}", self.target))?,
+            api: self.api,
+            instance_id,
+            rev,
+            error_delay: Duration::from_millis(200),
+            ..Options::default()
+        };
+        let mut client = Client::new(options);
+        self.cancel = client.cancellation();
+        let noted = self.shared.clone();
+        client.on_trouble(move |trouble| {
+            let mut inner = noted.lock();
+            inner.troubles.push(trouble.error.to_string());
+            if matches!(trouble.error, Error::Malformed(_) | Error::Undecodable { .. } | Error::Handler(_)) {
+                inner.faults.push(trouble.error.to_string());
+            }
+        });
+        let collector = Collector { shared: self.shared.clone(), changes: Vec::new() };
+        self.task = Some(tokio::spawn(match self.api {
+            Api::Watch => futures_util::future::Either::Left(follow(client, collector)),
+            Api::Next => futures_util::future::Either::Right(ask(client, collector)),
+        }));
+        Ok(())
+    }
+
+    /// Ends the consumer's client and begins another, which resumes with the state that is held.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.cancel.cancel();
+        if let Some(task) = self.task.take() {
+            task.await.context("the consumer panicked")?;
+        }
+        self.go()
+    }
+
+    /// Looks at the newest whole state.
+    pub fn look<T>(&self, look: impl FnOnce(&Whole) -> T) -> T {
+        look(&self.shared.lock().whole)
+    }
+
+    /// Number of instance and revision of the newest state; zeros: none came yet.
+    pub fn pair(&self) -> (u64, u64) {
+        self.look(Whole::pair)
+    }
+
+    /// Which states came, in their order.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.shared.lock().seen.clone()
+    }
+
+    /// What the client had trouble with.
+    pub fn troubles(&self) -> Vec<String> {
+        self.shared.lock().troubles.clone()
+    }
+
+    /// Waits until the newest state is as `check` wants it.
+    pub async fn until<T>(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<T>) -> Result<T> {
+        let mut count = self.shared.count.subscribe();
+        let waited = tokio::time::timeout(LONG, async {
+            loop {
+                count.borrow_and_update();
+                if let Ok(found) = self.look(&mut check) {
+                    return Ok(found);
+                }
+                count.changed().await.context("the consumer is gone")?;
+            }
+        });
+        match waited.await {
+            Ok(found) => found,
+            Err(_) => {
+                let found = self.look(&mut check);
+                let troubles = self.troubles();
+                let last = &troubles[troubles.len().saturating_sub(3)..];
+                found.with_context(|| {
+                    format!("{:?} waited {LONG:?} in vain: {what}; its last troubles: {last:?}", self.api)
+                })
+            }
+        }
+    }
+
+    /// Waits until the newest state is the truth, and over `Watch` until it is said to be current. (`Next` says so only
+    /// with the next state.)
+    pub async fn settled(&self, truth: &Truth) -> Result<()> {
+        let says_when_current = self.api == Api::Watch;
+        self.until("the state is the truth", |whole| {
+            whole.is(truth)?;
+            if whole.position.stale && says_when_current {
+                bail!("{:?} is stale", whole.position);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Fails if anything that came was not as it must be.
+    pub fn sound(&self) -> Result<()> {
+        let inner = self.shared.lock();
+        if let Some(first) = inner.faults.first() {
+            bail!("{:?}: {} faults; the first: {first}", self.api, inner.faults.len());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+/// Follows changes, by `Watch`.
+async fn follow(mut client: Client, mut collector: Collector) {
+    client.run(&mut collector).await;
+}
+
+/// Follows whole states, by `Next`.
+async fn ask(mut client: Client, mut collector: Collector) {
+    let mut store = DiffStore::new(collector.held());
+    while let Some(state) = client.next().await {
+        if let Err(error) = store.deliver(state, &mut collector).await {
+            collector.shared.lock().faults.push(error.to_string());
+        }
+    }
+}
+
+/// A consumer of each API, who must agree.
+#[derive(Debug)]
+pub struct Followers {
+    /// By `keelson.endpoints.v1.Endpoints/Watch`.
+    pub watch: Follower,
+    /// By `localnetv1.Endpoints/Next`.
+    pub next: Follower,
+}
+
+impl Followers {
+    /// Both, on one target, with an invariant of every whole state.
+    pub fn start(
+        target: &str,
+        invariant: impl Fn(&Whole) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::sharing(target, &Pairs::default(), Arc::new(invariant))
+    }
+
+    /// The same beside others of the same agent.
+    pub fn sharing(target: &str, pairs: &Pairs, invariant: Invariant) -> Result<Self> {
+        Ok(Self {
+            watch: Follower::checking(target, Api::Watch, pairs.clone(), invariant.clone())?,
+            next: Follower::checking(target, Api::Next, pairs.clone(), invariant)?,
+        })
+    }
+
+    /// Both.
+    pub fn both(&self) -> [&Follower; 2] {
+        [&self.watch, &self.next]
+    }
+
+    /// Waits until both have the truth.
+    pub async fn settled(&self, truth: &Truth) -> Result<()> {
+        for follower in self.both() {
+            follower.settled(truth).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the state of both is as `check` wants it.
+    pub async fn until(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<()>) -> Result<()> {
+        for follower in self.both() {
+            follower.until(what, &mut check).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends both clients and begins others that resume.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.watch.restart().await?;
+        self.next.restart().await
+    }
+
+    /// Instance and revision that both have now.
+    pub async fn pair(&self) -> Result<(u64, u64)> {
+        let (watch, next) = (self.watch.pair(), self.next.pair());
+        if watch != next {
+            bail!("Watch is at {watch:?} and Next at {next:?}");
+        }
+        Ok(watch)
+    }
+
+    /// Fails if anything that came to either was not as it must be.
+    pub fn sound(&self) -> Result<()> {
+        self.watch.sound()?;
+        self.next.sound()
+    }
+}

@@ -1,0 +1,200 @@
+//! Owns: a stock kubelet of the test's own. In: a containerd, a kubeconfig, settings that a test may need to change.
+//! Out: a node in the cluster, and control over the kubelet's life.
+//!
+//! Everything that it mounts is below its root folder and goes with the test's folder. It has mounts of its own beside:
+//! a kubelet clears and fills some folders that no setting names, which may be those of the machine's own kubelet.
+
+use super::free_folder;
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::containerd::Containerd;
+use keelson_harness::daemon::Daemon;
+use keelson_harness::daemon_life;
+use keelson_harness::peers;
+use keelson_harness::process::Program;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::{free_port, http_get};
+use nix::mount::{MsFlags, mount};
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// What a test may want to be different.
+#[derive(Clone, Debug, Default)]
+pub struct KubeletOptions {
+    /// Another image service than the containerd itself, such as an agent's socket (`unix://...`).
+    pub image_endpoint: Option<String>,
+    /// Another runtime service than the containerd itself.
+    pub runtime_endpoint: Option<String>,
+    /// Another kubeconfig than the one that the cluster makes for the node.
+    pub kubeconfig: Option<PathBuf>,
+    /// Settings of the KubeletConfiguration over those of the harness, such as `nodeStatusUpdateFrequency`.
+    pub config: Map<String, Value>,
+    /// Flags after those of the harness, which they override.
+    pub args: Vec<String>,
+}
+
+impl KubeletOptions {
+    /// Sets one field of the KubeletConfiguration.
+    pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.config.insert(field.to_owned(), value.into());
+        self
+    }
+}
+
+/// A kubelet of the test's own. Killed on drop; its pods go with the containerd and the test's folder.
+#[derive(Debug)]
+pub struct Kubelet {
+    health: String,
+    address: String,
+    root: PathBuf,
+    daemon: Daemon,
+}
+
+impl Kubelet {
+    /// Starts one below `scratch` and waits until it serves; the node need not be ready yet.
+    pub(super) async fn start(
+        scratch: &Scratch,
+        name: &str,
+        kubeconfig: &Path,
+        containerd: &Containerd,
+        options: &KubeletOptions,
+    ) -> Result<Self> {
+        let folder = free_folder(scratch, "kubelet")?;
+        let (port, health) = (free_port()?, free_port()?);
+        let config = folder.join("config.yaml");
+        let mut settings = settings(&folder, port, health, containerd, options);
+        settings.extend(options.config.clone());
+        fs::write(&config, Value::Object(settings).to_string())
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        let root = folder.join("root");
+        share(&root)?;
+        let mut args = apart(&peers::kubernetes("kubelet")?, &folder)?;
+        args.extend([
+            format!("--config={}", config.display()),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--hostname-override={name}"),
+            format!("--root-dir={}", root.display()),
+            format!("--cert-dir={}", folder.join("pki").display()),
+        ]);
+        if let Some(address) = own_address()? {
+            args.push(format!("--node-ip={address}"));
+        }
+        args.extend(options.args.iter().cloned());
+        let program = Program {
+            name: format!("kubelet {name}"),
+            path: peers::system("unshare", "util-linux")?,
+            args,
+            env: Vec::new(),
+            log: folder.join("kubelet.log"),
+        };
+        let mut kubelet = Self {
+            health: format!("http://127.0.0.1:{health}/healthz"),
+            address: format!("127.0.0.1:{port}"),
+            root,
+            daemon: Daemon::new(program),
+        };
+        kubelet.start_again().await?;
+        Ok(kubelet)
+    }
+
+    /// Where it serves its own API, over TLS and for everybody.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Its root folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Starts it after [`Kubelet::kill9`] or [`Kubelet::terminate`] and waits until it serves.
+    pub async fn start_again(&mut self) -> Result<()> {
+        let health = &self.health;
+        self.daemon.start(|| async move { http_get(health).await?.success().map(drop) }).await
+    }
+}
+
+daemon_life!(Kubelet);
+
+/// Folders in which a kubelet has sockets and links whatever it is told: `/var/lib/kubelet/device-plugins`, which it
+/// empties, and `/var/log/containers`.
+const FIXED: [&str; 2] = ["/var/lib", "/var/log"];
+
+/// Puts what is mounted below a folder into the mounts of everybody who has the folder mounted.
+fn share(folder: &Path) -> Result<()> {
+    let made = || -> std::io::Result<()> {
+        fs::create_dir_all(folder)?;
+        mount(Some(folder), folder, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+        mount(None::<&str>, folder, None::<&str>, MsFlags::MS_SHARED, None::<&str>)?;
+        Ok(())
+    };
+    made().with_context(|| format!("cannot make a shared mount of {}", folder.display()))
+}
+
+/// The arguments of `unshare` for a kubelet that sees empty folders at [`FIXED`], as nobody else does. What it mounts
+/// below its shared root is seen by the containerd all the same.
+fn apart(kubelet: &Path, folder: &Path) -> Result<Vec<String>> {
+    ensure!(
+        !FIXED.iter().any(|fixed| folder.starts_with(fixed)),
+        "a test's folder may not be below {FIXED:?}, which a kubelet of the tests sees empty: set TMPDIR"
+    );
+    // The mounts that hold these folders must not pass on what is mounted over them.
+    let script = "for place in $0; do\n\
+                  mount --make-private \"$(findmnt --noheadings --output TARGET --target \"$place\" | tail -n 1)\"\n\
+                  mount -t tmpfs -o mode=755 none \"$place\"\n\
+                  done\nexec \"$@\"";
+    let args = ["--mount", "--propagation", "unchanged", "--", "sh", "-euc", script, &FIXED.join(" ")];
+    Ok(args.map(str::to_owned).into_iter().chain([kubelet.display().to_string()]).collect())
+}
+
+/// The configuration on a machine that may be small, without swap accounting, and in cgroups of another's.
+fn settings(
+    folder: &Path,
+    port: u16,
+    health: u16,
+    containerd: &Containerd,
+    options: &KubeletOptions,
+) -> Map<String, Value> {
+    let runtime = options.runtime_endpoint.clone().unwrap_or_else(|| containerd.endpoint());
+    let images = options.image_endpoint.clone().unwrap_or_else(|| runtime.clone());
+    let fields = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": "127.0.0.1",
+        "port": port,
+        "healthzBindAddress": "127.0.0.1",
+        "healthzPort": health,
+        "readOnlyPort": 0,
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "containerRuntimeEndpoint": runtime,
+        "imageServiceEndpoint": images,
+        "podLogsDir": folder.join("logs"),
+        "volumePluginDir": folder.join("plugins"),
+        "resolvConf": "",
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": false,
+        "enforceNodeAllocatable": [],
+        "failSwapOn": false,
+        "failCgroupV1": false,
+        "serializeImagePulls": false,
+        "registryPullQPS": 0,
+        "evictionHard": {"memory.available": "1Mi"},
+        "imageGCHighThresholdPercent": 100,
+        "makeIPTablesUtilChains": false,
+        "enableServer": true,
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// An address of this machine that is not loopback, which a kubelet does not take for a node's.
+fn own_address() -> Result<Option<Ipv4Addr>> {
+    let all = nix::ifaddrs::getifaddrs().context("cannot list the addresses of this machine")?;
+    Ok(all
+        .filter_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
+        .find(|address| !address.is_loopback() && !address.is_link_local()))
+}

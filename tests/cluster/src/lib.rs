@@ -1,0 +1,14 @@
+//! Test clusters: a control plane with kubelets ([`kube`]), service endpoints with consumers of them ([`endpoints`]), and
+//! the network of a node with its clients and servers ([`net`]).
+//!
+//! In: the programs that `make test` installs and builds, and the hosts of `keelson-harness`. Out: nothing: every process,
+//! namespace and file that a test made is gone when it ends, however it ends. The program `keelson-cluster` is
+//! `make cluster`.
+
+// A test writes what it does to stderr.
+#![allow(clippy::print_stderr)]
+
+pub mod endpoints;
+pub mod kube;
+pub mod manifests;
+pub mod net;

@@ -1,0 +1,297 @@
+//! Owns: a network namespace and whatever must be done inside of it.
+//! In: a name. Out: sockets made by a thread that lives in it, commands and programs run in it; the namespace is gone
+//! when it is dropped, and when the test process is gone, however that ends.
+//!
+//! A socket belongs to the namespace of the thread that made it for good, so it may be served anywhere.
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use keelson_harness::peers;
+use keelson_harness::process::Program;
+use nix::sched::{CloneFlags, setns};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
+
+/// What the names of all namespaces of the harness begin with.
+const PREFIX: &str = "kt";
+/// Where `ip netns` keeps them.
+const FOLDER: &str = "/run/netns";
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace. Removed on drop.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Namespace {
+    /// Makes a new one whose name ends so, with its loopback up.
+    pub fn new(role: &str) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        watch_over()?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{count}-{role}", std::process::id());
+        ip(&["netns", "add", &name])?;
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let file = Path::new(FOLDER).join(&name);
+        let (told, entered) = mpsc::channel();
+        std::thread::spawn(move || {
+            let inside = File::open(&file).map_err(anyhow::Error::from).and_then(|file| {
+                setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
+            });
+            let outside = inside.is_err();
+            // Nobody waits for the answer only when the caller has panicked meanwhile.
+            let _ = told.send(inside);
+            if outside {
+                return;
+            }
+            for job in queue {
+                job();
+            }
+        });
+        let namespace = Self { name, jobs };
+        entered.recv().context("the thread of a network namespace is gone")??;
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Its name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Does something on a thread inside, and gives what came of it. For what is done in an instant, such as making a
+    /// socket.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let (answer, result) = mpsc::channel();
+        let job = Box::new(move || {
+            let _ = answer.send(job());
+        });
+        self.jobs.send(job).map_err(|_| anyhow!("the thread of {} is gone", self.name))?;
+        result.recv().with_context(|| format!("a job in {} panicked", self.name))
+    }
+
+    /// Configures it: each line is what would follow `ip -n NAME`. Empty lines are fine.
+    pub fn ip(&self, lines: &str) -> Result<()> {
+        let mut command = Command::new(peers::system("ip", "iproute2")?);
+        command.args(["-n", &self.name, "-batch", "-"]);
+        feed(command, lines).with_context(|| format!("cannot configure {}:\n{lines}", self.name))
+    }
+
+    /// Sets values below `/proc/sys/net`, such as `ipv4/ip_forward`.
+    pub fn sysctl(&self, values: &[(&'static str, &'static str)]) -> Result<()> {
+        let values = values.to_vec();
+        self.run(move || {
+            for (name, value) in values {
+                let file = Path::new("/proc/sys/net").join(name);
+                fs::write(&file, value).with_context(|| format!("cannot write {}", file.display()))?;
+            }
+            Ok(())
+        })?
+    }
+
+    /// Runs a command inside to its end and gives what it wrote to stdout; that it fails is an error.
+    pub fn command(&self, program: &Path, args: &[&str]) -> Result<String> {
+        let mut command = Command::new(peers::system("ip", "iproute2")?);
+        command.args(["netns", "exec", &self.name]).arg(program).args(args).stdin(Stdio::null());
+        let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("{} {args:?} in {} failed: {said}", program.display(), self.name);
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs `nft` inside.
+    pub fn nft(&self, args: &[&str]) -> Result<String> {
+        self.command(&peers::system("nft", "nftables")?, args)
+    }
+
+    /// Runs `conntrack` inside, whose count of entries on stderr is left out.
+    pub fn conntrack(&self, args: &[&str]) -> Result<String> {
+        self.command(&peers::system("conntrack", "conntrack")?, args)
+    }
+
+    /// The same program, run inside. Its pid is still the program's.
+    pub fn inside(&self, program: &Program) -> Result<Program> {
+        let mut inside = program.clone();
+        inside.path = peers::system("ip", "iproute2")?;
+        inside.args = ["netns", "exec", &self.name].map(str::to_owned).into();
+        inside.args.push(program.path.display().to_string());
+        inside.args.extend(program.args.iter().cloned());
+        Ok(inside)
+    }
+
+    /// A socket inside that does not block, of this kind, bound to this address.
+    pub fn socket(&self, kind: Type, protocol: Option<Protocol>, bind: SocketAddr) -> Result<Socket> {
+        let made = self.run(move || {
+            let socket = Socket::new(Domain::for_address(bind), kind, protocol)?;
+            socket.set_nonblocking(true)?;
+            if bind.is_ipv6() && kind != Type::RAW {
+                socket.set_only_v6(true)?;
+            }
+            if kind == Type::STREAM && bind.port() != 0 {
+                socket.set_reuse_address(true)?;
+            }
+            socket.bind(&SockAddr::from(bind))?;
+            Ok::<_, std::io::Error>(socket)
+        })?;
+        made.with_context(|| format!("cannot make a socket of {bind} in {}", self.name))
+    }
+
+    /// A TCP socket inside that listens.
+    pub fn tcp_listener(&self, at: SocketAddr) -> Result<tokio::net::TcpListener> {
+        let socket = self.socket(Type::STREAM, None, at)?;
+        socket.listen(1024).with_context(|| format!("cannot listen at {at} in {}", self.name))?;
+        tokio::net::TcpListener::from_std(socket.into()).context("the runtime takes no listener")
+    }
+
+    /// A TCP socket inside that can be connected, bound to an address with a free port.
+    pub fn tcp_client(&self, from: IpAddr) -> Result<tokio::net::TcpSocket> {
+        let socket = self.socket(Type::STREAM, None, SocketAddr::new(from, 0))?;
+        Ok(tokio::net::TcpSocket::from_std_stream(socket.into()))
+    }
+
+    /// A UDP socket inside.
+    pub fn udp(&self, at: SocketAddr) -> Result<tokio::net::UdpSocket> {
+        let socket = self.socket(Type::DGRAM, None, at)?;
+        tokio::net::UdpSocket::from_std(socket.into()).context("the runtime takes no socket")
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = ip(&["netns", "del", &self.name]) {
+            eprintln!("cannot remove the network namespace {}: {error:#}", self.name);
+        }
+    }
+}
+
+/// A raw socket as one of datagrams, which for reading and writing it is: the runtime knows no raw ones.
+pub(super) fn as_datagrams(socket: Socket) -> Result<tokio::net::UdpSocket> {
+    tokio::net::UdpSocket::from_std(socket.into()).context("the runtime takes no raw socket")
+}
+
+fn ip(args: &[&str]) -> Result<()> {
+    let output =
+        Command::new(peers::system("ip", "iproute2")?).args(args).output().context("cannot run ip")?;
+    if !output.status.success() {
+        bail!("ip {args:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+/// Runs a command to its end with this on its stdin.
+fn feed(mut command: Command, stdin: &str) -> Result<()> {
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start it")?;
+    child.stdin.take().context("a piped stdin is there")?.write_all(stdin.as_bytes())?;
+    let output = child.wait_with_output().context("cannot wait for it")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+/// What waits for the end of this process, and then removes the namespaces of it and of all that are gone.
+const WATCHER: &str = r#"
+own=$PPID
+while read -r folder; do set -- "$@" "$folder"; done
+sleep 0.3
+for path in /run/netns/kt*; do
+    [ -e "$path" ] || continue
+    name=${path##*/}; pid=${name#kt}; pid=${pid%%-*}
+    case $pid in ''|*[!0-9]*) continue ;; esac
+    [ "$pid" != "$own" ] && [ -e "/proc/$pid" ] || ip netns del "$name"
+done
+for folder; do
+    case $folder in */keelson-test-*) rm -rf "$folder" ;; esac
+done
+"#;
+
+/// The process that waits; its stdin ends with this process.
+static WATCHER_PROCESS: OnceLock<Result<Mutex<Child>, String>> = OnceLock::new();
+
+/// From now on the namespaces of this process go when it goes, even if it is killed, and those that others left.
+fn watch_over() -> Result<&'static Mutex<Child>> {
+    let started = WATCHER_PROCESS.get_or_init(|| {
+        let mut command = Command::new("sh");
+        command.args(["-c", WATCHER, "sh"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Whoever ends this process with its group lets this one do its work.
+        command.process_group(0);
+        let child = command.spawn().map_err(|error| format!("cannot start sh: {error}"))?;
+        sweep();
+        Ok(Mutex::new(child))
+    });
+    started.as_ref().map_err(|error| anyhow!("{error}"))
+}
+
+/// Has a folder of tests removed when this process is gone, however that ends: for what lives in a static and is
+/// never dropped.
+pub fn remove_at_the_end(folder: &Path) -> Result<()> {
+    let mut child = watch_over()?.lock().unwrap_or_else(PoisonError::into_inner);
+    let stdin = child.stdin.as_mut().context("the watcher has a stdin")?;
+    writeln!(stdin, "{}", folder.display()).context("the watcher is gone")
+}
+
+/// Removes the namespaces of processes that are gone.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(FOLDER) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+        if let Some(pid) = pid.and_then(|pid| pid.parse::<u32>().ok())
+            && !PathBuf::from(format!("/proc/{pid}")).exists()
+            && let Err(error) = ip(&["netns", "del", name])
+        {
+            eprintln!("cannot remove the network namespace {name} that was left: {error:#}");
+        }
+    }
+}
+
+/// A way from a namespace to an address outside of all: a listener inside, whose connections go on from here. It ends on
+/// drop.
+#[derive(Debug)]
+pub struct Forward(tokio::task::JoinHandle<()>);
+
+impl Forward {
+    /// From `listen` inside to `upstream` (`127.0.0.1:PORT`).
+    pub fn start(namespace: &Namespace, listen: SocketAddr, upstream: &str) -> Result<Self> {
+        let (listener, upstream) = (namespace.tcp_listener(listen)?, upstream.to_owned());
+        Ok(Self(tokio::spawn(async move {
+            let mut carried = tokio::task::JoinSet::new();
+            loop {
+                while carried.try_join_next().is_some() {}
+                let Ok((mut inside, _)) = listener.accept().await else {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                };
+                let upstream = upstream.clone();
+                carried.spawn(async move {
+                    // Who cannot be reached is told by a connection that ends at once.
+                    if let Ok(mut outside) = tokio::net::TcpStream::connect(&upstream).await {
+                        let _ = inside.set_nodelay(true);
+                        let _ = outside.set_nodelay(true);
+                        let _ = tokio::io::copy_bidirectional(&mut inside, &mut outside).await;
+                    }
+                });
+            }
+        })))
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,347 @@
+//! Owns: a container runtime of the test's own, with root, state and socket in the test's folder: a containerd, or a
+//! CRI-O, whose settings are in [`crate::crio`].
+//! In: which runtime, and settings that a test may need to change. Out: its socket, and control over its life.
+//!
+//! The daemon's own limit on downloads is its default, as on a node. A test that keeps more downloads waiting at the
+//! registry than that sets it to [`MANY_DOWNLOADS`].
+
+use crate::cri::Cri;
+use crate::crio;
+use crate::daemon::Daemon;
+use crate::images::Image;
+use crate::peers;
+use crate::process::Program;
+use crate::scratch::Scratch;
+use anyhow::{Context as _, Result, bail};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+/// Which runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Debian's containerd 1.6.
+    Debian16,
+    /// containerd 2.4, built from its Go module. It pulls through its transfer service.
+    V2,
+    /// CRI-O 1.34, built from its Go module. It has neither leases nor a content API.
+    Crio,
+}
+
+impl Kind {
+    /// Both containerds, for tests that run on each.
+    pub const ALL: [Self; 2] = [Self::Debian16, Self::V2];
+}
+
+/// The folder of network plugins that only know their version, below the folder of a runtime.
+pub(crate) const NETWORK_PLUGINS: &str = "cni-plugins";
+
+/// A limit on downloads of the daemon's own that no test reaches.
+pub const MANY_DOWNLOADS: u32 = 50;
+
+/// What a test may want to be different.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The pause image; needed only by tests that run pods.
+    pub sandbox_image: Option<String>,
+    /// The daemon's own limit on blobs in flight: of containerd 1.6 for each pull, of containerd 2 for all.
+    pub max_concurrent_downloads: u32,
+    /// Whether it deletes layers that it has unpacked.
+    pub discard_unpacked_layers: bool,
+    /// Whether layers pass a gate before they are unpacked: [`Containerd::close_unpack_gate`].
+    pub unpack_gate: bool,
+    /// Not containerd 1.6: after how long without a byte it gives a pull up.
+    pub image_pull_progress_timeout: Option<String>,
+    /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
+    pub mirrors: BTreeMap<String, String>,
+    /// Whether it has a network configuration, without which a kubelet's node does not get ready. The plugin that it
+    /// names need not be installed as long as every pod uses the host's network.
+    pub network: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sandbox_image: None,
+            max_concurrent_downloads: 3,
+            discard_unpacked_layers: false,
+            unpack_gate: false,
+            image_pull_progress_timeout: None,
+            mirrors: BTreeMap::new(),
+            network: false,
+        }
+    }
+}
+
+/// A container runtime of the test's own. Killed on drop; what it mounted goes with the test's folder.
+#[derive(Debug)]
+pub struct Containerd {
+    kind: Kind,
+    socket: PathBuf,
+    daemon: Daemon,
+}
+
+impl Containerd {
+    /// Starts one below `scratch` and waits until its CRI answers.
+    pub async fn start(scratch: &Scratch, kind: Kind, options: &Options) -> Result<Self> {
+        let free = (0..).map(|n| format!("c{n}")).find(|name| !scratch.path().join(name).exists());
+        let folder = scratch.dir(&free.context("there is always another number")?)?;
+        Self::start_in(&folder, kind, options).await
+    }
+
+    /// Starts one in a folder of the caller's, whose contents of an earlier run it takes over.
+    pub async fn start_in(folder: &Path, kind: Kind, options: &Options) -> Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        if options.network {
+            write_network(folder)?;
+        }
+        let (socket, program) = match kind {
+            Kind::Crio => {
+                let driver = if snapshotter(folder)? == "overlayfs" { "overlay" } else { "vfs" };
+                (crio::SOCKET, crio::program(folder, driver, options)?)
+            }
+            Kind::Debian16 => {
+                let path = peers::system("containerd", "containerd")?;
+                ("containerd.sock", Self::program(folder, kind, options, path)?)
+            }
+            Kind::V2 => ("containerd.sock", Self::program(folder, kind, options, peers::containerd_v2()?)?),
+        };
+        let mut containerd = Self { kind, socket: folder.join(socket), daemon: Daemon::new(program) };
+        containerd.start_again().await?;
+        Ok(containerd)
+    }
+
+    /// Writes the settings of a containerd and returns the program that runs with them.
+    fn program(folder: &Path, kind: Kind, options: &Options, path: PathBuf) -> Result<Program> {
+        let config = folder.join("config.toml");
+        fs::write(&config, settings(folder, kind, options)?)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        for (name, address) in &options.mirrors {
+            reach(folder, name, address)?;
+        }
+        // Its shim is looked for in PATH, and must be of its own make.
+        let beside = path.parent().map(Path::to_owned).unwrap_or_default();
+        let search = std::env::var("PATH").unwrap_or_default();
+        Ok(Program {
+            name: format!("containerd ({kind:?})"),
+            path,
+            args: vec!["--config".to_owned(), config.display().to_string()],
+            env: vec![("PATH".to_owned(), format!("{}:{search}:/usr/sbin:/sbin", beside.display()))],
+            log: folder.join("containerd.log"),
+        })
+    }
+
+    /// Which runtime it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its socket as a CRI endpoint.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket.display())
+    }
+
+    /// A new connection to it.
+    pub async fn cri(&self) -> Result<Cri> {
+        Cri::connect(&self.socket).await
+    }
+
+    /// Says that the registry `name` is reached at `address` over plain HTTP, from the next pull on. For a registry
+    /// on loopback the two are the same: without being told, containerd 2 tries TLS there first. CRI-O is told of
+    /// these in advance, and of others in [`Options::mirrors`] alone.
+    pub fn reach(&self, name: &str, address: &str) -> Result<()> {
+        match self.kind {
+            Kind::Debian16 | Kind::V2 => reach(self.folder()?, name, address),
+            Kind::Crio if name == address && name.starts_with("127.0.0.1:") => Ok(()),
+            Kind::Crio => bail!("CRI-O is told of {name} at its start only: name it in Options::mirrors"),
+        }
+    }
+
+    /// The folder with everything of its own.
+    pub fn folder(&self) -> Result<&Path> {
+        self.socket.parent().context("the socket is in a folder")
+    }
+
+    /// What PullImage answers for this image, pulled from the registry at `address`.
+    pub fn reference(&self, image: &Image, address: &str) -> String {
+        match self.kind {
+            Kind::Debian16 | Kind::V2 => image.config.0.clone(),
+            Kind::Crio => image.at_digest(address),
+        }
+    }
+
+    /// Its log so far.
+    pub fn log(&self) -> Result<String> {
+        self.daemon.log()
+    }
+
+    /// From now on no layer is unpacked, if it was started with [`Options::unpack_gate`].
+    pub fn close_unpack_gate(&self) -> Result<()> {
+        let gate = unpack_gate(self.socket.parent().context("the socket is in a folder")?);
+        fs::write(&gate, "").with_context(|| format!("cannot write {}", gate.display()))
+    }
+
+    /// Layers are unpacked again.
+    pub fn open_unpack_gate(&self) -> Result<()> {
+        let gate = unpack_gate(self.socket.parent().context("the socket is in a folder")?);
+        fs::remove_file(&gate).with_context(|| format!("cannot remove {}", gate.display()))
+    }
+
+    /// Kills it with SIGKILL, and what else systemd kills with it: of CRI-O the whole control group, of containerd, whose
+    /// unit says `KillMode=process`, nothing. What it has written stays.
+    pub fn kill9(&mut self) -> Result<()> {
+        match self.kind {
+            Kind::Crio => self.daemon.kill9_group(),
+            Kind::Debian16 | Kind::V2 => self.daemon.kill9(),
+        }
+    }
+
+    /// Ends it with SIGTERM.
+    pub async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.daemon.terminate().await
+    }
+
+    /// Starts it after [`Containerd::kill9`] or [`Containerd::terminate`] and waits until its CRI answers.
+    pub async fn start_again(&mut self) -> Result<()> {
+        let socket = &self.socket;
+        self.daemon
+            .start(|| async move {
+                let cri = Cri::connect(socket).await?;
+                cri.fs_info().await.map(drop).context("ImageFsInfo fails")
+            })
+            .await
+    }
+}
+
+/// The snapshotter to use below a folder: overlayfs, or where the file system cannot do that, native.
+fn snapshotter(folder: &Path) -> Result<&'static str> {
+    let place = tempfile::tempdir_in(folder).context("cannot make a folder")?;
+    let part = |name| {
+        let path = place.path().join(name);
+        fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display())).map(|()| path)
+    };
+    let (lower, upper, work, merged) = (part("lower")?, part("upper")?, part("work")?, part("merged")?);
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    let mounted = mount(Some("overlay"), &merged, Some("overlay"), MsFlags::empty(), Some(options.as_str()));
+    match mounted {
+        Ok(()) => {
+            umount2(&merged, MntFlags::MNT_DETACH).context("cannot unmount what was just mounted")?;
+            Ok("overlayfs")
+        }
+        Err(error) => {
+            eprintln!("overlayfs does not work below {} ({error}): using native", folder.display());
+            Ok("native")
+        }
+    }
+}
+
+/// While this file exists, layers wait to be unpacked.
+fn unpack_gate(folder: &Path) -> PathBuf {
+    folder.join("unpack-gate-is-closed")
+}
+
+/// A program of the tests that containerd sends each layer through as it unpacks it.
+fn unpack_gate_settings(folder: &Path) -> String {
+    let layer = "application/vnd.oci.image.layer.v1.tar";
+    let gate = unpack_gate(folder);
+    format!(
+        "[stream_processors.\"test.unpack-gate\"]\n  accepts = [\"{layer}\"]\n  returns = \"{layer}\"\n\
+         \x20 path = \"/bin/sh\"\n  args = [\"-c\", \"while [ -e {gate} ]; do sleep 0.05; done; exec cat\"]\n",
+        gate = gate.display()
+    )
+}
+
+/// The settings of a containerd.
+fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
+    let snapshotter = snapshotter(folder)?;
+    let at = folder.display();
+    let downloads = options.max_concurrent_downloads;
+    let discard = options.discard_unpacked_layers;
+    let gate = if options.unpack_gate { unpack_gate_settings(folder) } else { String::new() };
+    let sandbox = options.sandbox_image.as_deref();
+    let common = |version: u8| {
+        format!(
+            "version = {version}\nroot = \"{at}/root\"\nstate = \"{at}/state\"\n\
+             [grpc]\n  address = \"{at}/containerd.sock\"\n\
+             [ttrpc]\n  address = \"{at}/containerd.sock.ttrpc\"\n\
+             [plugins.\"io.containerd.internal.v1.opt\"]\n  path = \"{at}/opt\"\n{gate}"
+        )
+    };
+    let sandbox_line =
+        |key: &str| sandbox.map(|image| format!("  {key} = \"{image}\"\n")).unwrap_or_default();
+    Ok(match kind {
+        Kind::Crio => bail!("CRI-O has settings of another kind"),
+        Kind::Debian16 => {
+            let cri = "io.containerd.grpc.v1.cri";
+            format!(
+                "{common}[plugins.\"{cri}\"]\n  restrict_oom_score_adj = true\n  max_concurrent_downloads = {downloads}\n\
+                 {sandbox}  [plugins.\"{cri}\".containerd]\n    snapshotter = \"{snapshotter}\"\n\
+                 \x20   discard_unpacked_layers = {discard}\n\
+                 \x20 [plugins.\"{cri}\".registry]\n    config_path = \"{at}/certs.d\"\n\
+                 \x20 [plugins.\"{cri}\".cni]\n    bin_dir = \"/usr/lib/cni\"\n    conf_dir = \"{at}/cni\"\n",
+                common = common(2),
+                sandbox = sandbox_line("sandbox_image"),
+            )
+        }
+        Kind::V2 => {
+            let images = "io.containerd.cri.v1.images";
+            let runtime = "io.containerd.cri.v1.runtime";
+            let progress = options.image_pull_progress_timeout.as_ref();
+            // `max_concurrent_downloads` of the CRI plugin must stay as it is: any other value leaves the transfer
+            // service for the old path.
+            format!(
+                "{common}[plugins.\"io.containerd.transfer.v1.local\"]\n  max_concurrent_downloads = {downloads}\n\
+                 [plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n\
+                 [plugins.\"{images}\"]\n  snapshotter = \"{snapshotter}\"\n{discard}{progress}\
+                 \x20 [plugins.\"{images}\".registry]\n    config_path = \"{at}/certs.d\"\n{pinned}\
+                 [plugins.\"{runtime}\"]\n  restrict_oom_score_adj = true\n\
+                 \x20 [plugins.\"{runtime}\".cni]\n    bin_dirs = [\"/usr/lib/cni\"]\n    conf_dir = \"{at}/cni\"\n",
+                common = common(3),
+                // Any value but the default leaves the transfer service for the old path too.
+                discard = if discard { "  discard_unpacked_layers = true\n" } else { "" },
+                progress = progress
+                    .map(|t| format!("  image_pull_progress_timeout = \"{t}\"\n"))
+                    .unwrap_or_default(),
+                pinned = sandbox
+                    .map(|_| format!("  [plugins.\"{images}\".pinned_images]\n  {}", sandbox_line("sandbox")))
+                    .unwrap_or_default(),
+            )
+        }
+    })
+}
+
+/// Writes a network configuration (CNI).
+fn write_network(folder: &Path) -> Result<()> {
+    let place = folder.join("cni");
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    let network = "{\"cniVersion\": \"0.4.0\", \"name\": \"test\", \"plugins\": [{\"type\": \"bridge\", \
+                   \"ipam\": {\"type\": \"host-local\", \"subnet\": \"10.244.0.0/24\"}}]}\n";
+    fs::write(place.join("10-test.conflist"), network).context("cannot write the network configuration")?;
+    // CRI-O asks every plugin for its version before it takes a network for configured.
+    let plugins = folder.join(NETWORK_PLUGINS);
+    fs::create_dir_all(&plugins).with_context(|| format!("cannot make {}", plugins.display()))?;
+    let plugin = plugins.join("bridge");
+    let answer = "{\"cniVersion\": \"0.4.0\", \"supportedVersions\": [\"0.4.0\"]}";
+    fs::write(&plugin, format!("#!/bin/sh\necho '{answer}'\n"))
+        .and_then(|()| fs::set_permissions(&plugin, Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", plugin.display()))
+}
+
+/// Writes that the registry `name` is reached at `address` over plain HTTP.
+fn reach(folder: &Path, name: &str, address: &str) -> Result<()> {
+    let place = folder.join("certs.d").join(name);
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    let hosts = format!(
+        "server = \"http://{address}\"\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+    );
+    fs::write(place.join("hosts.toml"), hosts).context("cannot write hosts.toml")
+}

@@ -1,0 +1,136 @@
+//! Owns: a program that a test starts, ends and starts again. In: the program, and how one sees that it serves. Out: control over
+//! its life.
+
+use crate::process::{Process, Program};
+use crate::util::{PATIENCE, eventually};
+use anyhow::{Context as _, Result, bail};
+use std::fs;
+use std::process::ExitStatus;
+
+/// A program that runs or does not. Killed on drop.
+#[derive(Debug)]
+pub struct Daemon {
+    program: Program,
+    process: Option<Process>,
+}
+
+impl Daemon {
+    /// One that is not started.
+    pub fn new(program: Program) -> Self {
+        Self { program, process: None }
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
+    /// Adds a flag to the command line of later starts.
+    pub fn arg(&mut self, arg: &str) {
+        self.program.args.push(arg.to_owned());
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> Result<&mut Process> {
+        self.process.as_mut().with_context(|| format!("{} is not running", self.program.name))
+    }
+
+    /// Starts it without waiting for anything.
+    pub fn spawn(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            bail!("{} is running already", self.program.name);
+        }
+        self.process = Some(self.program.start()?);
+        Ok(())
+    }
+
+    /// Waits until `check` succeeds, or it ends, which is an error.
+    pub async fn ready<F: Future<Output = Result<()>>>(
+        &mut self,
+        mut check: impl FnMut() -> F,
+    ) -> Result<()> {
+        let name = self.program.name.clone();
+        let process = self.process()?;
+        let mut ended = None;
+        let waited = eventually(PATIENCE, &format!("{name} serves"), || {
+            ended = process.ended().ok().flatten();
+            let check = ended.is_none().then(&mut check);
+            async move {
+                match check {
+                    // Nothing more to wait for.
+                    None => Ok(()),
+                    Some(check) => check.await,
+                }
+            }
+        })
+        .await;
+        let log = process.log_tail();
+        if let Some(status) = ended {
+            self.process = None;
+            bail!("{name} ended with {status}; its log ends:\n{log}");
+        }
+        waited.with_context(|| format!("the log of {name} ends:\n{log}"))
+    }
+
+    /// Starts it and waits until `check` succeeds. One that does not serve in time is killed.
+    pub async fn start<F: Future<Output = Result<()>>>(&mut self, check: impl FnMut() -> F) -> Result<()> {
+        self.spawn()?;
+        let ready = self.ready(check).await;
+        if ready.is_err() {
+            self.process = None;
+        }
+        ready
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill9(&mut self) -> Result<()> {
+        self.take()?.kill9()
+    }
+
+    /// The same for it and every process of its group.
+    pub fn kill9_group(&mut self) -> Result<()> {
+        self.take()?.kill9_group()
+    }
+
+    /// Ends it with SIGTERM.
+    pub async fn terminate(&mut self) -> Result<ExitStatus> {
+        self.take()?.terminate(2 * PATIENCE).await
+    }
+
+    fn take(&mut self) -> Result<Process> {
+        self.process.take().with_context(|| format!("{} is not running", self.program.name))
+    }
+
+    /// Its log so far, of all its runs.
+    pub fn log(&self) -> Result<String> {
+        fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
+    }
+}
+
+/// Gives a host that has a field `daemon` the control over its life that all of them have.
+#[macro_export]
+macro_rules! daemon_life {
+    ($host:ty) => {
+        impl $host {
+            /// Its process id, while it runs.
+            pub fn pid(&self) -> Option<u32> {
+                self.daemon.pid()
+            }
+
+            /// Kills it with SIGKILL. What it has written stays, and what it started runs on.
+            pub fn kill9(&mut self) -> anyhow::Result<()> {
+                self.daemon.kill9()
+            }
+
+            /// Ends it with SIGTERM.
+            pub async fn terminate(&mut self) -> anyhow::Result<std::process::ExitStatus> {
+                self.daemon.terminate().await
+            }
+
+            /// Its log so far, of all its runs.
+            pub fn log(&self) -> anyhow::Result<String> {
+                self.daemon.log()
+            }
+        }
+    };
+}

@@ -1,0 +1,67 @@
+//! Test hosts: real components, each of them the test's own.
+//!
+//! Owns: a containerd or CRI-O ([`containerd`], [`crio`]), a registry ([`registry`]), images ([`images`]), a proxy that
+//! measures and breaks what goes between them ([`registry_proxy`]), an agent ([`agent`]), CRI clients of two makes
+//! ([`cri`], [`driver`], and under load [`load`]), small disks that fill up or hang ([`disk`]).
+//! In: the programs that `make test` installs and builds. Out: nothing: every process, mount and file that a test made
+//! is gone when it ends, however it ends.
+//!
+//! A missing component is a failure, never a skip. Everything listens on loopback or on unix sockets in the folder
+//! of the test ([`scratch`]). [`node::Node`] holds what most tests need together. Clusters and the network of a node are in
+//! the crate `keelson-cluster`.
+
+// A test writes what it does to stderr.
+#![allow(clippy::print_stderr)]
+
+pub mod agent;
+pub mod command;
+pub mod containerd;
+pub mod cri;
+pub mod crio;
+pub mod daemon;
+pub mod disk;
+pub mod driver;
+pub mod images;
+pub mod load;
+pub mod node;
+pub mod peers;
+pub mod process;
+pub mod registry;
+pub mod registry_proxy;
+pub mod scratch;
+pub mod suite;
+pub mod util;
+
+/// Makes one test for each runtime of each function named, which takes a [`containerd::Kind`] and returns
+/// `anyhow::Result<()>`: `debian16::NAME` and `v2::NAME`.
+#[macro_export]
+macro_rules! on_both_runtimes {
+    ($($name:ident),* $(,)?) => {
+        mod debian16 {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::containerd::Kind::Debian16).await
+            })*
+        }
+        mod v2 {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::containerd::Kind::V2).await
+            })*
+        }
+    };
+}
+
+/// Makes one test on CRI-O of each function named, which takes a [`containerd::Kind`] and returns
+/// `anyhow::Result<()>`: `crio::NAME`.
+#[macro_export]
+macro_rules! on_crio {
+    ($($name:ident),* $(,)?) => {
+        mod crio {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() -> anyhow::Result<()> {
+                super::$name($crate::containerd::Kind::Crio).await
+            })*
+        }
+    };
+}

@@ -1,0 +1,161 @@
+//! Owns: where the real components are. In: nothing. Out: paths of the programs, built or found once a test process.
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// containerd 2.4 and its shim, built from the Go modules in `tests/peers`.
+pub fn containerd_v2() -> Result<PathBuf> {
+    Ok(built("containerd")?.join("containerd"))
+}
+
+/// The folder of CRI-O 1.34 and its `pinns`, built from the Go module in `tests/peers/crio`.
+pub fn crio() -> Result<PathBuf> {
+    built("crio")
+}
+
+/// The CRI client of another make, built from `tests/peers/cri-driver`.
+pub fn cri_driver() -> Result<PathBuf> {
+    Ok(built("cri-driver")?.join("cri-driver"))
+}
+
+/// Many nodes that watch and renew by client-go, built from `tests/peers/reflectors`.
+pub fn reflectors() -> Result<PathBuf> {
+    Ok(built("reflectors")?.join("reflectors"))
+}
+
+/// The control plane that suites run against unless a test names one: the newest supported, or the oldest with
+/// `KEELSON_TEST_KUBERNETES=1.31`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kubernetes {
+    /// 1.36, built from `tests/peers/kubernetes`.
+    Newest,
+    /// 1.31, built from `tests/peers/kubernetes-1.31`.
+    Oldest,
+}
+
+impl Kubernetes {
+    /// Which one the environment asks for.
+    pub fn chosen() -> Result<Self> {
+        match std::env::var("KEELSON_TEST_KUBERNETES").as_deref() {
+            Err(_) | Ok("1.36") => Ok(Self::Newest),
+            Ok("1.31") => Ok(Self::Oldest),
+            Ok(other) => bail!("KEELSON_TEST_KUBERNETES is {other:?}: set it to 1.31 or 1.36"),
+        }
+    }
+
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Newest => "kubernetes",
+            Self::Oldest => "kubernetes-1.31",
+        }
+    }
+}
+
+/// A program of the control plane that is tested against: `kube-apiserver` or `kube-controller-manager`.
+pub fn control_plane(program: &str) -> Result<PathBuf> {
+    kubernetes_program(Kubernetes::chosen()?, program)
+}
+
+/// The server of etcd and the program that restores its snapshots. The newest control plane has etcd 3.6, built from
+/// `tests/peers/etcd`; the oldest one has Debian's 3.4, as has every one that is to know no streaming lists.
+pub fn etcd(streaming_lists: bool) -> Result<(PathBuf, PathBuf)> {
+    match Kubernetes::chosen()? {
+        Kubernetes::Newest if streaming_lists => {
+            let folder = built("etcd")?;
+            Ok((folder.join("etcd"), folder.join("etcdutl")))
+        }
+        _ => Ok((system("etcd", "etcd-server")?, system("etcdctl", "etcd-client")?)),
+    }
+}
+
+/// A program of a node of Kubernetes 1.36: `kube-proxy` or `kubelet`.
+pub fn kubernetes(program: &str) -> Result<PathBuf> {
+    kubernetes_program(Kubernetes::Newest, program)
+}
+
+fn kubernetes_program(version: Kubernetes, program: &str) -> Result<PathBuf> {
+    let path = built(version.folder())?.join(program);
+    if !path.is_file() {
+        bail!("tests/peers/{} builds no {program}", version.folder());
+    }
+    Ok(path)
+}
+
+/// The library that gives a program another wall clock when it is named in `LD_PRELOAD`.
+pub fn libfaketime() -> Result<PathBuf> {
+    let folder = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
+    let path = Path::new(&folder).join("libfaketime.so.1");
+    if !path.is_file() {
+        bail!("{} is missing: install the Debian package libfaketime (make test does)", path.display());
+    }
+    Ok(path)
+}
+
+/// A program of the system, found in `PATH` or the folders of system programs.
+pub fn system(program: &str, package: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from))
+        .map(|folder| folder.join(program))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| anyhow!("{program} is missing: install the Debian package {package} (make test does)"))
+}
+
+/// The `keelson` program: `KEELSON_BIN`, or the one in the target folder that this program was built into.
+pub fn keelson() -> Result<PathBuf> {
+    let path = match std::env::var_os("KEELSON_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let own = std::env::current_exe().context("cannot tell where this program is")?;
+            // target/<profile>/deps/<test>, or target/<profile>/<program>.
+            let folder = own.parent().context("a program is in a folder")?;
+            let profile = if folder.ends_with("deps") {
+                folder.parent().context("deps is in a folder")?
+            } else {
+                folder
+            };
+            profile.join("keelson")
+        }
+    };
+    if !path.is_file() {
+        bail!("{} does not exist: build it (make test does), or name it in KEELSON_BIN", path.display());
+    }
+    Ok(path)
+}
+
+/// The folder of a peer: the one that `KEELSON_PEERS` names, which is what `build.sh` wrote, or the one that `build.sh` has or
+/// makes now.
+fn built(name: &'static str) -> Result<PathBuf> {
+    let known = std::env::var("KEELSON_PEERS").unwrap_or_default();
+    if let Some(folder) = folder_of(name, &known) {
+        return Ok(folder);
+    }
+    type Outcomes = HashMap<&'static str, Result<PathBuf, String>>;
+    static BUILT: OnceLock<Mutex<Outcomes>> = OnceLock::new();
+    // Held while it is built: whoever needs the same peer waits for it anyway.
+    let mut outcomes = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let outcome = outcomes.entry(name).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
+    outcome.clone().map_err(|e| anyhow!("{e}"))
+}
+
+fn build(name: &str) -> Result<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers/build.sh");
+    let output = Command::new(&script)
+        .arg(name)
+        .output()
+        .with_context(|| format!("cannot run {}", script.display()))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if !output.status.success() {
+        bail!("{} {name} failed with {}:\n{}", script.display(), output.status, text(&output.stderr));
+    }
+    let answer = text(&output.stdout);
+    folder_of(name, &answer).with_context(|| format!("{} {name} answered {answer:?}", script.display()))
+}
+
+/// What `build.sh` writes of this peer.
+fn folder_of(name: &str, answer: &str) -> Option<PathBuf> {
+    answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(PathBuf::from)
+}

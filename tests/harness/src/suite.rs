@@ -1,0 +1,109 @@
+//! Owns: suites whose tests share a peer that is too expensive to start for each of them. In: tests. Out: one runtime, a
+//! limit of time for each test, a peer that lives for as long as a test has it, and all tests of a suite in one process.
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+use tokio::runtime::Runtime;
+use tokio::sync::Mutex;
+
+/// The time after which a test fails: what it waits for comes in a fraction of this, on a busy machine too.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// Runs a test on the runtime of all tests of the process: clients belong to the runtime that they were made on.
+pub fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
+    static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(Runtime::new);
+    let runtime = RUNTIME.as_ref().map_err(|error| anyhow!("there is no runtime: {error}"))?;
+    let started = Instant::now();
+    let outcome = runtime.block_on(async { tokio::time::timeout(LIMIT, test).await });
+    eprintln!("took {:.1} s", started.elapsed().as_secs_f64());
+    outcome.unwrap_or_else(|_| Err(anyhow!("the test has not ended after {LIMIT:?}")))
+}
+
+/// A peer that tests of one process share. The first test that asks starts it; it ends with the last one that has it.
+#[derive(Debug)]
+pub struct Shared<T>(Mutex<Weak<T>>);
+
+impl<T> Shared<T> {
+    /// One that is not started.
+    #[allow(clippy::new_without_default)] // For statics.
+    pub const fn new() -> Self {
+        Self(Mutex::const_new(Weak::new()))
+    }
+
+    /// The running one, or a new one.
+    pub async fn get<F: Future<Output = Result<T>>>(&self, start: impl FnOnce() -> F) -> Result<Arc<T>> {
+        let mut shared = self.0.lock().await;
+        if let Some(shared) = shared.upgrade() {
+            return Ok(shared);
+        }
+        let started = Arc::new(start().await?);
+        *shared = Arc::downgrade(&started);
+        Ok(started)
+    }
+}
+
+/// A suite as one test, because nextest runs each test in a process of its own. Does nothing but under nextest. When nextest
+/// tries it again, only the tests that failed are repeated, so that nextest reports them as flaky.
+#[derive(Clone, Copy, Debug)]
+pub struct Suite {
+    /// The test that calls this, which is left out.
+    pub test: &'static str,
+    /// Tests at a time.
+    pub threads: u32,
+    /// Tests that are left out, by parts of their names.
+    pub skip: &'static [&'static str],
+    /// Additions to the environment.
+    pub env: &'static [(&'static str, &'static str)],
+}
+
+impl Suite {
+    /// Runs the tests of this program.
+    pub fn run(self) -> Result<()> {
+        let Ok(run) = env::var("NEXTEST_RUN_ID") else { return Ok(()) };
+        let program = env::current_exe().context("cannot tell where this program is")?;
+        let name = program.file_stem().context("a program has a name")?.display().to_string();
+        let failures = program.with_file_name(format!("{name}-{}-{run}.failed", self.test));
+        let mut command = Command::new(program);
+        command.env_remove("NEXTEST").envs(self.env.iter().copied());
+        command.args(["--test-threads", &self.threads.to_string()]);
+        match fs::read_to_string(&failures) {
+            Ok(failed) => {
+                command.arg("--exact").args(failed.lines());
+            }
+            Err(_) => {
+                for skip in [&["in_one_process"], self.skip].concat() {
+                    command.args(["--skip", skip]);
+                }
+            }
+        }
+        self.follow(command, failures)
+    }
+
+    /// Repeats what the tests write, and notes which of them failed.
+    fn follow(self, mut command: Command, failures: PathBuf) -> Result<()> {
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the suite")?;
+        let mut failed = String::new();
+        for line in BufReader::new(child.stdout.take().context("a piped stdout")?).lines() {
+            let line = line.context("cannot read what the suite writes")?;
+            if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+                failed += name;
+                failed.push('\n');
+            }
+            eprintln!("{line}");
+        }
+        let status = child.wait().context("cannot wait for the suite")?;
+        if failed.is_empty() {
+            // That it is not there is the rule.
+            let _ = fs::remove_file(&failures);
+        } else {
+            fs::write(&failures, &failed).context("cannot note which tests failed")?;
+        }
+        ensure!(status.success(), "{}: {status}; these tests failed:\n{failed}", self.test);
+        Ok(())
+    }
+}

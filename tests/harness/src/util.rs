@@ -1,0 +1,181 @@
+//! Owns: small things that every suite needs. In: nothing. Out: waiting, ports, seeds, free-standing HTTP requests.
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// What a test waits for at most when something must happen: long, because the machine may be slow and busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Tries `check` until it gives `Ok`, and fails with its last error after `timeout`.
+pub async fn eventually<T, F>(timeout: Duration, what: &str, check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    eventually_every(Duration::from_millis(20), timeout, what, check).await
+}
+
+/// The same with another pause between tries, for a check that is work.
+pub async fn eventually_every<T, F>(
+    pause: Duration,
+    timeout: Duration,
+    what: &str,
+    mut check: impl FnMut() -> F,
+) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let started = Instant::now();
+    loop {
+        // A check that hangs must not hang the test.
+        let left = timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(100));
+        let error = match tokio::time::timeout(left, check()).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => error,
+            Err(_) => anyhow!("the check itself did not come to an end"),
+        };
+        if started.elapsed() >= timeout {
+            return Err(error.context(format!("waited {timeout:?} in vain: {what}")));
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Like [`eventually`] for a condition: waits [`PATIENCE`] until it is true.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
+    eventually(PATIENCE, what, || {
+        let holds = condition();
+        async move { if holds { Ok(()) } else { Err(anyhow!("the condition does not hold")) } }
+    })
+    .await
+}
+
+/// Below what Linux gives to outgoing connections (32768 and up) and what API servers give to Services (30000 and up): a
+/// server that is started again finds its port as it left it.
+const PORTS: Range<u16> = 10_000..30_000;
+
+/// A TCP port on loopback that nothing listens on. It belongs to this process until it ends: a locked file says so to the other
+/// suites, which run at the same time.
+pub fn free_port() -> Result<u16> {
+    static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let folder = std::env::temp_dir().join("keelson-ports");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for _ in 0..100 {
+        let port = rand::rng().random_range(PORTS);
+        let path = folder.join(port.to_string());
+        let lock = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        if lock.try_lock().is_err() || TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
+            continue;
+        }
+        TAKEN.lock().map_err(|_| anyhow!("another test panicked while it took a port"))?.push(lock);
+        return Ok(port);
+    }
+    bail!("found no free port on loopback in 100 tries")
+}
+
+/// A random number generator whose seed is printed when the test fails, and can be set with `KEELSON_SEED`.
+#[derive(Debug)]
+pub struct Seeded(SmallRng);
+
+impl Seeded {
+    /// Takes the seed from `KEELSON_SEED`, or makes one.
+    pub fn new() -> Result<Self> {
+        let seed = match std::env::var("KEELSON_SEED") {
+            Ok(text) => text.parse().with_context(|| format!("KEELSON_SEED is {text:?}, not a number"))?,
+            Err(_) => rand::rng().random(),
+        };
+        // Shown when the test fails.
+        eprintln!("to repeat this run: KEELSON_SEED={seed}");
+        Ok(Self(SmallRng::seed_from_u64(seed)))
+    }
+
+    /// The generator.
+    pub fn rng(&mut self) -> &mut SmallRng {
+        &mut self.0
+    }
+}
+
+/// A whole HTTP response.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body, if the status is one of success.
+    pub fn success(self) -> Result<Self> {
+        if !self.status.is_success() {
+            bail!("HTTP {}: {}", self.status, self.text());
+        }
+        Ok(self)
+    }
+}
+
+pub(crate) type HttpClient = Client<HttpConnector, Full<Bytes>>;
+
+pub(crate) fn http_client() -> HttpClient {
+    Client::builder(TokioExecutor::new()).build_http()
+}
+
+/// Sends one HTTP request over a connection of its own.
+pub async fn http(method: Method, url: &str, headers: &[(&str, &str)], body: Bytes) -> Result<Answer> {
+    let mut request = Request::builder().method(method.clone()).uri(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(Full::new(body)).with_context(|| format!("not a request: {method} {url}"))?;
+    let response = http_client().request(request).await.with_context(|| format!("{method} {url}"))?;
+    let (head, body) = response.into_parts();
+    let body =
+        body.collect().await.with_context(|| format!("{method} {url}: the body broke off"))?.to_bytes();
+    Ok(Answer { status: head.status, headers: head.headers, body })
+}
+
+/// The value of the metric of this name, labels included, in what `/metrics` answers.
+pub fn metric(text: &str, name: &str) -> Result<Option<f64>> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map(|value| value.trim().parse().with_context(|| format!("{name} is {value:?}"))).transpose()
+}
+
+/// Gets a URL.
+pub async fn http_get(url: &str) -> Result<Answer> {
+    http(Method::GET, url, &[], Bytes::new()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// T3: neither this process nor another one that runs suites at the same time is given a port twice.
+    #[test]
+    fn t3_a_port_belongs_to_one_process() -> Result<()> {
+        let ports: Vec<u16> = (0..200).map(|_| free_port()).collect::<Result<_>>()?;
+        let distinct: std::collections::HashSet<_> = ports.iter().collect();
+        assert_eq!(distinct.len(), ports.len());
+        // What another process would find.
+        let file = File::create(std::env::temp_dir().join("keelson-ports").join(ports[0].to_string()))?;
+        assert!(matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)));
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+//! Owns: everything that takes part: two registries behind proxies, a runtime whose images have a small disk of their
+//! own, an agent whose state has one too, an API server and a stock kubelet.
+//! In: which runtime and which limit. Out: access to each, and control over the lives of agent and runtime.
+
+use crate::timeline::{Broken, Timeline};
+use anyhow::{Context as _, Result};
+use keelson_cluster::kube::{ApiOptions, Cluster, Kubelet, KubeletOptions};
+use keelson_cluster::manifests::COMPANION as MANIFEST;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::{Containerd, Kind, Options};
+use keelson_harness::cri::Cri;
+use keelson_harness::disk::LoopDisk;
+use keelson_harness::images::{Image, ImageSpec};
+use keelson_harness::peers;
+use keelson_harness::registry::{ALICE, Access, Registry};
+use keelson_harness::registry_proxy::RegistryProxy;
+use keelson_harness::scratch::Scratch;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tokio::sync::Mutex;
+
+/// The node of the kubelet.
+pub(crate) const NODE: &str = "soak";
+
+const MIB: u64 = 1 << 20;
+const IMAGE_DISK: u64 = 1536 * MIB;
+const STATE_DISK: u64 = 64 * MIB;
+
+/// Bytes a second of a blob while no registry is slow on purpose: layers take long enough to be interrupted.
+pub(crate) const RATE: u64 = 4 * MIB;
+
+/// A registry and what stands before it.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) registry: Registry,
+    pub(crate) proxy: RegistryProxy,
+    /// Whether it asks for credentials.
+    pub(crate) private: bool,
+}
+
+/// Everything that takes part. Fields are dropped in this order: who uses something goes before it.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    kubelet: Kubelet,
+    pub(crate) agent: Mutex<Agent>,
+    /// Which runtime.
+    pub(crate) kind: Kind,
+    pub(crate) runtime: Mutex<Containerd>,
+    pub(crate) cluster: Cluster,
+    /// One that is open to all, and one that asks for credentials.
+    pub(crate) sources: [Source; 2],
+    pub(crate) state_disk: LoopDisk,
+    pub(crate) image_disk: LoopDisk,
+    /// The CRI socket of the agent.
+    pub(crate) socket: PathBuf,
+    /// The address of the agent's HTTP side.
+    pub(crate) url: String,
+    /// The process of the agent; 0 while none runs.
+    pub(crate) agent_pid: AtomicU32,
+    _scratch: Scratch,
+}
+
+impl Stage {
+    pub(crate) async fn start(kind: Kind, limit: usize, timeline: &Timeline) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let at = scratch.path();
+        let open = source(&scratch, Access::Anonymous).await?;
+        let private = source(&scratch, Access::Users).await?;
+
+        let folder = scratch.dir("c")?;
+        let image_disk = LoopDisk::mount(&at.join("images.ext4"), &folder.join("root"), IMAGE_DISK)?;
+        let pause = program("soak/pause").push(open.registry.address(), None).await?;
+        let pause = pause.at(open.registry.address());
+        let mirrors = [&open, &private].map(|source| source.proxy.address().to_owned());
+        let mut mirrors: Vec<_> = mirrors.into();
+        mirrors.push(open.registry.address().to_owned());
+        let options = Options {
+            sandbox_image: Some(pause.clone()),
+            network: true,
+            mirrors: mirrors.into_iter().map(|name| (name.clone(), name)).collect(),
+            ..Options::default()
+        };
+        let runtime = Containerd::start_in(&folder, kind, &options).await?;
+        runtime.cri().await?.pull_image(&pause).await?;
+
+        let cluster = Cluster::start_with(&scratch, &ApiOptions::default()).await?;
+        cluster.admin.apply(MANIFEST).await?;
+        let identity = cluster.companion(&scratch, "keelson-agent", NODE).await?;
+        let state_disk = LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?;
+        let settings = settings(limit, &identity.kubeconfig(), &state_disk.path().join("state"));
+        let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
+        agent.start_live().await?;
+        let (socket, url) = (agent.socket(), agent.url());
+        let agent_pid = AtomicU32::new(agent.pid().unwrap_or_default());
+        let options =
+            KubeletOptions { runtime_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
+        let kubelet = cluster.kubelet(&scratch, NODE, &runtime, &options).await?;
+        cluster.admin.await_condition(NODE, "Ready", "True").await?;
+        agent.ready().await?;
+        timeline.note("stage", "started");
+        Ok(Self {
+            kubelet,
+            agent: Mutex::new(agent),
+            kind,
+            runtime: Mutex::new(runtime),
+            cluster,
+            sources: [open, private],
+            state_disk,
+            image_disk,
+            socket,
+            url,
+            agent_pid,
+            _scratch: scratch,
+        })
+    }
+
+    /// The source that is open to all or the one that is not.
+    pub(crate) fn source(&self, private: bool) -> &Source {
+        let [open, closed] = &self.sources;
+        if private { closed } else { open }
+    }
+
+    /// A connection to the agent of its own, which is made with the first call and again when it is lost.
+    pub(crate) fn cri(&self) -> Result<Cri> {
+        Cri::lazy(&self.socket)
+    }
+
+    /// Pushes an image into the registry itself, past its proxy.
+    pub(crate) async fn push(&self, private: bool, spec: &ImageSpec) -> Result<Image> {
+        let source = self.source(private);
+        spec.push(source.registry.address(), source.private.then_some(&ALICE)).await
+    }
+
+    /// Kills the agent and starts the next one at once.
+    pub(crate) async fn kill_agent(&self, timeline: &Timeline) -> Result<()> {
+        let mut agent = self.agent.lock().await;
+        let _window = timeline.open(Broken::AgentKilled);
+        self.agent_pid.store(0, Ordering::Relaxed);
+        agent.kill9()?;
+        self.start_agent(&mut agent, timeline).await
+    }
+
+    /// Restarts the agent as an operator does.
+    pub(crate) async fn restart_agent(&self, timeline: &Timeline) -> Result<()> {
+        let mut agent = self.agent.lock().await;
+        let _window = timeline.open(Broken::AgentRestarted);
+        self.agent_pid.store(0, Ordering::Relaxed);
+        match agent.restart().await {
+            Ok(()) => {
+                self.agent_pid.store(agent.pid().unwrap_or_default(), Ordering::Relaxed);
+                return Ok(());
+            }
+            Err(error) => {
+                timeline.violation("a planned restart succeeds", &last_lines(&format!("{error:#}")));
+            }
+        }
+        if let Some(pid) = agent.pid() {
+            self.agent_pid.store(pid, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.start_agent(&mut agent, timeline).await
+    }
+
+    /// Starts the agent. One that does not start is a violation, and is started again as an init system does.
+    async fn start_agent(&self, agent: &mut Agent, timeline: &Timeline) -> Result<()> {
+        const TRIES: usize = 30;
+        for n in 1..=TRIES {
+            match agent.start_live().await {
+                Ok(()) => break,
+                Err(error) if n == TRIES => return Err(error.context("the agent does not start any more")),
+                Err(error) => timeline.violation("the agent starts", &last_lines(&format!("{error:#}"))),
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        self.agent_pid.store(agent.pid().unwrap_or_default(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Copies the logs of everybody into `out`.
+    pub(crate) async fn keep_logs(&self, out: &Path) -> Result<()> {
+        let keep = |name: &str, log: Result<String>| -> Result<()> {
+            let path = out.join(name);
+            std::fs::write(&path, log.unwrap_or_else(|error| format!("{error:#}")))
+                .with_context(|| format!("cannot write {}", path.display()))
+        };
+        keep("keelson.log", self.agent.lock().await.log())?;
+        keep("runtime.log", self.runtime.lock().await.log())?;
+        keep("kubelet.log", self.kubelet.log())
+    }
+}
+
+/// An image that does nothing, and does it for ever.
+pub(crate) fn program(repo: &str) -> ImageSpec {
+    let program = peers::cri_driver().unwrap_or_default();
+    ImageSpec::program(repo, &program, &["pause"])
+}
+
+async fn source(scratch: &Scratch, access: Access) -> Result<Source> {
+    let registry = Registry::start(scratch, access).await?;
+    let proxy = RegistryProxy::start(registry.address()).await?;
+    proxy.throttle(Some(RATE));
+    Ok(Source { registry, proxy, private: access == Access::Users })
+}
+
+fn settings(limit: usize, kubeconfig: &Path, state: &Path) -> Settings {
+    Settings::limit(i64::try_from(limit).unwrap_or(3))
+        .set("agent.node_name", NODE)
+        .set("agent.state_dir", state.display().to_string())
+        .set("agent.drain_timeout", "10s")
+        .set("agent.handover_timeout", "1m")
+        // A hung registry must not hold a slot for the whole run.
+        .set("pulls.stall_timeout", "60s")
+        .set("pulls.cancel_grace", "2s")
+        .set("endpoints.source", "off")
+        .set("kube.kubeconfig", kubeconfig.display().to_string())
+}
+
+/// The end of a long error, which is the end of a log.
+fn last_lines(text: &str) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(8)..].join(" | ")
+}

@@ -1,0 +1,1 @@
+//! Suites of Keelson against the real components: `tests/`, one folder for each suite.

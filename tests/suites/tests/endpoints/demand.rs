@@ -1,0 +1,79 @@
+//! Services are watched from the first client on that follows them.
+
+use crate::rig::{Lane, Stage, run, soon};
+use anyhow::{Result, ensure};
+use keelson_cluster::endpoints::{Kind, port, service};
+use keelson_cluster::kube::AuditEvent;
+use serde_json::json;
+
+/// What endpoints are made of, but for the Node.
+const RESOURCES: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
+
+/// How often the agent has asked the API server for them so far.
+fn asked(stage: &Stage) -> Result<usize> {
+    let is_of_endpoints = |event: &AuditEvent| {
+        event.user == stage.identity.user() && RESOURCES.contains(&event.resource.as_str())
+    };
+    Ok(stage.cluster.api.audit(is_of_endpoints)?.len())
+}
+
+/// Waits until it says that nothing is watched, and that nothing is wrong.
+async fn says_not_watched(stage: &Stage) -> Result<()> {
+    soon("the agent says that nobody follows", || async {
+        let state = stage.state().await?;
+        ensure!(state["state"] == "not-watched", "{state}");
+        let told = stage.told(&[]).await?;
+        ensure!(told.starts_with("PENDING: Services are not watched: no client has connected yet"), "{told}");
+        for (name, value) in [("keelson_endpoints_watched", 0.0), ("keelson_endpoints_stale", 0.0)] {
+            ensure!(stage.metric(name).await? == value, "{name}");
+        }
+        let line = stage.readyz().await?;
+        ensure!(line.starts_with("[+]"), "{line}");
+        Ok(())
+    })
+    .await
+}
+
+#[test]
+fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<()> {
+    run(async {
+        let mut stage = Stage::new(Lane::Calm, "on-demand").await?;
+        stage.writer.create(Kind::Service, &service("web", &[port("p", 80)], &json!({}))).await?;
+        let before = asked(&stage)?;
+        stage.agent.start_live().await?;
+        says_not_watched(&stage).await?;
+        // The heartbeats have come to the API server by then, which is much later than a list would.
+        let node = stage.name.clone();
+        stage.cluster.admin.await_condition(&node, "KeelsonStateNotDurable", "False").await?;
+        ensure!(asked(&stage)? == before, "it asked for what nobody follows");
+
+        let followers = stage.followers()?;
+        let pair = stage.settled(&followers).await?;
+        stage.says_current().await?;
+        ensure!(stage.metric("keelson_endpoints_watched").await? == 1.0);
+        ensure!(asked(&stage)? > before, "whence does it know?");
+        // A client that leaves ends nothing.
+        drop(followers);
+        stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
+        soon("a change without a follower is heard", || async {
+            let state = stage.state().await?;
+            ensure!(state["rev"] == pair.1 + 1 && state["state"] == "current", "{state}");
+            Ok(())
+        })
+        .await?;
+
+        // A restart begins anew, and what is on disk is there for who follows.
+        stage.kill_and_start().await?;
+        says_not_watched(&stage).await?;
+        let followers = stage.followers()?;
+        ensure!(stage.settled(&followers).await? == (pair.0, pair.1 + 1));
+        stage.says_current().await?;
+
+        // And where the setting wants it, nobody is waited for.
+        drop(followers);
+        stage.terminate().await?;
+        stage.set("endpoints.watch", "always")?;
+        stage.agent.start_live().await?;
+        stage.says_current().await
+    })
+}

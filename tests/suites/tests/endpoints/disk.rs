@@ -1,0 +1,120 @@
+//! A disk without room.
+
+use crate::rig::{Lane, Stage, run};
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_cluster::endpoints::{Kind, Whole, endpoint, port, service, slice};
+use keelson_harness::util::eventually;
+use nix::mount::{MsFlags, mount};
+use serde_json::json;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// After a full disk the store's database may hang, when it is closed, written to and opened: each has a limit of its own, the
+/// longest of which is a minute, and then the store goes on with a copy.
+const MENDING: Duration = Duration::from_secs(300);
+
+/// Mounts a small disk on a folder; it goes with the test's folder.
+fn small_disk(at: &Path) -> Result<()> {
+    fs::create_dir_all(at)?;
+    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=32m")).context("cannot mount")
+}
+
+fn fill_up(disk: &Path) -> Result<PathBuf> {
+    let ballast = disk.join("ballast");
+    match fs::write(&ballast, vec![1; 128 << 20]) {
+        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(ballast),
+        other => bail!("the disk is not full: {other:?}"),
+    }
+}
+
+/// Writes a Service with a slice that takes some room.
+async fn write_one(stage: &Stage, number: usize) -> Result<()> {
+    let (name, ports) = (format!("svc-{number:03}"), [port("p", 80)]);
+    stage.writer.create(Kind::Service, &service(&name, &ports, &json!({}))).await?;
+    let endpoints: Vec<_> = (0..250)
+        .map(|at| {
+            let host = json!({"hostname": format!("host-{at}-{number}")});
+            endpoint(&format!("10.201.{}.{at}", number % 250), "elsewhere", &host)
+        })
+        .collect();
+    stage.writer.create(Kind::Slice, &slice(&name, "a", &ports, &endpoints)).await.map(drop)
+}
+
+#[test]
+fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() -> Result<()> {
+    run(async {
+        let mut stage = Stage::new(Lane::Calm, "full-disk").await?;
+        let disk = stage.agent.state_dir();
+        small_disk(&disk)?;
+        write_one(&stage, 0).await?;
+        stage.agent.start_live().await?;
+        let mut followers = stage.followers()?;
+        let durable = stage.settled(&followers).await?;
+        ensure!(stage.state().await?["durable"] == true);
+
+        let ballast = fill_up(&disk)?;
+        let mut written = 0;
+        // The store has some room in the files that it has.
+        while stage.state().await?["durable"] == true {
+            written += 1;
+            ensure!(written < 400, "the store is never full");
+            write_one(&stage, written).await?;
+            let name = stage.full(&format!("svc-{written:03}"));
+            followers.until("it is seen", |whole| whole.service(&name).map(drop).context("no")).await?;
+        }
+        eprintln!("the disk took {written} Services more");
+        let memory = stage.settled(&followers).await?;
+        ensure!(memory.0 != durable.0, "what is not on disk is of another instance: {durable:?} {memory:?}");
+        ensure!(stage.metric("keelson_endpoints_durable").await? == 0.0);
+        ensure!(stage.metric("keelson_endpoints_persist_failures_total").await? >= 1.0);
+        ensure!(stage.told(&["--max", "0"]).await?.contains("not on disk"), "{}", stage.told(&[]).await?);
+        // Changes go on, within that instance.
+        stage.writer.delete(Kind::Service, "svc-000").await?;
+        let name = stage.full("svc-000");
+        let gone = |whole: &Whole| {
+            ensure!(whole.service(&name).is_none(), "it is there");
+            Ok(())
+        };
+        followers.until("it is gone", gone).await?;
+        let later = stage.settled(&followers).await?;
+        ensure!(later.0 == memory.0 && later.1 > memory.1, "{memory:?} {later:?}");
+
+        fs::remove_file(&ballast)?;
+        eventually(MENDING, "it is on disk again", || async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let state = stage.state().await?;
+            ensure!(state["durable"] == true, "{state}");
+            Ok(())
+        })
+        .await?;
+        ensure!(stage.metric("keelson_endpoints_durable").await? == 1.0);
+        let mended = stage.settled(&followers).await?;
+        ensure!(mended == later, "to write it down is no news: {later:?} {mended:?}");
+        stage.kill_and_start().await?;
+        stage.says_current().await?;
+        ensure!(stage.settled(&followers).await? == mended, "what is on disk survives");
+
+        // Killed while it is not on disk, the agent goes on from what is. No pair that was seen may come back with other
+        // contents, which is among what the consumers check.
+        let ballast = fill_up(&disk)?;
+        while stage.state().await?["durable"] == true {
+            written += 1;
+            ensure!(written < 400, "the store is never full");
+            write_one(&stage, written).await?;
+            stage.settled(&followers).await?;
+        }
+        let memory = stage.settled(&followers).await?;
+        ensure!(memory.0 != mended.0, "{mended:?} {memory:?}");
+        stage.agent.kill9()?;
+        fs::remove_file(&ballast)?;
+        write_one(&stage, 500).await?;
+        followers.restart().await?;
+        stage.agent.start_live().await?;
+        let after = stage.settled(&followers).await?;
+        ensure!(after.0 == mended.0 && after.1 > mended.1, "it goes on from the disk: {mended:?} {after:?}");
+        ensure!(stage.state().await?["durable"] == true);
+        Ok(())
+    })
+}

@@ -1,0 +1,66 @@
+//! The agent killed at random moments while everything changes.
+
+use crate::rig::{Lane, Stage, run};
+use anyhow::{Result, ensure};
+use keelson_cluster::endpoints::{Churn, Seen};
+use keelson_harness::util::Seeded;
+use rand::RngExt as _;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const KILLS: usize = 50;
+/// After so many kills the writer pauses, and consumers have to come to the truth.
+const ROUND: usize = 5;
+
+#[test]
+fn consumers_come_to_the_truth_through_fifty_kills() -> Result<()> {
+    run(async {
+        let mut random = Seeded::new()?;
+        let mut stage = Stage::new(Lane::Calm, "kills").await?;
+        let mut followers = stage.followers()?;
+        let churn = Churn::start(&stage.writer, &stage.name, random.rng().random(), 150);
+        let mut instances = BTreeSet::new();
+        for kill in 1..=KILLS {
+            stage.agent.start_live().await?;
+            tokio::time::sleep(Duration::from_millis(random.rng().random_range(0..400))).await;
+            if kill.is_multiple_of(ROUND) {
+                let paused = churn.pause().await?;
+                let (instance, _) = stage.settled(&followers).await?;
+                instances.insert(instance);
+                drop(paused);
+            }
+            if kill.is_multiple_of(3 * ROUND) {
+                followers.restart().await?;
+            }
+            stage.agent.kill9()?;
+        }
+        stage.agent.start_live().await?;
+        let paused = churn.pause().await?;
+        let (instance, rev) = stage.settled(&followers).await?;
+        drop(paused);
+        let writes = churn.stop().await?;
+        stage.settled(&followers).await?;
+        instances.insert(instance);
+        ensure!(instances.len() == 1, "the store was never lost: {instances:?}");
+        for follower in followers.both() {
+            let seen = follower.seen();
+            ensure!(seen.iter().all(|seen| seen.instance_id == instance), "{seen:?}");
+            eprintln!("{} states were seen, {} of them stale", seen.len(), stale(&seen));
+        }
+        eprintln!("{writes} writes led to {rev} revisions");
+        ensure!(
+            writes > KILLS && rev > KILLS as u64,
+            "too little happened: {writes} writes, {rev} revisions"
+        );
+        let log = stage.agent.log()?;
+        for word in ["state store damaged", "panic", "ERROR"] {
+            let line = log.lines().find(|line| line.contains(word));
+            ensure!(line.is_none(), "the agent's log says {line:?}");
+        }
+        Ok(())
+    })
+}
+
+fn stale(seen: &[Seen]) -> usize {
+    seen.iter().filter(|seen| seen.stale.is_some()).count()
+}

@@ -1,0 +1,111 @@
+//! Ten thousand Services with ten endpoints each.
+
+use crate::rig::{Lane, Stage, run};
+use anyhow::{Context as _, Result, ensure};
+use keelson_client::Api;
+use keelson_cluster::endpoints::{Follower, Kind, Whole, bulk};
+use serde_json::json;
+use std::fs;
+use std::time::Instant;
+
+const SERVICES: usize = 10_000;
+const EACH: usize = 10;
+/// So many of them come while the agent follows.
+const LATER: usize = 500;
+
+/// What a process has of memory, now and at most, in MiB.
+fn memory(pid: u32) -> Result<(u64, u64)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let mib = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).context("no such line")?;
+        let kib: u64 = line.split_whitespace().next().context("no number")?.parse()?;
+        anyhow::Ok(kib / 1024)
+    };
+    Ok((mib("VmRSS:")?, mib("VmHWM:")?))
+}
+
+#[test]
+fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
+    run(async {
+        let mut stage = Stage::new(Lane::Large, "bulk-node-007").await?;
+        let made = bulk::make(&stage.cluster, SERVICES - LATER, EACH).await?;
+        eprintln!("{made:?}");
+        let started = Instant::now();
+        stage.agent.start_live().await?;
+        // By Watch only: `Next` would be sent everything again and again while they come.
+        let early = Follower::start(&stage.agent.endpoints_target(), Api::Watch)?;
+        let truth = stage.truth().await?;
+        early.settled(&truth).await?;
+        eprintln!("a new agent and its consumer had all after {:.1} s", started.elapsed().as_secs_f64());
+        // The last come one by one.
+        let made = bulk::make_more(&stage.cluster, SERVICES - LATER..SERVICES, EACH).await?;
+        eprintln!("{made:?}");
+        let truth = stage.truth().await?;
+        ensure!(truth.services.len() >= SERVICES && truth.endpoints() >= SERVICES * EACH);
+        let written = Instant::now();
+        early.settled(&truth).await?;
+        early.sound()?;
+        eprintln!("its consumer had the truth {:.1} s after the last write", written.elapsed().as_secs_f64());
+        let pid = stage.agent.pid().context("it runs")?;
+        let pair = early.pair();
+        eprintln!("{:?} MiB now and at most, at revision {}", memory(pid)?, pair.1);
+
+        // Another, who gets everything at once.
+        let asked = Instant::now();
+        let late = stage.followers()?;
+        late.settled(&truth).await?;
+        eprintln!("newcomers had it after {:.1} s", asked.elapsed().as_secs_f64());
+        ensure!(stage.settled(&late).await? == pair);
+        let (watch, next) = (late.watch.seen().len(), late.next.seen().len());
+
+        // From disk, and compared with all that the API server says.
+        for peaceful in [true, false] {
+            if peaceful {
+                stage.terminate().await?;
+            } else {
+                stage.agent.kill9()?;
+            }
+            let started = Instant::now();
+            stage.agent.start_live().await?;
+            let live = started.elapsed();
+            stage.says_current().await?;
+            let pid = stage.agent.pid().context("it runs")?;
+            eprintln!(
+                "started again: live after {:.2} s, current after {:.1} s, {:?} MiB",
+                live.as_secs_f64(),
+                started.elapsed().as_secs_f64(),
+                memory(pid)?
+            );
+            ensure!(late.pair().await? == pair);
+        }
+        for (follower, before) in [(&late.watch, watch), (&late.next, next)] {
+            let news = follower.seen().split_off(before);
+            ensure!(news.iter().all(|seen| (seen.instance_id, seen.rev) == pair), "{news:?}");
+        }
+
+        // One change of one is one revision, and reaches everybody.
+        bulk::touch(&stage.cluster, 4711, 9999).await?;
+        let name = format!("{}/{}", bulk::NAMESPACE, bulk::name(4711));
+        let changed = |whole: &Whole| {
+            let service = whole.service(&name).context("it is there")?;
+            ensure!(service.endpoints.iter().all(|endpoint| endpoint.ports[0].port == 9999), "{service:?}");
+            Ok(())
+        };
+        for follower in [&early, &late.watch, &late.next] {
+            follower.until("the change is seen", changed).await?;
+            ensure!(follower.pair() == (pair.0, pair.1 + 1));
+        }
+        // Another zone: what a tenth of them means changes, all in one revision.
+        let zone = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "zone-c"}}});
+        stage.writer.patch(Kind::Node, "bulk-node-007", &zone).await?;
+        let moved = Instant::now();
+        let truth = stage.truth().await?;
+        for follower in [&early, &late.watch, &late.next] {
+            follower.settled(&truth).await?;
+            follower.sound()?;
+            ensure!(follower.pair() == (pair.0, pair.1 + 2));
+        }
+        eprintln!("another zone took {:.1} s at most", moved.elapsed().as_secs_f64());
+        Ok(())
+    })
+}

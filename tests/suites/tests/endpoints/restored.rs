@@ -1,0 +1,94 @@
+//! An etcd that is restored from a backup while the agent runs (E11).
+//!
+//! Watches then ask for what happens after a version that the store reaches only later. The API server takes that for a
+//! watch on which nothing happens.
+
+use crate::rig::{Lane, Stage, run, soon};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::{Kind, endpoint, port, service, slice};
+use keelson_harness::scratch::Scratch;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+/// Writes made after the backup, so that the restored store is behind for as long as a test lasts.
+const LOST: usize = 300;
+
+async fn write(stage: &Stage, name: &str) -> Result<()> {
+    let ports = [port("p", 80)];
+    stage.writer.create(Kind::Service, &service(name, &ports, &json!({}))).await?;
+    let ready = [endpoint("10.200.7.1", &stage.name, &json!({}))];
+    stage.writer.create(Kind::Slice, &slice(name, "a", &ports, &ready)).await.map(drop)
+}
+
+/// What the API server answers to a list of Services that has to be as new as `version`.
+async fn list_not_older(stage: &Stage, version: i64) -> Result<kube::Error> {
+    let path = format!(
+        "/api/v1/services?resourceVersion={version}&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Dnone"
+    );
+    let request = http::Request::get(path).body(Vec::new())?;
+    let answer = stage.cluster.admin.client().request::<Value>(request).await;
+    answer.err().context("it is as new as that")
+}
+
+async fn restored(name: &str, heartbeats: bool) -> Result<()> {
+    let mut stage = Stage::new(Lane::Rough, name).await?;
+    if !heartbeats {
+        stage.set("feature_gates.NodeHeartbeats", false)?;
+    }
+    for name in ["stays", "deleted", "changed"] {
+        write(&stage, name).await?;
+    }
+    stage.agent.start_live().await?;
+    let followers = stage.followers()?;
+    stage.settled(&followers).await?;
+    let scratch = Scratch::new()?;
+    let backup = scratch.path().join("backup.db");
+    stage.cluster.etcd.save(&backup).await?;
+
+    // What the backup knows nothing of.
+    write(&stage, "ghost").await?;
+    stage.writer.delete(Kind::Service, "deleted").await?;
+    let other = json!({"ports": [port("p", 8080)]});
+    stage.writer.patch(Kind::Slice, "changed-a", &other).await?;
+    let label = json!({"metadata": {"labels": {"written": "after-the-backup"}}});
+    stage.cluster.admin.nodes().patch(name, &PatchParams::default(), &Patch::Merge(&label)).await?;
+    for n in 0..LOST {
+        let annotation = json!({"metadata": {"annotations": {"n": n.to_string()}}});
+        stage.writer.patch(Kind::Slice, "stays-a", &annotation).await?;
+    }
+    let before = stage.settled(&followers).await?;
+    let lost = stage.cluster.etcd.revision().await?;
+
+    let cluster = &mut *stage.cluster;
+    cluster.api.terminate().await?;
+    cluster.etcd.terminate().await?;
+    cluster.etcd.restore(&backup).await?;
+    cluster.etcd.start_again().await?;
+    cluster.api.start_again().await?;
+    write(&stage, "after").await?;
+    let refused = list_not_older(&stage, lost).await?;
+    ensure!(refused.to_string().contains("Too large resource version"), "{refused:?}");
+
+    // No ghost, and no change is missed.
+    let truth = stage.truth().await?;
+    soon("the agent has what the restored store has", || async { followers.settled(&truth).await }).await?;
+    followers.sound()?;
+    let after = followers.pair().await?;
+    ensure!(after.0 == before.0 && after.1 > before.1, "{before:?} {after:?}");
+    let now = stage.cluster.etcd.revision().await?;
+    ensure!(now < lost, "the store is at {now} and was at {lost}: that it was behind was not tested");
+    let rollbacks = stage.metric("keelson_kube_store_rollbacks_total").await?;
+    ensure!(rollbacks >= 1.0, "nothing was said of it");
+    stage.says_current().await
+}
+
+#[test]
+fn e11_a_restored_etcd_leaves_no_ghost_and_no_change_is_missed() -> Result<()> {
+    run(restored("restored", true))
+}
+
+/// An agent that writes nothing learns it from its Node.
+#[test]
+fn e11_an_agent_without_heartbeats_notices_a_restored_etcd() -> Result<()> {
+    run(restored("restored-quiet", false))
+}

@@ -1,0 +1,72 @@
+//! Rights that are taken away and given back.
+
+use crate::rig::{Lane, MANIFEST, Stage, run};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::{Kind, Whole, port, service};
+use serde_json::{Value, json};
+
+/// What endpoints are made of, but for the Node.
+const RESOURCES: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
+
+/// The manifest with the rights of everything else only.
+fn without_endpoints() -> Result<String> {
+    let mut documents: Vec<Value> =
+        serde_saphyr::from_multiple(MANIFEST).context("the manifest is no YAML")?;
+    let mut removed = 0;
+    for rules in documents.iter_mut().filter_map(|document| document.get_mut("rules")?.as_array_mut()) {
+        let before = rules.len();
+        rules.retain(|rule| !RESOURCES.iter().any(|resource| rule["resources"] == json!([resource])));
+        removed += before - rules.len();
+    }
+    ensure!(removed == RESOURCES.len(), "{removed} rules of the manifest are about endpoints");
+    Ok(documents.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"))
+}
+
+#[test]
+fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()> {
+    run(async {
+        let mut stage = Stage::new(Lane::Rough, "rights").await?;
+        stage.writer.create(Kind::Service, &service("web", &[port("p", 80)], &json!({}))).await?;
+        let proxy = stage.cluster.proxy().await?;
+        stage.via(&proxy.endpoint())?;
+        stage.agent.start_live().await?;
+        let followers = stage.followers()?;
+        let pair = stage.settled(&followers).await?;
+        stage.says_current().await?;
+        let (node, condition) = (stage.name.clone(), "ServiceEndpointsStale");
+        stage.cluster.admin.await_condition(&node, condition, "False").await?;
+
+        // A watch that runs is not asked again who it is; the next one is.
+        stage.cluster.admin.apply(&without_endpoints()?).await?;
+        let gone = crate::rig::soon("the API server knows that the rights are gone", || async {
+            let client = stage.identity.client().await?;
+            let request = http::Request::get("/api/v1/services?limit=1").body(Vec::new())?;
+            keelson_cluster::kube::refused(client.request::<Value>(request).await, 403)
+        });
+        gone.await?;
+        proxy.close_all();
+        let stale = |whole: &Whole| {
+            let position = &whole.position;
+            ensure!(position.stale && position.stale_reason.contains("403"), "{position:?}");
+            ensure!(whole.pair() == pair, "{position:?}");
+            Ok(())
+        };
+        followers.watch.until("it is stale for lack of rights", stale).await?;
+        stage.says_stale("403").await?;
+        let said = stage.cluster.admin.await_condition(&node, condition, "True").await?;
+        ensure!(said.reason.as_deref() == Some("SourceRefused"), "{said:?}");
+        // E6: an error's own words are not for the Node.
+        ensure!(said.message.as_deref().is_some_and(|message| !message.contains("403")), "{said:?}");
+        stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
+        // Who comes now gets what is known, and hears that it is old.
+        let newcomers = stage.followers()?;
+        newcomers.until("it is stale for lack of rights", stale).await?;
+        drop(newcomers);
+
+        stage.cluster.admin.apply(MANIFEST).await?;
+        let after = stage.settled(&followers).await?;
+        ensure!(after == (pair.0, pair.1 + 1), "{pair:?} {after:?}");
+        stage.says_current().await?;
+        stage.cluster.admin.await_condition(&node, condition, "False").await.map(drop)
+    })
+}

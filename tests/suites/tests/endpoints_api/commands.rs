@@ -1,0 +1,386 @@
+//! The commands as people run them, over the manifests that are shipped as samples.
+
+use crate::rig::{LONG, Stage, interrupt, of_namespace, plain, says, soon};
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_harness::command::CommandOutput;
+use serde_json::{Value, json};
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+const TABLE: &str = "\
+SERVICE          TYPE          CLUSTER-IPS            PORTS                          ENDPOINTS
+default/shop     ClusterIP     10.96.10.1             http 80/TCP, metrics 9090/TCP  2 ready, 1 selected
+edge/gateway     LoadBalancer  10.96.20.1             https 443:30443/TCP            1 ready, 1 selected
+kube-system/dns  ClusterIP     10.96.0.10,fd00:96::a  dns 53/UDP, dns-tcp 53/TCP     3 ready, 2 selected
+";
+
+async fn samples() -> Result<Stage> {
+    let mut stage = Stage::new()?;
+    stage.manifests.put_samples()?;
+    stage.agent.start_live().await?;
+    stage.at_rev(1).await?;
+    Ok(stage)
+}
+
+/// The last line of standard error, which says how to resume.
+fn resume(instance_id: u64, rev: u64) -> String {
+    format!("keelson: to resume from this revision: --instance-id {instance_id} --rev {rev}\n")
+}
+
+/// A command that runs, and what it writes.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(stage: &Stage, args: &[&str]) -> Result<Self> {
+        let mut child = Command::new(stage.agent.program())
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot run keelson {args:?}"))?;
+        let lines = BufReader::new(child.stdout.take().context("it has an output")?).lines();
+        Ok(Self { child, lines })
+    }
+
+    pub(crate) fn watch(stage: &Stage, args: &[&str]) -> Result<Self> {
+        let target = stage.target();
+        let mut all = vec!["watch", "--target", &target];
+        all.extend(args);
+        Self::start(stage, &all)
+    }
+
+    pub(crate) async fn line(&mut self) -> Result<String> {
+        let line = tokio::time::timeout(LONG, self.lines.next_line()).await.context("no line comes")??;
+        line.context("it has ended")
+    }
+
+    /// These lines come next.
+    async fn expect(&mut self, expected: &[&str]) -> Result<()> {
+        for expected in expected {
+            let line = self.line().await?;
+            ensure!(line == *expected, "{line:?} instead of {expected:?}");
+        }
+        Ok(())
+    }
+
+    /// Its first line of standard error that has these words.
+    pub(crate) async fn complaint(&mut self, parts: &[&str]) -> Result<()> {
+        let errors = self.child.stderr.as_mut().context("it has one")?;
+        let mut text = Vec::new();
+        loop {
+            let byte = tokio::time::timeout(LONG, errors.read_u8()).await;
+            match byte.with_context(|| format!("only {:?}", String::from_utf8_lossy(&text)))? {
+                Ok(byte) => text.push(byte),
+                Err(error) => bail!("{error}: {}", String::from_utf8_lossy(&text)),
+            }
+            let said = String::from_utf8_lossy(&text);
+            if said.ends_with('\n') && parts.iter().all(|part| said.contains(part)) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ctrl-C: what it says and how it ends.
+    async fn interrupted(mut self) -> Result<CommandOutput> {
+        let mut errors = self.child.stderr.take().context("it has one")?;
+        let code = interrupt(self.child).await?;
+        let mut err = String::new();
+        errors.read_to_string(&mut err).await?;
+        let mut out = String::new();
+        while let Some(line) = self.lines.next_line().await? {
+            out.push_str(&line);
+            out.push('\n');
+        }
+        Ok(CommandOutput { out, err, code })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result<()> {
+    let stage = samples().await?;
+    let id = stage.at_rev(1).await?;
+    let config = stage.agent.config().display().to_string();
+    let target = stage.target();
+    for args in [
+        &["--target", &target][..],
+        &["--target", &stage.tcp],
+        &["--target", &target, "--api", "next"],
+        &["--config", &config],
+    ] {
+        let all = [&["watch", "--once"], args].concat();
+        let told = stage.keelson(&all).await?.success()?;
+        ensure!(told.out == TABLE && told.err == resume(id, 1), "{args:?}: {told:?}");
+    }
+
+    let told = stage.watch(&["--once", "-o", "json"]).await?.success()?;
+    let state: Value = serde_json::from_str(&told.out)?;
+    // What follows on standard error begins a line of its own.
+    ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
+    ensure!(
+        state["instanceID"] == json!(id.to_string()) && state["rev"] == 1 && state["stale"] == false,
+        "{state}"
+    );
+    ensure!(
+        state["node"]["zone"] == "zone-a" && state["services"].as_array().map(Vec::len) == Some(3),
+        "{state}"
+    );
+    let gateway = &state["services"][1];
+    ensure!(
+        gateway["externalTrafficToLocal"] == true && gateway["healthCheckNodePort"] == 32000,
+        "{gateway}"
+    );
+    ensure!(gateway["sourceRanges"] == json!(["198.51.100.0/24", "203.0.113.0/24"]), "{gateway}");
+    ensure!(gateway["ports"][0]["targetPort"] == 8443, "{gateway}");
+    let told = stage.watch(&["--once", "-o", "yaml"]).await?.success()?;
+    let same: Value = serde_saphyr::from_str(&told.out)?;
+    ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
+    ensure!(same == state, "YAML says {same}\nJSON says {state}");
+
+    let told = stage.watch(&["--once", "default/shop"]).await?.success()?;
+    says(&told.out, &["default/shop  ClusterIP", "10.244.1.13  8080,9090  serving, terminating  yes    -"])?;
+    let told = stage.watch(&["--once", "-n", "edge", "-o", "json"]).await?.success()?;
+    let some: Value = serde_json::from_str(&told.out)?;
+    ensure!(some["services"] == json!([gateway]), "{some}");
+    let told = stage.watch(&["--once", "default/nobody"]).await?;
+    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
+    says(&told.err, &["Service default/nobody does not exist or has no cluster IP"])?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
+    let stage = samples().await?;
+    let id = stage.at_rev(1).await?;
+    let mut watch = Running::watch(&stage, &[])?;
+    watch
+        .expect(&[
+            "* node node  zone zone-a  192.0.2.10",
+            "+ default/shop  ClusterIP  10.96.10.1  http 80/TCP, metrics 9090/TCP  2 ready, 1 selected",
+            "+ edge/gateway  LoadBalancer  10.96.20.1  https 443:30443/TCP  1 ready, 1 selected",
+            "+ kube-system/dns  ClusterIP  10.96.0.10,fd00:96::a  dns 53/UDP, dns-tcp 53/TCP  3 ready, 2 selected",
+        ])
+        .await?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    watch.expect(&["+ ns/web  ClusterIP  10.96.0.1  http 80/TCP  1 ready, 1 selected"]).await?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
+    watch.expect(&["~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  0 ready, 0 selected"]).await?;
+    let told = watch.interrupted().await?;
+    ensure!(told.code == Some(0) && told.err == resume(id, 3), "{told:?}");
+
+    // Both print what has changed since, in every form, by both APIs, and nothing else.
+    stage.manifests.remove("gateway.yaml")?;
+    stage.at_rev(4).await?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
+    stage.at_rev(5).await?;
+    let args: Vec<_> =
+        told.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
+    let changed = "~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  2 ready, 2 selected";
+    let mut watch = Running::watch(&stage, &args)?;
+    let mut lines = [watch.line().await?, watch.line().await?];
+    lines.sort();
+    ensure!(lines == ["- edge/gateway", changed], "{lines:?}");
+    let told = watch.interrupted().await?;
+    ensure!(told.code == Some(0) && told.err == resume(id, 5) && told.out.is_empty(), "{told:?}");
+
+    let mut watch = Running::watch(&stage, &[&args[..], &["-o", "json"]].concat())?;
+    let mut changes = Vec::new();
+    loop {
+        let change: Value = serde_json::from_str(&watch.line().await?)?;
+        changes.push(change);
+        if changes.last().is_some_and(|change| change["change"] == "sync") {
+            break;
+        }
+    }
+    let kinds: Vec<_> = changes.iter().filter_map(|change| change["change"].as_str()).collect();
+    ensure!(kinds.len() == 3 && kinds.contains(&"set") && kinds.contains(&"delete"), "{changes:?}");
+    ensure!(changes[2]["rev"] == 5 && changes[2]["instanceID"] == json!(id.to_string()), "{changes:?}");
+    ensure!(watch.interrupted().await?.code == Some(0));
+
+    let mut watch = Running::watch(&stage, &[&args[..], &["-o", "yaml"]].concat())?;
+    let mut text = String::new();
+    while !text.contains("change: sync") || !text.contains("stale: ") {
+        text.push_str(&watch.line().await?);
+        text.push('\n');
+    }
+    let documents: Vec<_> = text.split("---\n").filter(|part| !part.is_empty()).collect();
+    let documents: Vec<Value> =
+        documents.into_iter().map(serde_saphyr::from_str).collect::<Result<_, _>>()?;
+    ensure!(documents == changes, "YAML says {documents:?}\nJSON says {changes:?}");
+    drop(watch);
+
+    // With --once the state that follows is waited for.
+    let now = ["--once", "--instance-id", &id.to_string(), "--rev", "5"];
+    let mut once = Running::watch(&stage, &now)?;
+    stage.waiting(1, 5).await?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
+    once.line().await?;
+    let ended = tokio::time::timeout(LONG, once.child.wait()).await.context("it does not end")??;
+    ensure!(ended.success(), "{ended}");
+    let mut err = String::new();
+    once.child.stderr.take().context("it has one")?.read_to_string(&mut err).await?;
+    ensure!(err == resume(id, 6), "{err}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.manifests.put_samples()?;
+    // Before there is an agent: it says so, and waits.
+    let mut watch = Running::watch(&stage, &[])?;
+    watch
+        .complaint(&[
+            "cannot connect to unix:///",
+            "the socket does not exist; check that the agent is running",
+        ])
+        .await?;
+    let mut once = Running::watch(&stage, &["--once"])?;
+    once.complaint(&["the socket does not exist"]).await?;
+    let mut interrupted = Running::watch(&stage, &["--once"])?;
+    interrupted.complaint(&["the socket does not exist"]).await?;
+    let told = interrupted.interrupted().await?;
+    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
+    says(&told.err, &["interrupted before a state was received"])?;
+    stage.agent.start_live().await?;
+    for of in [&mut watch, &mut once] {
+        of.line().await?;
+    }
+    let ended = tokio::time::timeout(LONG, once.child.wait()).await.context("it does not end")??;
+    ensure!(ended.success(), "{ended}");
+    // `keelson watch | head -1`
+    let Running { mut child, lines } = watch;
+    drop(lines);
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
+    let ended = tokio::time::timeout(LONG, child.wait()).await.context("it goes on without a reader")??;
+    ensure!(ended.success(), "{ended}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
+    let stage = samples().await?;
+    let nobody = format!("tcp://127.0.0.1:{}", keelson_harness::util::free_port()?);
+    let page = stage.agent.url().replace("http", "tcp");
+    let debug = format!("unix://{}", stage.agent.debug_socket().display());
+    for (target, said) in [
+        ("unix:///nowhere/at.sock", "the socket does not exist"),
+        (&nobody, "no process is listening"),
+        (&debug, "check the target"),
+        (&page, "keelson: "),
+    ] {
+        for once in [&["--once"][..], &[]] {
+            let all = [&["watch", "--target", target], once].concat();
+            let mut watch = Running::start(&stage, &all)?;
+            let mut first = Vec::new();
+            let errors = watch.child.stderr.as_mut().context("it has one")?;
+            loop {
+                let byte =
+                    tokio::time::timeout(LONG, errors.read_u8()).await.context("it says nothing")??;
+                first.push(byte);
+                if byte == b'\n' {
+                    break;
+                }
+            }
+            let first = String::from_utf8_lossy(&first).into_owned();
+            eprintln!("{target}: {first}");
+            says(&first, &[said])?;
+            let told = watch.interrupted().await?;
+            ensure!(
+                told.code == Some(i32::from(!once.is_empty())) && told.out.is_empty(),
+                "{all:?}: {told:?}"
+            );
+        }
+    }
+    for (args, said) in [
+        (&["--target", "localhost:80"][..], "write unix:///PATH or tcp://HOST:PORT"),
+        (&["--rev", "5"], "--instance-id"),
+        (&["--instance-id=-1", "--rev", "5"], "--instance-id"),
+        (&["shop"], "NAMESPACE/NAME"),
+        (&["default/shop", "-n", "default"], "cannot be used with"),
+    ] {
+        let all = [&["watch"], args].concat();
+        let told = stage.keelson(&all).await?;
+        ensure!(told.code == Some(2) && told.out.is_empty(), "{args:?}: {told:?}");
+        says(&told.err, &[said])?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
+    let stage = samples().await?;
+    let id = stage.at_rev(1).await?;
+    let told = stage.endpoints(&[]).await?.success()?;
+    ensure!(told.err.is_empty(), "{told:?}");
+    says(
+        &told.out,
+        &[
+            "State:    synced",
+            &format!("Source:   files, {}", stage.manifests.path().display()),
+            "Objects:  services 3, endpointslices 4, servicecidrs 1, nodes 1",
+            "Served:   3 Services, 7 endpoints",
+            "Revision: 1, published ",
+            &format!("instance {id}"),
+            "Node:     node, zone zone-a, 192.0.2.10, pods 10.244.1.0/24, Services 10.96.0.0/16",
+            &format!("Listens:  {}, {}", stage.target(), stage.tcp),
+            "Watchers: none",
+            concat!(
+                "edge         gateway  LoadBalancer  10.96.20.1              https 443:30443/TCP            ",
+                "1      0      1         1"
+            ),
+        ],
+    )?;
+    let state = stage.state().await?;
+    ensure!(state["list"].as_array().map(Vec::len) == Some(3) && state["durable"] == true, "{state}");
+    let told = stage.endpoints(&["-n", "edge"]).await?.success()?;
+    ensure!(told.out.contains("gateway") && !told.out.contains("shop"), "{told:?}");
+    let told = stage.endpoints(&["-n", "nowhere"]).await?.success()?;
+    says(&told.out, &["No Services in namespace nowhere."])?;
+
+    let told = stage.endpoints(&["explain", "default/shop"]).await?.success()?;
+    says(
+        &told.out,
+        &[
+            "Affinity:          ClientIP, 600 s",
+            "anyone  10.96.10.1:80  forwarded  10.244.1.11:8080",
+            "not selected: terminating, and 2 endpoints are ready",
+            "its hints are [zone-b], not zone zone-a of this node",
+        ],
+    )?;
+    let told = stage.endpoints(&["explain", "shop", "-o", "json"]).await?.success()?;
+    let explained: Value = serde_json::from_str(&told.out)?;
+    ensure!(explained["served"] == true && explained["name"] == "shop", "{explained}");
+    let told = stage.endpoints(&["explain", "default/nobody"]).await?;
+    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
+    says(&told.err, &["default/nobody"])?;
+    let told = stage.endpoints(&["explain", "a/b/c"]).await?;
+    ensure!(told.code == Some(2) && told.out.is_empty(), "{told:?}");
+    // A Service without frontends is explained as well.
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "quiet"},
+        "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
+    stage.manifests.put("quiet.json", &[of_namespace(service)])?;
+    soon("the headless Service is explained", || async {
+        let told = stage.endpoints(&["explain", "ns/quiet"]).await?.success()?;
+        says(&told.out, &["Served:            NO", "it is headless"])
+    })
+    .await?;
+
+    let mut watch = Running::watch(&stage, &[])?;
+    watch.line().await?;
+    let pid = watch.child.id().context("it has ended")?;
+    soon("the one who follows is named", || async {
+        let told = stage.endpoints(&["watchers"]).await?.success()?;
+        says(&told.out, &[&format!("pid {pid} (keelson)"), "Watch"])
+    })
+    .await?;
+    let told = stage.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
+    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
+    says(&told.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! Five hundred watchers at once: all see what is newest, one more is refused in words, and the agent ends in time.
+
+use crate::commands::Running;
+use crate::rig::{LONG, Stage, plain, says};
+use crate::wire::{Connection, NEXT, WATCH, ask, framed};
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::{Buf as _, Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use keelson_proto::endpoints::{WatchItem, watch_item};
+use keelson_proto::localnetv1::{NextFilter, NextItem, ServiceEndpoints};
+use prost::Message as _;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+/// Of each API.
+const EACH: usize = 250;
+/// Streams on a connection that several share; the rest have one each.
+const SHARED: [usize; 4] = [50, 50, 50, 50];
+
+/// The messages of a body, one by one.
+struct Messages {
+    body: Incoming,
+    bytes: BytesMut,
+}
+
+impl Messages {
+    fn of(body: Incoming) -> Self {
+        Self { body, bytes: BytesMut::new() }
+    }
+
+    /// The next; none: the call has ended well.
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            if let Some(prefix) = self.bytes.get(..5) {
+                let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
+                if self.bytes.len() >= 5 + length {
+                    self.bytes.advance(5);
+                    return Ok(Some(self.bytes.split_to(length).freeze()));
+                }
+            }
+            match self.body.frame().await {
+                Some(frame) => match frame.context("the call broke off")?.into_data() {
+                    Ok(data) => self.bytes.extend_from_slice(&data),
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        match tonic::Status::from_header_map(&trailers) {
+                            Some(status) if status.code() != Code::Ok => bail!("{status}"),
+                            _ => return Ok(None),
+                        }
+                    }
+                },
+                None => bail!("the call ended without a status"),
+            }
+        }
+    }
+}
+
+type Services = HashMap<(String, String), ServiceEndpoints>;
+
+fn key(service: &ServiceEndpoints) -> (String, String) {
+    (service.namespace.clone(), service.name.clone())
+}
+
+/// Follows a `Watch` and tells of every whole state.
+async fn follow(body: Incoming, mut whole: impl FnMut(u64, &Services) -> bool) -> Result<()> {
+    let (mut services, mut messages) = (Services::new(), Messages::of(body));
+    while let Some(message) = messages.next().await? {
+        match WatchItem::decode(message)?.item.context("an empty item")? {
+            watch_item::Item::Reset(_) => services.clear(),
+            watch_item::Item::Set(service) => drop(services.insert(key(&service), service)),
+            watch_item::Item::Delete(name) => drop(services.remove(&(name.namespace, name.name))),
+            watch_item::Item::Node(_) => {}
+            watch_item::Item::Sync(sync) if !whole(sync.rev, &services) => return Ok(()),
+            watch_item::Item::Sync(_) => {}
+        }
+    }
+    bail!("Watch ended by itself")
+}
+
+/// Reads a `Watch` until this revision; gives it and the number of Services.
+pub(crate) async fn newest(body: Incoming, until: u64) -> Result<(u64, usize)> {
+    let mut found = (0, 0);
+    let following = follow(body, |rev, services| {
+        found = (rev, services.len());
+        rev < until
+    });
+    tokio::time::timeout(LONG, following).await.context("it does not come to the newest state")??;
+    Ok(found)
+}
+
+/// The states of a `Next`.
+async fn one(body: Incoming) -> Result<(NextFilter, Services)> {
+    let (mut filter, mut services, mut messages) = (None, Services::new(), Messages::of(body));
+    while let Some(message) = messages.next().await? {
+        let item = NextItem::decode(message)?;
+        filter = filter.or(item.next);
+        services.extend(item.endpoints.map(|service| (key(&service), service)));
+    }
+    Ok((filter.context("no filter")?, services))
+}
+
+/// The revision that a state's only endpoint tells of.
+fn told(services: &Services) -> Option<u64> {
+    let service = services.get(&("ns".to_owned(), "web".to_owned()))?;
+    let ip: std::net::Ipv4Addr = service.endpoints.first()?.i_ps.as_ref()?.v4.first()?.parse().ok()?;
+    Some(ip.octets()[3].into())
+}
+
+/// Where each watcher is.
+#[derive(Clone, Default)]
+struct Places(Arc<std::sync::Mutex<Vec<Arc<AtomicU64>>>>);
+
+impl Places {
+    fn add(&self) -> Arc<AtomicU64> {
+        let place = Arc::<AtomicU64>::default();
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(place.clone());
+        place
+    }
+
+    /// How many are there.
+    fn at(&self, rev: u64) -> usize {
+        let all = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        all.iter().filter(|place| place.load(Ordering::Relaxed) == rev).count()
+    }
+}
+
+/// Whether this state is what it must be.
+fn check(place: &AtomicU64, rev: u64, services: &Services) -> Result<()> {
+    ensure!(told(services) == Some(rev), "revision {rev} tells of {:?}", told(services));
+    let before = place.swap(rev, Ordering::Relaxed);
+    ensure!(before < rev, "{rev} after {before}");
+    Ok(())
+}
+
+async fn watcher(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()> {
+    let response = connection.response(ask(WATCH)?).await?;
+    let mut wrong = None;
+    let ended = follow(response.into_body(), |rev, services| match check(&place, rev, services) {
+        Ok(()) => true,
+        Err(error) => {
+            wrong = Some(error);
+            false
+        }
+    });
+    let ended = ended.await;
+    wrong.map_or(ended, Err)
+}
+
+async fn asker(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()> {
+    let mut known = NextFilter::default();
+    loop {
+        let (head, _) = ask(NEXT)?.into_parts();
+        let request =
+            http::Request::from_parts(head, http_body_util::Full::new(framed(&known.encode_to_vec())));
+        let response = connection.response(request).await?;
+        let (next, services) = one(response.into_body()).await?;
+        check(&place, next.rev, &services)?;
+        known = NextFilter { instance_id: next.instance_id, rev: next.rev, ..NextFilter::default() };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    stage.set("endpoints.max_watchers", i64::try_from(2 * EACH)?)?;
+    stage.agent.start_live().await?;
+    stage.at_rev(1).await?;
+    let before = stage.memory()?;
+
+    let (places, mut calls) = (Places::default(), JoinSet::new());
+    let alone = EACH - SHARED.iter().sum::<usize>();
+    for streams in SHARED.into_iter().chain(std::iter::repeat_n(1, alone)) {
+        let connection = Connection::open(&stage.socket()).await?;
+        for _ in 0..streams {
+            calls.spawn(watcher(connection.clone(), places.add()));
+            calls.spawn(asker(connection.clone(), places.add()));
+        }
+    }
+    stage.waiting(2 * EACH, 1).await?;
+    ensure!(places.at(1) == 2 * EACH, "{} have the first state", places.at(1));
+    eprintln!(
+        "memory of the agent: {} MB, {} MB with {} watchers",
+        before >> 20,
+        stage.memory()? >> 20,
+        2 * EACH
+    );
+
+    for rev in 2..=6 {
+        let began = Instant::now();
+        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.0.{rev}")]))?;
+        keelson_harness::util::until("all have the change", || {
+            places.at(rev) == 2 * EACH || !calls.is_empty() && ended(&mut calls)
+        })
+        .await?;
+        ensure!(places.at(rev) == 2 * EACH, "{} are at revision {rev}", places.at(rev));
+        eprintln!("revision {rev} reached all after {:?}", began.elapsed());
+    }
+    stage.waiting(2 * EACH, 6).await?;
+    let list = stage.endpoints(&["watchers"]).await?.success()?;
+    ensure!(list.out.lines().count() > 2 * EACH, "{}", list.out);
+
+    // One more is told why not, whichever way it comes, and what it is told helps.
+    let mut connection = Connection::open(&stage.socket()).await?;
+    for path in [NEXT, WATCH] {
+        let answer = connection.call(path, framed(&[])).await?;
+        let status = answer.status.context("no status")?;
+        ensure!(status.code() == Code::ResourceExhausted, "{status}");
+        says(status.message(), &["500 clients are already connected", "endpoints.max_watchers"])?;
+    }
+    let mut late = Running::watch(&stage, &[])?;
+    late.complaint(&["500 clients are already connected", "endpoints.max_watchers"]).await?;
+    drop(late);
+    let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
+    says(&metrics, &["keelson_endpoints_refused_total", "keelson_endpoints_watchers{api=\"Watch\"} 250"])?;
+
+    // It ends while all are there, and each learns why.
+    let began = Instant::now();
+    ensure!(stage.agent.terminate().await?.success(), "the agent ended badly");
+    eprintln!("with {} watchers the agent ended after {:?}", 2 * EACH, began.elapsed());
+    let mut told = 0;
+    while let Some(ended) = calls.join_next().await {
+        let error = ended?.err().context("a call ended well")?.to_string();
+        told += usize::from(error.contains("the agent is stopping"));
+    }
+    eprintln!("{told} of {} were told that it stops", 2 * EACH);
+    ensure!(told > 0, "nobody was told that the agent stops");
+    Ok(())
+}
+
+/// Whether a call has ended already, which none should.
+fn ended(calls: &mut JoinSet<Result<()>>) -> bool {
+    match calls.try_join_next() {
+        Some(ended) => {
+            eprintln!("a call has ended: {ended:?}");
+            true
+        }
+        None => false,
+    }
+}

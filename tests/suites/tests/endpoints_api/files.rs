@@ -1,0 +1,160 @@
+//! Manifests that are broken, and a folder that is gone: what was good stays in use, and everybody is told.
+
+use crate::python::Generated;
+use crate::rig::{Stage, plain, says, soon};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::Followers;
+use serde_json::json;
+use std::fs;
+
+/// Waits until the agent says that what it serves is stale, for a reason with these words.
+async fn stale(stage: &Stage, words: &[&str]) -> Result<()> {
+    soon("the agent says that endpoints are stale", || async {
+        let state = stage.state().await?;
+        ensure!(state["state"] == "stale", "{state}");
+        says(state["reason"].as_str().unwrap_or_default(), words)?;
+        says(&stage.endpoints(&[]).await?.success()?.out, &["STALE"])?;
+        let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
+        says(&metrics, &["keelson_endpoints_stale 1"])
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<()> {
+    let stage = Stage::started().await?;
+    let instance_id = stage.at_rev(1).await?;
+    // The file itself breaks, and another one comes that never was good.
+    stage
+        .manifests
+        .write("web.json", "{\"apiVersion\": \"v1\",\n\"kind\": \"Service\",\n\"metadata\": oops}")?;
+    stage.manifests.write("new.yaml", "apiVersion: v1\nkind: Service\nmetadata:\n  name: [\n")?;
+    soon("both faults are told", || async {
+        let state = stage.state().await?;
+        let faults = state["faults"].as_array().context("no faults")?;
+        ensure!(faults.len() == 2 && state["rev"] == 1, "{state}");
+        let fault = |name: &str| {
+            faults.iter().find(|fault| fault["file"].as_str().is_some_and(|f| f.ends_with(name)))
+        };
+        let (web, new) = (fault("web.json").context("web.json")?, fault("new.yaml").context("new.yaml")?);
+        ensure!(web["earlier_in_use"] == true && web["line"] == 3, "{web}");
+        ensure!(new["earlier_in_use"] == false && new["line"].as_u64() >= Some(4), "{new}");
+        Ok(())
+    })
+    .await?;
+    let told = stage.endpoints(&[]).await?.success()?.out;
+    says(&told, &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"])?;
+    let log = stage.agent.log()?;
+    says(&log, &["web.json", "new.yaml"])?;
+    // Others go on, and so does this one when it is mended.
+    stage.manifests.put("other.json", &plain("other", "10.96.0.2", &[]))?;
+    ensure!(stage.at_rev(2).await? == instance_id);
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
+    stage.manifests.remove("new.yaml")?;
+    ensure!(stage.at_rev(3).await? == instance_id);
+    soon("no fault is left", || async {
+        let state = stage.state().await?;
+        ensure!(state["faults"] == json!([]), "{state}");
+        Ok(())
+    })
+    .await
+}
+
+/// E20: whichever API a client uses.
+#[tokio::test(flavor = "multi_thread")]
+async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Result<()> {
+    let mut stage = Stage::started().await?;
+    let instance_id = stage.at_rev(1).await?;
+    let followers = Followers::start(&stage.target(), |_| Ok(()))?;
+    stage.waiting(2, 1).await?;
+    let (folder, away) = (stage.manifests.path().to_owned(), stage.scratch.path().join("away"));
+    fs::rename(&folder, &away).context("cannot rename the folder")?;
+    let place = folder.display().to_string();
+    stale(&stage, &[&place]).await?;
+    // Who watches is told, and so is who asks for what follows by the client library.
+    followers
+        .until("the state is stale", |whole| {
+            ensure!(
+                whole.position.stale && whole.position.rev == 1 && whole.services.len() == 1,
+                "{:?}",
+                whole.position
+            );
+            Ok(())
+        })
+        .await?;
+    followers.sound()?;
+    let told = stage.watch(&["--once"]).await?.success()?;
+    says(&told.out, &["ns/web"])?;
+    says(&told.err, &["this state is stale since ", &place])?;
+
+    // A restart and a kill change nothing: what is on disk is served, and is stale.
+    for kill in [false, true] {
+        match kill {
+            true => stage.agent.kill9()?,
+            false => ensure!(stage.agent.terminate().await?.success()),
+        }
+        stage.agent.start_live().await?;
+        stale(&stage, &[&place]).await?;
+        let state = stage.state().await?;
+        ensure!(state["instance_id"] == json!(instance_id.to_string()) && state["rev"] == 1, "{state}");
+        stage.waiting(2, 1).await?;
+        let generated = Generated::make(&stage.scratch).await?;
+        let mut client = generated.client("stale", &stage.target(), &["--count", "1"])?;
+        let state = client.state().await?;
+        ensure!((state.instance_id, state.rev) == (instance_id, 1), "{state:?}");
+        ensure!(state.addresses("web") == Some(vec!["10.1.0.1"]), "{state:?}");
+    }
+
+    // The folder is back: as it was, and then with something new.
+    fs::rename(&away, &folder).context("cannot rename the folder back")?;
+    ensure!(stage.at_rev(1).await? == instance_id);
+    followers
+        .until("the state is current", |whole| {
+            ensure!(!whole.position.stale && whole.position.rev == 1, "{:?}", whole.position);
+            Ok(())
+        })
+        .await?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
+    ensure!(stage.at_rev(2).await? == instance_id);
+    followers
+        .until("the next state", |whole| {
+            ensure!(!whole.position.stale && whole.position.rev == 2, "{:?}", whole.position);
+            Ok(())
+        })
+        .await?;
+    followers.sound()?;
+    // Current, stale, current again, and what came then: no restart in between said anything.
+    ensure!(followers.next.seen().len() == 4, "{:?}", followers.next.seen());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn before_the_folder_was_ever_read_nothing_is_served() -> Result<()> {
+    let mut stage = Stage::new()?;
+    fs::remove_dir(stage.manifests.path())?;
+    stage.agent.start_live().await?;
+    let followers = Followers::start(&stage.target(), |_| Ok(()))?;
+    let place = stage.manifests.path().display().to_string();
+    soon("callers wait for the first state", || async {
+        let state = stage.state().await?;
+        ensure!(state["state"] == "waiting" && state["rev"] == 0, "{state}");
+        ensure!(state["watchers"].as_array().is_some_and(|all| all.len() == 2), "{state}");
+        says(&state.to_string(), &[&place])?;
+        says(&stage.endpoints(&[]).await?.success()?.out, &["PENDING", &place])
+    })
+    .await?;
+    ensure!(followers.watch.seen().is_empty() && followers.next.seen().is_empty());
+    fs::create_dir(stage.manifests.path())?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    followers
+        .until("the first state with the Service", |whole| {
+            ensure!(
+                whole.service("ns/web").is_some_and(|web| web.endpoints.len() == 1),
+                "{:?}",
+                whole.services
+            );
+            Ok(())
+        })
+        .await?;
+    followers.sound()
+}

@@ -1,0 +1,132 @@
+//! What is turned off is off, and says so; what is listened on is what the command line says.
+
+use crate::rig::{LONG, Stage, interrupt, plain, says};
+use crate::wire::{Connection, NEXT, WATCH, framed};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::Followers;
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+use tonic::Code;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_do_without() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    stage.set("feature_gates.EndpointDeltas", false)?;
+    stage.agent.start_live().await?;
+    stage.at_rev(1).await?;
+
+    let mut connection = Connection::open(&stage.socket()).await?;
+    let answer = connection.call(WATCH, framed(&[])).await?;
+    ensure!(answer.code() == Some(Code::Unimplemented), "{answer:?}");
+    let answer = connection.call(NEXT, framed(&[])).await?;
+    ensure!(answer.code() == Some(Code::Ok), "{answer:?}");
+
+    // A consumer that wants changes gets them, made of whole states.
+    let followers = Followers::start(&stage.target(), |_| Ok(()))?;
+    for rev in 1..=3 {
+        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.0.{rev}")]))?;
+        followers
+            .until("the next state", |whole| {
+                ensure!(whole.position.rev == rev, "{:?}", whole.position);
+                Ok(())
+            })
+            .await?;
+    }
+    followers.sound()?;
+    stage.waiting(2, 3).await?;
+    let state = stage.state().await?;
+    let watchers = state["watchers"].as_array().context("no watchers")?;
+    ensure!(watchers.iter().all(|watcher| watcher["api"] == "Next"), "{watchers:?}");
+    let told = stage.watch(&["--once"]).await?.success()?;
+    says(&told.out, &["ns/web"])?;
+    Ok(())
+}
+
+/// An agent whose endpoints are off for this reason.
+async fn off(mut stage: Stage, reason: &str) -> Result<()> {
+    stage.agent.start_live().await?;
+    ensure!(!stage.socket().exists(), "there is a socket");
+    ensure!(
+        keelson_harness::util::http_get(&stage.tcp.replace("tcp", "http")).await.is_err(),
+        "somebody listens"
+    );
+    let told = stage.endpoints(&[]).await?;
+    says(&told.out, &["Service endpoints are disabled", reason])?;
+    ensure!(told.code == Some(0), "{told:?}");
+    ensure!(stage.state().await?["state"] == "off" && stage.state().await?["reason"] == reason);
+    for args in [&["explain", "ns/web"][..], &["watchers"]] {
+        let told = stage.endpoints(args).await?;
+        eprintln!("{args:?}: {told:?}");
+        says(&format!("{}{}", told.out, told.err), &[reason])?;
+    }
+    // A client learns that there is nothing, and goes on asking.
+    let mut child = Command::new(stage.agent.program())
+        .args(["watch", "--once", "--target", &stage.target()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(child.stderr.take().context("it has one")?).lines();
+    let line = tokio::time::timeout(LONG, lines.next_line()).await??.context("it says nothing")?;
+    says(&line, &["the socket does not exist", "endpoints.listen"])?;
+    ensure!(interrupt(child).await? == Some(1));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_gate_there_is_no_socket_and_commands_say_why() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.set("feature_gates.ServiceEndpoints", false)?;
+    off(stage, "feature gate ServiceEndpoints is disabled").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_source_off_there_is_no_socket_and_commands_say_why() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.set("endpoints.source", "off")?;
+    off(stage, "endpoints.source is off").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    let sockets =
+        ["one.sock", "two.sock"].map(|name| format!("unix://{}/{name}", stage.scratch.path().display()));
+    for address in [&sockets[0], &sockets[1], "tcp://127.0.0.1:0"] {
+        stage.agent.arg("--listen");
+        stage.agent.arg(address);
+    }
+    stage.agent.start_live().await?;
+    let instance_id = stage.at_rev(1).await?;
+    let state = stage.state().await?;
+    let listen: Vec<_> =
+        state["listen"].as_array().context("no list")?.iter().filter_map(|one| one.as_str()).collect();
+    ensure!(listen.len() == 3 && listen[..2] == sockets, "{listen:?}");
+    // The port that was given is told.
+    ensure!(listen[2].starts_with("tcp://127.0.0.1:") && !listen[2].ends_with(":0"), "{listen:?}");
+    ensure!(!stage.socket().exists(), "the socket of the settings file is served too");
+    for target in listen {
+        let told = stage.keelson(&["watch", "--once", "--target", target]).await?.success()?;
+        says(&told.out, &["ns/web"])?;
+        says(&told.err, &[&format!("--instance-id {instance_id} --rev 1")])?;
+    }
+    ensure!(stage.agent.terminate().await?.success());
+    for socket in &sockets {
+        let path = socket.trim_start_matches("unix://");
+        ensure!(!std::path::Path::new(path).exists(), "{path} is left behind");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_other_machines_reach_is_refused_unless_it_is_allowed() -> Result<()> {
+    let mut stage = Stage::new()?;
+    stage.set("endpoints.listen", vec!["tcp://0.0.0.0:1".to_owned()])?;
+    let status = stage.agent.start_refused().await?;
+    ensure!(!status.success(), "it runs");
+    says(&stage.agent.log()?, &["endpoints.allow_remote"])
+}

@@ -1,0 +1,85 @@
+//! A thousand revisions a minute.
+
+use crate::rig::{Stage, plain};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::Followers;
+use std::time::{Duration, Instant};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Files that are replaced in turn.
+const FILES: u64 = 5;
+/// For a third of a minute, at the rate of a thousand a minute.
+const CHANGES: u64 = 333;
+const EVERY: Duration = Duration::from_millis(60);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()> {
+    let mut stage = Stage::new()?;
+    let put = |stage: &Stage, change: u64| {
+        let (name, address) =
+            (format!("web-{}", change % FILES), format!("10.1.{}.{}", change / 250, change % 250));
+        let objects = plain(&name, &format!("10.96.0.{}", 1 + change % FILES), &[&address]);
+        stage.manifests.put(&format!("{name}.json"), &objects)
+    };
+    for change in 0..FILES {
+        put(&stage, change)?;
+    }
+    stage.agent.start_live().await?;
+    stage.at_rev(1).await?;
+    let followers = Followers::start(&stage.target(), |whole| {
+        ensure!(whole.services.len() as u64 == FILES, "{} Services", whole.services.len());
+        Ok(())
+    })?;
+    followers
+        .until("the first state", |whole| {
+            ensure!(whole.position.rev == 1, "{:?}", whole.position);
+            Ok(())
+        })
+        .await?;
+
+    let (began, mut ticks) = (Instant::now(), interval(EVERY));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    for change in FILES..FILES + CHANGES {
+        ticks.tick().await;
+        put(&stage, change)?;
+    }
+    let took = began.elapsed();
+
+    // Both come to what the files say.
+    followers
+        .until("the last state", |whole| {
+            for change in CHANGES..CHANGES + FILES {
+                let service =
+                    whole.service(&format!("ns/web-{}", change % FILES)).context("a Service is missing")?;
+                let ips = service.endpoints[0].i_ps.as_ref().context("no address")?;
+                ensure!(ips.v4 == [format!("10.1.{}.{}", change / 250, change % 250)], "{service:?}");
+            }
+            Ok(())
+        })
+        .await?;
+    let (_, rev) = followers.pair().await?;
+    followers.sound()?;
+    let state = stage.state().await?;
+    ensure!(state["rev"] == rev, "{state}");
+    let (watch, next) = (followers.watch.seen(), followers.next.seen());
+    for seen in [&watch, &next] {
+        ensure!(seen.windows(2).all(|two| two[0].rev < two[1].rev), "{seen:?}");
+        ensure!(
+            seen.iter().all(|one| one.instance_id == seen[0].instance_id && one.stale.is_none()),
+            "{seen:?}"
+        );
+    }
+    let [watched, asked] = followers.both().map(|follower| follower.look(|whole| whole.services.clone()));
+    ensure!(watched == asked, "the two APIs differ: {watched:?}\n{asked:?}");
+    eprintln!(
+        "{CHANGES} changes in {took:?}: {} revisions of {} events; Watch saw {}, Next {}",
+        state["revisions"],
+        state["events"],
+        watch.len(),
+        next.len()
+    );
+    // A revision is one change or more, and never less.
+    let revisions = state["revisions"].as_u64().context("no revisions")?;
+    ensure!(revisions == rev && rev <= 1 + CHANGES, "{state}");
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! E12: a state folder that is restored from a backup.
+
+use crate::rig::{Stage, plain, says};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::Followers;
+use std::fs;
+use std::path::Path;
+
+/// The folder with all that is in it.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("no {}", from.display()))? {
+        let path = entry?.path();
+        let target = to.join(path.file_name().context("it has a name")?);
+        if path.is_dir() {
+            copy(&path, &target)?;
+        } else if path.is_file() {
+            fs::copy(&path, &target).with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
+    let mut stage = Stage::started().await?;
+    let followers = Followers::start(&stage.target(), |_| Ok(()))?;
+    let arrives = async |address: &str| {
+        let check = |whole: &keelson_cluster::endpoints::Whole| {
+            let service = whole.service("ns/web").context("no Service")?;
+            let ips = service.endpoints[0].i_ps.as_ref().context("no address")?;
+            ensure!(ips.v4 == [address], "{service:?}");
+            Ok(())
+        };
+        followers.until("the change arrives", check).await
+    };
+    arrives("10.1.0.1").await?;
+    ensure!(stage.agent.terminate().await?.success());
+    let (state, backup) = (stage.agent.state_dir(), stage.scratch.path().join("backup"));
+    copy(&state, &backup)?;
+
+    // A restart is no news; then there are revisions that the backup does not have.
+    stage.agent.start_live().await?;
+    let instance = stage.at_rev(1).await?;
+    for (rev, address) in [(2, "10.1.0.2"), (3, "10.1.0.3")] {
+        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[address]))?;
+        arrives(address).await?;
+        ensure!(stage.at_rev(rev).await? == instance);
+    }
+    stage.agent.kill9()?;
+    fs::remove_dir_all(&state).context("cannot remove the state folder")?;
+    copy(&backup, &state)?;
+
+    // Two other revisions, with the numbers of those.
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.8"]))?;
+    stage.agent.start_live().await?;
+    arrives("10.1.0.8").await?;
+    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
+    arrives("10.1.0.9").await?;
+    let anew = stage.at_rev(3).await?;
+    ensure!(anew != instance, "the numbers are used again");
+    // That a pair means one thing is watched by the followers.
+    followers.sound()?;
+    says(&stage.agent.log()?, &["it was restored from a backup"])?;
+
+    // It goes on from there.
+    stage.agent.kill9()?;
+    stage.agent.start_live().await?;
+    ensure!(stage.at_rev(3).await? == anew);
+    followers.sound()
+}

@@ -1,0 +1,213 @@
+//! Owns: what the tests share. In: settings. Out: an agent over a folder of manifests, the folder, and what the agent and
+//! its commands say.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_cluster::endpoints::{endpoint, port, service, slice};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::command::{self, CommandOutput};
+use keelson_harness::process::resident_kib;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::{eventually_every, free_port};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use std::time::Duration;
+use tokio::process::{Child, Command};
+
+/// What something may take that takes no time but on a machine that is very busy.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// A folder of manifests.
+pub(crate) struct Manifests(PathBuf);
+
+impl Manifests {
+    /// Replaces one as a whole, by renaming.
+    pub(crate) fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
+        self.write(name, &json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())
+    }
+
+    /// The same with any text.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let (draft, file) = (self.0.join(".draft"), self.0.join(name));
+        fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
+        fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
+    }
+
+    /// Removes one.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        fs::remove_file(self.0.join(name)).with_context(|| format!("cannot remove {name}"))
+    }
+
+    /// Where they are.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// All that are shipped as samples.
+    pub(crate) fn put_samples(&self) -> Result<()> {
+        let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/manifests");
+        for entry in fs::read_dir(&samples).with_context(|| format!("no {}", samples.display()))? {
+            let file = entry?.path();
+            let name = file.file_name().and_then(|name| name.to_str()).context("a sample has a name")?;
+            self.write(name, &fs::read_to_string(&file)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A Service of the namespace `ns` with a port `http` and these ready endpoints elsewhere, and its slice.
+pub(crate) fn plain(name: &str, cluster_ip: &str, addresses: &[&str]) -> Vec<Value> {
+    let endpoints: Vec<_> = addresses.iter().map(|ip| endpoint(ip, "elsewhere", &json!({}))).collect();
+    let spec = json!({"clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ipFamilies": ["IPv4"]});
+    vec![
+        of_namespace(service(name, &[port("http", 80)], &spec)),
+        of_namespace(slice(name, "a", &[port("http", 8080)], &endpoints)),
+    ]
+}
+
+/// An object in the namespace `ns`.
+pub(crate) fn of_namespace(mut object: Value) -> Value {
+    object["metadata"]["namespace"] = json!("ns");
+    object
+}
+
+/// An agent, not started yet, and its folder of manifests.
+pub(crate) struct Stage {
+    pub(crate) agent: Agent,
+    pub(crate) manifests: Manifests,
+    pub(crate) tcp: String,
+    settings: Settings,
+    pub(crate) scratch: Scratch,
+}
+
+impl Stage {
+    /// Listens on a unix socket and on a port of loopback.
+    pub(crate) fn new() -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let manifests = Manifests(scratch.dir("manifests")?);
+        let folder = scratch.dir("agent")?;
+        let tcp = format!("tcp://127.0.0.1:{}", free_port()?);
+        let listen = vec![format!("unix://{}/endpoints.sock", folder.display()), tcp.clone()];
+        let settings = Settings::new()
+            .set("endpoints.source", "files")
+            .set("endpoints.manifests", manifests.path().display().to_string())
+            .set("endpoints.listen", listen);
+        // No runtime is needed; the agent lives, and is not ready for that reason.
+        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
+        let agent = Agent::new_in(&folder, free_port()?, &runtime, &settings)?;
+        Ok(Self { agent, manifests, tcp, settings, scratch })
+    }
+
+    /// The same, with the Services of [`plain`] called `web` and the agent started.
+    pub(crate) async fn started() -> Result<Self> {
+        let mut stage = Self::new()?;
+        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+        stage.agent.start_live().await?;
+        stage.at_rev(1).await?;
+        Ok(stage)
+    }
+
+    /// From its next start on the agent has this setting.
+    pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
+        self.settings = self.settings.clone().set(name, value);
+        self.agent.configure(&self.settings)
+    }
+
+    /// Its socket as a target.
+    pub(crate) fn target(&self) -> String {
+        self.agent.endpoints_target()
+    }
+
+    /// Its socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        PathBuf::from(self.target().trim_start_matches("unix://"))
+    }
+
+    /// A command of the agent's program, at the settings of the agent where it takes any.
+    pub(crate) async fn keelson(&self, args: &[&str]) -> Result<CommandOutput> {
+        let mut command = Command::new(self.agent.program());
+        command.args(args);
+        command::run(command).await
+    }
+
+    /// `keelson endpoints`.
+    pub(crate) async fn endpoints(&self, args: &[&str]) -> Result<CommandOutput> {
+        self.agent.keelson(&[&["endpoints"], args].concat()).await
+    }
+
+    /// `keelson watch` of the agent's socket.
+    pub(crate) async fn watch(&self, args: &[&str]) -> Result<CommandOutput> {
+        let target = self.target();
+        let mut all = vec!["watch", "--target", &target];
+        all.extend(args);
+        self.keelson(&all).await
+    }
+
+    /// How the chore fares, in JSON.
+    pub(crate) async fn state(&self) -> Result<Value> {
+        let told = self.endpoints(&["-o", "json"]).await?.success()?;
+        serde_json::from_str(&told.out).with_context(|| format!("no JSON: {}", told.out))
+    }
+
+    /// Waits until the agent is well and at this revision, and gives its instance.
+    pub(crate) async fn at_rev(&self, rev: u64) -> Result<u64> {
+        soon(&format!("the agent is at revision {rev}"), || async {
+            let state = self.state().await?;
+            ensure!(state["state"] == "current" && state["rev"] == rev, "{state}");
+            state["instance_id"].as_str().context("no instance")?.parse().context("no number")
+        })
+        .await
+    }
+
+    /// Waits until so many callers wait for what follows this revision.
+    pub(crate) async fn waiting(&self, count: usize, rev: u64) -> Result<()> {
+        soon(&format!("{count} callers wait at revision {rev}"), || async {
+            let state = self.state().await?;
+            let watchers = state["watchers"].as_array().context("no watchers")?;
+            let there = watchers.iter().filter(|watcher| watcher["rev"] == rev).count();
+            ensure!(there == count && watchers.len() == count, "{watchers:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The memory that the agent has in use, in bytes.
+    pub(crate) fn memory(&self) -> Result<u64> {
+        let pid = self.agent.pid().context("the agent does not run")?;
+        Ok(resident_kib(pid)? * 1024)
+    }
+
+    /// How many lines its log has.
+    pub(crate) fn log_lines(&self) -> Result<usize> {
+        Ok(self.agent.log()?.lines().count())
+    }
+}
+
+/// Interrupts a command, as Ctrl-C does, and waits for its end.
+pub(crate) async fn interrupt(mut child: Child) -> Result<Option<i32>> {
+    let pid = child.id().context("it has ended already")?;
+    kill(Pid::from_raw(pid.try_into()?), Signal::SIGINT).context("cannot interrupt it")?;
+    let ended = tokio::time::timeout(LONG, child.wait()).await.context("Ctrl-C does not end it")?;
+    Ok(ended?.code())
+}
+
+/// Like [`eventually`](keelson_harness::util::eventually) with a longer pause: a look is a process.
+pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    eventually_every(Duration::from_millis(50), LONG, what, check).await
+}
+
+/// Fails unless every part is in the text.
+pub(crate) fn says(text: &str, parts: &[&str]) -> Result<()> {
+    for part in parts {
+        if !text.contains(part) {
+            bail!("{part:?} is not in:\n{text}");
+        }
+    }
+    Ok(())
+}

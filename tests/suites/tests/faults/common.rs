@@ -1,0 +1,153 @@
+//! Owns: what several of the fault tests need. In: a node, an agent. Out: leases, ingests, metrics, callers that ask
+//! again like a kubelet.
+
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::agent::Agent;
+use keelson_harness::containerd::Containerd;
+use keelson_harness::cri::{Cri, Pull};
+use keelson_harness::util::{PATIENCE, eventually};
+use keelson_proto::containerd::leases::leases_client::LeasesClient;
+use keelson_proto::containerd::leases::{CreateRequest, DeleteRequest, Lease, ListRequest};
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use tonic::metadata::MetadataValue;
+use tonic::transport::Endpoint;
+use tonic::{Request, Status};
+
+/// One MiB: the step in which containerd writes down what it has fetched.
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// By this label the agent knows its leases.
+const OWNER_LABEL: &str = "keelson.dev/owner";
+
+/// A call in a task of its own.
+pub(crate) type Call<T> = JoinHandle<Result<T, Status>>;
+
+/// Pulls in a task of its own.
+pub(crate) fn pulling(cri: &Cri, pull: Pull) -> Call<String> {
+    let cri = cri.clone();
+    tokio::spawn(async move { cri.pull(&pull).await })
+}
+
+/// Asks for an image as a kubelet does whose agent comes and goes: again after every failure, until it is there.
+/// Returns how often it failed before.
+pub(crate) async fn kubelet(cri: &Cri, pull: &Pull, patience: Duration) -> Result<usize> {
+    let started = Instant::now();
+    let mut failures = 0;
+    loop {
+        match cri.pull(pull).await {
+            Ok(_) => return Ok(failures),
+            Err(status) => {
+                failures += 1;
+                ensure!(
+                    started.elapsed() < patience,
+                    "{pull:?} failed {failures} times, at last with {status}"
+                );
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn lease_client(containerd: &Containerd) -> Result<LeasesClient<tonic::transport::Channel>> {
+    Ok(LeasesClient::new(Endpoint::from_shared(containerd.endpoint())?.connect().await?))
+}
+
+fn in_cri_namespace<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static("k8s.io"));
+    request
+}
+
+/// All leases that containerd has for the CRI.
+pub(crate) async fn leases(containerd: &Containerd) -> Result<Vec<Lease>> {
+    let all = lease_client(containerd).await?.list(in_cri_namespace(ListRequest::default())).await?;
+    Ok(all.into_inner().leases)
+}
+
+/// The ids of the leases that agents made.
+pub(crate) async fn agent_leases(containerd: &Containerd) -> Result<Vec<String>> {
+    let all = leases(containerd).await?;
+    Ok(all.into_iter().filter(|lease| lease.labels.contains_key(OWNER_LABEL)).map(|lease| lease.id).collect())
+}
+
+/// Makes a lease; with an owner it looks like one of that agent's.
+pub(crate) async fn make_lease(containerd: &Containerd, id: &str, owner: Option<&str>) -> Result<()> {
+    let labels = owner.map(|owner| (OWNER_LABEL.to_owned(), owner.to_owned()));
+    let request = CreateRequest { id: id.to_owned(), labels: labels.into_iter().collect::<HashMap<_, _>>() };
+    lease_client(containerd).await?.create(in_cri_namespace(request)).await?;
+    Ok(())
+}
+
+/// Makes containerd remove what nothing holds, and waits for that.
+pub(crate) async fn collect_garbage(containerd: &Containerd) -> Result<()> {
+    make_lease(containerd, "of-the-test", None).await?;
+    let request = DeleteRequest { id: "of-the-test".to_owned(), sync: true };
+    lease_client(containerd).await?.delete(in_cri_namespace(request)).await?;
+    Ok(())
+}
+
+/// Waits until no lease of an agent is left.
+pub(crate) async fn no_lease_left(containerd: &Containerd) -> Result<()> {
+    eventually(PATIENCE, "the agent's leases are gone", || async {
+        let left = agent_leases(containerd).await?;
+        ensure!(left.is_empty(), "these are left: {left:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// The most bytes that containerd has written of one unfinished blob.
+pub(crate) fn ingested(containerd: &Containerd) -> u64 {
+    let root = containerd
+        .socket()
+        .parent()
+        .map(|folder| folder.join("root/io.containerd.content.v1.content/ingest"));
+    let entries = root.and_then(|root| fs::read_dir(root).ok()).into_iter().flatten().flatten();
+    let size = |entry: fs::DirEntry| Some(fs::metadata(entry.path().join("data")).ok()?.len());
+    entries.filter_map(size).max().unwrap_or(0)
+}
+
+/// The process behind a unix socket.
+pub(crate) async fn pid_behind(socket: &Path) -> Result<i32> {
+    let stream = tokio::net::UnixStream::connect(socket).await?;
+    stream.peer_cred()?.pid().context("the kernel tells no pid of the peer")
+}
+
+/// A value of `/metrics`: of the first line whose name, labels included, is this.
+pub(crate) async fn metric(agent: &Agent, name: &str) -> Result<f64> {
+    agent.metric(name).await?.with_context(|| format!("no {name}"))
+}
+
+/// Waits until a metric has this value.
+pub(crate) async fn metric_is(agent: &Agent, name: &str, expected: f64) -> Result<()> {
+    eventually(PATIENCE, &format!("{name} is {expected}"), || async {
+        let value = metric(agent, name).await?;
+        ensure!(value == expected, "{name} is {value}");
+        Ok(())
+    })
+    .await
+}
+
+/// Waits until the agent has nothing to do and no slot is taken.
+pub(crate) async fn idle(agent: &Agent) -> Result<()> {
+    for name in
+        ["keelson_image_pulls_in_flight", "keelson_image_pull_queue_depth", "keelson_image_pull_callers"]
+    {
+        metric_is(agent, name, 0.0).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the log says this after the first `from` bytes.
+pub(crate) async fn logged(agent: &Agent, from: usize, text: &str) -> Result<()> {
+    eventually(PATIENCE, &format!("the log says {text:?}"), || async {
+        let log = agent.log()?;
+        ensure!(log.get(from..).unwrap_or_default().contains(text), "it says:\n{log}");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,126 @@
+//! An API server that is not there, and a network that loses everything.
+
+use crate::rig::{Rig, Role, cluster, pass, quick, run, shared, within};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::{ApiSeen, Cluster};
+use keelson_harness::cri::Pull;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::PATIENCE;
+use std::time::{Duration, Instant};
+
+/// One lease request at a time, and no more in `outage` seconds than a kubelet's: five renewals and a read, then
+/// pauses of 0.2, 0.4, 0.8, 1.6, 3.2, 6.4 and then 7 s each. Two more for how it begins and ends.
+fn as_a_kubelet(seen: &[ApiSeen], outage: f64) -> Result<()> {
+    within("requests for the Lease", seen.len() as f64, 7.0, 5.0 + 1.0 + 6.0 + outage / 7.0 + 2.0)?;
+    for pair in seen.windows(2) {
+        let ended = pair[0].finished.context("not finished")?;
+        ensure!(pair[1].started >= ended, "two requests for the Lease at once: {pair:#?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again() -> Result<()> {
+    run(async {
+        let scratch = Scratch::new()?;
+        let mut cluster = cluster(&scratch).await?;
+        let proxy = cluster.proxy().await?;
+        // One whose requests a proxy records, which breaks off when nobody is behind it; one that is refused; one that
+        // starts meanwhile.
+        let mut recorded = Rig::new(&cluster, "case-24-node", Role::Node, quick()).await?;
+        recorded.via(&proxy.endpoint())?;
+        let mut refused = Rig::new(&cluster, "case-24-refused", Role::Companion, quick()).await?;
+        let mut late = Rig::new(&cluster, "case-24-late", Role::Companion, quick()).await?;
+        for rig in [&mut recorded, &mut refused] {
+            rig.agent.start_again().await?;
+            rig.settled(&cluster).await?;
+        }
+        let lease = |seen: &ApiSeen| seen.path.contains("/leases");
+        let (leases, others) = (proxy.seen(lease).len(), proxy.seen(|seen| !lease(seen)).len());
+
+        let down = Instant::now();
+        cluster.api.kill9()?;
+        late.agent.start_live().await?;
+        refused.says_failing("Connection refused").await?;
+        recorded.says_failing("cannot ").await?;
+        late.says_failing("Connection refused").await?;
+        for rig in [&recorded, &refused, &late] {
+            let image = rig.agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await;
+            image.with_context(|| format!("no pull before {}", rig.name))?;
+        }
+        // 3 min on paused time beside the actor.
+        pass(25_u64.saturating_sub(down.elapsed().as_secs())).await;
+        let outage = down.elapsed().as_secs_f64();
+        let asked = proxy.seen(lease);
+        eprintln!("{} requests for the Lease in {outage:.1} s", asked.len() - leases);
+        as_a_kubelet(&asked[leases..], outage)?;
+        // Nothing has changed that a status could tell, so that only the watches ask: after pauses that double.
+        let asked = proxy.seen(|seen| !lease(seen)).len() - others;
+        within("other requests", asked as f64, 1.0, 20.0)?;
+
+        cluster.api.start_again().await?;
+        let up = Instant::now();
+        for rig in [&recorded, &refused, &late] {
+            rig.renewed(&cluster, 1).await.with_context(|| rig.name.clone())?;
+        }
+        eprintln!("renewed {:.1} s after the server was back", up.elapsed().as_secs_f64());
+        for rig in [&recorded, &refused, &late] {
+            rig.settled(&cluster).await?;
+            let ready = rig.readyz().await?.text();
+            ensure!(ready.contains("[+]lease ok") && ready.contains("[+]node-status ok"), "{ready}");
+        }
+        // The watches begin again when their pause is over, which is half a minute and more by now, as that of every
+        // watch of a kubelet: that they do is seen where an outage is shorter.
+        Ok(())
+    })
+}
+
+#[test]
+fn case_25_a_black_hole_ends_each_request_and_holds_up_no_pull() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let (node, companion) = tokio::join!(
+            black_hole(&shared.cluster, "case-25", Role::Node),
+            black_hole(&shared.cluster, "case-25-companion", Role::Companion)
+        );
+        node.context("role node").and(companion.context("role companion"))
+    })
+}
+
+async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    const CUT: Duration = Duration::from_secs(30);
+    let proxy = cluster.tcp_proxy().await?;
+    // Shorter than the 10 s of a kubelet, so that there are some requests in 30 s.
+    let settings = quick().set("kube.request_timeout", "2s");
+    let mut rig = Rig::new(cluster, name, role, settings).await?;
+    rig.via(&proxy.endpoint())?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    let connections = proxy.accepted();
+
+    let started = Instant::now();
+    proxy.cut();
+    rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+    rig.says_failing("no answer").await?;
+    let cri = rig.agent.cri().await?;
+    let mut pulls = 0;
+    while started.elapsed() < CUT {
+        // Through the whole outage; each as if there were none.
+        let image = Pull::new("registry.example/one:1");
+        tokio::time::timeout(PATIENCE, cri.pull(&image)).await.context("a pull hangs")??;
+        pulls += 1;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    let timeouts = rig.metric("keelson_lease_renewals_total{result=\"Timeout\"}").await?;
+    let (cut, fresh) = (started.elapsed().as_secs_f64(), proxy.accepted() - connections);
+    eprintln!("{name}: {timeouts} timeouts, {fresh} connections, {pulls} pulls in {cut:.1} s");
+    // One request of 2 s at a time.
+    within("requests for the Lease that timed out", timeouts, 3.0, cut / 2.0 + 2.0)?;
+    // From the second failure on each part that fails tries a connection of its own: four parts.
+    within("new connections", fresh as f64, 2.0, 4.0 * (cut / 2.0 + 2.0))?;
+
+    proxy.mend();
+    rig.renewed(cluster, 2).await?;
+    cluster.admin.await_condition(name, "Late", "True").await?;
+    rig.says_well().await
+}

@@ -1,0 +1,139 @@
+//! An API server that answers what it should not: every agent goes on by itself once that is over, asks no more often
+//! than a kubelet meanwhile, and says what is wrong and since when.
+
+use crate::rig::{Rig, Role, pass, quick, run, shared, soon, within};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::{ApiFault, ApiMatch, Cluster};
+use std::time::{Duration, Instant};
+
+/// What is answered, what the agent has to say of it, and how many requests a second are the most.
+struct Case {
+    name: &'static str,
+    fault: ApiFault,
+    says: &'static str,
+    per_second: f64,
+}
+
+/// A kubelet whose intervals are a second tries each of renewal and status five times in one, and renewals five times
+/// more after a read; beside these the two watches begin anew.
+const KUBELET: f64 = 25.0;
+/// What another try cannot mend is tried once an interval.
+const ONCE: f64 = 6.0;
+
+async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
+    let proxy = cluster.proxy().await?;
+    let mut rig = Rig::new(cluster, case.name, role, quick()).await?;
+    rig.via(&proxy.endpoint())?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    rig.says_well().await?;
+
+    let (before, started) = (proxy.seen(|_| true).len(), Instant::now());
+    proxy.rule(ApiMatch::any(), case.fault);
+    // The watches begin anew, and meet the same.
+    proxy.close_all();
+    rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+    rig.says_failing(case.says).await?;
+    pass(4).await;
+    let text = rig.readyz().await?.text();
+    for part in ["lease", "node-status", "node-watch", "pod-watch"] {
+        ensure!(text.contains(&format!("[-]{part} failed: ")), "{part} is said to be well:\n{text}");
+    }
+    let took = started.elapsed().as_secs_f64();
+    let asked = (proxy.seen(|_| true).len() - before) as f64;
+    eprintln!("{}: {asked} requests in {took:.1} s", case.name);
+    within("requests", asked, 2.0, (took + 3.0) * case.per_second)?;
+    ensure!(cluster.admin.condition(case.name, "Late").await?.is_none(), "it came through");
+    ensure!(rig.metric("keelson_lease_consecutive_failures").await? > 0.0, "no failure is counted");
+
+    proxy.clear_rules();
+    rig.renewed(cluster, 2).await?;
+    cluster.admin.await_condition(case.name, "Late", "True").await?;
+    rig.says_well().await
+}
+
+/// All of them at once, each with an agent of its own.
+async fn all(cases: Vec<(Case, Role)>) -> Result<()> {
+    let shared = shared().await?;
+    let each = cases.into_iter().map(|(case, role)| {
+        let cluster = &shared.cluster;
+        async move {
+            let name = case.name;
+            survives(cluster, case, role).await.context(name)
+        }
+    });
+    // Every failure is seen before the first is told.
+    let outcomes = futures_util::future::join_all(each).await;
+    for outcome in &outcomes {
+        if let Err(error) = outcome {
+            eprintln!("{error:?}");
+        }
+    }
+    outcomes.into_iter().collect()
+}
+
+#[test]
+fn refusals_are_tried_once_an_interval_and_a_server_that_wants_to_be_left_alone_is() -> Result<()> {
+    let refused = |name, code, says| Case { name, fault: ApiFault::status(code), says, per_second: ONCE };
+    // One request of each of the four parts, every three seconds.
+    let later = |name, code, says| Case {
+        name,
+        fault: ApiFault::retry_after(code, 3),
+        says,
+        per_second: 4.0 / 3.0 + 0.2,
+    };
+    run(all(vec![
+        (refused("unauthorized", 401, "credentials are rejected"), Role::Companion),
+        (refused("forbidden", 403, "do not allow it"), Role::Companion),
+        (refused("faulty-node", 403, "do not allow it"), Role::Node),
+        (later("too-many", 429, "HTTP 429"), Role::Companion),
+        (later("unavailable", 503, "HTTP 503"), Role::Companion),
+    ]))
+}
+
+#[test]
+fn a_server_that_fails_in_any_way_is_survived() -> Result<()> {
+    let case = |name, fault, says| Case { name, fault, says, per_second: KUBELET };
+    run(all(vec![
+        (case("broken", ApiFault::status(500), "HTTP 500"), Role::Companion),
+        (case("gone", ApiFault::status(410), "HTTP 410"), Role::Companion),
+        (case("closing", ApiFault::Close, "cannot "), Role::Companion),
+        (
+            case("portal", ApiFault::garbage("<html>Please log in</html>"), "invalid response"),
+            Role::Companion,
+        ),
+        (case("half", ApiFault::garbage("{\"metadata\":{\"uid\":\"a"), "invalid response"), Role::Companion),
+        (case("empty", ApiFault::garbage(""), "invalid response"), Role::Companion),
+    ]))
+}
+
+#[test]
+fn a_slow_server_is_waited_for_with_one_renewal_under_way() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let proxy = cluster.proxy().await?;
+        let mut rig = Rig::new(cluster, "slow", Role::Companion, quick()).await?;
+        rig.via(&proxy.endpoint())?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        proxy.rule(ApiMatch::any(), ApiFault::Delay(Duration::from_secs(2)));
+        proxy.close_all();
+        rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        let from = proxy.seen(|_| true).len();
+        rig.renewed(cluster, 3).await?;
+        cluster.admin.await_condition("slow", "Late", "True").await?;
+        let seen = proxy.seen(|_| true);
+        let renewals: Vec<_> = seen[from..]
+            .iter()
+            .filter(|seen| seen.path.contains("/leases/") && seen.finished.is_some())
+            .collect();
+        for pair in renewals.windows(2) {
+            let ended = pair[0].finished.context("not finished")?;
+            // The proxy has passed on the last byte before the agent can know of it.
+            ensure!(pair[1].started >= ended, "two renewals under way at once: {pair:#?}");
+        }
+        proxy.clear_rules();
+        soon("all is well", || rig.says_well()).await
+    })
+}

@@ -1,0 +1,240 @@
+//! E4: the client certificate of role `node`, requested by a bootstrap token and renewed by itself, before a real API server and
+//! the real controllers that approve and sign.
+
+use crate::bound::{furnished, is_held_to_its_node_by_the_authorizer};
+use crate::rig::{quick, run, soon};
+use crate::runtime::ReadyRuntime;
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use keelson_cluster::kube::{ApiOptions, Cluster, ControllerManager, ControllerOptions, client};
+use keelson_cluster::manifests::BOOTSTRAP as MANIFEST;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::scratch::Scratch;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The user of the bootstrap token.
+const BOOTSTRAP_USER: &str = "system:bootstrap:abcdef";
+
+/// How long certificates are valid after they were signed; the signer dates their beginning back by five minutes.
+const VALID: Duration = Duration::from_secs(60);
+
+/// A cluster of the test's own, and an agent with nothing but a bootstrap token.
+struct Stage {
+    agent: Agent,
+    cluster: Cluster,
+    folder: PathBuf,
+    scratch: Scratch,
+    _runtime: ReadyRuntime,
+}
+
+impl Stage {
+    async fn new(name: &str) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let args = vec!["--enable-bootstrap-token-auth=true".to_owned()];
+        let cluster = Cluster::start_with(&scratch, &ApiOptions { args, ..ApiOptions::default() }).await?;
+        cluster.admin.apply(MANIFEST).await?;
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+            "metadata": {"name": "bootstrap-token-abcdef", "namespace": "kube-system"},
+            "stringData": {"token-id": "abcdef", "token-secret": "0123456789abcdef",
+                "usage-bootstrap-authentication": "true"},
+        });
+        cluster.admin.apply(&secret.to_string()).await?;
+        let bootstrap = scratch.path().join("bootstrap.conf");
+        kubeconfig(&cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
+        let folder = scratch.path().join("pki-of-the-agent");
+        let runtime = ReadyRuntime::start(&scratch)?;
+        let settings = settings(name, &scratch)
+            .set("kube.bootstrap_kubeconfig", bootstrap.display().to_string())
+            .set("kube.certificate_dir", folder.display().to_string());
+        let agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
+        Ok(Self { agent, cluster, folder, scratch, _runtime: runtime })
+    }
+
+    async fn signers(&self) -> Result<ControllerManager> {
+        let options = ControllerOptions::signing(self.cluster.pki(), VALID)?;
+        self.cluster.controllers(&self.scratch, &options).await
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("client-current.pem")
+    }
+
+    async fn requests(&self) -> Result<Vec<CertificateSigningRequest>> {
+        let requests: Api<CertificateSigningRequest> = Api::all(self.cluster.admin.client());
+        Ok(requests.list(&ListParams::default()).await?.items)
+    }
+
+    async fn metric(&self, name: &str) -> Result<f64> {
+        Ok(self.agent.metric(name).await?.unwrap_or_default())
+    }
+
+    async fn says_well(&self) -> Result<()> {
+        soon("the agent is ready", || async {
+            let ready = self.agent.http_get("/readyz?verbose").await?;
+            ensure!(ready.status.is_success(), "{}", ready.text());
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn settings(name: &str, scratch: &Scratch) -> Settings {
+    quick()
+        .set("agent.node_name", name)
+        .set("endpoints.source", "off")
+        .set("node.role", "node")
+        .set("node.root_dir", scratch.path().display().to_string())
+        .set("node.node_ip", "192.0.2.7")
+        .set("node.eviction_hard", "memory.available<1Mi,nodefs.available<1Mi")
+}
+
+/// Writes a kubeconfig that only its owner may read.
+fn kubeconfig(cluster: &Cluster, file: &Path, user: &serde_json::Value) -> Result<()> {
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {
+            "server": cluster.api.endpoint(), "certificate-authority": cluster.pki().ca_file()}}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    });
+    let mut open = fs::File::options();
+    let mut file = open.create(true).truncate(true).write(true).mode(0o600).open(file)?;
+    file.write_all(text.to_string().as_bytes()).context("cannot write the kubeconfig")
+}
+
+fn mode(path: &Path) -> Result<u32> {
+    Ok(fs::metadata(path).with_context(|| path.display().to_string())?.permissions().mode() & 0o7777)
+}
+
+/// From a bootstrap token to a node that renews its certificate by itself.
+#[test]
+fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
+    run(async {
+        let name = "bootstrapped";
+        let mut stage = Stage::new(name).await?;
+        let _signers = stage.signers().await?;
+        stage.agent.start_live().await?;
+        stage.cluster.admin.await_condition(name, "Ready", "True").await?;
+        stage.says_well().await?;
+        ensure!(mode(&stage.file())? == 0o600 && mode(&stage.folder)? == 0o700, "others may read it");
+        let first = fs::read_to_string(stage.file())?;
+        let node = stage.agent.json("/debug/node").await?;
+        ensure!(node["credentials"][0]["user"] == format!("system:node:{name}"), "{node}");
+        let end = stage
+            .metric("keelson_kube_credentials_expiration_timestamp_seconds{kind=\"client_certificate\"}")
+            .await?;
+        ensure!(end > 1.7e9, "it ends at {end}");
+
+        soon("the certificate was renewed", || async {
+            ensure!(fs::read_to_string(stage.file())? != first, "it is the first one");
+            let renewals =
+                stage.metric("keelson_kube_certificate_renewals_total{result=\"success\"}").await?;
+            ensure!(renewals >= 2.0, "{renewals}");
+            Ok(())
+        })
+        .await?;
+        stage.says_well().await?;
+        // The first by the bootstrap token, every later one by the certificate of before; nothing was refused.
+        let user = format!("system:node:{name}");
+        let asked = stage.cluster.api.audit(|event| event.user == user || event.user == BOOTSTRAP_USER)?;
+        let refused: Vec<_> = asked.iter().filter(|event| matches!(event.code, Some(401 | 403))).collect();
+        ensure!(refused.is_empty(), "{refused:#?}");
+        let mut by = asked
+            .iter()
+            .filter(|event| event.is_for("create", "certificatesigningrequests"))
+            .map(|event| event.user.as_str());
+        ensure!(by.next() == Some(BOOTSTRAP_USER), "{asked:#?}");
+        let later: Vec<_> = by.collect();
+        ensure!(!later.is_empty() && later.iter().all(|by| *by == user), "{later:?}");
+        let left: Vec<_> =
+            fs::read_dir(&stage.folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+        ensure!(left.iter().all(|name| name != "client-current.pem.new"), "{left:?}");
+
+        // No line of a key is anywhere but in its file.
+        let key = fs::read_to_string(stage.file())?;
+        let key: Vec<_> =
+            key.split("PRIVATE KEY-----").nth(1).context("a key")?.lines().map(str::to_owned).collect();
+        let said = [
+            stage.agent.log()?,
+            stage.agent.http_get("/metrics").await?.text(),
+            stage.agent.http_get("/debug/node").await?.text(),
+        ];
+        for line in key.iter().filter(|line| line.len() > 40) {
+            ensure!(!said.iter().any(|text| text.contains(line.as_str())), "a key was told");
+        }
+
+        // This kind of credentials reaches no other node either.
+        furnished(&stage.cluster, name).await?;
+        furnished(&stage.cluster, "other").await?;
+        let by_file = stage.scratch.path().join("issued.conf");
+        kubeconfig(
+            &stage.cluster,
+            &by_file,
+            &json!({"client-certificate": stage.file(), "client-key": stage.file()}),
+        )?;
+        soon("the Node authorizer knows the pod", || async {
+            is_held_to_its_node_by_the_authorizer(&client(&by_file).await?, name, "other").await
+        })
+        .await
+    })
+}
+
+/// A request that waits for somebody is said, is the same after a restart, and a denied one is made anew.
+#[test]
+fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
+    run(async {
+        let name = "patient";
+        let mut stage = Stage::new(name).await?;
+        stage.agent.start_live().await?;
+        let request = soon("there is one request, and it is said that it waits", || async {
+            let requests = stage.requests().await?;
+            let [request] = requests.as_slice() else { anyhow::bail!("{} requests", requests.len()) };
+            let request = request.metadata.name.clone().context("a name")?;
+            let ready = stage.agent.http_get("/readyz?verbose").await?.text();
+            let line =
+                ready.lines().find(|line| line.starts_with("[-]credentials failed")).context("not said")?;
+            ensure!(line.contains(&request) && line.contains("kubectl certificate approve"), "{line}");
+            Ok(request)
+        })
+        .await?;
+        stage.agent.kill9()?;
+        stage.agent.start_live().await?;
+        soon("the request is asked for again", || async {
+            let asked = stage.cluster.api.audit(|event| {
+                event.user == BOOTSTRAP_USER && event.is_for("create", "certificatesigningrequests")
+            })?;
+            let codes: Vec<_> = asked.iter().map(|event| event.code).collect();
+            ensure!(codes.first() == Some(&Some(201)) && codes.last() == Some(&Some(409)), "{codes:?}");
+            Ok(())
+        })
+        .await?;
+        ensure!(stage.requests().await?.len() == 1, "another request was made");
+
+        let denied = json!({"status": {"conditions": [
+            {"type": "Denied", "status": "True", "reason": "NotYet", "message": "ask again"}]}});
+        let requests: Api<CertificateSigningRequest> = Api::all(stage.cluster.admin.client());
+        let patched = requests.patch_approval(&request, &PatchParams::default(), &Patch::Merge(denied)).await;
+        patched.context("cannot deny the request")?;
+        soon("another request is made, and it is said why", || async {
+            ensure!(stage.requests().await?.len() == 2, "there is no other");
+            let log = stage.agent.log()?;
+            ensure!(log.contains("it was denied: NotYet: ask again"), "it is not in the log");
+            Ok(())
+        })
+        .await?;
+        let failed = stage.metric("keelson_kube_certificate_renewals_total{result=\"error\"}").await?;
+        ensure!(failed >= 1.0, "it is not counted");
+
+        let _signers = stage.signers().await?;
+        stage.cluster.admin.await_condition(name, "Ready", "True").await?;
+        stage.says_well().await
+    })
+}

@@ -1,0 +1,122 @@
+//! The node's wall clock steps while the agent runs, and the controller's does not.
+
+use crate::rig::{GRACE, Rig, Role, controlled, pass, pauses, quick, run, soon, within};
+use anyhow::{Context as _, Result, ensure};
+use http::Method;
+use k8s_openapi::api::core::v1::Node;
+use keelson_cluster::kube::{ApiFault, ApiMatch, Cluster, FakeClock, Watch, condition};
+
+const HOUR: i64 = 3600;
+
+/// How long the tests look on after a step: longer than the controller's patience, and than its own pause.
+const AFTER: u64 = GRACE.as_secs() + 4;
+
+/// An agent of role `node` whose clock can be set, and a watch on its Node.
+async fn start(cluster: &Cluster, name: &str, via: Option<&str>) -> Result<(Rig, FakeClock, Watch<Node>)> {
+    let mut rig = Rig::new(cluster, name, Role::Node, quick()).await?;
+    if let Some(endpoint) = via {
+        rig.via(endpoint)?;
+    }
+    let clock = FakeClock::new(rig.scratch.path())?;
+    for (key, value) in clock.env() {
+        rig.agent.env(&key, &value);
+    }
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    rig.says_well().await?;
+    // What a fresh node has to say beside the first report is said.
+    pass(2).await;
+    let watch = cluster.admin.watch(cluster.admin.nodes(), name).await?;
+    soon("the watch has begun", || async { watch.changes()?.first().map(drop).context("not yet") }).await?;
+    Ok((rig, clock, watch))
+}
+
+/// Sets the clock. A report follows at once, and after a step back another one when the Lease has been renewed. Nothing else
+/// changes: renewals go on as they did, by no clock but the monotonic one.
+async fn step(cluster: &Cluster, rig: &Rig, clock: &FakeClock, seconds: i64, back: bool) -> Result<()> {
+    let (reports, renewals) = (rig.status_writes(cluster)?.len(), rig.lease_requests(cluster)?.len());
+    clock.set(seconds)?;
+    soon("a report after the step", || async {
+        ensure!(rig.status_writes(cluster)?.len() > reports, "none");
+        Ok(())
+    })
+    .await?;
+    pass(AFTER).await;
+    let writes = rig.status_writes(cluster)?;
+    assert_eq!(writes.len(), reports + 1 + usize::from(back), "{:#?}", &writes[reports..]);
+    let asked = rig.lease_requests(cluster)?;
+    let since = &asked[renewals..];
+    assert!(since.iter().all(|event| event.verb == "patch" && event.code == Some(200)), "{since:#?}");
+    ensure!(since.len() >= 4, "{} renewals in {AFTER} s", since.len());
+    for pause in pauses(since) {
+        within("the pause between renewals", pause, 0.95, 60.0)?;
+    }
+    // The Lease says what the clock says, or the clock was never set.
+    let lease = cluster.admin.lease(&rig.name).await?.context("no Lease")?;
+    let renewed = lease.spec.and_then(|spec| spec.renew_time).context("not renewed")?.0;
+    let ahead = renewed.duration_since(jiff::Timestamp::now()).as_secs_f64();
+    within("the Lease's clock is ahead by", ahead, seconds as f64 - 60.0, seconds as f64 + 1.0)
+}
+
+/// Fails if the Node was anything but ready for a moment.
+fn always_ready(watch: &Watch<Node>) -> Result<()> {
+    for change in watch.changes()? {
+        let node = change.object.context("the Node was deleted")?;
+        let ready = condition(&node, "Ready").context("no Ready")?;
+        ensure!(ready.status == "True", "{ready:?}");
+    }
+    Ok(())
+}
+
+async fn steps(name: &str, to: i64) -> Result<()> {
+    let shared = controlled().await?;
+    let cluster = &shared.cluster;
+    let (rig, clock, watch) = start(cluster, name, None).await?;
+    step(cluster, &rig, &clock, to, to < 0).await?;
+    step(cluster, &rig, &clock, 0, to > 0).await?;
+    always_ready(&watch)?;
+    eprintln!("{name}: {} versions of the Node, all of them ready", watch.changes()?.len());
+    assert_eq!(rig.metric("keelson_node_clock_steps_total").await?, 2.0);
+    assert_eq!(rig.metric("keelson_lease_clock_steps_total{direction=\"back\"}").await?, 1.0);
+    assert_eq!(rig.metric("keelson_lease_clock_steps_total{direction=\"forward\"}").await?, 1.0);
+    rig.says_well().await
+}
+
+/// All at the same time, for it is the controller's patience that takes time.
+#[test]
+fn case_28_and_case_29_a_clock_that_steps_leaves_the_node_ready_and_without_the_report_it_would_not()
+-> Result<()> {
+    run(async {
+        let (back, forward, unposted) =
+            tokio::join!(steps("case-28", -HOUR), steps("case-29", HOUR), steps_back_without_a_report());
+        back.context("case 28, back and set right")?;
+        forward.context("case 29, forward and back")?;
+        unposted.context("case 28 without the report")
+    })
+}
+
+/// That the report is what keeps the node ready: held back, the controller gives the node up, for it does not count
+/// renewals before the last one it has seen. With the first report that comes through all is well.
+async fn steps_back_without_a_report() -> Result<()> {
+    let shared = controlled().await?;
+    let cluster = &shared.cluster;
+    let proxy = cluster.proxy().await?;
+    let (rig, clock, watch) = start(cluster, "case-28-unposted", Some(&proxy.endpoint())).await?;
+    let rule = proxy.rule(ApiMatch::path("/status").method(Method::PATCH), ApiFault::status(500));
+    clock.set(-HOUR)?;
+    let ready = cluster.admin.await_condition("case-28-unposted", "Ready", "Unknown").await?;
+    assert_eq!(ready.reason.as_deref(), Some("NodeStatusUnknown"));
+    // All the while the Lease was renewed.
+    rig.renewed(cluster, 2).await?;
+    proxy.remove(rule);
+    cluster.admin.await_condition("case-28-unposted", "Ready", "True").await?;
+    pass(AFTER).await;
+    let mut seen: Vec<String> = Vec::new();
+    for change in watch.changes()? {
+        let node = change.object.context("the Node was deleted")?;
+        seen.push(condition(&node, "Ready").context("no Ready")?.status.clone());
+    }
+    seen.dedup();
+    assert_eq!(seen, ["True", "Unknown", "True"]);
+    rig.says_well().await
+}

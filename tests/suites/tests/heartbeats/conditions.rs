@@ -1,0 +1,197 @@
+//! Conditions that others report through the agent.
+
+use crate::rig::{Rig, Role, pass, quick, run, shared, soon};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::Cluster;
+
+const KIND: &str = "KernelDeadlock";
+
+#[test]
+fn a_condition_goes_out_once_survives_kills_and_leaves_when_it_is_cleared() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (companion, node) = tokio::join!(
+            lives(cluster, "reporter", Role::Companion),
+            lives(cluster, "reporter-node", Role::Node)
+        );
+        companion.context("companion").and(node.context("role node"))
+    })
+}
+
+async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let mut rig = Rig::new(cluster, name, role, quick()).await?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    pass(2).await;
+    let before = rig.status_writes(cluster)?.len();
+
+    let set = ["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--message", "all well"];
+    let told = rig.told(&set).await?;
+    ensure!(told.contains("is set to False"), "{told}");
+    let found = cluster.admin.await_condition(name, KIND, "False").await?;
+    assert_eq!(found.reason.as_deref(), Some("NoDeadlock"));
+    assert_eq!(found.message.as_deref(), Some("all well"));
+    ensure!(found.last_heartbeat_time.is_some() && found.last_transition_time.is_some(), "{found:?}");
+
+    // A repeat says nothing new.
+    for _ in 0..3 {
+        let told = rig.told(&set).await?;
+        ensure!(told.contains("is unchanged: it is False"), "{told}");
+    }
+    pass(3).await;
+    assert_eq!(rig.status_writes(cluster)?.len(), before + 1, "a repeat was written");
+
+    // What was taken is on disk: a kill right after it loses nothing.
+    rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    rig.agent.kill9()?;
+    rig.agent.start_again().await?;
+    let flipped = cluster.admin.await_condition(name, KIND, "True").await?;
+    ensure!(flipped.last_transition_time >= found.last_transition_time, "{flipped:?}");
+    let told = rig.told(&["node"]).await?;
+    let line = told.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
+    ensure!(line.contains("reporter") && line.contains("Deadlock"), "{told}");
+
+    let told = rig.told(&["node", "clear-condition", KIND]).await?;
+    ensure!(told.contains("is cleared"), "{told}");
+    soon("the condition is gone", || async {
+        ensure!(cluster.admin.condition(name, KIND).await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await?;
+    rig.agent.kill9()?;
+    rig.agent.start_again().await?;
+    pass(3).await;
+    assert!(cluster.admin.condition(name, KIND).await?.is_none(), "a cleared condition is back");
+    rig.settled(cluster).await?;
+    Ok(())
+}
+
+/// E5: with `node.remove_conditions_on_stop` a clean stop takes the agent's conditions off the Node, with those that others
+/// set through it, and a start brings them back. Without it, and after a kill, they stay. A node's heartbeat always does.
+#[test]
+fn e5_a_clean_stop_removes_the_conditions_where_that_is_asked_for() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (companion, node) = tokio::join!(
+            leaves(cluster, "leaves", Role::Companion),
+            leaves(cluster, "leaves-node", Role::Node)
+        );
+        companion.context("companion").and(node.context("role node"))
+    })
+}
+
+async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let own = ["ImagePullsStalled", "KeelsonStateNotDurable", KIND];
+    let heartbeat: &[&str] = match role {
+        Role::Companion => &[],
+        Role::Node => &["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"],
+    };
+    let kinds = || async {
+        let node = cluster.admin.node(name).await?.context("no Node")?;
+        let list = node.status.and_then(|status| status.conditions).unwrap_or_default();
+        let mut kinds: Vec<_> = list.into_iter().map(|one| one.type_).collect();
+        kinds.sort();
+        anyhow::Ok(kinds)
+    };
+    let sorted = |kinds: &[&[&str]]| {
+        let mut kinds: Vec<_> = kinds.concat().into_iter().map(ToOwned::to_owned).collect();
+        kinds.sort();
+        kinds
+    };
+    let (with, without) = (sorted(&[&own, heartbeat]), sorted(&[heartbeat]));
+    let mut rig = Rig::new(cluster, name, role, quick()).await?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    cluster.admin.await_condition(name, KIND, "True").await?;
+    ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
+    ensure!(kinds().await? == with, "a stop that was to leave them left {:?}", kinds().await?);
+
+    rig.set("node.remove_conditions_on_stop", true)?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    rig.agent.kill9()?;
+    ensure!(kinds().await? == with, "a kill left {:?}", kinds().await?);
+    rig.agent.start_again().await?;
+    rig.says_well().await?;
+    let before = rig.status_writes(cluster)?.len();
+    ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
+    ensure!(kinds().await? == without, "a stop that was to remove them left {:?}", kinds().await?);
+    soon("one write for all of them", || async {
+        let writes = rig.status_writes(cluster)?.len() - before;
+        ensure!(writes == 1, "{writes} writes");
+        Ok(())
+    })
+    .await?;
+    rig.agent.start_again().await?;
+    soon("they are back", || async {
+        let kinds = kinds().await?;
+        ensure!(kinds == with, "{kinds:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[test]
+fn a_reporter_that_falls_silent_is_told_of() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "silent", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.told(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "3s"]).await?;
+        cluster.admin.await_condition("silent", KIND, "False").await?;
+        let silent = cluster.admin.await_condition("silent", KIND, "Unknown").await?;
+        assert_eq!(silent.reason.as_deref(), Some("ReporterSilent"));
+        rig.told(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "60s"]).await?;
+        cluster.admin.await_condition("silent", KIND, "False").await?;
+        Ok(())
+    })
+}
+
+#[test]
+fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "refused", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        let before = rig.status_writes(cluster)?.len();
+        let owned = [
+            "Ready",
+            "MemoryPressure",
+            "DiskPressure",
+            "PIDPressure",
+            "NetworkUnavailable",
+            "ImagePullsStalled",
+            "ServiceEndpointsStale",
+            "ImagePullsFlowing",
+            "KeelsonStateNotDurable",
+        ];
+        let mut refusals: Vec<(&str, &str, &str)> =
+            owned.iter().map(|kind| (*kind, "Because", "belongs to the kubelet or the agent")).collect();
+        refusals.push(("no type", "Because", "is not a valid condition type"));
+        refusals.push(("a/b/c", "Because", "is not a valid condition type"));
+        refusals.push((KIND, "no reason", "a reason must be one word in CamelCase"));
+        for (kind, reason, says) in refusals {
+            let output =
+                rig.agent.keelson(&["node", "set-condition", kind, "True", "--reason", reason]).await?;
+            ensure!(!output.is_success() && output.err.contains(says), "{kind} {reason}: {output:?}");
+        }
+        let output = rig.agent.keelson(&["node", "clear-condition", KIND]).await?;
+        ensure!(!output.is_success() && output.err.contains("is not set"), "{output:?}");
+        for n in 0..32 {
+            rig.told(&["node", "set-condition", &format!("Many{n}"), "True", "--reason", "Many"]).await?;
+        }
+        let output =
+            rig.agent.keelson(&["node", "set-condition", "Many32", "True", "--reason", "Many"]).await?;
+        ensure!(!output.is_success() && output.err.contains("clear one first"), "{output:?}");
+        cluster.admin.await_condition("refused", "Many31", "True").await?;
+        ensure!(cluster.admin.condition("refused", "Many32").await?.is_none(), "it was taken");
+        ensure!(rig.status_writes(cluster)?.len() > before, "nothing was written");
+        Ok(())
+    })
+}

@@ -1,0 +1,242 @@
+//! What heartbeats cost while nothing changes, and over restarts.
+
+use crate::rig::{Rig, Role, pass, pauses, quick, run, shared, short, soon, within};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::{AuditEvent, Cluster};
+use keelson_harness::agent::Settings;
+use serde_json::{Value, json};
+
+/// The conditions in the body of a write of the status.
+fn conditions(write: &AuditEvent) -> Result<Vec<Value>> {
+    let body = write.body.as_ref().context("the audit log has bodies")?;
+    Ok(body["status"]["conditions"].as_array().cloned().unwrap_or_default())
+}
+
+/// Turns of 6 s instead of 5 min: the first post at the start, the second after half a turn to one and a half, then one
+/// every turn; a pass every second in between asks and writes nothing. The hour is proven beside the actor.
+async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
+    let settings = quick().set("node.node_status_report_frequency", "6s");
+    let mut rig = Rig::new(cluster, name, Role::Node, settings).await?;
+    rig.agent.start_again().await?;
+    soon("three idle reports", || async {
+        let count = rig.status_writes(cluster)?.len();
+        ensure!(count >= 4, "{count} reports");
+        Ok(())
+    })
+    .await?;
+    let writes = rig.status_writes(cluster)?;
+    let between = pauses(&writes);
+    eprintln!("{between:?}");
+    let idle = writes.iter().map(conditions).collect::<Result<Vec<_>>>()?;
+    let is_idle = |list: &[Value]| {
+        list.iter().all(|one| one.as_object().is_some_and(|one| one.keys().eq(["lastHeartbeatTime", "type"])))
+    };
+    let first = idle.iter().position(|list| is_idle(list)).context("no idle report")?;
+    // The first report made the Node.
+    assert_eq!(first, 0, "{writes:#?}");
+    let asked = rig.asked(cluster)?;
+    let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
+    let pause = writes[0].received.duration_since(made.ended).as_secs_f64();
+    within("the pause before the first idle report", pause, 2.9, 60.0)?;
+    for pause in &between[first..] {
+        within("the pause between idle reports", *pause, 5.9, 60.0)?;
+    }
+    for (write, list) in writes.iter().zip(&idle).skip(first) {
+        ensure!(!list.is_empty() && is_idle(list), "{list:?}");
+        let body = write.body.as_ref().context("no body")?;
+        let status = body["status"].as_object().context("no status")?;
+        let keys: Vec<_> = status.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["$setElementOrder/conditions", "conditions"], "{body}");
+        assert_eq!(write.code, Some(200));
+    }
+    // Nobody asked for the Node: the watch has it.
+    let last = writes.last().context("no report")?;
+    let asked = rig.asked(cluster)?;
+    let begun = writes[first].received;
+    let quiet: Vec<_> = asked
+        .iter()
+        .filter(|event| event.received > begun && event.received < last.received)
+        .filter(|event| !event.is_for("patch", "leases") && !event.is_for("patch", "nodes/status"))
+        .collect();
+    assert!(quiet.is_empty(), "{quiet:#?}");
+    Ok(())
+}
+
+#[test]
+fn case_27_an_idle_node_reports_heartbeats_only_and_by_the_kubelets_plan() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        idles(&shared.cluster, "case-27").await
+    })
+}
+
+/// E7: what a companion writes with the shipped defaults, and with intervals so short that an hour's passes fit: its
+/// conditions once, no Lease, and nothing after that, restarts included. It does so without any right to Leases.
+#[test]
+fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let settings = quick().set("node.node_status_report_frequency", "1s");
+        let mut rig = Rig::without_lease(cluster, "e7-quiet", settings).await?;
+        rig.agent.start_again().await?;
+        soon("its conditions", || async {
+            cluster.admin.condition("e7-quiet", "KeelsonStateNotDurable").await?.map(drop).context("none")
+        })
+        .await?;
+        rig.says_well().await?;
+        for way in ["killed", "terminated", "left alone"] {
+            match way {
+                "killed" => rig.agent.kill9()?,
+                "terminated" => drop(rig.agent.terminate().await?),
+                _ => {}
+            }
+            if way != "left alone" {
+                rig.agent.start_again().await?;
+            }
+            soon("ten passes", || async {
+                let passes = rig.metric("keelson_node_status_computations_total").await?;
+                ensure!(passes >= 10.0, "{passes} passes");
+                Ok(())
+            })
+            .await?;
+            rig.says_well().await?;
+        }
+        let asked = rig.asked(cluster)?;
+        let writes: Vec<_> = asked.iter().filter(|event| event.is_write()).collect();
+        ensure!(writes.len() == 1 && writes[0].is_for("patch", "nodes/status"), "{writes:#?}");
+        ensure!(asked.iter().all(|event| event.resource != "leases"), "it asked for a Lease");
+        ensure!(asked.iter().all(|event| event.code != Some(403)), "it lacks a right");
+
+        let ready = rig.readyz().await?.success()?.text();
+        ensure!(!ready.contains("lease"), "{ready}");
+        let told = rig.told(&["node", "--check"]).await?;
+        ensure!(told.contains("Lease:    disabled: node.companion_lease is false"), "{told}");
+        ensure!(told.contains("next report on a change"), "{told}");
+        let metrics = rig.agent.http_get("/metrics").await?.success()?.text();
+        ensure!(!metrics.contains("keelson_lease_"), "{metrics}");
+        ensure!(!metrics.contains("status_last_report_age"), "{metrics}");
+        Ok(())
+    })
+}
+
+/// E7: after an outage the watches and the reports of a companion without a Lease go on by themselves.
+#[test]
+fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let line = cluster.tcp_proxy().await?;
+        let settings = quick().set("kube.request_timeout", "2s");
+        let mut rig = Rig::without_lease(cluster, "e7-outage", settings).await?;
+        rig.via(&line.endpoint())?;
+        rig.agent.start_again().await?;
+        rig.says_well().await?;
+        line.cut();
+        rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        rig.says_failing("no answer").await?;
+        line.mend();
+        cluster.admin.await_condition("e7-outage", "Late", "True").await?;
+        rig.says_well().await
+    })
+}
+
+/// Kills and ends an agent with the default intervals again and again: nothing is written that an agent which ran on
+/// would not have written.
+async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let mut rig = Rig::new(cluster, name, role, Settings::new()).await?;
+    rig.agent.start_again().await?;
+    rig.settled(cluster).await?;
+    // What a fresh node has to say in its first seconds is said.
+    pass(2).await;
+    let told = rig.told(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
+    ensure!(told.contains("is set to"), "{told}");
+    soon("the condition is reported", || async {
+        cluster.admin.condition(&rig.name, "Survives").await?.map(drop).context("not there")
+    })
+    .await?;
+    let reports = rig.status_writes(cluster)?.len();
+    let node = cluster.admin.node(&rig.name).await?.context("no Node")?;
+
+    for kill in [true, false, true, true, false] {
+        // At all moments of the interval of 10 s but that of a renewal: one that is under way is not known to the next process.
+        pass(3).await;
+        while rig.is_about_to_renew(cluster)? {
+            pass(1).await;
+        }
+        if kill {
+            rig.agent.kill9()?;
+        } else {
+            let status = rig.agent.terminate().await?;
+            ensure!(status.success(), "ended with {status}");
+        }
+        rig.agent.start_again().await?;
+        // The pass at the start compares the Node with the status of now.
+        soon("a pass", || async {
+            let passes = rig.metric("keelson_node_status_computations_total").await?;
+            ensure!(passes >= 1.0, "{passes} passes");
+            Ok(())
+        })
+        .await?;
+    }
+    rig.renewed(cluster, 1).await?;
+    let writes = rig.status_writes(cluster)?;
+    assert_eq!(writes.len(), reports, "{:#?}", &writes[reports..]);
+    let after = cluster.admin.node(&rig.name).await?.context("no Node")?;
+    assert_eq!(node.metadata.resource_version, after.metadata.resource_version, "somebody wrote the Node");
+
+    let all = rig.lease_requests(cluster)?;
+    let written: Vec<_> = all.iter().filter(|event| event.is_write()).cloned().collect();
+    let between = pauses(&written);
+    eprintln!("{role:?}: pauses between writes of the Lease: {between:?}");
+    for pause in &between {
+        within("the pause between writes of the Lease", *pause, 9.8, 60.0)?;
+    }
+    let made: Vec<_> = written.iter().filter(|event| event.verb == "create").collect();
+    assert_eq!(made.len(), 1, "{:?}", short(&all));
+    let others: Vec<_> = rig.asked(cluster)?.into_iter().filter(AuditEvent::is_write).collect();
+    let others = others.iter().filter(|event| event.resource != "leases").count() - reports;
+    assert_eq!(
+        others,
+        usize::from(role == Role::Node),
+        "a Node is registered once, and nothing else written"
+    );
+    let told = rig.node_json().await?;
+    ensure!(told.to_string().contains("Survives"), "{told}");
+    Ok(())
+}
+
+#[test]
+fn restarts_write_nothing_that_a_running_agent_would_not_have_written() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (node, companion) = tokio::join!(
+            restarts(cluster, "restarted", Role::Node),
+            restarts(cluster, "restarted-companion", Role::Companion)
+        );
+        node.context("role node").and(companion.context("role companion"))
+    })
+}
+
+#[test]
+fn a_node_that_somebody_else_keeps_is_not_written_by_its_companion() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "companion", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        pass(4).await;
+        let writes = rig.status_writes(cluster)?;
+        assert_eq!(writes.len(), 1, "{writes:#?}");
+        let node = cluster.admin.node("companion").await?.context("no Node")?;
+        let status = node.status.context("no status")?;
+        let kinds: Vec<_> = status.conditions.unwrap_or_default().into_iter().map(|one| one.type_).collect();
+        assert_eq!(kinds, ["ImagePullsStalled", "KeelsonStateNotDurable"]);
+        assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
+        let told = rig.node_json().await?;
+        assert_eq!((&told["state"], &told["role"]), (&json!("well"), &json!("companion")), "{told}");
+        Ok(())
+    })
+}

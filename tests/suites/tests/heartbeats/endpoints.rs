@@ -1,0 +1,254 @@
+//! The condition of service endpoints: False once they are synced with the API server, True when a right to them is gone
+//! for long enough, absent when nobody wants them; and it turns at no restart.
+
+use crate::rig::{NODE_MANIFEST, Rig, Role, manifest_of, quick, run, shared, soon};
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use keelson_cluster::kube::{Change, Cluster, condition, refused};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+const KIND: &str = "ServiceEndpointsStale";
+
+/// A condition that the test sets, so that a report is due.
+const MARK: &str = "Mark";
+
+/// A problem that has lasted for so long is reported.
+const ONSET: Duration = Duration::from_secs(30);
+
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices?limit=1";
+
+#[test]
+fn endpoints_are_current_at_no_restart_otherwise_and_stale_without_a_right() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        cluster.admin.apply(NODE_MANIFEST).await?;
+        let (companion, node) = tokio::join!(
+            follows(cluster, "endpoints-companion", Role::Companion),
+            follows(cluster, "endpoints-node", Role::Node)
+        );
+        companion.context("companion").and(node.context("role node"))
+    })
+}
+
+/// The manifest that gives these agents the right to EndpointSlices.
+fn rights(name: &str, role: Role) -> String {
+    match role {
+        Role::Companion => manifest_of(name),
+        Role::Node => NODE_MANIFEST.to_owned(),
+    }
+}
+
+/// The same without this right.
+fn without_slices(manifest: &str) -> Result<String> {
+    let mut documents: Vec<Value> =
+        serde_saphyr::from_multiple(manifest).context("the manifest is no YAML")?;
+    let mut removed = 0;
+    for rules in documents.iter_mut().filter_map(|document| document.get_mut("rules")?.as_array_mut()) {
+        let before = rules.len();
+        rules.retain(|rule| rule["resources"] != json!(["endpointslices"]));
+        removed += before - rules.len();
+    }
+    ensure!(removed == 1, "{removed} rules are about EndpointSlices");
+    Ok(documents.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"))
+}
+
+/// What a list of EndpointSlices by this agent's user comes to.
+async fn list_slices(rig: &Rig) -> Result<kube::Result<Value>> {
+    let client = rig.identity.client().await?;
+    let request = http::Request::get(SLICES).body(Vec::new())?;
+    Ok(client.request(request).await)
+}
+
+async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let mut rig = Rig::new(cluster, name, role, quick()).await?;
+    rig.set("endpoints.source", "kube")?;
+    // What is over is said soon.
+    rig.set("node.eviction_pressure_transition_period", "2s")?;
+    // Nobody follows them here.
+    rig.set("endpoints.watch", "always")?;
+    // Connections that a test can break.
+    let line = cluster.tcp_proxy().await?;
+    rig.via(&line.endpoint())?;
+    soon("the API server knows the rights", || async { Ok(list_slices(&rig).await?.map(drop)?) }).await?;
+
+    // Of a first start nothing is known yet, which is said in true words, if at all.
+    let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
+    rig.agent.start_again().await?;
+    let first = cluster.admin.await_condition(name, KIND, "False").await?;
+    ensure!(first.reason.as_deref() == Some("EndpointsSynced"), "{first:?}");
+    reported(cluster, &rig, "First").await?;
+    let told = said(&versions.changes()?);
+    ensure!(in_words(&told) == ["False EndpointsSynced"], "a first start said {told:#?}");
+    drop(versions);
+
+    // A restart is no news.
+    for way in ["Killed", "Terminated"] {
+        let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
+        match way {
+            "Killed" => rig.agent.kill9()?,
+            _ => ensure!(rig.agent.terminate().await?.success(), "it did not end in peace"),
+        }
+        let started = Instant::now();
+        rig.agent.start_again().await?;
+        reported(cluster, &rig, way).await?;
+        for (at, said) in said(&versions.changes()?) {
+            // A machine so slow that the grace ran out is told of it.
+            let late = said.status == "True" && at.duration_since(started) >= ONSET;
+            ensure!(late || said.status == "False", "{way} and started again, it said {said:?}");
+            let same = said.last_transition_time == first.last_transition_time;
+            ensure!(late || same, "a transition without one, {way}: {said:?} after {first:?}");
+        }
+    }
+
+    let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
+    let lost = loses_and_gets_back(cluster, &rig, role, || line.reset()).await?;
+    ensure!(lost.last_transition_time >= first.last_transition_time, "{first:?}, then {lost:?}");
+    let told = said(&versions.changes()?);
+    let turns = ["False EndpointsSynced", "True SourceRefused", "False EndpointsSynced"];
+    ensure!(in_words(&told) == turns, "a right that was lost for a while: {told:#?}");
+    Ok(())
+}
+
+/// One right goes: endpoints are stale, everything else is well. It comes back, and they are current. Returns what was
+/// said meanwhile.
+async fn loses_and_gets_back(
+    cluster: &Cluster,
+    rig: &Rig,
+    role: Role,
+    reset: impl Fn(),
+) -> Result<NodeCondition> {
+    let manifest = rights(&rig.name, role);
+    cluster.admin.apply(&without_slices(&manifest)?).await?;
+    soon("the API server knows that the right is gone", || async { refused(list_slices(rig).await?, 403) })
+        .await?;
+    // A watch that runs is not asked again who it is; the next one is.
+    reset();
+    let lost = soon("the condition says what is wrong", || async {
+        let found = cluster.admin.condition(&rig.name, KIND).await?.context("it is gone")?;
+        let message = found.message.clone().unwrap_or_default();
+        ensure!(found.status == "True" && found.reason.as_deref() == Some("SourceRefused"), "{found:?}");
+        // E6: the error's own words are in the log, in `keelson endpoints` and in /readyz.
+        ensure!(!message.contains("endpointslices") && !message.contains("403"), "{found:?}");
+        Ok(found)
+    })
+    .await?;
+    let shown = soon("what is still allowed is well", || async {
+        let shown = rig.agent.json("/debug/endpoints").await?;
+        let sources = shown["sources"].as_array().context("no sources")?;
+        for source in sources {
+            let wanted = if source["resource"] == "endpointslices" { "failing" } else { "well" };
+            ensure!(source["health"] == wanted, "{shown}");
+        }
+        Ok(shown)
+    })
+    .await?;
+    ensure!(shown["state"] == "stale" && shown["services"].as_u64() > Some(0), "{shown}");
+    let ready = rig.readyz().await?.text();
+    let wrong: Vec<_> = ready.lines().filter(|line| line.starts_with("[-]")).collect();
+    ensure!(wrong.len() == 1 && wrong[0].starts_with("[-]endpoints") && wrong[0].contains("403"), "{ready}");
+    // Nothing of this is a matter of heartbeats.
+    rig.renewed(cluster, 2).await?;
+    let told = rig.told(&["node", "--check"]).await?;
+    ensure!(told.starts_with("State:    healthy\n"), "{told}");
+
+    cluster.admin.apply(&manifest).await?;
+    let back = cluster.admin.await_condition(&rig.name, KIND, "False").await?;
+    ensure!(back.reason.as_deref() == Some("EndpointsSynced"), "{back:?}");
+    ensure!(back.last_transition_time >= lost.last_transition_time, "{lost:?}, then {back:?}");
+    rig.says_well().await?;
+    Ok(lost)
+}
+
+/// Waits until the endpoints are current and a report later than that is at the API server.
+async fn reported(cluster: &Cluster, rig: &Rig, word: &str) -> Result<()> {
+    soon("the endpoints are current", || async {
+        let shown = rig.agent.json("/debug/endpoints").await?;
+        ensure!(shown["state"] == "current", "they are {shown}");
+        Ok(())
+    })
+    .await?;
+    rig.told(&["node", "set-condition", MARK, "True", "--reason", word]).await?;
+    soon("a report with the mark", || async {
+        let mark = cluster.admin.condition(&rig.name, MARK).await?.context("no mark")?;
+        ensure!(mark.reason.as_deref() == Some(word), "{mark:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// The condition in each version of a Node that has it, and when that was seen.
+fn said(versions: &[Change<Node>]) -> Vec<(Instant, NodeCondition)> {
+    let nodes = versions.iter().filter_map(|version| Some((version.at, version.object.as_ref()?)));
+    nodes.filter_map(|(at, node)| Some((at, condition(node, KIND)?.clone()))).collect()
+}
+
+/// Status and reason, one after the other, without repeats.
+fn in_words(said: &[(Instant, NodeCondition)]) -> Vec<String> {
+    let word =
+        |said: &NodeCondition| format!("{} {}", said.status, said.reason.as_deref().unwrap_or_default());
+    let mut words: Vec<_> = said.iter().map(|(_, said)| word(said)).collect();
+    words.dedup();
+    words
+}
+
+/// E5: a chore that is off has no condition; what it left is taken off the Node by the next start.
+#[test]
+fn e5_endpoints_that_nobody_wants_have_no_condition_and_nothing_is_asked_for_them() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        cluster.admin.apply(NODE_MANIFEST).await?;
+        let (companion, node) = tokio::join!(
+            are_off(cluster, "no-endpoints-companion", Role::Companion),
+            are_off(cluster, "no-endpoints-node", Role::Node)
+        );
+        companion.context("companion").and(node.context("role node"))
+    })
+}
+
+async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+    let mut rig = Rig::new(cluster, name, role, quick()).await?;
+    rig.set("endpoints.source", "kube")?;
+    // Nobody follows them here.
+    rig.set("endpoints.watch", "always")?;
+    rig.agent.start_again().await?;
+    cluster.admin.await_condition(name, KIND, "False").await?;
+    for way in ["Setting", "Gate"] {
+        rig.agent.terminate().await?;
+        rig.set("endpoints.source", if way == "Gate" { "kube" } else { "off" })?;
+        rig.set("feature_gates.ServiceEndpoints", way != "Gate")?;
+        // An agent of an earlier version leaves conditions of other names.
+        let old = json!({"status": {"conditions": [{"type": "ServiceEndpointsCurrent", "status": "True"}]}});
+        cluster.admin.nodes().patch_status(name, &PatchParams::default(), &Patch::Strategic(&old)).await?;
+        let begun = rig.asked(cluster)?.len();
+        rig.agent.start_again().await?;
+        soon("the conditions are gone", || async {
+            for kind in [KIND, "ServiceEndpointsCurrent"] {
+                let found = cluster.admin.condition(name, kind).await?;
+                ensure!(found.is_none(), "{way}: {found:?}");
+            }
+            Ok(())
+        })
+        .await?;
+        rig.told(&["node", "set-condition", MARK, "True", "--reason", way]).await?;
+        soon("a report with the mark", || async {
+            let mark = cluster.admin.condition(name, MARK).await?.context("no mark")?;
+            ensure!(mark.reason.as_deref() == Some(way), "{mark:?}");
+            Ok(())
+        })
+        .await?;
+        let found = cluster.admin.condition(name, KIND).await?;
+        ensure!(found.is_none(), "{way}: {found:?}");
+        let ready = rig.readyz().await?.success()?.text();
+        ensure!(!ready.contains("endpoints"), "{ready}");
+        let asked = rig.asked(cluster)?;
+        let of_endpoints = ["services", "endpointslices", "servicecidrs"];
+        let wrong: Vec<_> =
+            asked[begun..].iter().filter(|event| of_endpoints.contains(&event.resource.as_str())).collect();
+        ensure!(wrong.is_empty(), "it asked for what nobody wants: {wrong:#?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! The Lease: made once, renewed without a read, taken back from others.
+
+use crate::rig::{Rig, Role, make_node, pass, pauses, quick, run, shared, short, soon, within};
+use anyhow::{Context as _, Result, ensure};
+use http::Method;
+use keelson_cluster::kube::{ApiFault, ApiMatch, ApiSeen, AuditEvent, Cluster};
+use keelson_harness::agent::Settings;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+/// What is asked about the Lease before it is renewed for the first time.
+const START: [&str; 2] = ["get 404", "create 201"];
+
+#[test]
+fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        // The real interval: 40 s / 4.
+        let mut rig = Rig::new(cluster, "case-22", Role::Companion, Settings::new()).await?;
+        rig.agent.start_again().await?;
+        rig.renewed(cluster, 2).await?;
+
+        let asked = rig.lease_requests(cluster)?;
+        let mut expected: Vec<String> = START.map(str::to_owned).into();
+        expected.extend((0..asked.len() - START.len()).map(|_| "patch 200".to_owned()));
+        assert_eq!(short(&asked), expected, "{asked:#?}");
+        // For the owner's uid one GET of the Node between the two, and one for the first status, which may come before
+        // the watch has told of the Node. None afterwards.
+        let mut nodes = rig.asked(cluster)?;
+        nodes.retain(|event| event.is_for("get", "nodes"));
+        let (read, made) = (asked[0].ended, asked[1].received);
+        ensure!(nodes.iter().any(|get| get.received >= read && get.ended <= made), "{nodes:#?}");
+        within("reads of the Node", nodes.len() as f64, 1.0, 2.0)?;
+        ensure!(nodes.iter().all(|get| get.received < asked[2].received), "{nodes:#?}");
+        let between = pauses(&asked[1..]);
+        for pause in &between {
+            // Less what the clocks of two processes may differ in their reading of one moment.
+            within("the pause before a renewal", *pause, 9.95, 60.0)?;
+        }
+        eprintln!("pauses: {between:?}");
+
+        let node = cluster.admin.node("case-22").await?.context("no Node")?;
+        let created = asked[1].body.clone().context("the audit log has bodies")?;
+        let owner = &created["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["uid"]), (&json!("Node"), &json!(node.metadata.uid)));
+        let lease = cluster.admin.lease("keelson-case-22").await?.context("no Lease")?;
+        let spec = lease.spec.context("no spec")?;
+        assert_eq!(spec.holder_identity.as_deref(), Some("case-22"));
+        assert_eq!(spec.lease_duration_seconds, Some(40));
+        assert_eq!(spec.lease_transitions.unwrap_or(0), 0);
+        let told = rig.told(&["node"]).await?;
+        ensure!(told.contains("keelson-case-22, renewed "), "{told}");
+        Ok(())
+    })
+}
+
+#[test]
+fn case_22_a_node_that_registers_itself_gets_its_lease_without_waiting_for_an_interval() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "case-22-node", Role::Node, Settings::new()).await?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        let node = cluster.admin.node("case-22-node").await?.context("no Node")?;
+        let lease = cluster.admin.lease("case-22-node").await?.context("no Lease")?;
+        let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
+        assert_eq!((owner.kind.as_str(), Some(owner.uid)), ("Node", node.metadata.uid));
+
+        let asked = rig.asked(cluster)?;
+        let made = |resource| {
+            let mut found = asked.iter().filter(move |event| event.is_for("create", resource));
+            let first = found.next().cloned();
+            (first, found.count())
+        };
+        let (node, more_nodes) = made("nodes");
+        let (lease, more_leases) = made("leases");
+        assert_eq!((more_nodes, more_leases), (0, 0), "{asked:#?}");
+        let (node, lease) = (node.context("no POST of the Node")?, lease.context("no POST of the Lease")?);
+        assert_eq!((node.code, lease.code), (Some(201), Some(201)));
+        // An interval is 10 s: the watch told of the Node at once.
+        let after = lease.received.duration_since(node.ended).as_secs_f64();
+        eprintln!("the Lease was made {after:.3} s after the Node");
+        let refused: Vec<_> = asked.iter().filter(|event| event.code == Some(403)).collect();
+        assert!(refused.is_empty(), "{refused:#?}");
+        Ok(())
+    })
+}
+
+async fn write_lease(cluster: &Cluster, lease: &str, patch: serde_json::Value) -> Result<()> {
+    let merge = Patch::Merge(&patch);
+    cluster.admin.leases().patch(lease, &PatchParams::default(), &merge).await.context("cannot patch")?;
+    Ok(())
+}
+
+#[test]
+fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let proxy = cluster.proxy().await?;
+        // An interval of 4 s, so that a pause of a busy machine is not taken for one.
+        let settings = quick().set("node.lease_duration", "16s");
+        let mut rig = Rig::new(cluster, "case-23", Role::Companion, settings).await?;
+        rig.via(&proxy.endpoint())?;
+        rig.agent.start_again().await?;
+        rig.renewed(cluster, 1).await?;
+        let connections = proxy.connections();
+
+        // A foreign writer, who also takes the Lease for itself.
+        let foreign =
+            json!({"metadata": {"labels": {"foreign": "yes"}}, "spec": {"holderIdentity": "thief"}});
+        write_lease(cluster, "keelson-case-23", foreign).await?;
+        rig.renewed(cluster, 2).await?;
+        let asked = rig.lease_requests(cluster)?;
+        let conflict = asked.iter().position(|event| event.code == Some(409)).context("no conflict")?;
+        let sync = &asked[conflict..conflict + 3];
+        assert_eq!(short(sync), ["patch 409", "get 200", "patch 200"], "{asked:#?}");
+        // A sync would end with a pause of 4 s at least.
+        for pause in pauses(sync) {
+            within("the pause within a sync", pause, -0.1, 3.5)?;
+        }
+        let all = asked.iter().filter(|event| event.code == Some(409)).count();
+        assert_eq!(all, 1, "{:?}", short(&asked));
+        assert_eq!(proxy.connections(), connections, "a conflict is no reason to close connections");
+
+        let lease = cluster.admin.lease("keelson-case-23").await?.context("no Lease")?;
+        assert_eq!(
+            lease.metadata.labels.context("no labels")?.get("foreign").map(String::as_str),
+            Some("yes")
+        );
+        let spec = lease.spec.context("no spec")?;
+        assert_eq!(spec.holder_identity.as_deref(), Some("case-23"));
+        assert_eq!(spec.lease_transitions, Some(1));
+        assert_eq!(rig.metric("keelson_lease_takeovers_total").await?, 1.0);
+        rig.says_well().await
+    })
+}
+
+/// Splits requests where nothing was asked for longer than this.
+fn syncs(seen: &[ApiSeen], seconds: f64) -> Vec<Vec<ApiSeen>> {
+    let mut syncs: Vec<Vec<ApiSeen>> = Vec::new();
+    for one in seen {
+        let last = syncs.last_mut().filter(|sync| {
+            let before = sync.last().and_then(|before| before.finished);
+            before.is_none_or(|before| one.started.duration_since(before).as_secs_f64() < seconds)
+        });
+        match last {
+            Some(sync) => sync.push(one.clone()),
+            None => syncs.push(vec![one.clone()]),
+        }
+    }
+    syncs
+}
+
+#[test]
+fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connection() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let proxy = cluster.proxy().await?;
+        // An interval of 4 s, so that a pause of a busy machine is no end of a sync.
+        let settings = quick().set("node.lease_duration", "16s");
+        let mut rig = Rig::new(cluster, "case-23-forever", Role::Companion, settings).await?;
+        rig.via(&proxy.endpoint())?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        let connections = proxy.connections();
+        let about_leases = |seen: &ApiSeen| seen.path.contains("/leases/keelson-case-23-forever");
+        let before = proxy.seen(about_leases).len();
+
+        let rule = proxy.rule(ApiMatch::path("/leases/").method(Method::PATCH), ApiFault::status(409));
+        let is_over = || {
+            let seen = proxy.seen(about_leases);
+            let sync = syncs(&seen[before.min(seen.len())..], 3.0);
+            // The second has begun, so the first is whole; and there was a whole one after that.
+            sync.len() >= 3
+        };
+        soon("two syncs full of conflicts", || async { is_over().then_some(()).context("not yet") }).await?;
+        rig.says_failing("another client writes it concurrently").await?;
+        let seen = proxy.seen(about_leases);
+        let syncs = syncs(&seen[before..], 3.0);
+        let count = |sync: &[ApiSeen], method| sync.iter().filter(|one| one.method == method).count();
+        let tries: Vec<_> =
+            syncs.iter().map(|sync| (count(sync, Method::PATCH), count(sync, Method::GET))).collect();
+        // Five tries, a read, five more. Once nothing is known of the Lease that has not led to conflicts, a sync begins
+        // with the read. Each try but the last of a half is followed by a read.
+        assert_eq!(&tries[..2], [(10, 9), (5, 5)], "{syncs:#?}");
+        proxy.remove(rule);
+        rig.renewed(cluster, 1).await?;
+        rig.says_well().await?;
+        assert_eq!(proxy.connections(), connections, "a conflict is no reason to close connections");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_lease_that_somebody_deletes_is_made_again_once() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "deleted-lease", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.renewed(cluster, 1).await?;
+        let before = cluster.admin.lease("keelson-deleted-lease").await?.context("no Lease")?;
+        cluster.admin.delete_lease("keelson-deleted-lease").await?;
+        rig.renewed(cluster, 2).await?;
+        let after = cluster.admin.lease("keelson-deleted-lease").await?.context("no Lease")?;
+        ensure!(before.metadata.uid != after.metadata.uid, "it is the same");
+        assert_eq!(before.metadata.owner_references, after.metadata.owner_references);
+        let asked = rig.lease_requests(cluster)?;
+        let made = asked.iter().filter(|event| event.verb == "create").count();
+        let missed = asked.iter().filter(|event| event.verb == "patch" && event.code == Some(404)).count();
+        assert_eq!((made, missed), (2, 1), "{:?}", short(&asked));
+        assert!(!short(&asked).contains(&"create 409".to_owned()), "{:?}", short(&asked));
+        rig.says_well().await
+    })
+}
+
+/// Creations by an agent of what is not its to make while there is no Node.
+fn creations(asked: &[AuditEvent]) -> usize {
+    asked.iter().filter(|event| event.verb == "create").count()
+}
+
+#[test]
+fn a_companion_whose_node_is_deleted_makes_nothing_until_somebody_makes_it_again() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let mut rig = Rig::new(cluster, "node-gone", Role::Companion, quick()).await?;
+        rig.agent.start_again().await?;
+        rig.settled(cluster).await?;
+        cluster.admin.delete_node("node-gone").await?;
+        // What the garbage collector does, which does not run here.
+        cluster.admin.delete_lease("keelson-node-gone").await?;
+        rig.says_failing("Node node-gone").await?;
+        let made = creations(&rig.asked(cluster)?);
+        let from = rig.asked(cluster)?.len();
+        pass(6).await;
+        let asked = rig.asked(cluster)?;
+        assert_eq!(creations(&asked), made, "{:#?}", &asked[from..]);
+        // One look for the Lease's Node and one for the status' an interval of a second each.
+        within("requests in 6 s", (asked.len() - from) as f64, 2.0, 40.0)?;
+
+        let fresh = make_node(cluster, "node-gone").await?;
+        rig.settled(cluster).await?;
+        rig.says_well().await?;
+        let lease = cluster.admin.lease("keelson-node-gone").await?.context("no Lease")?;
+        let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
+        assert_eq!(Some(owner.uid), fresh.metadata.uid);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_lease_has_no_managed_fields_unless_the_gate_is_off() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        for (name, lean) in [("lean", true), ("not-lean", false)] {
+            let settings = quick().set("feature_gates.LeanLeases", lean);
+            let mut rig = Rig::new(cluster, name, Role::Companion, settings).await?;
+            rig.agent.start_again().await?;
+            rig.renewed(cluster, 2).await?;
+            let lease = cluster.admin.lease(&rig.lease()).await?.context("no Lease")?;
+            let fields = lease.metadata.managed_fields.unwrap_or_default();
+            assert_eq!(fields.is_empty(), lean, "{fields:#?}");
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,76 @@
+//! No heartbeats wanted: everything else runs, and the agent says why.
+
+use crate::rig::{Rig, Role, pass, quick, run, shared};
+use crate::runtime::ReadyRuntime;
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::cri::Pull;
+use keelson_harness::scratch::Scratch;
+use serde_json::Value;
+
+/// The actors are there and off for this reason, pulls work, and the agent is ready.
+async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
+    let ready = agent.http_get("/readyz?verbose").await?.success()?.text();
+    ensure!(!ready.contains("lease") && !ready.contains("node-status"), "{ready}");
+    let actors: Value = agent.json("/debug/actors").await?;
+    for name in ["LeaseRenewer", "StatusReporter"] {
+        let all = actors["actors"].as_array().context("no actors")?;
+        let actor = all.iter().find(|actor| actor["name"] == name).with_context(|| format!("no {name}"))?;
+        assert_eq!(actor["status"], "off", "{actor}");
+        ensure!(actor["summary"].as_str().is_some_and(|text| text.contains(reason)), "{actor}");
+    }
+    let told = agent.keelson(&["node", "--check"]).await?.success()?.out;
+    ensure!(told.starts_with("State:    disabled") && told.contains(reason), "{told}");
+    let output = agent.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
+    ensure!(!output.is_success() && output.err.contains(reason), "{output:?}");
+    let metrics = agent.http_get("/metrics").await?.success()?.text();
+    ensure!(!metrics.contains("keelson_lease_") && !metrics.contains("keelson_node_"), "{metrics}");
+    agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await?;
+    Ok(())
+}
+
+#[test]
+fn without_a_cluster_heartbeats_are_off_and_pulls_work() -> Result<()> {
+    run(async {
+        let scratch = Scratch::new()?;
+        let runtime = ReadyRuntime::start(&scratch)?;
+        let mut agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::new()).await?;
+        is_off(&agent, "no API server is configured").await?;
+        let status = agent.terminate().await?;
+        ensure!(status.success(), "ended with {status}");
+        Ok(())
+    })
+}
+
+#[test]
+fn with_the_gate_off_nothing_is_asked_of_the_server() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let settings = quick().set("feature_gates.NodeHeartbeats", false);
+        let mut rig = Rig::new(cluster, "gate-off", Role::Companion, settings).await?;
+        rig.agent.start_again().await?;
+        is_off(&rig.agent, "feature gate NodeHeartbeats is disabled").await?;
+        pass(2).await;
+        let asked = rig.asked(cluster)?;
+        assert!(asked.is_empty(), "{asked:#?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn with_their_gate_off_conditions_of_others_are_not_taken() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let settings = quick().set("feature_gates.ExternalNodeConditions", false);
+        let mut rig = Rig::new(&shared.cluster, "no-conditions", Role::Companion, settings).await?;
+        rig.agent.start_again().await?;
+        rig.settled(&shared.cluster).await?;
+        let output = rig.agent.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
+        ensure!(
+            !output.is_success() && output.err.contains("ExternalNodeConditions is disabled"),
+            "{output:?}"
+        );
+        rig.says_well().await
+    })
+}

@@ -1,0 +1,337 @@
+//! Owns: what the tests share. In: a role and settings. Out: a cluster that tests have in common, an agent with an
+//! identity of its own, what the audit log says of it, and what it says of itself.
+//!
+//! A cluster lives for as long as a test has it.
+
+use crate::runtime::ReadyRuntime;
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Node;
+use keelson_cluster::kube::{
+    ApiOptions, AuditEvent, Cluster, ControllerManager, ControllerOptions, Identity,
+};
+use keelson_cluster::manifests::COMPANION;
+use keelson_cluster::manifests::COMPANION_WITH_LEASE as MANIFEST;
+pub(crate) use keelson_cluster::manifests::NODE as NODE_MANIFEST;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::scratch::Scratch;
+use keelson_harness::suite;
+pub(crate) use keelson_harness::suite::run;
+use keelson_harness::util::{Answer, PATIENCE, eventually_every};
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// After so long a silence the controller of [`controlled`] marks a node `Unknown`.
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
+
+/// Nodes that show a token, because a proxy that ends TLS is between them and the API server.
+const TOKEN_NODES: [&str; 3] = ["case-24-node", "case-28-unposted", "faulty-node"];
+
+/// The account and the roles that [`MANIFEST`] makes.
+const ACCOUNT: &str = "keelson-agent";
+
+/// The rights of a companion for an account of this name, with roles of its own.
+pub(crate) fn manifest_of(account: &str) -> String {
+    MANIFEST.replace(ACCOUNT, account)
+}
+
+/// A cluster.
+pub(crate) struct Shared {
+    _controllers: Option<ControllerManager>,
+    pub(crate) cluster: Cluster,
+    _scratch: Scratch,
+}
+
+impl Shared {
+    async fn start(controlled: bool) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let cluster = cluster(&scratch).await?;
+        let controllers = match controlled {
+            true => Some(cluster.controllers(&scratch, &ControllerOptions::impatient(GRACE)).await?),
+            false => None,
+        };
+        Ok(Self { _controllers: controllers, cluster, _scratch: scratch })
+    }
+}
+
+/// A cluster of the test's own.
+pub(crate) async fn cluster(scratch: &Scratch) -> Result<Cluster> {
+    let options = ApiOptions {
+        token_nodes: TOKEN_NODES.map(str::to_owned).into(),
+        audit_bodies: true,
+        ..ApiOptions::default()
+    };
+    Cluster::start_with(scratch, &options).await
+}
+
+/// The cluster of all tests that leave it alone.
+pub(crate) async fn shared() -> Result<Arc<Shared>> {
+    static SHARED: suite::Shared<Shared> = suite::Shared::new();
+    SHARED.get(|| Shared::start(false)).await
+}
+
+/// The cluster of all tests that need controllers.
+pub(crate) async fn controlled() -> Result<Arc<Shared>> {
+    static SHARED: suite::Shared<Shared> = suite::Shared::new();
+    SHARED.get(|| Shared::start(true)).await
+}
+
+/// Which of its roles the agent has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Companion,
+    Node,
+}
+
+/// Settings that make a test short: a Lease of 4 s, renewed every second, and a status worked out every second.
+pub(crate) fn quick() -> Settings {
+    Settings::new().set("node.lease_duration", "4s").set("node.node_status_update_frequency", "1s")
+}
+
+/// An agent, not started yet, with an identity of its own.
+pub(crate) struct Rig {
+    pub(crate) agent: Agent,
+    _runtime: ReadyRuntime,
+    pub(crate) name: String,
+    pub(crate) identity: Identity,
+    role: Role,
+    settings: Settings,
+    pub(crate) scratch: Scratch,
+}
+
+impl Rig {
+    /// An agent for the node `name`, straight before the API server, which renews a Lease in both roles. A companion's Node
+    /// is made; the agent of role `node` makes its own.
+    pub(crate) async fn new(cluster: &Cluster, name: &str, role: Role, settings: Settings) -> Result<Self> {
+        Self::with_rights(cluster, name, role, settings, MANIFEST).await
+    }
+
+    async fn with_rights(
+        cluster: &Cluster,
+        name: &str,
+        role: Role,
+        settings: Settings,
+        manifest: &str,
+    ) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let runtime = ReadyRuntime::start(&scratch)?;
+        let identity = match role {
+            Role::Companion => {
+                make_node(cluster, name).await?;
+                companion(cluster, &scratch, name, manifest).await?
+            }
+            Role::Node if TOKEN_NODES.contains(&name) => cluster.node_by_token(&scratch, name).await?,
+            Role::Node => cluster.node(&scratch, name).await?,
+        };
+        let mut settings = settings
+            .set("agent.node_name", name)
+            .set("node.companion_lease", true)
+            // Its watches are not heartbeats, and the API server's log is counted here.
+            .set("endpoints.source", "off")
+            .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
+        if role == Role::Node {
+            // What the machine has left of memory and disk is no matter of these tests.
+            settings = settings
+                .set("node.role", "node")
+                .set("node.root_dir", scratch.path().display().to_string())
+                .set("node.node_ip", "192.0.2.7")
+                .set("node.eviction_hard", "memory.available<1Mi,nodefs.available<1Mi");
+        }
+        let agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
+        Ok(Self { agent, _runtime: runtime, name: name.to_owned(), identity, role, settings, scratch })
+    }
+
+    /// A companion as it is by default: without a Lease, and without the rights that one needs.
+    pub(crate) async fn without_lease(cluster: &Cluster, name: &str, settings: Settings) -> Result<Self> {
+        let mut rig = Self::with_rights(cluster, name, Role::Companion, settings, COMPANION).await?;
+        rig.set("node.companion_lease", false)?;
+        Ok(rig)
+    }
+
+    /// From its next start on the agent reaches the API server by another address.
+    pub(crate) fn via(&mut self, endpoint: &str) -> Result<()> {
+        let kubeconfig: PathBuf = self.identity.kubeconfig_via(endpoint)?;
+        self.set("kube.kubeconfig", kubeconfig.display().to_string())
+    }
+
+    /// From its next start on the agent has this setting.
+    pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
+        self.settings = self.settings.clone().set(name, value);
+        self.agent.configure(&self.settings)
+    }
+
+    /// The name of its Lease.
+    pub(crate) fn lease(&self) -> String {
+        match self.role {
+            Role::Companion => format!("keelson-{}", self.name),
+            Role::Node => self.name.clone(),
+        }
+    }
+
+    /// What the API server was asked by it.
+    pub(crate) fn asked(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
+        cluster.api.audit(|event| event.user == self.identity.user())
+    }
+
+    /// Its requests for Leases.
+    pub(crate) fn lease_requests(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
+        let mut all = self.asked(cluster)?;
+        all.retain(|event| event.resource == "leases");
+        Ok(all)
+    }
+
+    /// Whether a renewal, every 10 s, may be under way, or has just ended.
+    pub(crate) fn is_about_to_renew(&self, cluster: &Cluster) -> Result<bool> {
+        let all = self.lease_requests(cluster)?;
+        let last = all.iter().filter(|event| event.is_write()).map(|event| event.received).max();
+        let age = jiff::Timestamp::now().duration_since(last.context("no Lease was written")?).as_secs_f64();
+        Ok(!(1.0..9.0).contains(&age))
+    }
+
+    /// Its renewals that were answered with success.
+    pub(crate) fn renewals(&self, cluster: &Cluster) -> Result<usize> {
+        let all = self.lease_requests(cluster)?;
+        Ok(all.iter().filter(|event| event.verb == "patch" && event.code == Some(200)).count())
+    }
+
+    /// Its writes of the status.
+    pub(crate) fn status_writes(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
+        let mut all = self.asked(cluster)?;
+        all.retain(|event| event.is_for("patch", "nodes/status"));
+        Ok(all)
+    }
+
+    /// Waits for so many more renewals than there are now.
+    pub(crate) async fn renewed(&self, cluster: &Cluster, more: usize) -> Result<()> {
+        let wanted = self.renewals(cluster)? + more;
+        soon(&format!("{} more renewals of {}", more, self.lease()), || async {
+            let count = self.renewals(cluster)?;
+            ensure!(count >= wanted, "{count} of {wanted}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until the status was written at least once, and the Lease is there.
+    pub(crate) async fn settled(&self, cluster: &Cluster) -> Result<()> {
+        soon(&format!("{} has reported", self.name), || async {
+            let (own, lease) = match self.role {
+                Role::Companion => (("ImagePullsStalled", "False"), self.lease()),
+                Role::Node => (("Ready", "True"), self.lease()),
+            };
+            let (own, status) = own;
+            let condition = cluster.admin.condition(&self.name, own).await?;
+            let condition = condition.with_context(|| format!("no {own}"))?;
+            ensure!(condition.status == status, "{condition:?}");
+            cluster.admin.lease(&lease).await?.context("no Lease")?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// What a command before the agent's debug socket writes, which must succeed.
+    pub(crate) async fn told(&self, args: &[&str]) -> Result<String> {
+        Ok(self.agent.keelson(args).await?.success()?.out)
+    }
+
+    /// The heartbeats as `keelson node -o json` shows them.
+    pub(crate) async fn node_json(&self) -> Result<Value> {
+        self.agent.keelson(&["node", "-o", "json"]).await?.json()
+    }
+
+    /// What `/readyz?verbose` says.
+    pub(crate) async fn readyz(&self) -> Result<Answer> {
+        self.agent.http_get("/readyz?verbose").await
+    }
+
+    /// Waits until `/readyz`, `keelson node` and `keelson actors` all say that heartbeats fail, each with `reason` and
+    /// since when, and no check but those of heartbeats fails.
+    pub(crate) async fn says_failing(&self, reason: &str) -> Result<()> {
+        soon(&format!("the agent says {reason:?}"), || async {
+            let ready = self.readyz().await?;
+            ensure!(!ready.status.is_success(), "it says that it is ready");
+            let text = ready.text();
+            let wrong: Vec<_> = text.lines().filter(|line| line.starts_with("[-]")).collect();
+            ensure!(wrong.iter().any(|line| line.contains(reason) && line.contains("(for ")), "{text}");
+            for other in ["[+]agent ok", "[+]runtime ok", "[+]state ok"] {
+                ensure!(text.contains(other), "{text}");
+            }
+            let node = self.told(&["node"]).await?;
+            let state = node.lines().next().unwrap_or_default();
+            ensure!(state.starts_with("State:    failing for ") && node.contains(reason), "{node}");
+            ensure!(!self.agent.keelson(&["node", "--check"]).await?.is_success(), "--check finds it well");
+            let actors = self.told(&["actors"]).await?;
+            ensure!(actors.contains(reason), "{actors}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until nothing is said to be wrong any more.
+    pub(crate) async fn says_well(&self) -> Result<()> {
+        soon("the agent says that all is well", || async {
+            let ready = self.readyz().await?;
+            ensure!(ready.status.is_success(), "{}", ready.text());
+            let node = self.told(&["node", "--check"]).await?;
+            ensure!(node.starts_with("State:    healthy\n"), "{node}");
+            ensure!(self.metric("keelson_lease_consecutive_failures").await? == 0.0, "requests fail");
+            Ok(())
+        })
+        .await
+    }
+
+    /// A value of `/metrics`: the sum of the lines whose name begins so. No such line counts as 0.
+    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
+        let text = self.agent.http_get("/metrics").await?.success()?.text();
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines
+            .map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<f64>().context("no number"))
+            .sum()
+    }
+}
+
+/// Makes a Node, as a kubelet does.
+pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")
+}
+
+/// A service account of its own with the rights of a companion, by tokens of a pod on the node.
+async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str, manifest: &str) -> Result<Identity> {
+    cluster.admin.apply(&manifest.replace(ACCOUNT, name)).await?;
+    cluster.companion(scratch, name, name).await
+}
+
+/// Like [`eventually`](keelson_harness::util::eventually) with a longer pause: the audit log is read whole each time.
+pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    eventually_every(Duration::from_millis(150), PATIENCE, what, check).await
+}
+
+/// Lets so many seconds pass in which nothing is to happen, or something may.
+pub(crate) async fn pass(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+/// The time between the end of one request and the beginning of the next, in seconds.
+pub(crate) fn pauses(events: &[AuditEvent]) -> Vec<f64> {
+    let pairs = events.windows(2);
+    pairs.map(|pair| pair[1].received.duration_since(pair[0].ended).as_secs_f64()).collect()
+}
+
+/// Verb and code of each request, such as `patch 200`.
+pub(crate) fn short(events: &[AuditEvent]) -> Vec<String> {
+    events.iter().map(|event| format!("{} {}", event.verb, event.code.unwrap_or_default())).collect()
+}
+
+/// Fails unless a number is within a range, both ends included.
+pub(crate) fn within(what: &str, number: f64, from: f64, to: f64) -> Result<()> {
+    if number < from || number > to {
+        bail!("{what} is {number}, not {from} to {to}");
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! E4: the shipped DaemonSet as a real pod. The DaemonSet controller makes the pod from packaging/kubernetes/daemonset.yaml, a
+//! stock kubelet runs it, mounts its token, and probes it. Changed in the manifest are only the two places it marks, the image
+//! and the paths and the port of the node, which this machine may use itself.
+
+use crate::rig::{ACCOUNT, run, shared};
+use crate::stage::pod_node;
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{Binding, Pod};
+use keelson_harness::containerd::Kind;
+use keelson_harness::images::{ImageSpec, LayerSpec};
+use keelson_cluster::kube::{Cluster, ControllerOptions, KubeletOptions};
+use keelson_harness::peers;
+use keelson_harness::registry::Access;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::{PATIENCE, eventually, free_port, http_get};
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MANIFEST: &str = include_str!("../../../../packaging/kubernetes/daemonset.yaml");
+
+/// The program with the libraries that it is linked to.
+fn image(program: &Path) -> Result<ImageSpec> {
+    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "ldd {}: {text}", program.display());
+    let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+    let layer = |from: PathBuf, to: String| LayerSpec::Program { from, to };
+    let mut layers = vec![layer(program.to_owned(), "usr/bin/keelson".to_owned())];
+    layers.extend(libraries.map(|library| {
+        let to = library.display().to_string().trim_start_matches('/').to_owned();
+        layer(library, to)
+    }));
+    Ok(ImageSpec { repo: "keelson".to_owned(), tag: "v1".to_owned(), layers, entrypoint: Vec::new() })
+}
+
+/// What of the manifest is the node's own.
+struct Place<'a> {
+    node: &'a str,
+    image: &'a str,
+    port: u16,
+    folder: &'a Path,
+    runtime: &'a Path,
+    server: &'a str,
+}
+
+impl Place<'_> {
+    /// The shipped documents for this node.
+    fn manifest(&self) -> Result<String> {
+        let mut documents: Vec<Value> = serde_saphyr::from_multiple(MANIFEST).context("no YAML")?;
+        let [settings, set] = &mut documents[..] else { anyhow::bail!("the manifest has two documents") };
+        let socket = self.runtime.file_name().context("a socket has a name")?.display();
+        let toml = settings["data"]["keelson.toml"].as_str().context("the settings")?;
+        settings["data"]["keelson.toml"] = json!(format!(
+            "{toml}\n[debug]\nhttp = \"127.0.0.1:{}\"\n[cri]\nruntime_endpoint = \"unix:///run/containerd/{socket}\"\n\
+             [endpoints]\nwatch = \"always\"\n",
+            self.port
+        ));
+        let pod = &mut set["spec"]["template"]["spec"];
+        pod["nodeSelector"]["kubernetes.io/hostname"] = json!(self.node);
+        for volume in pod["volumes"].as_array_mut().context("volumes")? {
+            let name = volume["name"].as_str().unwrap_or_default().to_owned();
+            let path = match name.as_str() {
+                "runtime" => self.runtime.parent().context("a socket is in a folder")?.to_owned(),
+                "state" | "sockets" | "endpoints" => self.folder.join(name),
+                _ => continue,
+            };
+            volume["hostPath"]["path"] = json!(path);
+        }
+        let container = &mut pod["containers"][0];
+        container["image"] = json!(self.image);
+        for probe in ["livenessProbe", "readinessProbe"] {
+            container[probe]["httpGet"]["port"] = json!(self.port);
+            container[probe]["periodSeconds"] = json!(1);
+        }
+        let (host, port) = self.server.rsplit_once(':').context("an address has a port")?;
+        let env = container["env"].as_array_mut().context("the environment")?;
+        env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": host}));
+        env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": port}));
+        Ok(documents.iter().map(|document| format!("{document}\n---\n")).collect())
+    }
+}
+
+fn pods(cluster: &Cluster) -> Api<Pod> {
+    cluster.admin.pods("kube-system")
+}
+
+/// The pod of the DaemonSet, once there is one that is not ending.
+async fn made(cluster: &Cluster) -> Result<(String, String)> {
+    eventually(PATIENCE, "the DaemonSet controller makes a pod", || async {
+        let of_set = ListParams::default().labels("app.kubernetes.io/name=keelson-agent");
+        let found = pods(cluster).list(&of_set).await?.items;
+        let pod = found.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none());
+        let meta = pod.context("there is none")?.metadata;
+        Ok((meta.name.context("a name")?, meta.uid.context("a uid")?))
+    })
+    .await
+}
+
+/// Puts a pod on a node as the scheduler does.
+async fn bind(cluster: &Cluster, pod: &str, node: &str) -> Result<()> {
+    let binding: Binding = serde_json::from_value(json!({
+        "metadata": {"name": pod}, "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }))?;
+    let binding = serde_json::to_vec(&binding)?;
+    let url = format!("/api/v1/namespaces/kube-system/pods/{pod}/binding");
+    let request = http::Request::post(url).header("content-type", "application/json").body(binding)?;
+    cluster.admin.client().request::<Value>(request).await.map(drop).context("cannot bind the pod")
+}
+
+async fn is_ready(cluster: &Cluster, pod: &str) -> Result<()> {
+    eventually(2 * PATIENCE, "the kubelet calls the pod ready", || async {
+        let status = pods(cluster).get(pod).await?.status.context("no status")?;
+        let conditions = status.conditions.clone().unwrap_or_default();
+        let ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
+        ensure!(ready, "it is {status:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[test]
+fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (name, scratch) = ("daemon", Scratch::new()?);
+        let folder = scratch.dir("d0")?;
+        let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
+        let image = image(&peers::keelson()?)?.push(node.registry.address(), None).await?;
+        let ca = cluster.pki().ca_file().display().to_string();
+        let controllers = ControllerOptions {
+            controllers: ["daemonset-controller", "root-ca-certificate-publisher-controller"]
+                .map(str::to_owned)
+                .into(),
+            args: vec![format!("--root-ca-file={ca}")],
+            ..ControllerOptions::default()
+        };
+        let _controllers = cluster.controllers(&node.scratch, &controllers).await?;
+        let kubelet = cluster.kubelet(&node.scratch, name, &node.runtime, &KubeletOptions::default()).await?;
+        cluster.admin.await_condition(name, "Ready", "True").await?;
+
+        let runtime = node.runtime.endpoint();
+        let place = Place {
+            node: name,
+            image: &node.name(&image),
+            port: free_port()?,
+            folder: &node.scratch.dir("host")?,
+            runtime: Path::new(runtime.trim_start_matches("unix://")),
+            server: cluster.api.address(),
+        };
+        cluster.admin.apply(&place.manifest()?).await?;
+        let (first, uid) = made(cluster).await?;
+        bind(cluster, &first, name).await?;
+        let says = || format!("the kubelet says {}", kubelet.log().unwrap_or_default());
+        is_ready(cluster, &first).await.with_context(says)?;
+
+        // Conditions of its own on its own Node, by a token that is bound to the pod.
+        for kind in ["ImagePullsStalled", "ServiceEndpointsStale", "KeelsonStateNotDurable"] {
+            cluster.admin.await_condition(name, kind, "False").await?;
+        }
+        let url = format!("http://127.0.0.1:{}/debug/node", place.port);
+        let shown: Value = serde_json::from_str(&http_get(&url).await?.success()?.text())?;
+        let token = &shown["credentials"][0];
+        ensure!(token["user"] == format!("system:serviceaccount:kube-system:{ACCOUNT}"), "{shown}");
+        ensure!(token["bound_node"] == name && token["state"] == "healthy", "{shown}");
+        ensure!(shown["credential_warnings"] == json!([]), "{shown}");
+
+        // Another pod takes over what the first one left on the node, with a token of its own.
+        cluster.admin.delete_pod("kube-system", &first).await?;
+        let (second, other) = made(cluster).await?;
+        ensure!(other != uid, "the controller made no other pod");
+        bind(cluster, &second, name).await?;
+        is_ready(cluster, &second).await.with_context(says)?;
+        let shown: Value = serde_json::from_str(&http_get(&url).await?.success()?.text())?;
+        ensure!(
+            shown["credentials"][0]["bound_node"] == name && shown["lease"]["state"] == "disabled",
+            "{shown}"
+        );
+
+        cluster.admin.delete_pod("kube-system", &second).await
+    })
+}

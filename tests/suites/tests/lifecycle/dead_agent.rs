@@ -1,0 +1,67 @@
+//! A node whose agent is gone for good: what still works depends on what goes through the agent.
+
+use crate::rig::run;
+use crate::stage::{Agents, Stage, pod_node};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::{KubeletOptions, condition};
+use keelson_harness::agent::Settings;
+use keelson_harness::containerd::Kind;
+use keelson_harness::registry::Access;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::{PATIENCE, eventually};
+
+async fn stage(name: &str, agents: Agents) -> Result<Stage> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.dir("c0")?;
+    let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
+    let options = KubeletOptions::default().set("nodeStatusUpdateFrequency", "1s");
+    let stage = Stage::start(name, node, Access::Anonymous, agents, options).await?;
+    stage.run_pod("before", &[]).await?;
+    Ok(stage)
+}
+
+/// With images alone behind the agent, its death costs pulls and nothing else; with both services, the kubelet takes the
+/// runtime for dead after 30 s. When the agent is back, both nodes run new pods.
+#[test]
+fn a_node_stays_ready_without_its_agent_where_only_images_go_through_it() -> Result<()> {
+    run(async {
+        let images = stage("dead-images", Agents::Images(Settings::new()));
+        let everything = stage("dead-all", Agents::Everything(Settings::new()));
+        let (mut images, mut everything) = tokio::try_join!(images, everything)?;
+        let admin = &images.shared.clone().cluster.admin;
+        let watch = admin.watch(admin.nodes(), &images.name).await?;
+        let before = images.container("default", "before").await?;
+        images.agent()?.kill9()?;
+        everything.agent()?.kill9()?;
+
+        eventually(2 * PATIENCE, "the node whose runtime seems dead is not ready", || async {
+            let ready = admin.condition(&everything.name, "Ready").await?.context("no Ready")?;
+            ensure!(ready.status == "False", "it is {ready:?}");
+            Ok(())
+        })
+        .await?;
+        for version in watch.changes()? {
+            let node = version.object.context("the Node was deleted")?;
+            let ready = condition(&node, "Ready").context("no Ready")?;
+            ensure!(ready.status == "True", "the node needs its agent: {ready:?}");
+        }
+        let image = images.push(&crate::stage::program("during", &[])?).await?;
+        images.make_pod("during", &image).await?;
+        let said = images.pull_failed("default", "during").await?;
+        eprintln!("without its agent, the kubelet says {said}");
+        let after = images.container("default", "before").await?;
+        ensure!(
+            after.container_id == before.container_id,
+            "the pod was disturbed: {before:?}, then {after:?}"
+        );
+
+        for stage in [&mut images, &mut everything] {
+            stage.agent()?.start_again().await?;
+            admin.await_condition(&stage.name, "Ready", "True").await?;
+            stage.run_pod("after", &[]).await?;
+        }
+        images.runs("during").await?;
+        images.delete(&["before", "during", "after"]).await?;
+        everything.delete(&["before", "after"]).await
+    })
+}

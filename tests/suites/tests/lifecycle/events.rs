@@ -1,0 +1,141 @@
+//! Events on pods whose image pull waits for a slot, with the rights that are shipped.
+
+use crate::rig::{ACCOUNT, MANIFEST, companion, make_node, run, settings, shared};
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Event;
+use keelson_cluster::kube::Cluster;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::Pull;
+use keelson_harness::images::{Image, TINY};
+use keelson_harness::node::Node;
+use keelson_harness::registry_proxy::{Fault, Match, RuleId};
+use keelson_harness::util::{PATIENCE, eventually};
+use kube::Api;
+use kube::ResourceExt as _;
+use kube::api::ListParams;
+use tokio::task::JoinHandle;
+use tonic::Status;
+
+type Going = JoinHandle<Result<String, Status>>;
+
+/// The Events of the agent on the pod with this uid.
+pub(crate) async fn events_on(cluster: &Cluster, uid: &str) -> Result<Vec<Event>> {
+    let api: Api<Event> = Api::namespaced(cluster.admin.client(), "default");
+    let fields = format!("involvedObject.uid={uid},reason=ImagePullQueued");
+    Ok(api.list(&ListParams::default().fields(&fields)).await?.items)
+}
+
+/// A node of which one pull has the only slot, and another, of a pod with the uid `uid`, waits.
+struct Waiting {
+    node: Node,
+    agent: Agent,
+    images: Vec<Image>,
+    going: Vec<Going>,
+    hold: RuleId,
+}
+
+impl Waiting {
+    async fn start(node: Node, settings: Settings, uid: &str) -> Result<Self> {
+        let images = node.push_many("waiting", 2, TINY).await?;
+        let settings = settings
+            .set("pulls.max_parallel_image_pulls", 1)
+            .set("pulls.queued_event_after", "1s")
+            .set("node.node_status_update_frequency", "1s");
+        let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
+        agent.start_live().await?;
+        let hold = node.proxy.rule(Match::layers().repo(&images[0].repo), Fault::Hang);
+        let mut going = Vec::new();
+        for (n, pull) in
+            [(1, Pull::new(&node.name(&images[0]))), (2, Pull::new(&node.name(&images[1])).pod("web", uid))]
+        {
+            let cri = agent.cri().await?;
+            going.push(tokio::spawn(async move { cri.pull(&pull).await }));
+            eventually(PATIENCE, &format!("{n} callers wait"), || async {
+                let pulls = agent.pulls_json().await?;
+                ensure!(pulls["callers"] == n, "it is {pulls}");
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(Self { node, agent, images, going, hold })
+    }
+
+    /// Both pulls succeed.
+    async fn finish(self) -> Result<()> {
+        self.node.proxy.remove(self.hold);
+        for (going, image) in self.going.into_iter().zip(&self.images) {
+            ensure!(going.await?? == image.config.0, "another image");
+        }
+        Ok(())
+    }
+
+    /// Waits until so many Events, or more, have this result.
+    async fn counted(&self, result: &str, least: f64) -> Result<()> {
+        let line = format!("keelson_image_pull_pod_events_total{{result=\"{result}\"}}");
+        eventually(PATIENCE, &format!("{line} is at least {least}"), || async {
+            let metrics = self.agent.http_get("/metrics").await?.text();
+            let value = metrics.lines().find_map(|have| have.strip_prefix(&line)).unwrap_or("0");
+            ensure!(value.trim().parse::<f64>()? >= least, "it is {value}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+#[test]
+fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let node = Node::start(Kind::V2).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "events").await?;
+        make_node(cluster, "events").await?;
+        let settings = settings("events", &identity.kubeconfig());
+        let waiting = Waiting::start(node, settings, "uid-of-events").await?;
+        let image = waiting.node.name(&waiting.images[1]);
+        let first = std::sync::OnceLock::new();
+        eventually(PATIENCE, "the Event is there, and is updated", || {
+            let (image, first) = (&image, &first);
+            async move {
+                let events = events_on(cluster, "uid-of-events").await?;
+                let [event] = events.as_slice() else { bail!("{} Events", events.len()) };
+                let message = event.message.as_deref().unwrap_or_default();
+                let expected =
+                    format!("waiting for an image pull slot: 1 of 1 in use, 0 ahead (image {image})");
+                ensure!(message == expected, "it says {message}");
+                let object = &event.involved_object;
+                ensure!(object.kind.as_deref() == Some("Pod") && object.name.as_deref() == Some("web"));
+                ensure!(event.source.as_ref().and_then(|by| by.host.as_deref()) == Some("events"));
+                let name: &String = first.get_or_init(|| event.name_any());
+                ensure!(*name == event.name_any(), "another Event was made");
+                ensure!(event.count.context("no count")? > 1, "it was not updated yet");
+                Ok(())
+            }
+        })
+        .await?;
+        waiting.counted("sent", 2.0).await?;
+        waiting.finish().await
+    })
+}
+
+#[test]
+fn events_that_are_not_allowed_are_counted_and_hold_up_no_pull() -> Result<()> {
+    run(async {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let node = Node::start(Kind::V2).await?;
+        // The account has every right but this.
+        let rule = "resources: [\"events\"]";
+        ensure!(MANIFEST.contains(rule), "the manifest gives no right to events");
+        let manifest = MANIFEST.replace(rule, "resources: [\"nothing\"]").replace(ACCOUNT, "no-events");
+        cluster.admin.apply(&manifest).await?;
+        let identity = cluster.companion(&node.scratch, "no-events", "no-events").await?;
+        make_node(cluster, "no-events").await?;
+        let settings = settings("no-events", &identity.kubeconfig());
+        let waiting = Waiting::start(node, settings, "uid-of-no-events").await?;
+        waiting.counted("failed", 1.0).await?;
+        ensure!(events_on(cluster, "uid-of-no-events").await?.is_empty());
+        waiting.finish().await
+    })
+}

@@ -1,0 +1,31 @@
+//! Lifecycle: a node from its registration to its silence. The real agent before a real containerd, in a cluster with
+//! a real API server, the real node lifecycle controller and, beside the agent, a stock kubelet. What is asserted is
+//! what the API server's audit log, its objects and each of their versions say.
+//!
+//! Names with `case_N` are case N of section 7 of the reference on image pulls and heartbeats.
+
+// What a test tells is shown when it fails: times and figures.
+#![allow(clippy::print_stderr)]
+
+use keelson_harness::suite::Suite;
+
+mod alive;
+mod crio;
+mod daemon_set;
+mod dead_agent;
+mod events;
+mod exec;
+mod image_gc;
+mod pods;
+mod register;
+mod restarts;
+mod rig;
+mod rights;
+mod runtime;
+mod stage;
+mod together;
+
+#[test]
+fn in_one_process() -> anyhow::Result<()> {
+    Suite { test: "in_one_process", threads: 4, skip: &[], env: &[] }.run()
+}

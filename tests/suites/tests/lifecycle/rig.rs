@@ -1,0 +1,147 @@
+//! Owns: what the tests share. In: a node's name and settings. Out: a cluster that all tests have in common, agents
+//! with identities of their own, what the audit log says of them, and conditions set through them.
+//!
+//! The cluster lives for as long as a test has it.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use keelson_cluster::kube::{
+    ApiOptions, AuditEvent, Cluster, ControllerManager, ControllerOptions, Identity, NODE_LEASES,
+};
+pub(crate) use keelson_cluster::manifests::COMPANION_WITH_LEASE as MANIFEST;
+pub(crate) use keelson_cluster::manifests::NODE as NODE_MANIFEST;
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::scratch::Scratch;
+use keelson_harness::suite;
+pub(crate) use keelson_harness::suite::run;
+use keelson_harness::util::{PATIENCE, eventually};
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The role that [`NODE_MANIFEST`] makes.
+pub(crate) const NODE_ROLE: &str = "keelson-node-endpoints";
+
+/// The account that [`MANIFEST`] makes.
+pub(crate) const ACCOUNT: &str = "keelson-agent";
+
+/// How the agent names itself to the API server.
+pub(crate) const AGENT: &str = "keelson/";
+
+/// A control plane with its controllers, as patient as they are everywhere.
+pub(crate) struct Shared {
+    _controllers: ControllerManager,
+    pub(crate) cluster: Cluster,
+    _scratch: Scratch,
+}
+
+impl Shared {
+    async fn start() -> Result<Self> {
+        let scratch = Scratch::new()?;
+        // Without streaming lists, because the right to list, which is tested here, is used only then.
+        let options = ApiOptions { audit_bodies: true, streaming_lists: false, ..ApiOptions::default() };
+        let cluster = Cluster::start_with(&scratch, &options).await?;
+        cluster.admin.apply(MANIFEST).await?;
+        let controllers = cluster.controllers(&scratch, &ControllerOptions::default()).await?;
+        Ok(Self { _controllers: controllers, cluster, _scratch: scratch })
+    }
+}
+
+/// The cluster of all tests.
+pub(crate) async fn shared() -> Result<Arc<Shared>> {
+    static SHARED: suite::Shared<Shared> = suite::Shared::new();
+    SHARED.get(Shared::start).await
+}
+
+/// Settings of an agent that belongs to this node, with a Lease in both roles.
+pub(crate) fn settings(node: &str, kubeconfig: &Path) -> Settings {
+    Settings::new()
+        .set("agent.node_name", node)
+        .set("node.companion_lease", true)
+        // Its watches are not heartbeats, and the API server's log is counted here.
+        .set("endpoints.source", "off")
+        .set("kube.kubeconfig", kubeconfig.display().to_string())
+}
+
+/// The same for role `node`. What the machine has left of memory and disk is no matter of these tests.
+pub(crate) fn node_settings(node: &str, kubeconfig: &Path, root: &Path) -> Settings {
+    settings(node, kubeconfig)
+        .set("node.role", "node")
+        .set("node.root_dir", root.display().to_string())
+        .set("node.eviction_hard", "memory.available<1Mi")
+}
+
+/// The agent of `node` with the rights of companions; waits until the API server knows them.
+pub(crate) async fn companion(
+    cluster: &Cluster,
+    scratch: &Scratch,
+    account: &str,
+    node: &str,
+) -> Result<Identity> {
+    let identity = cluster.companion(scratch, account, node).await?;
+    knows_rights(&identity, "nobody").await?;
+    Ok(identity)
+}
+
+/// Waits until an account may read this Node and the Lease beside it: one right of each of its roles.
+pub(crate) async fn knows_rights(identity: &Identity, node: &str) -> Result<()> {
+    let client = identity.client().await?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    let leases: Api<Lease> = Api::namespaced(client, NODE_LEASES);
+    eventually(PATIENCE, "the API server knows the rights of the account", || async {
+        nodes.get_opt(node).await.context("it may not read a Node yet")?;
+        leases.get_opt(&format!("keelson-{node}")).await.map(drop).context("it may not read a Lease yet")
+    })
+    .await
+}
+
+/// Makes a Node that nobody reports for, as if its kubelet had.
+pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<()> {
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")?;
+    Ok(())
+}
+
+/// What an agent asked as this user, in its order.
+pub(crate) fn asked(cluster: &Cluster, user: &str) -> Result<Vec<AuditEvent>> {
+    cluster.api.audit(|event| event.user == user && event.user_agent.starts_with(AGENT))
+}
+
+/// A request as a line.
+pub(crate) fn line(event: &AuditEvent) -> String {
+    format!(
+        "{} {} {} {}/{} {}: {:?} {}",
+        event.received,
+        event.verb,
+        event.resource,
+        event.subresource,
+        event.name,
+        event.uri,
+        event.code,
+        event.body.as_ref().map(Value::to_string).unwrap_or_default()
+    )
+}
+
+/// What the agent says of its heartbeats.
+pub(crate) async fn heartbeats(agent: &Agent) -> Result<Value> {
+    agent.keelson(&["node", "-o", "json"]).await?.json()
+}
+
+/// Waits until the agent says that its heartbeats are well.
+pub(crate) async fn well(agent: &Agent) -> Result<()> {
+    eventually(PATIENCE, "the heartbeats are well", || async {
+        let shown = heartbeats(agent).await?;
+        ensure!(shown["state"] == "well", "they are {shown}");
+        Ok(())
+    })
+    .await
+}
+
+/// Reports a condition through the agent.
+pub(crate) async fn set_condition(agent: &Agent, kind: &str, status: &str, reason: &str) -> Result<()> {
+    let set = ["node", "set-condition", kind, status, "--reason", reason];
+    agent.keelson(&set).await?.success().map(drop)
+}

@@ -1,0 +1,203 @@
+//! Owns: a node that runs pods: a runtime, a stock kubelet and, where a test wants one, an agent between them. In: the
+//! runtime, settings of kubelet and agent. Out: pods, and what the kubelet says of them.
+
+use crate::pods::{phase, pod};
+use crate::rig::{ACCOUNT, Shared, companion, settings, shared};
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, PodStatus};
+use keelson_cluster::kube::{Kubelet, KubeletOptions};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::{Containerd, Kind, Options};
+use keelson_harness::images::{Image, ImageSpec};
+use keelson_harness::node::Node;
+use keelson_harness::peers;
+use keelson_harness::registry::{ALICE, Access, Registry, User};
+use keelson_harness::registry_proxy::RegistryProxy;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::{PATIENCE, eventually};
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::json;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What goes through an agent between kubelet and runtime.
+pub(crate) enum Agents {
+    /// There is none.
+    Nothing,
+    /// The image service.
+    Images(Settings),
+    /// Both services.
+    Everything(Settings),
+}
+
+/// A node that runs pods. Fields are dropped in this order.
+pub(crate) struct Stage {
+    pub(crate) kubelet: Kubelet,
+    agent: Option<Agent>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) node: Node,
+    pub(crate) name: String,
+    user: Option<&'static User>,
+}
+
+/// What is below the kubelet, but for the agent: a runtime in `folder` whose pods use the host's network.
+pub(crate) async fn pod_node(scratch: Scratch, folder: &Path, kind: Kind, access: Access) -> Result<Node> {
+    let registry = Registry::start(&scratch, access).await?;
+    let proxy = RegistryProxy::start(registry.address()).await?;
+    let user = user(access);
+    let pause = program("pause", &[])?.push(registry.address(), user).await?.at(registry.address());
+    let options = Options { sandbox_image: Some(pause.clone()), network: true, ..Options::default() };
+    let runtime = Containerd::start_in(folder, kind, &options).await?;
+    runtime.reach(proxy.address(), proxy.address())?;
+    runtime.reach(registry.address(), registry.address())?;
+    let pull = keelson_harness::cri::Pull::new(&pause);
+    let pull = user.map_or_else(|| pull.clone(), |user| pull.clone().user(user));
+    runtime.cri().await?.pull(&pull).await?;
+    Ok(Node { runtime, proxy, registry, scratch })
+}
+
+fn user(access: Access) -> Option<&'static User> {
+    (access == Access::Users).then_some(&ALICE)
+}
+
+/// An image that runs, with layers of its own beside the program.
+pub(crate) fn program(name: &str, layers: &[u64]) -> Result<ImageSpec> {
+    let mut spec = ImageSpec::program(name, &peers::cri_driver()?, &["pause"]);
+    spec.layers.extend(ImageSpec::new(name, layers).layers);
+    Ok(spec)
+}
+
+impl Stage {
+    /// Starts a kubelet on a runtime of [`pod_node`], and waits until the node is ready.
+    pub(crate) async fn start(
+        name: &str,
+        node: Node,
+        access: Access,
+        agents: Agents,
+        mut options: KubeletOptions,
+    ) -> Result<Self> {
+        let shared = shared().await?;
+        let cluster = &shared.cluster;
+        let (over, everything) = match agents {
+            Agents::Nothing => (None, false),
+            Agents::Images(settings) => (Some(settings), false),
+            Agents::Everything(settings) => (Some(settings), true),
+        };
+        let mut agent = None;
+        if let Some(over) = over {
+            let identity = companion(cluster, &node.scratch, ACCOUNT, name).await?;
+            let settings = settings(name, &identity.kubeconfig()).under(&over);
+            let mut started = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
+            started.start_live().await?;
+            options.image_endpoint = Some(started.endpoint());
+            options.runtime_endpoint = everything.then(|| started.endpoint());
+            agent = Some(started);
+        }
+        let kubelet = cluster.kubelet(&node.scratch, name, &node.runtime, &options).await?;
+        cluster.admin.await_condition(name, "Ready", "True").await?;
+        Ok(Self { kubelet, agent, shared, node, name: name.to_owned(), user: user(access) })
+    }
+
+    /// The agent of a stage that has one.
+    pub(crate) fn agent(&mut self) -> Result<&mut Agent> {
+        self.agent.as_mut().context("this stage has no agent")
+    }
+
+    pub(crate) fn has_agent(&self) -> bool {
+        self.agent.is_some()
+    }
+
+    /// The name of one of this node's pods: other nodes have pods in the same namespaces.
+    pub(crate) fn pod(&self, name: &str) -> String {
+        format!("{name}-{}", self.name)
+    }
+
+    pub(crate) async fn push(&self, spec: &ImageSpec) -> Result<Image> {
+        spec.push(self.node.registry.address(), self.user).await
+    }
+
+    /// Makes a pod in the namespace `default`, whose kubelet pulls the image in any case.
+    pub(crate) async fn make_pod(&self, name: &str, image: &Image) -> Result<()> {
+        self.make_pod_in("default", name, image, None).await
+    }
+
+    /// Makes a pod that may have the name of a Secret for its image.
+    pub(crate) async fn make_pod_in(
+        &self,
+        namespace: &str,
+        name: &str,
+        image: &Image,
+        secret: Option<&str>,
+    ) -> Result<()> {
+        let mut made = pod(&self.pod(name), &self.name, &self.node.name(image));
+        made["metadata"]["namespace"] = json!(namespace);
+        made["spec"]["terminationGracePeriodSeconds"] = json!(0);
+        if let Some(secret) = secret {
+            made["spec"]["imagePullSecrets"] = json!([{"name": secret}]);
+        }
+        self.shared.cluster.admin.apply(&made.to_string()).await.map(drop)
+    }
+
+    /// Runs a pod whose image has layers of these sizes beside its program.
+    pub(crate) async fn run_pod(&self, name: &str, layers: &[u64]) -> Result<()> {
+        let image = self.push(&program(name, layers)?).await?;
+        self.make_pod(name, &image).await?;
+        self.runs(name).await
+    }
+
+    /// Waits until a pod of the namespace `default` runs.
+    pub(crate) async fn runs(&self, name: &str) -> Result<()> {
+        let running = phase(&self.shared.cluster, &self.pod(name), "Running").await;
+        running.with_context(|| self.kubelet_says())
+    }
+
+    /// The last lines of the kubelet's log that are about images and evictions.
+    pub(crate) fn kubelet_says(&self) -> String {
+        let log = self.kubelet.log().unwrap_or_default();
+        let words = ["evict", "image", "Image", "sandbox"];
+        let lines: Vec<_> = log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect();
+        format!("the kubelet says {}", lines[lines.len().saturating_sub(30)..].join("\n"))
+    }
+
+    async fn status(&self, namespace: &str, name: &str) -> Result<PodStatus> {
+        let pod = self.shared.cluster.admin.pods(namespace).get(&self.pod(name)).await?;
+        pod.status.context("no status")
+    }
+
+    /// The container of a pod that was not evicted.
+    pub(crate) async fn container(&self, namespace: &str, name: &str) -> Result<ContainerStatus> {
+        let status = self.status(namespace, name).await?;
+        ensure!(status.phase.as_deref() != Some("Failed"), "the pod {name} failed: {status:?}");
+        status.container_statuses.unwrap_or_default().into_iter().next().context("no container yet")
+    }
+
+    /// Waits until the kubelet says that the pull of this pod failed, and returns its reason and its words.
+    pub(crate) async fn pull_failed(&self, namespace: &str, name: &str) -> Result<String> {
+        eventually(2 * PATIENCE, &format!("the pull of {name} fails"), || async {
+            let state = self.container(namespace, name).await?.state.and_then(|state| state.waiting);
+            let waiting = state.context("it does not wait")?;
+            let reason = waiting.reason.as_deref().unwrap_or_default();
+            ensure!(!matches!(reason, "" | "ContainerCreating"), "it waits: {waiting:?}");
+            Ok(format!("{reason}: {}", waiting.message.as_deref().unwrap_or_default()))
+        })
+        .await
+        .with_context(|| self.kubelet_says())
+    }
+
+    /// Deletes pods of the namespace `default`.
+    pub(crate) async fn delete(&self, names: &[&str]) -> Result<()> {
+        for name in names {
+            self.shared.cluster.admin.delete_pod("default", &self.pod(name)).await?;
+        }
+        Ok(())
+    }
+
+    /// What Events of this reason say of the node or one of its pods.
+    pub(crate) async fn events(&self, kind: &str, name: &str, reason: &str) -> Result<Vec<String>> {
+        let events: Api<Event> = Api::all(self.shared.cluster.admin.client());
+        let fields = format!("involvedObject.kind={kind},involvedObject.name={name},reason={reason}");
+        let found = events.list(&ListParams::default().fields(&fields)).await?.items;
+        Ok(found.into_iter().map(|event| event.message.unwrap_or_default()).collect())
+    }
+}

@@ -1,0 +1,240 @@
+//! The page's section on service endpoints, before agents that read manifests, or nothing.
+
+use std::{fs, path::Path};
+
+use anyhow::{Result, ensure};
+use keelson_client::{Backend, Reported, Reporter};
+use keelson_harness::{agent::Settings, containerd::Kind, node::Node};
+
+use crate::{
+    DESK, PHONE,
+    browser::{Browser, Look},
+    count, keep,
+};
+
+/// A browser that shows an agent's page.
+async fn opened(node: &Node, look: Look, url: &str) -> Result<Browser> {
+    let browser = Browser::start(&node.scratch, look).await?;
+    browser.open(url).await?;
+    browser.until("document.getElementById('connection').dataset.state === 'live'").await?;
+    Ok(browser)
+}
+
+/// Services `web-0000` and so on, of which each has an endpoint on this node and one elsewhere.
+fn manifests(services: usize) -> String {
+    let service = |number: usize| {
+        let (high, low) = (number / 250, number % 250 + 1);
+        format!(
+            "apiVersion: v1\n\
+             kind: Service\n\
+             metadata: {{name: web-{number:04}, namespace: shop}}\n\
+             spec:\n  type: ClusterIP\n  clusterIP: 10.96.{high}.{low}\n  clusterIPs: [10.96.{high}.{low}]\n  \
+             ipFamilies: [IPv4]\n  ports: [{{name: http, port: 80, protocol: TCP}}]\n\
+             ---\n\
+             apiVersion: discovery.k8s.io/v1\n\
+             kind: EndpointSlice\n\
+             metadata:\n  name: web-{number:04}-a\n  namespace: shop\n  labels: {{kubernetes.io/service-name: web-{number:04}}}\n\
+             addressType: IPv4\n\
+             ports: [{{name: http, port: 8080, protocol: TCP}}]\n\
+             endpoints:\n\
+             - {{addresses: [10.180.{high}.{low}], nodeName: node, conditions: {{ready: true}}}}\n\
+             - {{addresses: [10.181.{high}.{low}], nodeName: other, conditions: {{ready: false}}}}\n"
+        )
+    };
+    (0..services).map(service).collect::<Vec<_>>().join("---\n")
+}
+
+/// Puts a file there at once, as careful writers do.
+fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let part = folder.join(format!(".{name}.part"));
+    fs::write(&part, text)?;
+    fs::rename(part, folder.join(name))?;
+    Ok(())
+}
+
+fn files(folder: &Path) -> Settings {
+    Settings::new().set("endpoints.source", "files").set("endpoints.manifests", folder.display().to_string())
+}
+
+fn shows(id: &str, part: &str) -> String {
+    format!("document.getElementById('{id}').innerText.includes({part:?})")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manifests() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let folder = node.scratch.dir("manifests")?;
+    write(&folder, "shop.yaml", &manifests(300))?;
+    let agent = node.agent(&files(&folder)).await?;
+    let desk = opened(&node, DESK, &agent.url()).await?;
+    desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
+    desk.until(&shows("endpoints-services", "300 Services")).await?;
+    desk.until(&shows("endpoints-source-note", &folder.display().to_string())).await?;
+    // Of all there are a bounded number is in the page.
+    desk.until(&format!("{} === 200", count("[data-service]"))).await?;
+    desk.until(&shows("services-count", "300 Services, first 200 shown")).await?;
+    keep(&desk, "endpoints").await?;
+
+    // One that is not among them is found.
+    desk.eval(
+        "((field) => { field.value = 'SHOP/web-0299'; field.dispatchEvent(new Event('input')); return true; })\
+         (document.getElementById('services-filter'))",
+    )
+    .await?;
+    desk.until(&format!("{} === 1", count("[data-service='shop/web-0299']"))).await?;
+    desk.until(&shows("services-count", "1 of 300 Services found")).await?;
+    desk.eval("document.querySelector('[data-service] .toggle').click() ?? true").await?;
+    let explained = |part: &str| {
+        format!("(document.querySelector('[data-service] .explanation')?.innerText ?? '').includes({part:?})")
+    };
+    desk.until(&explained("10.180.1.50:8080")).await?;
+    desk.until(&explained("node (this node)")).await?;
+    let chosen = |yes: bool| count(&format!("[data-service] .explained [data-chosen='{yes}']"));
+    desk.until(&format!("{} === 1", chosen(true))).await?;
+    ensure!(desk.eval(&chosen(false)).await? == 1, "the endpoint that is not ready is shown with its reason");
+    keep(&desk, "endpoints-explained").await?;
+
+    // What changes is seen without a reload.
+    write(&folder, "shop.yaml", &manifests(300).replace("ready: false", "ready: true"))?;
+    desk.until(&format!("{} === 2", chosen(true))).await?;
+
+    // A broken manifest is named, with its last good version kept, and nothing of it is markup.
+    write(&folder, "shop.yaml", "kind: Service\nmetadata: {name: web\n")?;
+    write(&folder, "<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
+    desk.until(&shows("faults", "shop.yaml")).await?;
+    desk.until(&shows("faults", "onerror=window.pwned=1>.yaml")).await?;
+    desk.until(&shows("faults-title", "2 invalid manifests")).await?;
+    ensure!(
+        desk.eval(&shows("endpoints-services", "300 Services")).await? == true,
+        "the good version is gone"
+    );
+    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup from a manifest's name ran");
+    keep(&desk, "endpoints-broken").await?;
+
+    let phone = opened(&node, PHONE, &format!("{}#service/shop/web-0007", agent.url())).await?;
+    phone.until("document.querySelector(\"[data-service='shop/web-0007'] .explanation\") !== null").await?;
+    let fits = "document.documentElement.scrollWidth <= window.innerWidth";
+    ensure!(phone.eval(fits).await? == true, "the page is wider than the window");
+    keep(&phone, "endpoints-phone").await?;
+    for browser in [&desk, &phone] {
+        let complaints = browser.complaints().await?;
+        ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_says_how_to_turn_endpoints_on() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let agent = node.agent(&Settings::new().set("endpoints.source", "off")).await?;
+    let browser = opened(&node, DESK, &agent.url()).await?;
+    browser
+        .until(&format!(
+            "/^Disabled: ./.test({})",
+            "document.getElementById('endpoints-off-reason').innerText"
+        ))
+        .await?;
+    browser.until(&shows("endpoints-off", "source = \"files\"")).await?;
+    ensure!(
+        browser.eval("document.getElementById('endpoints').hidden").await? == true,
+        "nothing else is shown"
+    );
+    Ok(())
+}
+
+/// Whether a row of backends has this text in this part.
+fn row(name: &str, part: &str, text: &str) -> String {
+    let selector = format!("[data-backend='{name}'] [data-part='{part}']");
+    format!("(document.querySelector({selector:?})?.innerText ?? '').includes({text:?})")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Result<()> {
+    let node = Node::start(Kind::V2).await?;
+    let folder = node.scratch.dir("manifests")?;
+    write(&folder, "shop.yaml", &manifests(1))?;
+    let agent = node.agent(&files(&folder)).await?;
+    let desk = opened(&node, DESK, &agent.url()).await?;
+    desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
+    ensure!(desk.eval("document.getElementById('backends-part').hidden").await? == true, "there are none");
+
+    let state = agent.json("/debug/endpoints?max=0").await?;
+    let instance_id: u64 = state["instance_id"].as_str().unwrap_or_default().parse()?;
+    let mut reporter = Reporter::new(agent.endpoints_target().parse()?);
+    let nft = Backend {
+        name: "nft".into(),
+        pid: std::process::id(),
+        version: "9.9.9".into(),
+        debug: "unix:///run/keelson-proxy/proxy.sock".into(),
+        http: "http://127.0.0.1:9441/".into(),
+        instance_id,
+        rev: state["rev"].as_u64().unwrap_or_default(),
+        state: "synced".into(),
+        last_sync_unix_ms: state["published_unix_ms"].as_i64().unwrap_or_default(),
+        service_ports: 3,
+        ..Backend::default()
+    };
+    let markup = "no set <img src=x onerror=window.pwned=1>";
+    let ill = Backend {
+        name: "ill".into(),
+        pid: 1,
+        state: "failing".into(),
+        reason: markup.into(),
+        instance_id: 0,
+        rev: 0,
+        http: String::new(),
+        ..nft.clone()
+    };
+    for backend in [&nft, &ill] {
+        ensure!(reporter.report(backend.clone()).await? == Reported::Taken);
+    }
+    desk.until(&shows("backends-title", "2 backends, 1 failing or not reporting")).await?;
+    desk.until(&row("nft", "health", "synced")).await?;
+    desk.until(&row("nft", "who", "9.9.9 · 3 service ports")).await?;
+    desk.until(&row("nft", "rev", &format!("at {}", nft.rev))).await?;
+    desk.until(&row("nft", "sync", " ago")).await?;
+    desk.until(&row("nft", "debug", "unix:///run/keelson-proxy/proxy.sock")).await?;
+    let link = "document.querySelector(\"[data-backend='nft'] a\").href === 'http://127.0.0.1:9441/'";
+    ensure!(desk.eval(link).await? == true, "the link leads elsewhere");
+    desk.until(&row("ill", "why", markup)).await?;
+    desk.until(&row("ill", "rev", "none yet")).await?;
+    let red = |name: &str| {
+        let colour = |of: &str| format!("getComputedStyle({of}).color");
+        let health = format!("document.querySelector(\"[data-backend='{name}'] [data-part='health']\")");
+        format!("{} === {}", colour(&health), colour("document.querySelector('#backends-title.error')"))
+    };
+    ensure!(desk.eval(&red("ill")).await? == true, "the one that fails is not red");
+    ensure!(desk.eval(&red("nft")).await? == false, "the one that is well is red");
+    let no_link = "document.querySelector(\"[data-backend='ill'] a\").hidden";
+    ensure!(desk.eval(no_link).await? == true, "there is a link to nowhere");
+    ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");
+    keep(&desk, "endpoints-backends").await?;
+
+    let phone = opened(&node, PHONE, &agent.url()).await?;
+    phone.until(&row("nft", "health", "synced")).await?;
+    let fits = "document.documentElement.scrollWidth <= window.innerWidth";
+    ensure!(phone.eval(fits).await? == true, "the page is wider than the window");
+    phone.eval("document.getElementById('backends-part').scrollIntoView() ?? true").await?;
+    keep(&phone, "endpoints-backends-phone").await?;
+
+    // One goes on reporting, from the other nothing more is heard: after half a minute that is told.
+    let reports = tokio::spawn(async move {
+        while reporter
+            .report(Backend { state: "synced".into(), reason: String::new(), ..ill.clone() })
+            .await
+            .is_ok()
+        {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+    });
+    desk.until(&row("nft", "health", "no report for ")).await?;
+    desk.until(&row("nft", "why", "last state synced")).await?;
+    desk.until(&row("ill", "health", "synced")).await?;
+    ensure!(desk.eval(&red("nft")).await? == true, "the silent one is not red");
+    reports.abort();
+    for browser in [&desk, &phone] {
+        let complaints = browser.complaints().await?;
+        ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! What becomes of flows that exist: cases 48 to 50.
+
+use crate::expect::{Target, Want, kept};
+use crate::objects::{Ep, PORT, elsewhere, on_node, port};
+use crate::rig::{Case, Setup, run};
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_cluster::endpoints::Kind;
+use keelson_cluster::net::plan::remote;
+use keelson_cluster::net::{Asker, Dual, Family, Flow, Outcome, Transport};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long none must come.
+const SILENCE: Duration = Duration::from_millis(700);
+
+/// A port of UDP with the case's node port.
+fn udp(case: &Case, n: u8) -> Value {
+    let mut udp = port("dns", PORT, Transport::Udp);
+    udp["nodePort"] = json!(case.node_port(n));
+    udp
+}
+
+/// The port of slices for it.
+fn served(number: u16) -> [Value; 1] {
+    [port("dns", number, Transport::Udp)]
+}
+
+async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
+    case.slices_of("svc", "a", &served(8080), endpoints).await
+}
+
+/// A flow that this endpoint answers: flows are opened until one is.
+async fn flow_to(asker: &Asker, to: SocketAddr, transport: Transport, endpoint: Dual) -> Result<Flow> {
+    // With two endpoints, a hundred in vain are no chance.
+    for _ in 0..100 {
+        let mut flow = asker.open(to, transport)?;
+        match flow.ask(ANSWER).await? {
+            Outcome::Answered { by, .. } if by.ip() == endpoint.of(Family::of(to.ip())) => return Ok(flow),
+            Outcome::Answered { .. } => {}
+            other => bail!("{to} over {}: {other:?}", transport.name()),
+        }
+    }
+    bail!("{to} never chose {endpoint:?}")
+}
+
+async fn answered_by(flow: &mut Flow, want: SocketAddr) -> Result<()> {
+    match flow.ask(ANSWER).await? {
+        Outcome::Answered { by, .. } if by == want => Ok(()),
+        other => bail!("wanted {want}: {other:?}"),
+    }
+}
+
+/// Waits until a flow is answered by another.
+async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> {
+    let flow = tokio::sync::Mutex::new(flow);
+    case.soon("the flow goes to another endpoint", || async {
+        let mut flow = flow.lock().await;
+        match flow.ask(SILENCE).await? {
+            Outcome::Answered { by, .. } if by == want => Ok(()),
+            other => bail!("wanted {want}: {other:?}"),
+        }
+    })
+    .await
+}
+
+#[test]
+fn case_48_flows_of_udp_to_an_endpoint_that_is_gone_are_forgotten_and_others_are_not() -> Result<()> {
+    run(async {
+        let case = Case::new(48, Setup::Plain).await?;
+        // By default an association that does not get on is forgotten after three seconds.
+        case.world().node().sysctl(&[("netfilter/nf_conntrack_sctp_timeout_cookie_wait", "120")])?;
+        let x = case.x_address(1);
+        let transports = [("t", Transport::Tcp), ("s", Transport::Sctp), ("dns", Transport::Udp)];
+        let mut ports = Vec::new();
+        for (name, transport) in transports {
+            let mut port = port(name, PORT, transport);
+            port["nodePort"] = json!(case.node_port(1));
+            ports.push(port);
+        }
+        case.make("svc", 1, &json!({"ports": ports, "externalIPs": [x.v4, x.v6]})).await?;
+        let served: Vec<_> = transports.map(|(name, transport)| port(name, 8080, transport)).into();
+        let (l1, r1) = (on_node(&case, 1), elsewhere(1));
+        case.slices_of("svc", "a", &served, &[l1.clone(), r1.clone()]).await?;
+        case.synced().await?;
+
+        let frontends: [Target; 4] = [case.v(1), case.w(1), case.x(1), case.np(1)];
+        let c = case.world().client();
+        let (mut gone, mut stay, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        for family in Family::BOTH {
+            for frontend in frontends {
+                let to = frontend.at(family);
+                gone.push((family, flow_to(&c, to, Transport::Udp, r1.at).await?));
+                stay.push((family, flow_to(&c, to, Transport::Udp, l1.at).await?));
+                for transport in [Transport::Tcp, Transport::Sctp] {
+                    others.push((family, flow_to(&c, to, transport, r1.at).await?));
+                }
+            }
+        }
+        case.slices_of("svc", "a", &served, std::slice::from_ref(&l1)).await?;
+        case.synced().await?;
+        for (family, flow) in &mut gone {
+            moved_to(&case, flow, l1.at.at(*family, 8080)).await?;
+        }
+        for (family, flow) in &mut stay {
+            answered_by(flow, l1.at.at(*family, 8080)).await?;
+        }
+        for (family, flow) in &mut others {
+            answered_by(flow, r1.at.at(*family, 8080)).await.context("a flow of TCP or SCTP")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_there() -> Result<()> {
+    run(async {
+        let case = Case::new(49, Setup::Plain).await?;
+        // Without any rules the kernel does not track connections at all.
+        case.synced().await?;
+        let c = case.world().client();
+        // There is no Service: the node sends it on, and remembers that it did not translate it.
+        let mut flows = Vec::new();
+        for family in Family::BOTH {
+            for target in [case.w(1), case.v(1)] {
+                let to = target.at(family);
+                let mut flow = c.open(to, Transport::Udp)?;
+                if target.at(family) == case.v(1).at(family) {
+                    // Addresses of ServiceCIDRs are dropped by now: an entry as one from before any proxy ran.
+                    remember(&case, &c, flow.port(), to)?;
+                } else {
+                    ensure!(flow.ask(SILENCE).await? == Outcome::Dropped, "the gateway answers over UDP");
+                    remembers(&case, family, &flow)?;
+                }
+                flows.push((family, flow));
+            }
+        }
+        case.make("svc", 1, &json!({"ports": [udp(&case, 1)]})).await?;
+        case.synced().await?;
+        for (family, flow) in &mut flows {
+            // Nobody has answered yet, so its packets are those of a new connection, and are rejected like those.
+            let outcome = flow.ask(SILENCE).await?;
+            ensure!(!matches!(outcome, Outcome::Answered { .. }), "there is no endpoint: {outcome:?}");
+            remembers(&case, *family, flow).with_context(|| format!("{outcome:?}"))?;
+        }
+        let r1 = elsewhere(1);
+        serve(&case, std::slice::from_ref(&r1)).await?;
+        case.synced().await?;
+        for (family, flow) in &mut flows {
+            moved_to(&case, flow, r1.at.at(*family, 8080)).await?;
+        }
+        Ok(())
+    })
+}
+
+/// Makes the node remember a flow that it did not translate.
+fn remember(case: &Case, asker: &Asker, port: u16, to: SocketAddr) -> Result<()> {
+    let family = Family::of(to.ip());
+    let (source, destination) = (asker.ip(family).to_string(), to.ip().to_string());
+    let (port, to) = (port.to_string(), to.port().to_string());
+    let args =
+        ["-I", "-p", "udp", "-s", &source, "-d", &destination, "--sport", &port, "--dport", &to, "-t", "600"];
+    case.world().node().conntrack(&args).map(drop)
+}
+
+/// Fails unless the node remembers a flow of UDP.
+fn remembers(case: &Case, family: Family, flow: &Flow) -> Result<()> {
+    let listed = case.world().node().conntrack(&["-L", "-f", as_conntrack_says(family), "-p", "udp"])?;
+    ensure!(listed.contains(&format!("sport={} ", flow.port())), "{flow:?} is not among\n{listed}");
+    Ok(())
+}
+
+fn as_conntrack_says(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
+    }
+}
+
+#[test]
+fn case_49_the_last_endpoint_goes_and_its_flows_stay_until_one_returns() -> Result<()> {
+    run(async {
+        let case = Case::new(149, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"ports": [udp(&case, 1)]})).await?;
+        let (l1, r1) = (on_node(&case, 1), elsewhere(1));
+        serve(&case, std::slice::from_ref(&l1)).await?;
+        case.synced().await?;
+        let c = case.world().client();
+        let v = case.v(1).over(Transport::Udp);
+        let mut flows = Vec::new();
+        for family in Family::BOTH {
+            flows.push((family, flow_to(&c, v.at(family), Transport::Udp, l1.at).await?));
+        }
+        serve(&case, &[]).await?;
+        case.synced().await?;
+        case.all([(c, v, Want::Reject)]).await?;
+        for (family, flow) in &mut flows {
+            answered_by(flow, l1.at.at(*family, 8080)).await.context("after the last endpoint went")?;
+        }
+        serve(&case, std::slice::from_ref(&r1)).await?;
+        case.synced().await?;
+        for (family, flow) in &mut flows {
+            moved_to(&case, flow, r1.at.at(*family, 8080)).await?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another_endpoint() -> Result<()> {
+    run(async {
+        let case = Case::new(50, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"ports": [udp(&case, 1)], "externalTrafficPolicy": "Local"})).await?;
+        let (l1, r1) = (on_node(&case, 1), elsewhere(1));
+        serve(&case, &[l1.clone(), r1.clone()]).await?;
+        case.synced().await?;
+        let pod = case.world().pod();
+        let mut flows = Vec::new();
+        for family in Family::BOTH {
+            for target in [case.w(1), case.v(1)] {
+                flows.push((family, flow_to(&pod, target.at(family), Transport::Udp, r1.at).await?));
+            }
+        }
+        // It leaves: no new flow goes there while others are ready, and it serves those that it has.
+        serve(&case, &[l1.clone(), r1.clone().leaving()]).await?;
+        case.synced().await?;
+        // A sync after which a clean-up has certainly been done.
+        serve(&case, &[l1.clone(), r1.clone().leaving(), on_node(&case, 2)]).await?;
+        case.synced().await?;
+        let new = [l1.clone(), on_node(&case, 2)];
+        case.all([(pod.clone(), case.v(1).over(Transport::Udp), kept(&new))]).await?;
+        for (family, flow) in &mut flows {
+            answered_by(flow, r1.at.at(*family, 8080)).await.context("to an endpoint that leaves")?;
+        }
+
+        // Another slice with another number of the port: R1 serves there from now on.
+        case.make("moved", 2, &json!({"ports": [udp(&case, 2)]})).await?;
+        case.slices_of("moved", "a", &served(8080), std::slice::from_ref(&r1)).await?;
+        case.synced().await?;
+        let mut flows = Vec::new();
+        for family in Family::BOTH {
+            flows.push((family, flow_to(&pod, case.v(2).at(family), Transport::Udp, r1.at).await?));
+        }
+        for family in Family::BOTH {
+            let slice = case.slice("moved", "a", family, &served(8081), std::slice::from_ref(&r1));
+            case.put(Kind::Slice, &slice).await?;
+        }
+        case.synced().await?;
+        for (family, flow) in &mut flows {
+            moved_to(&case, flow, remote(1).at(*family, 8081)).await?;
+        }
+        Ok(())
+    })
+}

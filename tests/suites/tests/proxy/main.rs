@@ -1,0 +1,37 @@
+//! What a service proxy does with packets: real Services and EndpointSlices at a real API server, a real network of a node
+//! in network namespaces, real connections over TCP, UDP and SCTP. What is asserted is who answered, whom it saw, and
+//! whether a connection that found nobody was rejected or dropped.
+//!
+//! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy` runs
+//! the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`). Both have to do the same: where a
+//! test asks which one it has before it, it is about how rules are written, and `docs/kube-proxy-differences.md` says why.
+
+// What a test tells is shown when it fails.
+#![allow(clippy::print_stderr)]
+
+use keelson_harness::suite::Suite;
+
+mod affinity;
+mod choice;
+mod conntrack;
+mod crowd;
+mod expect;
+mod frontends;
+mod health;
+mod held;
+mod node;
+mod node_ports;
+mod objects;
+mod operations;
+mod policies;
+mod priority;
+mod ranges;
+mod rig;
+mod slices;
+mod subject;
+mod topology;
+
+#[test]
+fn in_one_process() -> anyhow::Result<()> {
+    Suite { test: "in_one_process", threads: 4, skip: &[], env: &[] }.run()
+}

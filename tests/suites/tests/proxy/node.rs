@@ -1,0 +1,54 @@
+//! What answers on a node whose Node object goes, or loses what it said: P4.
+
+use crate::expect::{Want, masked};
+use crate::objects::{elsewhere, on_node};
+use crate::rig::{Case, Setup, run};
+use crate::subject::Subject;
+use anyhow::Result;
+use keelson_cluster::endpoints::Kind;
+use serde_json::json;
+
+/// Node ports answer at the node's address and at no other, and the zone counts.
+async fn unchanged(case: &Case, there: &Want) -> Result<()> {
+    let (c, pod) = (case.world().client(), case.world().pod());
+    case.all([
+        (c.clone(), case.np(1), there.clone()),
+        (pod, case.np(1), there.clone()),
+        (c, case.np2(1), Want::Reset),
+    ])
+    .await
+}
+
+#[test]
+fn p4_what_answers_on_a_node_stays_when_its_node_object_goes_or_loses_its_addresses() -> Result<()> {
+    run(async {
+        let case = Case::alone(158, Setup::OwnNode).await?;
+        case.make("svc", 1, &json!({"type": "NodePort"})).await?;
+        let l1 = on_node(&case, 1).zones(&["a"]);
+        case.slices("svc", &[l1.clone(), elsewhere(1).zones(&["b"])]).await?;
+        case.synced().await?;
+        let there = masked([&l1]);
+        unchanged(&case, &there).await?;
+
+        let status = json!({"status": {"addresses": null}});
+        case.writer.patch(Kind::Node, &format!("{}/status", case.node()), &status).await?;
+        case.synced().await?;
+        unchanged(&case, &there).await?;
+
+        case.writer.delete(Kind::Node, case.node()).await?;
+        case.node_gone().await?;
+        unchanged(&case, &there).await?;
+        // A kube-proxy that starts without a Node has no facts to keep.
+        if case.subject() == Subject::Keelson {
+            case.bench.running.restart_agent().await?;
+            case.bench.running.kill9().await?;
+            case.bench.running.start_again(case.world()).await?;
+            case.synced().await?;
+            unchanged(&case, &there).await?;
+        }
+
+        case.make_node().await?;
+        case.synced().await?;
+        unchanged(&case, &there).await
+    })
+}

@@ -1,0 +1,266 @@
+//! Owns: the objects of a case. In: what is not usual about them. Out: Services and EndpointSlices at the API server, of
+//! both families.
+
+use crate::rig::Case;
+use anyhow::{Context as _, Result, ensure};
+use http::Method;
+use keelson_cluster::endpoints::Kind;
+use keelson_cluster::net::plan::{local, remote};
+use keelson_cluster::net::{Dual, Family, Transport};
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// The port of a Service that is called `http`.
+pub(crate) const PORT: u16 = 80;
+
+/// An endpoint: a pod, on the case's node or another.
+#[derive(Clone, Debug)]
+pub(crate) struct Ep {
+    pub(crate) at: Dual,
+    node: Option<String>,
+    more: Value,
+}
+
+/// A pod of the node, ready.
+pub(crate) fn on_node(case: &Case, number: u8) -> Ep {
+    Ep { at: local(number), node: Some(case.node().to_owned()), more: json!({}) }
+}
+
+/// A pod of another node, ready.
+pub(crate) fn elsewhere(number: u8) -> Ep {
+    Ep { at: remote(number), node: Some("other".to_owned()), more: json!({}) }
+}
+
+impl Ep {
+    /// With this in its slice.
+    pub(crate) fn with(mut self, more: Value) -> Self {
+        if let (Some(own), Some(more)) = (self.more.as_object_mut(), more.as_object()) {
+            own.extend(more.clone());
+        }
+        self
+    }
+
+    fn conditions(self, ready: bool, serving: bool, terminating: bool) -> Self {
+        self.with(json!({"conditions": {"ready": ready, "serving": serving, "terminating": terminating}}))
+    }
+
+    /// Neither ready nor serving.
+    pub(crate) fn unready(self) -> Self {
+        self.conditions(false, false, false)
+    }
+
+    /// Serving and terminating.
+    pub(crate) fn leaving(self) -> Self {
+        self.conditions(false, true, true)
+    }
+
+    /// Terminating and not serving any more.
+    pub(crate) fn gone(self) -> Self {
+        self.conditions(false, false, true)
+    }
+
+    /// With hints for these zones.
+    pub(crate) fn zones(self, zones: &[&str]) -> Self {
+        let zones: Vec<Value> = zones.iter().map(|zone| json!({"name": zone})).collect();
+        self.hint("forZones", &zones)
+    }
+
+    /// With hints for these nodes.
+    pub(crate) fn nodes(self, nodes: &[&str]) -> Self {
+        let nodes: Vec<Value> = nodes.iter().map(|node| json!({"name": node})).collect();
+        self.hint("forNodes", &nodes)
+    }
+
+    fn hint(mut self, key: &str, names: &[Value]) -> Self {
+        self.more["hints"][key] = json!(names);
+        self
+    }
+
+    /// With another address.
+    pub(crate) fn moved_to(self, at: Dual) -> Self {
+        Self { at, ..self }
+    }
+
+    /// Without a node.
+    pub(crate) fn nowhere(mut self) -> Self {
+        self.node = None;
+        self
+    }
+
+    /// As it is in a slice.
+    pub(crate) fn object(&self, family: Family) -> Value {
+        let mut object = json!({"addresses": [self.at.of(family)], "conditions": {"ready": true}});
+        if let Some(node) = &self.node {
+            object["nodeName"] = json!(node);
+        }
+        if let (Some(object), Some(more)) = (object.as_object_mut(), self.more.as_object()) {
+            object.extend(more.clone());
+        }
+        object
+    }
+}
+
+/// A port of a Service: its index decides its node port.
+pub(crate) fn port(name: &str, number: u16, transport: Transport) -> Value {
+    json!({"name": name, "protocol": transport.name(), "port": number})
+}
+
+/// The usual port of a slice.
+pub(crate) fn at_8080() -> Vec<Value> {
+    vec![port("http", 8080, Transport::Tcp)]
+}
+
+impl Case {
+    /// V of the case's Service of this number.
+    pub(crate) fn v_address(&self, n: u8) -> Dual {
+        let last = u16::from_be_bytes([self.number(), n]);
+        Dual {
+            v4: Ipv4Addr::new(10, 100, self.number(), n),
+            v6: Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, last),
+        }
+    }
+
+    fn external(&self, net: u8, n: u8) -> Dual {
+        let (number, last) = (u16::from(self.number()), u16::from(n));
+        Dual {
+            v4: Ipv4Addr::new(172, 30 + net, self.number(), n),
+            v6: Ipv6Addr::new(0xfd00, 0xee, u16::from(net), 0, 0, 0, number, last),
+        }
+    }
+
+    /// W.
+    pub(crate) fn w_address(&self, n: u8) -> Dual {
+        self.external(0, n)
+    }
+
+    /// X.
+    pub(crate) fn x_address(&self, n: u8) -> Dual {
+        self.external(1, n)
+    }
+
+    /// NP of the port `http`; a case has those of 0 to 9, where 10 - n is the health check port of the Service n.
+    pub(crate) fn node_port(&self, n: u8) -> u16 {
+        30_000 + u16::from(self.number()) * 10 + u16::from(n)
+    }
+
+    /// A Service of type LoadBalancer with V, W and NP of both families, one port `http`; `spec` replaces any part of its
+    /// spec. A `null` removes it.
+    pub(crate) fn service(&self, name: &str, n: u8, spec: &Value) -> Value {
+        let v = self.v_address(n);
+        let mut http = port("http", PORT, Transport::Tcp);
+        http["nodePort"] = json!(self.node_port(n));
+        let mut whole = json!({
+            "type": "LoadBalancer",
+            "clusterIP": v.v4, "clusterIPs": [v.v4, v.v6],
+            "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
+            "ports": [http],
+        });
+        if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
+            whole.extend(spec.clone());
+            whole.retain(|_, value| !value.is_null());
+            // What the API server would allocate may be another case's.
+            if whole["type"] == "LoadBalancer"
+                && whole.get("externalTrafficPolicy").is_some_and(|policy| policy == "Local")
+            {
+                whole.entry("healthCheckNodePort").or_insert_with(|| json!(self.node_port(10 - n)));
+            }
+            if whole["type"] == "ClusterIP" && !spec.contains_key("ports") {
+                whole.insert("ports".to_owned(), json!([port("http", PORT, Transport::Tcp)]));
+            }
+        }
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": whole})
+    }
+
+    /// Makes such a Service, and gives it W if it is of type LoadBalancer.
+    pub(crate) async fn make(&self, name: &str, n: u8, spec: &Value) -> Result<()> {
+        let service = self.service(name, n, spec);
+        self.writer.create(Kind::Service, &service).await?;
+        if service["spec"]["type"] == "LoadBalancer" {
+            let w = self.w_address(n);
+            self.ingress(name, &[json!({"ip": w.v4}), json!({"ip": w.v6})]).await?;
+        }
+        Ok(())
+    }
+
+    /// Sets what the load balancer says.
+    pub(crate) async fn ingress(&self, name: &str, ingress: &[Value]) -> Result<()> {
+        let status = json!({"status": {"loadBalancer": {"ingress": ingress}}});
+        self.writer.patch(Kind::Service, &format!("{name}/status"), &status).await.map(drop)
+    }
+
+    /// Changes parts of a Service's spec.
+    pub(crate) async fn respec(&self, name: &str, spec: &Value) -> Result<()> {
+        self.writer.patch(Kind::Service, name, &json!({"spec": spec})).await.map(drop)
+    }
+
+    /// A slice of one family.
+    pub(crate) fn slice(
+        &self,
+        service: &str,
+        suffix: &str,
+        family: Family,
+        ports: &[Value],
+        endpoints: &[Ep],
+    ) -> Value {
+        let endpoints: Vec<Value> = endpoints.iter().map(|endpoint| endpoint.object(family)).collect();
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": slice_name(service, suffix, family),
+                "labels": {"kubernetes.io/service-name": service},
+            },
+            "addressType": family.name(), "ports": ports, "endpoints": endpoints,
+        })
+    }
+
+    /// Writes the slices of a Service, one a family, whether they are there or not.
+    pub(crate) async fn slices(&self, service: &str, endpoints: &[Ep]) -> Result<()> {
+        self.slices_of(service, "a", &at_8080(), endpoints).await
+    }
+
+    /// The same with another name and other ports.
+    pub(crate) async fn slices_of(
+        &self,
+        service: &str,
+        suffix: &str,
+        ports: &[Value],
+        endpoints: &[Ep],
+    ) -> Result<()> {
+        for family in Family::BOTH {
+            self.put(Kind::Slice, &self.slice(service, suffix, family, ports, endpoints)).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes an object, whether it is there or not.
+    pub(crate) async fn put(&self, kind: Kind, object: &Value) -> Result<()> {
+        match self.writer.try_create(kind, object).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                self.writer.replace(kind, object).await.map(drop)
+            }
+            other => other.map(drop).with_context(|| format!("cannot make {object}")),
+        }
+    }
+
+    /// Deletes the slices of a Service.
+    pub(crate) async fn delete_slices(&self, service: &str, suffix: &str) -> Result<()> {
+        for family in Family::BOTH {
+            self.writer.delete(Kind::Slice, &slice_name(service, suffix, family)).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless the API server refuses an object as invalid, for what only [`Case::put_unchecked`] can write.
+    pub(crate) async fn refused(&self, kind: Kind, object: &Value) -> Result<()> {
+        let outcome = self.writer.ask(Method::POST, kind, "", Some(object)).await;
+        ensure!(
+            matches!(&outcome, Err(kube::Error::Api(status)) if status.code == 422),
+            "the API server took {object}: {outcome:?}"
+        );
+        Ok(())
+    }
+}
+
+fn slice_name(service: &str, suffix: &str, family: Family) -> String {
+    format!("{service}-{suffix}-{}", family.name().to_lowercase())
+}

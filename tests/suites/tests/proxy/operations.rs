@@ -1,0 +1,270 @@
+//! How the proxy goes about it: cases 56 to 60.
+
+use crate::expect::{Want, kept, masked};
+use crate::held::HeldTable;
+use crate::objects::{elsewhere, on_node};
+use crate::rig::{Case, Setup, run};
+use crate::subject::Subject;
+use anyhow::{Context as _, Result, bail, ensure};
+use keelson_cluster::net::{Family, Outcome, Transport};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(5);
+/// `ROUGH_SYNC_PERIOD`.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// What is in the proxy's table of a family: rules with their handles, elements of sets and maps. Elements that clients
+/// make (affinity) are left out.
+fn contents(case: &Case, family: Family) -> Result<BTreeSet<String>> {
+    let kind = if family == Family::V4 { "ip" } else { "ip6" };
+    let text = case.world().node().nft(&["-j", "-a", "list", "table", kind, case.subject().table()])?;
+    let listed: Value = serde_json::from_str(&text).context("nft writes JSON")?;
+    let mut all = BTreeSet::new();
+    for object in listed["nftables"].as_array().context("a list")? {
+        if let Some(rule) = object.get("rule") {
+            all.insert(format!("rule of {} {}: {}", rule["chain"], rule["handle"], rule["expr"]));
+        }
+        for set in ["set", "map"].iter().filter_map(|kind| object.get(kind)) {
+            let name = set["name"].as_str().unwrap_or_default();
+            all.insert(format!("set {name} {}", set["handle"]));
+            if !name.starts_with("affinity") {
+                all.extend(
+                    set["elem"]
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .map(|elem| format!("element of {name}: {elem}")),
+                );
+            }
+        }
+    }
+    Ok(all)
+}
+
+#[test]
+fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alone() -> Result<()> {
+    run(async {
+        let case = Case::alone(56, Setup::Rough).await?;
+        case.make("svc", 1, &json!({})).await?;
+        case.make("idle", 2, &json!({})).await?;
+        case.slices("svc", &[on_node(&case, 1), elsewhere(1)]).await?;
+        case.slices("idle", &[on_node(&case, 2), elsewhere(2)]).await?;
+        case.synced().await?;
+        // The first that was never there is some periods later.
+        tokio::time::sleep(2 * PERIOD).await;
+        let before = Family::BOTH.map(|family| contents(&case, family));
+        tokio::time::sleep(3 * PERIOD).await;
+        for (family, before) in Family::BOTH.into_iter().zip(before) {
+            let (before, after) = (before?, contents(&case, family)?);
+            ensure!(before == after, "{:?}", before.symmetric_difference(&after).collect::<Vec<_>>());
+        }
+
+        let before = Family::BOTH.map(|family| contents(&case, family));
+        case.slices("svc", &[on_node(&case, 1), elsewhere(3)]).await?;
+        let both = [on_node(&case, 1), elsewhere(3)];
+        case.soon_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
+        for (family, before) in Family::BOTH.into_iter().zip(before) {
+            let (before, after) = (before?, contents(&case, family)?);
+            let changed: Vec<_> = before.symmetric_difference(&after).cloned().collect();
+            let (rules, elements): (Vec<_>, Vec<_>) =
+                changed.iter().partition(|line| line.starts_with("rule"));
+            match case.subject() {
+                // Rules are of the numbers of endpoints, and that has not changed.
+                Subject::Keelson => ensure!(rules.is_empty(), "{rules:?}"),
+                Subject::KubeProxy => {
+                    ensure!(rules.iter().all(|rule| rule.contains("case-56/svc")), "{rules:?}");
+                }
+            }
+            ensure!(!changed.is_empty() && elements.len() <= 8, "{changed:?}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
+    run(async {
+        let case = Case::alone(57, Setup::Rough).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let all = [1, 2, 3, 4, 5].map(elsewhere);
+        case.slices("svc", &all[..2]).await?;
+        let hour = json!({
+            "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 3600}},
+        });
+        case.make("sticky", 2, &hour).await?;
+        case.slices("sticky", &all).await?;
+        case.make("gone", 3, &json!({})).await?;
+        case.slices("gone", &all[..1]).await?;
+        case.synced().await?;
+        let who = async |family: Family| match case
+            .world()
+            .client()
+            .ask(case.v(2).at(family), Transport::Tcp, ANSWER)
+            .await?
+        {
+            Outcome::Answered { by, .. } => Ok(by),
+            other => bail!("{other:?}"),
+        };
+        let before = [who(Family::V4).await?, who(Family::V6).await?];
+
+        // Somebody asks all the time, and is answered every time.
+        let done = Arc::new(AtomicBool::new(false));
+        let (asker, to, over) = (case.world().pod(), case.v(1).at(Family::V4), done.clone());
+        let asking = tokio::spawn(async move {
+            let mut asked = 0;
+            while !over.load(Ordering::Relaxed) {
+                match asker.ask(to, Transport::Tcp, ANSWER).await? {
+                    Outcome::Answered { .. } => asked += 1,
+                    other => bail!("after {asked} answers: {other:?}"),
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Ok(asked)
+        });
+        case.bench.running.kill9().await?;
+        // Rules stay where they are while nobody is there, and what changes meanwhile is made up for.
+        case.all([(case.world().client(), case.w(1), masked(&all[..2]))]).await?;
+        case.writer.delete(keelson_cluster::endpoints::Kind::Service, "gone").await?;
+        case.bench.running.start_again(case.world()).await?;
+        case.synced().await?;
+        ensure!([who(Family::V4).await?, who(Family::V6).await?] == before, "a client was moved");
+        case.all([
+            (case.world().client(), case.w(1), masked(&all[..2])),
+            (case.world().client(), case.w(3), Want::Untouched),
+            (case.world().pod(), case.v(3), Want::Drop),
+        ])
+        .await?;
+        done.store(true, Ordering::Relaxed);
+        let asked = asking.await.context("the task that asks")??;
+        ensure!(asked > 10, "only {asked} questions were asked");
+        Ok(())
+    })
+}
+
+#[test]
+fn case_58_endpoints_that_go_and_come_back_at_once_are_there() -> Result<()> {
+    run(async {
+        let case = Case::new(58, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let both = [on_node(&case, 1), elsewhere(1)];
+        case.slices("svc", &both).await?;
+        case.synced().await?;
+        for _ in 0..3 {
+            case.slices("svc", &[]).await?;
+            case.soon_all(vec![(case.world().pod(), case.v(1), Want::Reject)]).await?;
+            case.slices("svc", &both).await?;
+            case.soon_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
+        }
+        // A clean-up that comes later takes nothing away that is in use again.
+        case.synced().await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept(&both))]).await
+    })
+}
+
+#[test]
+fn case_59_what_the_kernel_refused_is_tried_again_and_made_whole() -> Result<()> {
+    run(async {
+        let case = Case::alone(59, Setup::Rough).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let both = [on_node(&case, 1), elsewhere(1)];
+        case.slices("svc", &both).await?;
+        case.synced().await?;
+        let failures = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
+        let v4 = [("ip_family", "IPv4")];
+        let before = case.metric(failures, &v4).await?;
+        let held = HeldTable::take(case.world(), case.subject().table(), Family::V4).await?;
+        case.make("more", 2, &json!({})).await?;
+        case.slices("more", &both).await?;
+        let pod = case.world().pod();
+        case.soon_all(vec![(pod.clone(), case.v(2).v6(), kept(&both))]).await?;
+        case.soon("failures are counted", || async {
+            let now = case.metric(failures, &v4).await?;
+            ensure!(now > before, "{failures} is {now}, and was {before}");
+            Ok(())
+        })
+        .await?;
+        drop(held);
+        // All of it is there again, and not only what has changed; the service of before too.
+        let want = kept(&both);
+        case.soon_all(vec![(pod.clone(), case.v(2), want.clone()), (pod, case.v(1), want)]).await?;
+        case.all([(case.world().client(), case.w(1), masked(&both))]).await
+    })
+}
+
+#[test]
+fn a_table_that_somebody_removes_comes_back() -> Result<()> {
+    run(async {
+        let case = Case::alone(160, Setup::Rough).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let both = [on_node(&case, 1), elsewhere(1)];
+        case.slices("svc", &both).await?;
+        case.synced().await?;
+        let (pod, c) = (case.world().pod(), case.world().client());
+        for kind in ["ip", "ip6"] {
+            case.world().node().nft(&["delete", "table", kind, case.subject().table()])?;
+        }
+        if case.subject() == Subject::KubeProxy {
+            // It does not look while it has nothing to do, but for once an hour.
+            tokio::time::sleep(4 * PERIOD).await;
+            case.all([(pod.clone(), case.v(1), Want::Untouched)]).await?;
+            case.synced().await?;
+        }
+        case.soon_all(vec![(pod, case.v(1), kept(&both))]).await?;
+        case.all([(c.clone(), case.w(1), masked(&both)), (c, case.np(1), masked(&both))]).await
+    })
+}
+
+#[test]
+fn case_60_ports_without_local_endpoints_are_counted() -> Result<()> {
+    run(async {
+        let case = Case::alone(60, Setup::Plain).await?;
+        case.synced().await?;
+        let counts = async || {
+            let mut counts = Vec::new();
+            for policy in ["internal", "external"] {
+                for family in ["IPv4", "IPv6"] {
+                    let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
+                    let labels = [("traffic_policy", policy), ("ip_family", family)];
+                    counts.push(case.metric(name, &labels).await?);
+                }
+            }
+            Ok::<_, anyhow::Error>(counts)
+        };
+        let before = counts().await?;
+        let more = |internal: f64, external: f64| -> Vec<f64> {
+            before
+                .iter()
+                .zip([internal, internal, external, external])
+                .map(|(was, more)| was + more)
+                .collect()
+        };
+        let soon = async |what: &str, want: Vec<f64>| {
+            case.soon(what, || async {
+                let now = counts().await?;
+                ensure!(now == want, "{now:?} and not {want:?}");
+                Ok(())
+            })
+            .await
+        };
+        case.make("nobody", 1, &json!({"internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local"}))
+            .await?;
+        case.synced().await?;
+        soon("no endpoints at all are not counted", more(0.0, 0.0)).await?;
+        case.make("inside", 2, &json!({"internalTrafficPolicy": "Local"})).await?;
+        case.slices("inside", &[elsewhere(1)]).await?;
+        soon("the internal policy is counted", more(1.0, 0.0)).await?;
+        case.make("outside", 3, &json!({"externalTrafficPolicy": "Local"})).await?;
+        case.slices("outside", &[elsewhere(1)]).await?;
+        soon("the external policy is counted", more(1.0, 1.0)).await?;
+        case.slices("inside", &[on_node(&case, 1)]).await?;
+        case.slices("outside", &[]).await?;
+        soon("they are counted no more", more(0.0, 0.0)).await
+    })
+}

@@ -1,0 +1,283 @@
+//! Owns: what the cases share. In: which proxy is under test, how it is set up, the number of a case. Out: a running proxy
+//! in a world of its own, and a namespace, addresses and node ports that no other case has.
+//!
+//! All worlds look alike and all proxies see all Services; a world is its setup's alone, so a case may be asked for in any
+//! of them, and cases run beside each other. Everything lives until the test process ends, and is removed then.
+
+use crate::subject::{Running, Subject};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::{Kind, Writer};
+use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster};
+use keelson_cluster::manifests::COMPANION as MANIFEST;
+use keelson_cluster::net::plan::{NODE, NODE_CIDRS};
+use keelson_cluster::net::{Forward, World, http_get_from, remove_at_the_end};
+use keelson_harness::scratch::Scratch;
+pub(crate) use keelson_harness::suite::run;
+use keelson_harness::util::PATIENCE;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// A proxy's settings, and the node it runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Setup {
+    /// Pods are known by the cluster's CIDRs; nothing else is set.
+    Plain,
+    /// Nothing tells pods from others.
+    NoDetector,
+    /// Pods are known by the node's own CIDRs.
+    NodeCidr,
+    /// Pods are known by the bridge that they come in by.
+    Bridge,
+    /// Pods are known by the beginning of the interface's name that they come in by.
+    Prefix,
+    /// Everything to cluster IPs is masqueraded.
+    MasqueradeAll,
+    /// Node ports on all nodes' networks, of both families.
+    NodePortsListed,
+    /// Node ports on all nodes' networks, of IPv4 only.
+    NodePortsV4,
+    /// Node ports on all addresses.
+    NodePortsAll,
+    /// Like `Plain`, on a node whose Node object a test changes. One test at a time, by [`Case::alone`].
+    OwnNode,
+    /// With a short sync period, for tests that kill the proxy or take its table. One test at a time, by [`Case::alone`].
+    Rough,
+}
+
+impl Setup {
+    /// The name of the node.
+    pub(crate) fn node(self) -> &'static str {
+        match self {
+            Self::OwnNode => "n2",
+            _ => "n1",
+        }
+    }
+
+    async fn bench(self) -> Result<Arc<Bench>> {
+        type Cells = HashMap<Setup, Arc<OnceCell<Arc<Bench>>>>;
+        static ALL: LazyLock<Mutex<Cells>> = LazyLock::new(Mutex::default);
+        let cell = ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(self).or_default().clone();
+        cell.get_or_try_init(|| async { Bench::start(self).await.map(Arc::new) }).await.cloned()
+    }
+}
+
+/// The cluster of all.
+pub(crate) struct Shared {
+    pub(crate) cluster: Cluster,
+    pub(crate) scratch: Scratch,
+}
+
+pub(crate) async fn shared() -> Result<&'static Shared> {
+    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+    SHARED
+        .get_or_try_init(|| async {
+            let scratch = Scratch::new()?;
+            remove_at_the_end(scratch.path())?;
+            let args = vec![
+                "--service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112".to_owned(),
+                "--audit-log-path=".to_owned(),
+            ];
+            let options = ApiOptions { args, ..ApiOptions::default() };
+            let cluster = Cluster::start_with(&scratch, &options).await?;
+            cluster.admin.apply(MANIFEST).await?;
+            Ok(Shared { cluster, scratch })
+        })
+        .await
+}
+
+/// A world with a proxy in it.
+pub(crate) struct Bench {
+    pub(crate) setup: Setup,
+    pub(crate) world: World,
+    pub(crate) running: Running,
+    _api: Forward,
+}
+
+impl Bench {
+    async fn start(setup: Setup) -> Result<Self> {
+        let shared = shared().await?;
+        Self::start_via(shared, setup, None).await
+    }
+
+    async fn start_via(shared: &Shared, setup: Setup, via: Option<&ApiProxy>) -> Result<Self> {
+        let world = World::new()?;
+        let address = match via {
+            Some(via) => via.endpoint().trim_start_matches("https://").to_owned(),
+            None => shared.cluster.api.address().to_owned(),
+        };
+        let api = Forward::start(world.node(), address.parse()?, &address)?;
+        make_node(shared, setup.node()).await?;
+        let running = Running::start(shared, setup, &world, via).await?;
+        Ok(Self { setup, world, running, _api: api })
+    }
+}
+
+/// A node in zone a, unless it is there.
+async fn make_node(shared: &Shared, name: &str) -> Result<()> {
+    let writer = Writer::new(&shared.cluster.admin, "default").await?;
+    let labels = json!({"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": name});
+    let node = json!({
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"podCIDR": NODE_CIDRS[0], "podCIDRs": NODE_CIDRS},
+    });
+    match writer.try_create(Kind::Node, &node).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        other => {
+            other.context("cannot make the Node")?;
+        }
+    }
+    let addresses =
+        [NODE.v4.to_string(), NODE.v6.to_string()].map(|ip| json!({"type": "InternalIP", "address": ip}));
+    let status = json!({"status": {"addresses": addresses}});
+    writer.patch(Kind::Node, &format!("{name}/status"), &status).await.map(drop)
+}
+
+/// What belongs to one case: a namespace in the API, addresses, node ports. The proxy is its setup's.
+pub(crate) struct Case {
+    pub(crate) writer: Writer,
+    pub(crate) bench: Arc<Bench>,
+    number: u8,
+    sentinels: Mutex<u8>,
+    _turn: Turn,
+}
+
+/// All proxies see what every case does: one that looks at that must have nobody beside it.
+enum Turn {
+    Beside { _guard: RwLockReadGuard<'static, ()> },
+    Alone { _guard: RwLockWriteGuard<'static, ()> },
+}
+
+static TURN: RwLock<()> = RwLock::const_new(());
+
+impl Case {
+    /// A case by a number that no other call has: below 100 the number of section 8, and more where a case needs several.
+    pub(crate) async fn new(number: u8, setup: Setup) -> Result<Self> {
+        Self::with(number, setup, Turn::Beside { _guard: TURN.read().await }).await
+    }
+
+    /// The same, with no other case beside it.
+    pub(crate) async fn alone(number: u8, setup: Setup) -> Result<Self> {
+        Self::with(number, setup, Turn::Alone { _guard: TURN.write().await }).await
+    }
+
+    async fn with(number: u8, setup: Setup, turn: Turn) -> Result<Self> {
+        let writer = Writer::new(&shared().await?.cluster.admin, &format!("case-{number}")).await?;
+        let bench = setup.bench().await?;
+        Ok(Self { writer, bench, number, sentinels: Mutex::new(0), _turn: turn })
+    }
+
+    /// A case with a world and a proxy of its own, which reaches the API server by `via`.
+    pub(crate) async fn starting(number: u8, via: &ApiProxy) -> Result<Self> {
+        let shared = shared().await?;
+        let writer = Writer::new(&shared.cluster.admin, &format!("case-{number}")).await?;
+        let bench = Arc::new(Bench::start_via(shared, Setup::Plain, Some(via)).await?);
+        let turn = Turn::Beside { _guard: TURN.read().await };
+        Ok(Self { writer, bench, number, sentinels: Mutex::new(0), _turn: turn })
+    }
+
+    /// What the proxy's metrics say now.
+    pub(crate) async fn metrics(&self) -> Result<String> {
+        let at = SocketAddr::from(([127, 0, 0, 1], 10249));
+        Ok(http_get_from(self.world().node(), at, "/metrics").await?.success()?.text())
+    }
+
+    /// A metric by its name and whole label set in any order; one that is not there is 0, as kube-proxy leaves out what it
+    /// never counted.
+    pub(crate) async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
+        let text = self.metrics().await?;
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
+            let (own, set) = series.split_once('{').unwrap_or((series, ""));
+            let has = |(key, value): &(&str, &str)| set.contains(&format!("{key}=\"{value}\""));
+            if own == name && labels.iter().all(has) {
+                return value.parse().with_context(|| format!("{line:?} is no metric"));
+            }
+        }
+        Ok(0.0)
+    }
+
+    pub(crate) fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// The world.
+    pub(crate) fn world(&self) -> &World {
+        &self.bench.world
+    }
+
+    /// Whether kube-proxy is under test.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject::get()
+    }
+
+    /// The name of the node.
+    pub(crate) fn node(&self) -> &'static str {
+        self.bench.setup.node()
+    }
+
+    /// Makes the node, which is not there.
+    pub(crate) async fn make_node(&self) -> Result<()> {
+        make_node(shared().await?, self.node()).await
+    }
+
+    /// Waits until the proxy knows that the node was deleted. The Node comes by another watch than a sentinel; kube-proxy shows
+    /// nothing of it.
+    pub(crate) async fn node_gone(&self) -> Result<()> {
+        self.soon("the agent knows that the Node is gone", || async {
+            ensure!(self.bench.running.sees_node().await? != Some(true), "it does not");
+            Ok(())
+        })
+        .await?;
+        self.synced().await
+    }
+
+    /// The number of the next sentinel.
+    pub(crate) fn next_sentinel(&self) -> Result<u8> {
+        let mut last = self.sentinels.lock().unwrap_or_else(PoisonError::into_inner);
+        *last += 1;
+        ensure!(*last < 100, "a case has less than 100 sentinels");
+        Ok(*last)
+    }
+
+    /// Writes an object past the API server's validation, as an older API server may have left it. It begins to be seen
+    /// by watches as any other.
+    pub(crate) async fn put_unchecked(&self, kind: Kind, object: &Value) -> Result<()> {
+        let (prefix, version, name) = match kind {
+            Kind::Service => ("services/specs", "v1", "Service"),
+            Kind::Slice => ("endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
+            other => anyhow::bail!("nobody puts a {other:?} past the API server"),
+        };
+        let mut object = object.clone();
+        object["apiVersion"] = json!(version);
+        object["kind"] = json!(name);
+        object["metadata"]["namespace"] = json!(self.writer.namespace());
+        object["metadata"]["uid"] = json!(format!("00000000-0000-4000-8000-{:012}", rand::random::<u32>()));
+        let own = object["metadata"]["name"].as_str().context("an object has a name")?;
+        let key = format!("/registry/{prefix}/{}/{own}", self.writer.namespace());
+        shared().await?.cluster.etcd.etcdctl(&["put", &key, &object.to_string()]).await.map(drop)
+    }
+
+    /// What the proxy wrote to its log last, for a test that failed.
+    pub(crate) fn explain(&self) -> String {
+        let log = self.bench.running.log().unwrap_or_default();
+        let mut from = log.len().saturating_sub(3000);
+        while !log.is_char_boundary(from) {
+            from += 1;
+        }
+        let dump =
+            std::env::var_os("KEELSON_PROXY_DUMP").map(|_| self.world().node().nft(&["list", "ruleset"]));
+        let dump = dump.and_then(Result::ok).unwrap_or_default();
+        format!("the proxy's log ends:\n{}\n{dump}", &log[from..])
+    }
+
+    /// Waits [`PATIENCE`] until this is so.
+    pub(crate) async fn soon<F>(&self, what: &str, check: impl FnMut() -> F) -> Result<()>
+    where
+        F: Future<Output = Result<()>>,
+    {
+        keelson_harness::util::eventually(PATIENCE, what, check).await.with_context(|| self.explain())
+    }
+}

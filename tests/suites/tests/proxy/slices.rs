@@ -1,0 +1,232 @@
+//! What slices say: cases 6 to 13 and 18 to 22.
+
+use crate::expect::{Want, kept};
+use crate::objects::{PORT, elsewhere, on_node, port};
+use crate::rig::{Case, Setup, run};
+use anyhow::Result;
+use keelson_cluster::endpoints::Kind;
+use keelson_cluster::net::{Family, Transport};
+use serde_json::json;
+
+#[test]
+fn case_06_endpoints_are_those_of_all_slices() -> Result<()> {
+    run(async {
+        let case = Case::new(6, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let all = [on_node(&case, 1), elsewhere(1), elsewhere(2)];
+        case.slices_of("svc", "a", &crate::objects::at_8080(), &all[..1]).await?;
+        case.slices_of("svc", "b", &crate::objects::at_8080(), &all[1..]).await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept(&all))]).await?;
+        case.delete_slices("svc", "b").await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept(&all[..1]))]).await
+    })
+}
+
+#[test]
+fn case_07_an_endpoint_in_two_slices_is_one_and_stays_as_long_as_one_has_it() -> Result<()> {
+    run(async {
+        let case = Case::new(7, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let l1 = [on_node(&case, 1)];
+        case.slices_of("svc", "a", &crate::objects::at_8080(), &l1).await?;
+        case.slices_of("svc", "b", &crate::objects::at_8080(), &l1).await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept(&l1))]).await?;
+        case.delete_slices("svc", "a").await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept(&l1))]).await?;
+        case.delete_slices("svc", "b").await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), Want::Reject)]).await
+    })
+}
+
+#[test]
+fn case_08_an_endpoint_that_one_slice_has_ready_is_ready() -> Result<()> {
+    run(async {
+        let case = Case::new(8, Setup::Plain).await?;
+        let (l1, r1) = (on_node(&case, 1), elsewhere(1));
+        for (n, name, [first, second]) in
+            [(1, "one", [l1.clone().leaving(), l1.clone()]), (2, "two", [l1.clone(), l1.clone().leaving()])]
+        {
+            case.make(name, n, &json!({})).await?;
+            case.slices_of(name, "a", &crate::objects::at_8080(), &[first]).await?;
+            case.slices_of(name, "b", &crate::objects::at_8080(), &[second, r1.clone()]).await?;
+        }
+        case.synced().await?;
+        let (pod, both) = (case.world().pod(), [l1, r1]);
+        // Had it counted as terminating, R1 alone would be used.
+        case.all([(pod.clone(), case.v(1), kept(&both)), (pod, case.v(2), kept(&both))]).await
+    })
+}
+
+#[test]
+fn case_09_each_slice_has_its_own_port_numbers() -> Result<()> {
+    run(async {
+        let case = Case::new(9, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let (l1, r1) = (on_node(&case, 1), elsewhere(1));
+        let numbered = |number| [port("http", number, Transport::Tcp)];
+        case.slices_of("svc", "a", &numbered(8080), std::slice::from_ref(&l1)).await?;
+        case.slices_of("svc", "b", &numbered(8081), std::slice::from_ref(&r1)).await?;
+        case.synced().await?;
+        let want = Want::Answers { by: [(l1.at, 8080), (r1.at, 8081)].into(), masqueraded: false };
+        case.all([(case.world().pod(), case.v(1), want)]).await
+    })
+}
+
+#[test]
+fn case_10_ports_without_number_or_name_are_skipped() -> Result<()> {
+    run(async {
+        let case = Case::new(10, Setup::Plain).await?;
+        let ports = ["a", "b", "c", "d"];
+        let ports: Vec<_> =
+            ports.iter().zip(PORT..).map(|(name, number)| port(name, number, Transport::Tcp)).collect();
+        case.make("svc", 1, &json!({"type": "ClusterIP", "ports": ports})).await?;
+        let odd = [
+            json!({"protocol": "TCP", "port": 8080}),
+            json!({"name": "b", "protocol": "TCP"}),
+            json!({"name": "c", "protocol": "TCP", "port": 0}),
+            port("d", 8082, Transport::Tcp),
+        ];
+        let r1 = [elsewhere(1)];
+        for family in Family::BOTH {
+            case.put_unchecked(Kind::Slice, &case.slice("svc", "a", family, &odd, &r1)).await?;
+        }
+        case.synced().await?;
+        let (pod, v) = (case.world().pod(), case.v(1));
+        case.all([
+            (pod.clone(), v, Want::Reject),
+            (pod.clone(), v.port(PORT + 1), Want::Reject),
+            (pod.clone(), v.port(PORT + 2), Want::Reject),
+            (pod, v.port(PORT + 3), kept(&r1).at(8082)),
+        ])
+        .await
+    })
+}
+
+#[test]
+fn case_11_a_port_of_another_protocol_is_another_port() -> Result<()> {
+    run(async {
+        let case = Case::new(11, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let udp = [port("http", 8080, Transport::Udp)];
+        case.slices_of("svc", "a", &udp, &[elsewhere(1)]).await?;
+        case.synced().await?;
+        case.all(case.everybody(case.v(1), &Want::Reject)).await
+    })
+}
+
+#[test]
+fn case_12_the_first_address_counts_and_who_has_no_node_is_never_local() -> Result<()> {
+    run(async {
+        let case = Case::new(12, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+        let (l1, l2, r1) = (on_node(&case, 1), on_node(&case, 2), elsewhere(1));
+        for family in Family::BOTH {
+            let endpoints = [l1.clone().nowhere(), l2.clone(), elsewhere(3)];
+            let mut slice = case.slice("svc", "a", family, &crate::objects::at_8080(), &endpoints);
+            slice["endpoints"][1]["addresses"] = json!([l2.at.of(family), r1.at.of(family)]);
+            slice["endpoints"][2]["addresses"] = json!([]);
+            case.put_unchecked(Kind::Slice, &slice).await?;
+        }
+        case.make("lost", 2, &json!({"externalTrafficPolicy": "Local"})).await?;
+        case.slices("lost", &[l1.clone().nowhere()]).await?;
+        case.synced().await?;
+        let (pod, c) = (case.world().pod(), case.world().client());
+        case.all([
+            (pod.clone(), case.v(1), kept([&l1, &l2])),
+            (c.clone(), case.w(1), kept([&l2])),
+            (pod, case.v(2), kept([&l1])),
+            (c, case.w(2), Want::Drop),
+        ])
+        .await
+    })
+}
+
+#[test]
+fn case_13_conditions_that_are_not_there_and_those_that_contradict_each_other() -> Result<()> {
+    run(async {
+        let case = Case::new(13, Setup::Plain).await?;
+        let serving = json!({"conditions": {"ready": false, "serving": true, "terminating": false}});
+        let both = json!({"conditions": {"ready": true, "serving": true, "terminating": true}});
+        let (l1, l2) = (on_node(&case, 1).with(json!({"conditions": {}})), on_node(&case, 2).with(both));
+        let l3 = on_node(&case, 3).with(serving);
+        case.make("svc", 1, &json!({})).await?;
+        case.slices("svc", &[l1.clone(), l2.clone(), l3.clone()]).await?;
+        case.make("only", 2, &json!({})).await?;
+        case.slices("only", &[l3]).await?;
+        case.synced().await?;
+        let pod = case.world().pod();
+        case.all([(pod.clone(), case.v(1), kept([&l1, &l2])), (pod, case.v(2), Want::Reject)]).await
+    })
+}
+
+#[test]
+fn case_18_who_is_not_ready_gets_nothing() -> Result<()> {
+    run(async {
+        let case = Case::new(18, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let l1 = on_node(&case, 1);
+        case.slices("svc", &[l1.clone(), elsewhere(1).unready()]).await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept([&l1]))]).await
+    })
+}
+
+#[test]
+fn case_19_those_that_leave_serve_when_nobody_else_does() -> Result<()> {
+    run(async {
+        let case = Case::new(19, Setup::Plain).await?;
+        case.make("svc", 1, &json!({})).await?;
+        let (l1, r1) = (on_node(&case, 1).leaving(), elsewhere(1).leaving());
+        case.slices("svc", &[l1.clone(), r1.clone(), elsewhere(2).gone()]).await?;
+        case.synced().await?;
+        case.all([(case.world().pod(), case.v(1), kept([&l1, &r1]))]).await
+    })
+}
+
+#[test]
+fn case_20_the_local_fallback_is_independent_of_that_of_the_cluster() -> Result<()> {
+    run(async {
+        let case = Case::new(20, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+        let (l1, r1) = (on_node(&case, 1).leaving(), elsewhere(1));
+        case.slices("svc", &[l1.clone(), r1.clone()]).await?;
+        case.synced().await?;
+        let (pod, c) = (case.world().pod(), case.world().client());
+        case.all([
+            (pod.clone(), case.v(1), kept([&r1])),
+            (c, case.w(1), kept([&l1])),
+            (pod, case.w(1), kept([&r1])),
+        ])
+        .await
+    })
+}
+
+#[test]
+fn case_21_one_that_leaves_elsewhere_serves_the_cluster_and_not_this_node() -> Result<()> {
+    run(async {
+        let case = Case::new(21, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+        let r1 = elsewhere(1).leaving();
+        case.slices("svc", std::slice::from_ref(&r1)).await?;
+        case.synced().await?;
+        let (pod, c) = (case.world().pod(), case.world().client());
+        case.all([(pod, case.v(1), kept([&r1])), (c, case.w(1), Want::Drop)]).await
+    })
+}
+
+#[test]
+fn case_22_where_nobody_serves_everything_is_rejected() -> Result<()> {
+    run(async {
+        let case = Case::new(22, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+        case.slices("svc", &[on_node(&case, 1).unready(), elsewhere(1).gone()]).await?;
+        case.synced().await?;
+        let targets = [case.v(1), case.w(1), case.np(1)];
+        case.all(targets.into_iter().flat_map(|target| case.everybody(target, &Want::Reject))).await
+    })
+}

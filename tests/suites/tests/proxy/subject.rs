@@ -1,0 +1,211 @@
+//! Owns: the proxy under test, whichever it is. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), a setup, a world.
+//! Out: it runs there.
+
+use crate::rig::{Setup, Shared};
+use anyhow::{Context as _, Result, bail};
+use keelson_cluster::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
+use keelson_cluster::net::plan::NODE_NETWORKS;
+use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, World};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::scratch::Scratch;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+/// Whose account the agent has.
+const ACCOUNT: &str = "keelson-agent";
+/// kube-proxy's rights for its service account, where it does not come as `system:kube-proxy`.
+const NODE_PROXIER: &str = "\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kube-proxy-by-token}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:node-proxier}
+subjects: [{kind: ServiceAccount, name: kube-proxy, namespace: kube-system}]
+";
+
+/// The CIDRs of all addresses.
+const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
+/// The sync period of proxies that have something to retry: a family is unhealthy after two of them.
+pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
+
+/// Which proxy is under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// `keelson proxy` behind a `keelson agent`.
+    Keelson,
+    /// The real kube-proxy, in mode nftables.
+    KubeProxy,
+}
+
+impl Subject {
+    /// What the environment asks for. Anything unknown is taken for Keelson, and told by [`Running::start`].
+    pub(crate) fn get() -> Self {
+        match std::env::var("KEELSON_PROXY_SUBJECT").as_deref() {
+            Ok("kube-proxy") => Self::KubeProxy,
+            _ => Self::Keelson,
+        }
+    }
+
+    /// The name of its tables.
+    pub(crate) fn table(self) -> &'static str {
+        match self {
+            Self::Keelson => "keelson",
+            Self::KubeProxy => "kube-proxy",
+        }
+    }
+}
+
+/// A proxy that runs.
+pub(crate) enum Running {
+    /// `keelson proxy`, with the agent that it follows.
+    Keelson {
+        /// It is killed and started again by some tests.
+        proxy: Box<Mutex<KeelsonProxy>>,
+        agent: Box<Mutex<Agent>>,
+        _identity: Box<Identity>,
+    },
+    /// kube-proxy.
+    KubeProxy(Box<Mutex<KubeProxy>>),
+}
+
+impl Running {
+    /// Starts it; `via` is another way to the API server than its own address, and knows tokens only.
+    pub(crate) async fn start(
+        shared: &Shared,
+        setup: Setup,
+        world: &World,
+        via: Option<&ApiProxy>,
+    ) -> Result<Self> {
+        if let Ok(name) = std::env::var("KEELSON_PROXY_SUBJECT")
+            && !["keelson", "kube-proxy"].contains(&&*name)
+        {
+            bail!("KEELSON_PROXY_SUBJECT is {name:?}: it can be keelson or kube-proxy");
+        }
+        match Subject::get() {
+            Subject::Keelson => Self::keelson(shared, setup, world, via).await,
+            Subject::KubeProxy => {
+                let mut options = KubeProxyOptions::new(setup.node()).with(kube_proxy_config(setup));
+                if let Some(via) = via {
+                    shared.cluster.admin.apply(NODE_PROXIER).await?;
+                    let mut by_token =
+                        shared.cluster.service_account(&shared.scratch, "kube-system", "kube-proxy").await?;
+                    options.kubeconfig = Some(by_token.kubeconfig_via(&via.endpoint())?);
+                }
+                let started =
+                    KubeProxy::start(&shared.scratch, &shared.cluster, world.node(), &options).await?;
+                Ok(Self::KubeProxy(Box::new(Mutex::new(started))))
+            }
+        }
+    }
+
+    async fn keelson(shared: &Shared, setup: Setup, world: &World, via: Option<&ApiProxy>) -> Result<Self> {
+        let scratch: &Scratch = &shared.scratch;
+        let mut identity = shared.cluster.companion(scratch, ACCOUNT, setup.node()).await?;
+        let kubeconfig = match via {
+            Some(via) => identity.kubeconfig_via(&via.endpoint())?,
+            None => identity.kubeconfig(),
+        };
+        let settings = Settings::new()
+            .set("agent.node_name", setup.node())
+            .set("kube.kubeconfig", kubeconfig.display().to_string());
+        // No runtime is needed for endpoints.
+        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
+        let mut agent = Agent::new(scratch, &runtime, &settings)?;
+        agent.start_live().await?;
+        let options = keelson_options(setup, KeelsonProxyOptions::new(&agent.endpoints_target()));
+        let proxy = KeelsonProxy::start(scratch, world.node(), &options).await?;
+        Ok(Self::Keelson {
+            proxy: Box::new(Mutex::new(proxy)),
+            agent: Box::new(Mutex::new(agent)),
+            _identity: Box::new(identity),
+        })
+    }
+
+    /// Its log so far; empty while a test holds it.
+    pub(crate) fn log(&self) -> Result<String> {
+        match self {
+            Self::Keelson { proxy, .. } => {
+                proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log())
+            }
+            Self::KubeProxy(proxy) => {
+                proxy.try_lock().map_or_else(|_| Ok(String::new()), |proxy| proxy.log())
+            }
+        }
+    }
+
+    /// Kills it with SIGKILL.
+    pub(crate) async fn kill9(&self) -> Result<()> {
+        match self {
+            Self::Keelson { proxy, .. } => proxy.lock().await.kill9(),
+            Self::KubeProxy(proxy) => proxy.lock().await.kill9(),
+        }
+    }
+
+    /// Starts it again.
+    pub(crate) async fn start_again(&self, world: &World) -> Result<()> {
+        match self {
+            Self::Keelson { proxy, .. } => proxy.lock().await.start_again(world.node()).await,
+            Self::KubeProxy(proxy) => proxy.lock().await.start_again(world.node()).await,
+        }
+    }
+}
+
+impl Running {
+    /// Kills the agent that the proxy follows, if it follows one, and starts it again.
+    pub(crate) async fn restart_agent(&self) -> Result<()> {
+        let Self::Keelson { agent, .. } = self else { return Ok(()) };
+        let mut agent = agent.lock().await;
+        agent.kill9()?;
+        // It is not ready: it has no runtime.
+        agent.start_live().await
+    }
+}
+
+impl Running {
+    /// Whether the agent that the proxy follows knows of the Node; none if there is no agent.
+    pub(crate) async fn sees_node(&self) -> Result<Option<bool>> {
+        let Self::Keelson { agent, .. } = self else { return Ok(None) };
+        let state = agent.lock().await.json("/debug/endpoints?max=0").await?;
+        state["node"]["exists"].as_bool().with_context(|| format!("no Node in {state}")).map(Some)
+    }
+}
+
+fn kube_proxy_config(setup: Setup) -> Value {
+    match setup {
+        Setup::Plain | Setup::OwnNode => json!({}),
+        Setup::Rough => json!({"nftables": {"syncPeriod": ROUGH_SYNC_PERIOD}}),
+        Setup::NoDetector => json!({"clusterCIDR": ""}),
+        Setup::NodeCidr => json!({"clusterCIDR": "", "detectLocalMode": "NodeCIDR"}),
+        Setup::Bridge => json!({
+            "clusterCIDR": "", "detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"},
+        }),
+        Setup::Prefix => json!({
+            "clusterCIDR": "", "detectLocalMode": "InterfaceNamePrefix",
+            "detectLocal": {"interfaceNamePrefix": "cni"},
+        }),
+        Setup::MasqueradeAll => json!({"nftables": {"masqueradeAll": true}}),
+        Setup::NodePortsListed => json!({"nodePortAddresses": NODE_NETWORKS}),
+        Setup::NodePortsV4 => json!({"nodePortAddresses": [NODE_NETWORKS[0]]}),
+        Setup::NodePortsAll => json!({"nodePortAddresses": EVERYTHING}),
+    }
+}
+
+fn keelson_options(setup: Setup, options: KeelsonProxyOptions) -> KeelsonProxyOptions {
+    let no_cidrs = |options: KeelsonProxyOptions| options.set("proxy.cluster_cidr", Vec::<String>::new());
+    let mode = |name: &str| no_cidrs(options.clone()).set("proxy.detect_local_mode", name);
+    let listed = |networks: &[&str]| {
+        let networks: Vec<String> = networks.iter().map(|network| (*network).to_owned()).collect();
+        options.clone().set("proxy.nodeport_addresses", networks)
+    };
+    match setup {
+        Setup::Plain | Setup::OwnNode => options,
+        Setup::Rough => options.set("proxy.sync_period", ROUGH_SYNC_PERIOD),
+        Setup::NoDetector => no_cidrs(options),
+        Setup::NodeCidr => mode("NodeCIDR"),
+        Setup::Bridge => mode("BridgeInterface").set("proxy.bridge_interface", "cni0"),
+        Setup::Prefix => mode("InterfaceNamePrefix").set("proxy.interface_name_prefix", "cni"),
+        Setup::MasqueradeAll => options.set("proxy.masquerade_all", true),
+        Setup::NodePortsListed => listed(&NODE_NETWORKS),
+        Setup::NodePortsV4 => listed(&NODE_NETWORKS[..1]),
+        Setup::NodePortsAll => listed(&EVERYTHING),
+    }
+}

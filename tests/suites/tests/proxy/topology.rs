@@ -1,0 +1,142 @@
+//! Hints: cases 23 to 30. The node is in zone a.
+
+use crate::expect::kept;
+use crate::objects::{Ep, elsewhere, on_node};
+use crate::rig::{Case, Setup, run};
+use anyhow::Result;
+use keelson_cluster::endpoints::Kind;
+use serde_json::json;
+
+/// Makes Services 1 and on with these endpoints each, and holds against them who of them must answer a pod, by index.
+async fn hinted(case: &Case, table: &[(&[Ep], &[usize])]) -> Result<()> {
+    for (n, (endpoints, _)) in (1..).zip(table) {
+        let name = format!("svc-{n}");
+        case.make(&name, n, &json!({"type": "ClusterIP"})).await?;
+        case.slices(&name, endpoints).await?;
+    }
+    case.synced().await?;
+    let rows = (1..).zip(table).map(|(n, (endpoints, chosen))| {
+        (case.world().pod(), case.v(n), kept(chosen.iter().map(|index| &endpoints[*index])))
+    });
+    case.all(rows).await
+}
+
+#[test]
+fn case_23_endpoints_for_the_zone_of_the_node() -> Result<()> {
+    run(async {
+        let case = Case::new(23, Setup::Plain).await?;
+        let l1 = on_node(&case, 1);
+        let each = [l1.clone().zones(&["b"]), elsewhere(1).zones(&["a"]), elsewhere(2).zones(&["c"])];
+        let lists = [l1.zones(&["b", "a"]), elsewhere(1).zones(&["a"]), elsewhere(2).zones(&["c"])];
+        hinted(&case, &[(&each, &[1]), (&lists, &[0, 1])]).await
+    })
+}
+
+#[test]
+fn case_24_one_that_is_ready_without_a_hint_turns_hints_off_and_one_that_is_not_ready_does_not() -> Result<()>
+{
+    run(async {
+        let case = Case::new(24, Setup::Plain).await?;
+        let ready = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2)];
+        let unready = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2).unready()];
+        hinted(&case, &[(&ready, &[0, 1, 2]), (&unready, &[0])]).await
+    })
+}
+
+#[test]
+fn case_25_nobody_for_the_zone_is_everybody() -> Result<()> {
+    run(async {
+        let case = Case::new(25, Setup::Plain).await?;
+        let nobody = [on_node(&case, 1).zones(&["b"]), elsewhere(1).zones(&["c"])];
+        let only_unready = [
+            on_node(&case, 1).zones(&["b"]),
+            elsewhere(1).zones(&["c"]),
+            elsewhere(2).zones(&["a"]).unready(),
+        ];
+        hinted(&case, &[(&nobody, &[0, 1]), (&only_unready, &[0, 1])]).await
+    })
+}
+
+#[test]
+fn case_25_30_the_zone_of_the_node_changes_and_goes() -> Result<()> {
+    run(async {
+        let case = Case::alone(125, Setup::OwnNode).await?;
+        let each = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2).zones(&["b"])];
+        hinted(&case, &[(&each, &[0])]).await?;
+        let zone = |zone| json!({"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}});
+        let pod = case.world().pod();
+        // No Service and no slice changes meanwhile.
+        case.writer.patch(Kind::Node, case.node(), &zone(json!("b"))).await?;
+        case.soon_all(vec![(pod.clone(), case.v(1), kept(&each[1..]))]).await?;
+        case.writer.patch(Kind::Node, case.node(), &zone(json!(null))).await?;
+        case.soon_all(vec![(pod.clone(), case.v(1), kept(&each))]).await?;
+        case.writer.patch(Kind::Node, case.node(), &zone(json!("a"))).await?;
+        case.soon_all(vec![(pod, case.v(1), kept(&each[..1]))]).await
+    })
+}
+
+#[test]
+fn case_26_hints_for_nodes_come_before_those_for_zones() -> Result<()> {
+    run(async {
+        let case = Case::new(26, Setup::Plain).await?;
+        let all = [
+            on_node(&case, 1).zones(&["a"]).nodes(&[case.node()]),
+            elsewhere(1).zones(&["a"]).nodes(&["other"]),
+            elsewhere(2).zones(&["b"]).nodes(&["third"]),
+        ];
+        hinted(&case, &[(&all, &[0])]).await
+    })
+}
+
+#[test]
+fn case_27_hints_for_other_nodes_or_not_for_all_leave_it_to_zones() -> Result<()> {
+    run(async {
+        let case = Case::new(27, Setup::Plain).await?;
+        let others =
+            [on_node(&case, 1).zones(&["b"]).nodes(&["third"]), elsewhere(1).zones(&["a"]).nodes(&["other"])];
+        let incomplete = [
+            on_node(&case, 1).zones(&["b"]).nodes(&[case.node()]),
+            elsewhere(1).zones(&["a"]),
+            elsewhere(2).zones(&["a"]).nodes(&["third"]),
+        ];
+        hinted(&case, &[(&others, &[1]), (&incomplete, &[1, 2])]).await
+    })
+}
+
+#[test]
+fn case_28_hints_alone_decide_and_not_the_distribution_of_the_service() -> Result<()> {
+    run(async {
+        let case = Case::new(28, Setup::Plain).await?;
+        let plain = [on_node(&case, 1), elsewhere(1)];
+        case.make("close", 1, &json!({"type": "ClusterIP", "trafficDistribution": "PreferClose"})).await?;
+        case.slices("close", &plain).await?;
+        let hinted = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"])];
+        case.make("none", 2, &json!({"type": "ClusterIP"})).await?;
+        case.slices("none", &hinted).await?;
+        case.synced().await?;
+        let pod = case.world().pod();
+        case.all([(pod.clone(), case.v(1), kept(&plain)), (pod, case.v(2), kept(&hinted[..1]))]).await
+    })
+}
+
+#[test]
+fn case_29_hints_are_nothing_to_local_policy() -> Result<()> {
+    run(async {
+        let case = Case::new(29, Setup::Plain).await?;
+        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+        let (l1, r1) = (on_node(&case, 1).zones(&["b"]), elsewhere(1).zones(&["a"]));
+        case.slices("svc", &[l1.clone(), r1.clone(), elsewhere(2).zones(&["b"])]).await?;
+        case.synced().await?;
+        let (pod, c) = (case.world().pod(), case.world().client());
+        case.all([(c, case.np(1), kept([&l1])), (pod, case.v(1), kept([&r1]))]).await
+    })
+}
+
+#[test]
+fn case_30_those_that_leave_are_not_filtered() -> Result<()> {
+    run(async {
+        let case = Case::new(30, Setup::Plain).await?;
+        let leaving = [on_node(&case, 1).zones(&["a"]).leaving(), elsewhere(1).zones(&["b"]).leaving()];
+        hinted(&case, &[(&leaving, &[0, 1])]).await
+    })
+}

@@ -1,0 +1,247 @@
+//! What a proxy makes of an agent that is not there, is another one, or is no agent; and of places where it cannot listen.
+
+use crate::kernel;
+use crate::model::{Service, pool};
+use crate::rig::{Stage, family_of, says, soon};
+use crate::traffic::Traffic;
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::net::{Family, Outcome, Transport, http_get_from};
+use keelson_harness::util::{PATIENCE, until};
+use serde_json::Value;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+
+fn services() -> Vec<Service> {
+    let mut all = Vec::new();
+    for (index, family) in (0..).zip(Family::BOTH) {
+        let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..5]);
+        plain.transports.push(Transport::Udp);
+        let mut affine = Service::new(12 + index, family, &pool(family, 8081));
+        affine.affinity = Some(600);
+        all.extend([plain, affine]);
+    }
+    all
+}
+
+/// Waits until the proxy tells this of itself, whatever the exit code.
+async fn told(stage: &Stage, what: &str, check: impl Fn(&Value, Option<i32>) -> Result<()>) -> Result<Value> {
+    soon(what, || async {
+        let told = stage.told_state().await?;
+        let state: Value = serde_json::from_str(&told.out).with_context(|| format!("{told:?}"))?;
+        check(&state, told.code).with_context(|| told.out)?;
+        Ok(state)
+    })
+    .await
+    .with_context(|| stage.logs())
+}
+
+/// It cannot reach the agent, and says so.
+fn without_agent(state: &Value, code: Option<i32>) -> Result<()> {
+    ensure!(state["link"] == "failing" && state["link_reason"] != "", "the link is {}", state["link"]);
+    ensure!(code == Some(1), "exit code {code:?}");
+    Ok(())
+}
+
+/// All is well.
+fn well(state: &Value, code: Option<i32>) -> Result<()> {
+    ensure!(state["link"] == "following" && state["stale"] == false && code == Some(0), "exit code {code:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()> {
+    let mut services = services();
+    let mut stage = Stage::started(&services).await?;
+    let world = stage.world.clone();
+    let traffic = Traffic::start(&world, &services)?;
+    stage.proxy.kill9()?;
+    stage.agent.kill9()?;
+    let generation = kernel::generation(world.node())?;
+    stage.proxy.start_again(world.node()).await?;
+    let state = told(&stage, "it has no agent", without_agent).await?;
+    for family in Family::BOTH {
+        let family = family_of(&state, family)?;
+        ensure!(family["state"] == "pending" && family["syncs"] == 0, "{family}");
+    }
+    says(&stage.events().await?.join("\n"), &["disconnected from the agent; rules stay unchanged"])?;
+    traffic.beat().await?;
+    // To load balancers and probes the node is as good as before.
+    let livez = http_get_from(world.node(), healthz(), "/livez").await?;
+    ensure!(livez.status == 200, "{} {}", livez.status, livez.text());
+    ensure!(kernel::generation(world.node())? == generation);
+
+    // One of TCP: connections to endpoints that leave go on.
+    services[1].endpoints.truncate(3);
+    stage.manifests.service(&services[1])?;
+    stage.agent.start_live().await?;
+    stage.has_exactly(&services).await?;
+    told(&stage, "all is well", well).await?;
+    traffic.finish().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<()> {
+    let mut services = services();
+    let mut stage = Stage::started(&services).await?;
+    let world = stage.world.clone();
+    let traffic = Traffic::start(&world, &services)?;
+    let (generation, first) = (kernel::generation(world.node())?, stage.synced().await?);
+    stage.agent.kill9()?;
+    told(&stage, "the agent is gone", without_agent).await?;
+    traffic.beat().await?;
+
+    // It lost what it had on disk.
+    fs::remove_dir_all(stage.agent.state_dir())?;
+    stage.agent.start_live().await?;
+    let state = told(&stage, "it follows another instance", |state, code| {
+        ensure!(state["instance_id"] != first["instance_id"], "it is the same");
+        well(state, code)
+    })
+    .await?;
+    for family in Family::BOTH {
+        let (before, after) = (family_of(&first, family)?, family_of(&state, family)?);
+        ensure!(
+            after["failures"] == 0 && after["repaired"] == 0 && after["elements"] == before["elements"],
+            "{after}"
+        );
+    }
+    ensure!(kernel::generation(world.node())? == generation, "the same Services are no transaction");
+    services[0].endpoints.truncate(3);
+    stage.manifests.service(&services[0])?;
+    // What left while nobody looked is gone with the next whole state too.
+    stage.agent.kill9()?;
+    fs::remove_dir_all(stage.agent.state_dir())?;
+    let gone = services.remove(2);
+    stage.manifests.remove(&gone)?;
+    stage.agent.start_live().await?;
+    stage.has_exactly(&services).await?;
+    told(&stage, "all is well", well).await.map(drop)?;
+    // Those of the Service that is gone find nobody.
+    drop(traffic);
+    Traffic::start(&world, &services)?.finish().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_state_is_said_and_stays_in_effect() -> Result<()> {
+    let services = services();
+    let stage = Stage::started(&services).await?;
+    let traffic = Traffic::start(&stage.world, &services)?;
+    let generation = kernel::generation(stage.node())?;
+    let away = stage.scratch.path().join("away");
+    fs::rename(stage.manifests.path(), &away)?;
+    let state = told(&stage, "it is stale", |state, code| {
+        ensure!(state["stale"] == true && code == Some(1), "exit code {code:?}");
+        Ok(())
+    })
+    .await?;
+    says(
+        state["stale_reason"].as_str().unwrap_or_default(),
+        &[&stage.manifests.path().display().to_string()],
+    )?;
+    traffic.beat().await?;
+    fs::rename(&away, stage.manifests.path())?;
+    told(&stage, "it is current", well).await?;
+    ensure!(kernel::generation(stage.node())? == generation);
+    traffic.finish().await.map(drop)
+}
+
+/// Answers everybody with this, and counts them.
+fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<AtomicUsize>)> {
+    let listener =
+        UnixListener::bind(socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
+    let asked = Arc::<AtomicUsize>::default();
+    let count = asked.clone();
+    let server = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            // Whoever asks may leave at any time.
+            let _ = stream.write_all(text).await;
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    Ok((server, asked))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_in_the_agents_place_harms_nothing() -> Result<()> {
+    let services = services();
+    let mut stage = Stage::started(&services).await?;
+    let world = stage.world.clone();
+    let traffic = Traffic::start(&world, &services)?;
+    let generation = kernel::generation(world.node())?;
+    let socket = PathBuf::from(stage.agent.endpoints_target().trim_start_matches("unix://"));
+    stage.agent.kill9()?;
+    let settings_and_a_frame_too_long =
+        b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\xff\xff\xff\x00\x00\x00\x00\x00\x01";
+    for text in [
+        &b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes"[..],
+        &[0xff; 4096],
+        settings_and_a_frame_too_long,
+        b"",
+    ] {
+        fs::remove_file(&socket)?;
+        let (server, asked) = nonsense(&socket, text)?;
+        until("the proxy has heard it, and comes again", || asked.load(Ordering::Relaxed) >= 2).await?;
+        told(&stage, "it has no agent", without_agent).await?;
+        traffic.beat().await?;
+        server.abort();
+        // Nobody listens any more when it has ended.
+        let _ = server.await;
+    }
+    ensure!(kernel::generation(world.node())? == generation);
+    stage.agent.start_live().await?;
+    told(&stage, "it follows the agent", well).await?;
+    let log = stage.proxy.log()?;
+    ensure!(!log.contains("panic"), "{log}");
+    stage.has_exactly(&services).await?;
+    traffic.finish().await.map(drop)
+}
+
+fn healthz() -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_of_healthz_that_is_taken_keeps_nothing_waiting() -> Result<()> {
+    let services = services();
+    let mut stage = Stage::new()?;
+    let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), healthz().port());
+    let taken = stage.node().tcp_listener(any)?;
+    stage.start(&services).await?;
+    says(&stage.proxy.log()?, &["cannot listen; retrying, Services are not affected", "10256"])?;
+    let traffic = Traffic::start(&stage.world, &services)?;
+    traffic.beat().await?;
+    drop(taken);
+    soon("healthz is served", || async {
+        http_get_from(stage.node(), healthz(), "/healthz").await?.success()
+    })
+    .await?;
+    traffic.finish().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debug_socket_that_cannot_be_made_is_told_before_anything_is_done() -> Result<()> {
+    let services = services();
+    let mut stage = Stage::started(&services).await?;
+    let world = stage.world.clone();
+    stage.proxy.kill9()?;
+    let generation = kernel::generation(world.node())?;
+    let in_a_file = stage.manifests.path().join("node.json").join("proxy.sock");
+    stage
+        .proxy
+        .configure(&stage.options.clone().set("proxy.listen", format!("unix://{}", in_a_file.display())))?;
+    let told = stage.proxy_command(&["--backend", "nft"]).await?;
+    ensure!(told.code == Some(1), "{told:?}");
+    says(&told.err, &[&in_a_file.display().to_string()])?;
+    ensure!(kernel::generation(world.node())? == generation, "nothing is done");
+    let answered = world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
+    ensure!(matches!(answered, Outcome::Answered { .. }), "{answered:?}");
+    stage.proxy.configure(&stage.options)?;
+    stage.proxy.start_again(world.node()).await?;
+    stage.has_exactly(&services).await
+}

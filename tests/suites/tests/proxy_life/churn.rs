@@ -1,0 +1,321 @@
+//! A hundred changes a second, and clients who notice nothing of them but by who answers.
+
+use crate::kernel;
+use crate::model::{PORT, Service, pool};
+use crate::rig::{LONG, Manifests, Stage, family_of};
+use crate::traffic::Traffic;
+use anyhow::{Context as _, Result, anyhow, ensure};
+use keelson_cluster::net::{Family, Flow, Outcome, Transport, World};
+use keelson_harness::util::Seeded;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long it goes on, in seconds; `KEELSON_CHURN_SECONDS` says otherwise.
+const SECONDS: u64 = 120;
+/// Changes a second.
+const RATE: u32 = 100;
+/// One change in so many is of a Service that is asked.
+const ASKED_EVERY: usize = 5;
+/// Services that change and that nobody asks: numbers from this one, so many.
+const NOISE: std::ops::Range<u16> = 100..140;
+/// What must come of it even on a machine that has no time: so many syncs, and so many versions of what is asked.
+const LEAST: u64 = 20;
+/// Clients are added up to so many.
+const MOST: usize = 160;
+/// Between two looks at which versions the kernel has.
+const LOOK: Duration = Duration::from_millis(60);
+
+/// A Service that nobody asks, with anything that means something; its endpoints are nobody.
+pub(crate) fn noise(random: &mut SmallRng, number: u16) -> Service {
+    let family = Family::BOTH[usize::from(number % 2)];
+    let port = random.random_range(8080..8084);
+    let address = |n: u16| -> IpAddr {
+        let [high, low] = (number * 8 + n).to_be_bytes();
+        match family {
+            Family::V4 => Ipv4Addr::new(10, 250, high, low).into(),
+            Family::V6 => Ipv6Addr::new(0xfd00, 0x250, 0, 0, 0, 0, 0, number * 8 + n).into(),
+        }
+    };
+    let endpoints: Vec<SocketAddr> =
+        (0..8).filter(|_| random.random_ratio(2, 5)).map(|n| SocketAddr::new(address(n), port)).collect();
+    let mut service = Service::new(number, family, &endpoints);
+    if random.random_ratio(1, 2) {
+        service.transports.push(Transport::Udp);
+    }
+    if random.random_ratio(1, 3) {
+        service.affinity = Some(*[60, 600, 10_800].get(random.random_range(0..3)).unwrap_or(&60));
+    }
+    if random.random_ratio(1, 3) {
+        service.external.push(service.own_external());
+    }
+    if random.random_ratio(1, 3) {
+        service.node_port = Some(30_000 + number);
+    }
+    service
+}
+
+/// Who writes manifests without end. Ends on drop.
+pub(crate) struct Author {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Vec<Service>>>>,
+    writes: Arc<AtomicUsize>,
+}
+
+impl Author {
+    /// Writes Services of [`NOISE`] so often a second. `every.0` writes something of its own each `every.1` writes.
+    pub(crate) fn start(
+        manifests: &Manifests,
+        seed: u64,
+        per_second: u32,
+        mut every: (impl FnMut() -> Result<()> + Send + 'static, usize),
+    ) -> Self {
+        let (stop, writes) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (stopped, count, manifests) = (stop.clone(), writes.clone(), manifests.clone());
+        let thread = std::thread::spawn(move || {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut all = BTreeMap::new();
+            let mut next = std::time::Instant::now();
+            while !stopped.load(Ordering::Relaxed) {
+                let written = count.fetch_add(1, Ordering::Relaxed) + 1;
+                if written.is_multiple_of(every.1) {
+                    every.0()?;
+                } else {
+                    let number = random.random_range(NOISE);
+                    match all.get(&number) {
+                        Some(service) if random.random_ratio(1, 10) => {
+                            manifests.remove(service)?;
+                            all.remove(&number);
+                        }
+                        _ => {
+                            let service = noise(&mut random, number);
+                            manifests.service(&service)?;
+                            all.insert(number, service);
+                        }
+                    }
+                }
+                // Who is late catches up.
+                next += Duration::from_secs(1) / per_second;
+                std::thread::sleep(next.saturating_duration_since(std::time::Instant::now()));
+            }
+            Ok(all.into_values().collect())
+        });
+        Self { stop, thread: Some(thread), writes }
+    }
+
+    /// How many writes there were.
+    pub(crate) fn writes(&self) -> usize {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Ends it, and gives what is written now.
+    pub(crate) fn stop(mut self) -> Result<Vec<Service>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("it was stopped already")?;
+        thread.join().map_err(|_| anyhow!("the author panicked"))?
+    }
+}
+
+impl Drop for Author {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A Service whose endpoints come and go, and which is asked all the time.
+struct Moving {
+    number: u16,
+    family: Family,
+    pool: Vec<SocketAddr>,
+    /// The version that is being written, or was last.
+    written: AtomicU16,
+    /// One that the kernel had, at the last look.
+    seen: AtomicU16,
+}
+
+impl Moving {
+    fn new(number: u16, family: Family, port: u16) -> Arc<Self> {
+        let (written, seen) = (AtomicU16::new(1), AtomicU16::new(0));
+        Arc::new(Self { number, family, pool: pool(family, port), written, seen })
+    }
+
+    /// Three versions in a row have nothing in common with each other but by chance, and up to four endpoints.
+    fn endpoints(&self, version: u16) -> Vec<SocketAddr> {
+        let (first, count) = (usize::from(version) * 3, 1 + usize::from(version) * 7 % 4);
+        (first..first + count).map(|index| self.pool[index % self.pool.len()]).collect()
+    }
+
+    fn service(&self, version: u16) -> Service {
+        let mut service = Service::new(self.number, self.family, &self.endpoints(version));
+        service.transports.push(Transport::Udp);
+        service.external.push(service.marker(version));
+        service
+    }
+
+    fn write(&self, manifests: &Manifests) -> Result<()> {
+        let version = self.written.fetch_add(1, Ordering::SeqCst) + 1;
+        manifests.service(&self.service(version))
+    }
+
+    /// Whether a connection that began when the kernel had this version may be answered so now.
+    fn is_valid(&self, by: SocketAddr, from: u16) -> bool {
+        let to = self.written.load(Ordering::SeqCst);
+        (from..=to).any(|version| self.endpoints(version).contains(&by))
+    }
+
+    fn look(&self, external: &[IpAddr]) {
+        let service = Service::new(self.number, self.family, &[]);
+        let newest = (0..=self.written.load(Ordering::SeqCst)).rev();
+        if let Some(version) = newest.into_iter().find(|version| external.contains(&service.marker(*version)))
+        {
+            self.seen.fetch_max(version, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Who looks which versions the kernel has.
+fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> JoinHandle<Result<usize>> {
+    let (world, moving, stop) = (world.clone(), moving.to_vec(), stop.clone());
+    std::thread::spawn(move || {
+        let mut looks = 0;
+        while !stop.load(Ordering::Relaxed) {
+            for family in Family::BOTH {
+                let external = kernel::addresses(world.node(), family, "external-ports")?;
+                moving
+                    .iter()
+                    .filter(|moving| moving.family == family)
+                    .for_each(|moving| moving.look(&external));
+            }
+            looks += 1;
+            std::thread::sleep(LOOK);
+        }
+        Ok(looks)
+    })
+}
+
+/// A flow of UDP to a Service whose endpoints come and go: it is moved to another when its own is gone, and in the end it is
+/// with one of the last.
+async fn moving_udp(mut flow: Flow, moving: Arc<Moving>, stop: Arc<AtomicBool>) -> Result<Flow> {
+    while !stop.load(Ordering::Relaxed) {
+        // The moment between the end of the old flow and the first packet of the new one loses an answer.
+        if let Outcome::Answered { by, .. } = flow.ask(Duration::from_secs(2)).await? {
+            ensure!(moving.pool.contains(&by), "{by} answers, which is somebody else's");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(flow)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Result<()> {
+    let seconds = match std::env::var("KEELSON_CHURN_SECONDS") {
+        Ok(text) => {
+            text.parse().with_context(|| format!("KEELSON_CHURN_SECONDS is {text:?}, not a number"))?
+        }
+        Err(_) => SECONDS,
+    };
+    let mut random = Seeded::new()?;
+    let (moving, staying) = services();
+    let mut all: Vec<Service> = moving.iter().map(|moving| moving.service(1)).collect();
+    all.extend(staying.iter().cloned());
+    let stage = Stage::started(&all).await?;
+    let (world, stop) = (stage.world.clone(), Arc::<AtomicBool>::default());
+    let watch = watch(&world, &moving, &stop);
+
+    let mut traffic = Traffic::start(&world, &staying)?;
+    let mut flows = Vec::new();
+    for moving in &moving {
+        for asker in [world.pod(), world.client(), world.host()] {
+            let (of, before) = (moving.clone(), moving.clone());
+            let valid = move |by, from| of.is_valid(by, from);
+            let to = moving.service(1).at();
+            traffic.short(asker.clone(), to, valid, move || before.seen.load(Ordering::SeqCst))?;
+            let flow = asker.open(to, Transport::Udp)?;
+            flows.push(tokio::spawn(moving_udp(flow, moving.clone(), stop.clone())));
+        }
+    }
+    let (turns, manifests, mut turn) = (moving.clone(), stage.manifests.clone(), 0);
+    let write = move || {
+        turn += 1;
+        turns[turn % turns.len()].write(&manifests)
+    };
+    let before = stage.synced().await?;
+    let author = Author::start(&stage.manifests, random.rng().random(), RATE, (write, ASKED_EVERY));
+    // Connections begin at all times, and stay: the endpoint of one may go, and the connection goes on.
+    for _ in 0..seconds {
+        for moving in &moving {
+            if traffic.clients() < MOST {
+                traffic.long(world.pod(), moving.service(1).at(), Transport::Tcp, moving.pool.clone());
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        traffic.well().with_context(|| stage.logs())?;
+    }
+    let writes = author.writes();
+    let mut last = author.stop()?;
+    traffic.beat().await.with_context(|| stage.logs())?;
+    last.extend(staying);
+    last.extend(moving.iter().map(|moving| moving.service(moving.written.load(Ordering::SeqCst))));
+    stage.has_exactly(&last).await?;
+    udp_is_with_the_last(&moving, flows, &stop).await?;
+    let looks = watch.join().map_err(|_| anyhow!("the watch panicked"))??;
+    traffic.finish().await.with_context(|| stage.logs())?;
+
+    let after = stage.synced().await?;
+    for family in Family::BOTH {
+        let (before, after) = (family_of(&before, family)?, family_of(&after, family)?);
+        let syncs =
+            after["syncs"].as_u64().context("no syncs")? - before["syncs"].as_u64().context("no syncs")?;
+        eprintln!("{}: {writes} writes, {syncs} syncs, {looks} looks", family.name());
+        // Our own work is not taken for somebody else's.
+        ensure!(after["failures"] == 0 && after["repaired"] == 0, "{after}");
+        ensure!(syncs >= LEAST, "{syncs} syncs of {writes} writes: nothing was tested");
+    }
+    let versions: u16 = moving.iter().map(|moving| moving.written.load(Ordering::SeqCst)).sum();
+    ensure!(u64::from(versions) >= LEAST, "{versions} versions of what is asked");
+    ensure!(looks >= 10, "{looks} looks at the kernel");
+    Ok(())
+}
+
+/// Every flow of UDP is with an endpoint that is one now.
+async fn udp_is_with_the_last(
+    moving: &[Arc<Moving>],
+    flows: Vec<tokio::task::JoinHandle<Result<Flow>>>,
+    stop: &AtomicBool,
+) -> Result<()> {
+    stop.store(true, Ordering::Relaxed);
+    for (index, flow) in flows.into_iter().enumerate() {
+        let mut flow = flow.await.context("a client panicked")??;
+        let moving = &moving[index / 3];
+        let valid = moving.endpoints(moving.written.load(Ordering::SeqCst));
+        let (until, mut last) = (tokio::time::Instant::now() + LONG, None);
+        while !matches!(last, Some(Outcome::Answered { by, .. }) if valid.contains(&by)) {
+            ensure!(tokio::time::Instant::now() < until, "{last:?} is none of {valid:?}");
+            last = Some(flow.ask(Duration::from_secs(2)).await?);
+        }
+    }
+    Ok(())
+}
+
+/// Those whose endpoints come and go, and those whose stay, with affinity or not. Nobody is an endpoint of two of them.
+fn services() -> (Vec<Arc<Moving>>, Vec<Service>) {
+    let (mut moving, mut staying) = (Vec::new(), Vec::new());
+    for (index, family) in (0..).zip(Family::BOTH) {
+        moving.push(Moving::new(1 + index, family, 8080));
+        moving.push(Moving::new(3 + index, family, 8081));
+        let rest = pool(family, 8082);
+        let mut plain = Service::new(10 + index, family, &rest[1..5]);
+        plain.transports.push(Transport::Udp);
+        plain.node_port = Some(31_000 + index);
+        let mut affine = Service::new(12 + index, family, &[rest[0], rest[5], rest[6], rest[7]]);
+        affine.affinity = Some(600);
+        staying.extend([plain, affine]);
+    }
+    debug_assert!(staying.iter().all(|service| service.at().port() == PORT));
+    (moving, staying)
+}

@@ -1,0 +1,67 @@
+//! P20: kube-proxy's configuration file in place of the settings.
+
+use crate::model::{Service, pool};
+use crate::rig::{Stage, run_inside, says};
+use anyhow::{Result, ensure};
+use keelson_cluster::net::Family;
+use keelson_harness::peers;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+
+const CONFIGURATION: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: iptables
+clusterCIDR: 10.244.0.0/16
+bindAddressHardFail: true
+healthzBindAddress: 127.0.0.1
+iptables:
+  masqueradeBit: 5
+  localhostNodePorts: true
+strictArp: true
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
+    let services = [Service::new(10, Family::V4, &pool(Family::V4, 8080)[..2])];
+    let mut stage = Stage::new()?;
+    stage.manifests.service(&services[0])?;
+    stage.agent.start_live().await?;
+    let file = stage.scratch.path().join("config.conf");
+    fs::write(&file, CONFIGURATION)?;
+    let (file, target) = (file.display().to_string(), stage.agent.endpoints_target());
+    let keelson = peers::keelson()?;
+    let run = |more: &'static [&'static str]| {
+        let mut args = vec!["proxy", "--config", &file, "--target", &target];
+        args.extend(more);
+        let (node, keelson) = (stage.node(), keelson.clone());
+        async move { run_inside(node, &keelson, &args).await }
+    };
+
+    // Masquerading by bit 5, node ports at every address, what has no effect is said.
+    let told = run(&["--print"]).await?.success()?;
+    says(&told.out, &["table ip keelson", "0x00000020", "10.244.0.0/16", "fib daddr type local"])?;
+    ensure!(!told.out.contains("@node-port-addresses"), "{}", told.out);
+    says(
+        &told.err,
+        &[
+            "mode iptables: Services are programmed with nftables",
+            "iptables.localhostNodePorts has no effect",
+            "unknown field \"strictArp\"",
+            "node ports are served at all addresses",
+        ],
+    )?;
+
+    // An address that is taken is the end, because bindAddressHardFail says so.
+    let taken = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
+    let _other = stage.node().tcp_listener(taken)?;
+    let socket = format!("proxy.listen=unix://{}", stage.scratch.path().join("debug.sock").display());
+    let args = ["proxy", "--config", &file, "--target", &target, "--set", &socket, "--set", "proxy.http="];
+    let told = run_inside(stage.node(), &keelson, &args).await?;
+    ensure!(told.code == Some(1), "{told:?}");
+    let said = format!("{}{}", told.out, told.err);
+    says(
+        &said,
+        &["cannot listen on 127.0.0.1:10249", "proxy.metrics_bind_address", "bind_address_hard_fail"],
+    )?;
+    says(&said, &["field of the KubeProxyConfiguration has no effect"])
+}

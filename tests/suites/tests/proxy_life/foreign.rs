@@ -1,0 +1,361 @@
+//! Tables of others, and others in the proxy's table.
+
+use crate::kernel;
+use crate::model::{PORT, Service, pool};
+use crate::rig::{Stage, says, soon};
+use crate::traffic::Traffic;
+use anyhow::{Context as _, Result, anyhow, ensure};
+use keelson_cluster::net::{Family, Namespace, Outcome, Transport, World, http_get_from};
+use keelson_harness::util::PATIENCE;
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+/// Tables of somebody else's; some have a name of ours, and none is of our name and family.
+const FOREIGN: &str = "
+table inet firewall {
+    set friends { type ipv4_addr; flags interval; elements = { 192.0.2.0/24, 198.51.100.7 } }
+    map marks { type ipv4_addr : mark; elements = { 192.0.2.1 : 0x00000001 } }
+    counter seen { }
+    chain input {
+        type filter hook input priority -5; policy accept;
+        ip saddr @friends accept
+    }
+    chain prerouting {
+        type filter hook prerouting priority -150; policy accept;
+        meta mark set ip saddr map @marks
+    }
+}
+table ip nat {
+    chain PREROUTING {
+        type nat hook prerouting priority dstnat; policy accept;
+        tcp dport 9999 dnat to 192.0.2.9:99
+    }
+    chain keelson {
+        return
+    }
+}
+table ip keelson-other {
+    set slots { type ipv4_addr; elements = { 192.0.2.3 } }
+}
+table inet keelson {
+    chain services {
+        return
+    }
+}
+table bridge keelson {
+    chain services {
+        drop
+    }
+}
+";
+/// Their families and names.
+const TABLES: [(&str, &str); 5] = [
+    ("inet", "firewall"),
+    ("ip", "nat"),
+    ("ip", "keelson-other"),
+    ("inet", "keelson"),
+    ("bridge", "keelson"),
+];
+
+fn make(stage: &Stage) -> Result<()> {
+    let file = stage.scratch.path().join("foreign.nft");
+    fs::write(&file, FOREIGN)?;
+    stage.node().nft(&["-f", &file.display().to_string()]).map(drop)
+}
+
+/// With handles, which are other ones after a table was made again.
+fn listed(node: &Namespace) -> Result<String> {
+    let one = |(family, name): (&str, &str)| node.nft(&["-a", "list", "table", family, name]);
+    TABLES.into_iter().map(one).collect()
+}
+
+/// A plain one and one with affinity, of both families.
+fn services() -> Vec<Service> {
+    let mut all = Vec::new();
+    for (index, family) in (0..).zip(Family::BOTH) {
+        let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..4]);
+        plain.node_port = Some(31_000 + index);
+        let mut affine = Service::new(12 + index, family, &pool(family, 8081)[3..]);
+        affine.affinity = Some(600);
+        all.extend([plain, affine]);
+    }
+    all
+}
+
+/// New connections to all Services from everywhere.
+async fn served(stage: &Stage, services: &[Service]) -> Result<()> {
+    Traffic::start(&stage.world, services)?.finish().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<()> {
+    let mut services = services();
+    let mut stage = Stage::new()?;
+    make(&stage)?;
+    let before = listed(stage.node())?;
+    stage.start(&services).await?;
+    ensure!(listed(stage.node())? == before, "a start");
+    services[0].endpoints.truncate(2);
+    stage.manifests.service(&services[0])?;
+    let gone = services.pop().context("the last one")?;
+    stage.manifests.remove(&gone)?;
+    stage.has(&services).await?;
+    ensure!(listed(stage.node())? == before, "changes");
+    stage.proxy.kill9()?;
+    stage.proxy.start_again(stage.world.node()).await?;
+    stage.has(&services).await?;
+    stage.node().nft(&["delete", "table", "ip", "keelson"])?;
+    stage.has_exactly(&services).await?;
+    ensure!(listed(stage.node())? == before, "a restart, and repairs");
+    ensure!(stage.proxy.terminate().await?.success());
+    let mut removed = stage.cleanup(&[]).await?;
+    removed.sort();
+    ensure!(removed == ["removed table ip keelson", "removed table ip6 keelson"], "{removed:?}");
+    ensure!(listed(stage.node())? == before, "cleanup");
+    let left = stage.node().nft(&["list", "tables"])?;
+    ensure!(left.lines().count() == TABLES.len(), "{left}");
+    ensure!(stage.cleanup(&[]).await? == ["nothing to remove"]);
+    ensure!(listed(stage.node())? == before, "another cleanup");
+    Ok(())
+}
+
+/// Does this to the table, and waits until that is noticed and all is as before.
+async fn disturbed(stage: &Stage, services: &[Service], family: Family, command: &[&str]) -> Result<()> {
+    let repaired = || async { stage.family(family).await?["repaired"].as_u64().context("no number") };
+    let before = repaired().await?;
+    stage.node().nft(command)?;
+    soon("it is noticed", || async {
+        ensure!(repaired().await? > before, "it is not");
+        Ok(())
+    })
+    .await
+    .with_context(|| stage.logs())?;
+    stage.has_exactly(services).await?;
+    served(stage, services).await
+}
+
+/// Commits of somebody else, and rounds of changes beside them, at least.
+const NOISE: u64 = 100;
+const ROUNDS: u32 = 10;
+
+/// A program that commits to a table of its own as fast as it can, as some CNIs do; until it is dropped.
+struct Noise {
+    stop: Arc<AtomicBool>,
+    commits: Arc<AtomicU64>,
+    thread: Option<thread::JoinHandle<Result<()>>>,
+}
+
+impl Noise {
+    fn start(world: &Arc<World>) -> Self {
+        let (world, stop) = (world.clone(), Arc::new(AtomicBool::new(false)));
+        let commits = Arc::<AtomicU64>::default();
+        let (stopped, count) = (stop.clone(), commits.clone());
+        let body = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                world
+                    .node()
+                    .nft(&["add table inet noise; add chain inet noise c; delete chain inet noise c"])?;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        Self { stop, commits, thread: Some(thread::spawn(body)) }
+    }
+
+    /// Whether it has not committed enough yet. Fails if it ended.
+    fn is_young(&self) -> Result<bool> {
+        let has_ended = self.thread.as_ref().is_none_or(thread::JoinHandle::is_finished);
+        ensure!(!has_ended, "the program that commits ended");
+        Ok(self.commits.load(Ordering::Relaxed) < NOISE)
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("it ends once")?;
+        thread.join().map_err(|_| anyhow!("it panicked"))?
+    }
+}
+
+impl Drop for Noise {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// P2: changes, a restart and repairs beside a program that commits all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn p2_a_program_that_commits_all_the_time_stops_nothing() -> Result<()> {
+    let mut services = services();
+    let mut stage = Stage::started(&services).await?;
+    let noise = Noise::start(&stage.world);
+    let mut rounds = 0;
+    while rounds < ROUNDS || noise.is_young()? {
+        rounds += 1;
+        for service in &mut services {
+            service.endpoints.rotate_left(1);
+            stage.manifests.service(service)?;
+        }
+        let gone = services[0].endpoints.pop().context("one left")?;
+        stage.manifests.service(&services[0])?;
+        stage.has(&services).await?;
+        services[0].endpoints.push(gone);
+    }
+    let state = stage.family(Family::V4).await?;
+    ensure!(state["failures"] == 0 && state["full_syncs"] == 1, "{state}");
+    stage.proxy.kill9()?;
+    stage.proxy.start_again(stage.world.node()).await?;
+    services[0].endpoints.truncate(2);
+    stage.manifests.service(&services[0])?;
+    stage.has(&services).await?;
+    let element = format!("{{ {} . tcp . {PORT} }}", services[0].ip());
+    disturbed(
+        &stage,
+        &services,
+        Family::V4,
+        &["delete", "element", "ip", "keelson", "cluster-ip-ports", &element],
+    )
+    .await?;
+    let state = stage.family(Family::V4).await?;
+    ensure!(state["failures"] == 0, "{state}");
+    noise.end()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
+    let services = services();
+    let stage = Stage::started(&services).await?;
+    let v = format!("{{ {} . tcp . 80 }}", services[0].ip());
+    // Connections that there are go on, whatever becomes of rules that only new ones meet.
+    let mut flows = Traffic::none(&stage.world)?;
+    for service in &services {
+        for asker in [stage.world.pod(), stage.world.client(), stage.world.host()] {
+            flows.long(asker, service.at(), Transport::Tcp, service.endpoints.clone());
+        }
+    }
+    flows.beat().await?;
+    for command in [
+        &["delete", "element", "ip", "keelson", "cluster-ip-ports", &v][..],
+        &["add", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.99.99 . tcp . 80 : 4010:1 }"],
+        &["add", "element", "ip", "keelson", "slots", "{ 0:1 . 7 : 192.0.2.66 . 66 }"],
+        &["flush", "map", "ip", "keelson", "slots"],
+        &["flush", "chain", "ip", "keelson", "services"],
+        &["flush", "chain", "ip", "keelson", "lb-4"],
+        &["insert", "rule", "ip", "keelson", "services", "drop"],
+        &[
+            "insert",
+            "rule",
+            "ip",
+            "keelson",
+            "nat-prerouting",
+            "tcp",
+            "dport",
+            "80",
+            "dnat",
+            "to",
+            "192.0.2.66",
+        ],
+        &["add", "chain", "ip", "keelson", "mine"],
+        &["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"],
+        &["add", "map", "ip", "keelson", "slots-2", "{ type ipv4_addr : verdict; }"],
+    ] {
+        disturbed(&stage, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
+    }
+    disturbed(&stage, &services, Family::V6, &["flush", "map", "ip6", "keelson", "affinity-endpoints"])
+        .await?;
+    flows.finish().await?;
+    for command in [
+        &["delete", "table", "ip", "keelson"][..],
+        &["flush", "table", "ip", "keelson"],
+        &["flush", "ruleset"],
+    ] {
+        disturbed(&stage, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
+    }
+    says(
+        &stage.events().await?.join("\n"),
+        &["table ip keelson was modified by another program; repaired: "],
+    )?;
+    says(&stage.proxy.log()?, &["table modified by another program; repaired"])
+}
+
+/// The value of a counter of IPv4; 0 before it has counted anything.
+async fn counter(stage: &Stage, name: &str) -> Result<u64> {
+    let at = SocketAddr::from(([127, 0, 0, 1], 10249));
+    let text = http_get_from(stage.node(), at, "/metrics").await?.success()?.text();
+    let series = format!("keelson_proxy_{name}_total{{ip_family=\"IPv4\"}} ");
+    let value = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap_or("0");
+    value.parse().with_context(|| format!("{name} is {value:?}"))
+}
+
+/// P21: what is counted are elements, chains and sets, not how often.
+#[tokio::test(flavor = "multi_thread")]
+async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
+    let services = services();
+    let stage = Stage::started(&services).await?;
+    let of_v4 = services.iter().filter(|service| service.family == Family::V4).count() as u64;
+    ensure!(
+        counter(&stage, "operations").await? > 10 * of_v4,
+        "the first sync made chains, sets and elements"
+    );
+    ensure!(counter(&stage, "repaired").await? == 0, "nobody has changed anything");
+    for (command, expected) in [
+        (&["flush", "map", "ip", "keelson", "cluster-ip-ports"][..], of_v4),
+        (&["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"], 1),
+    ] {
+        let counters = || async {
+            anyhow::Ok([counter(&stage, "repaired").await?, counter(&stage, "operations").await?])
+        };
+        let before = counters().await?;
+        disturbed(&stage, &services, Family::V4, command).await?;
+        let after = counters().await?;
+        ensure!(
+            after == before.map(|count| count + expected),
+            "{command:?}: {before:?}, then {after:?}, not {expected} more"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_settings_that_it_has_by_default_a_deleted_table_is_back() -> Result<()> {
+    let services = services();
+    let mut stage = Stage::with(|options| options)?;
+    stage.start(&services).await?;
+    for family in Family::BOTH {
+        stage.node().nft(&["delete", "table", kernel::nft_family(family), "keelson"])?;
+    }
+    let began = Instant::now();
+    stage.has(&services).await?;
+    // The agreed time is 30 s; a machine without time may need more, and is told apart by people.
+    eprintln!("both tables were back after {:?}", began.elapsed());
+    stage.has_exactly(&services).await?;
+    served(&stage, &services).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_59_an_element_in_the_way_is_put_right_at_once() -> Result<()> {
+    let mut services = services();
+    // It looks at the table every 10 s only, so that the change comes first.
+    let mut stage = Stage::with(|options| options)?;
+    stage.start(&services).await?;
+    for (number, family) in [(20, Family::V4), (21, Family::V6)] {
+        services.push(Service::new(number, family, &pool(family, 8082)[..3]));
+    }
+    for service in &services[services.len() - 2..] {
+        let element = format!("{{ {} . tcp . 80 : 4000:99 }}", service.ip());
+        let family = kernel::nft_family(service.family);
+        stage.node().nft(&["add", "element", family, "keelson", "cluster-ip-ports", &element])?;
+        stage.manifests.service(service)?;
+    }
+    stage.has_exactly(&services).await?;
+    for family in Family::BOTH {
+        let state = stage.family(family).await?;
+        ensure!(state["state"] == "synced" && state["failures"] == 0, "{state}");
+    }
+    let answered = stage.world.pod().ask(services[services.len() - 1].at(), Transport::Tcp, PATIENCE).await?;
+    ensure!(matches!(answered, Outcome::Answered { .. }), "{answered:?}");
+    served(&stage, &services).await
+}

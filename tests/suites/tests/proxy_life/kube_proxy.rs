@@ -1,0 +1,201 @@
+//! From kube-proxy to Keelson and back, at a real API server: what a kube-proxy (mode nftables) left does no harm, and is told
+//! of.
+
+use crate::model::{NODE_NAME, Service, pool};
+use crate::rig::{Stage, says, soon};
+use crate::traffic::Traffic;
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::{Kind, Writer};
+use keelson_cluster::kube::{ApiOptions, Cluster, KubeProxy, KubeProxyOptions};
+use keelson_cluster::manifests::COMPANION as MANIFEST;
+use keelson_cluster::net::plan::{NODE, NODE_CIDRS, SERVICE_CIDRS};
+use keelson_cluster::net::{Family, Forward, Outcome, Transport};
+use keelson_harness::agent::Settings;
+use keelson_harness::util::PATIENCE;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Whose account the agent has.
+const ACCOUNT: &str = "keelson-agent";
+
+/// How long a question must stay without an answer, so that it counts as dropped.
+const SILENCE: Duration = Duration::from_millis(700);
+
+async fn make_node(cluster: &Cluster) -> Result<()> {
+    let writer = Writer::new(&cluster.admin, "default").await?;
+    let node =
+        json!({"metadata": {"name": NODE_NAME}, "spec": {"podCIDR": NODE_CIDRS[0], "podCIDRs": NODE_CIDRS}});
+    writer.create(Kind::Node, &node).await?;
+    let addresses = [NODE.v4.to_string(), NODE.v6.to_string()];
+    let addresses = addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
+    let status = json!({"status": {"addresses": addresses}});
+    writer.patch(Kind::Node, &format!("{NODE_NAME}/status"), &status).await.map(drop)
+}
+
+/// Writes Services that are not there yet.
+async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
+    for service in services {
+        let [service, slice] = service.objects();
+        writer.create(Kind::Service, &service).await?;
+        writer.create(Kind::Slice, &slice).await?;
+    }
+    Ok(())
+}
+
+/// Gives Services other endpoints.
+async fn change(
+    writer: &Writer,
+    services: &mut [Service],
+    endpoints: impl Fn(Family) -> Vec<SocketAddr>,
+) -> Result<()> {
+    for service in services {
+        service.endpoints = endpoints(service.family);
+        let [_, slice] = service.objects();
+        writer.replace(Kind::Slice, &slice).await?;
+    }
+    Ok(())
+}
+
+/// Waits until all new connections are answered by the endpoints that these Services have, from everywhere.
+async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
+    for service in services {
+        soon("its endpoints answer", || async {
+            let tally = stage.world.client().ask_times(service.at(), Transport::Tcp, 10, PATIENCE).await?;
+            let by = tally.by_endpoint();
+            ensure!(
+                by.values().sum::<usize>() == 10 && by.keys().all(|by| service.endpoints.contains(by)),
+                "{tally}"
+            );
+            Ok(())
+        })
+        .await?;
+    }
+    Traffic::start(&stage.world, services)?.finish().await.map(drop)
+}
+
+/// Waits until the table of kube-proxy has this text.
+async fn kube_proxy_has(stage: &Stage, text: &str) -> Result<()> {
+    soon("kube-proxy has programmed it", || async {
+        let listed = stage.node().nft(&["list", "table", "ip", "kube-proxy"])?;
+        ensure!(listed.contains(text), "{text} is not in its table");
+        Ok(())
+    })
+    .await
+}
+
+fn tables(stage: &Stage) -> Result<Vec<String>> {
+    Ok(stage.node().nft(&["list", "tables"])?.lines().map(str::to_owned).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()> {
+    let mut stage = Stage::new()?;
+    let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
+    let options = ApiOptions { args, ..ApiOptions::default() };
+    let cluster = Cluster::start_with(&stage.scratch, &options).await?;
+    cluster.admin.apply(MANIFEST).await?;
+    make_node(&cluster).await?;
+    let writer = Writer::new(&cluster.admin, "ns").await?;
+    let address = cluster.api.address();
+    let _api = Forward::start(stage.node(), address.parse()?, address)?;
+    stage.node().nft(&["add", "table", "ip", "mine"])?;
+
+    // Of a kube-proxy: with endpoints, without any, and one that is deleted later.
+    let [first, second, third] =
+        [0..2, 3..5, 5..8].map(|range| move |family| pool(family, 8080)[range.clone()].to_vec());
+    let mut services: Vec<Service> = (0..)
+        .zip(Family::BOTH)
+        .map(|(index, family)| Service::new(10 + index, family, &first(family)))
+        .collect();
+    let mut empty: Vec<Service> =
+        (0..).zip(Family::BOTH).map(|(index, family)| Service::new(20 + index, family, &[])).collect();
+    let deleted = Service::new(30, Family::V4, &pool(Family::V4, 8081)[..2]);
+    make(&writer, &services).await?;
+    make(&writer, &empty).await?;
+    make(&writer, std::slice::from_ref(&deleted)).await?;
+    let options = KubeProxyOptions::new(NODE_NAME);
+    let mut kube_proxy = KubeProxy::start(&stage.scratch, &cluster, stage.node(), &options).await?;
+    answered(&stage, &services).await.context("by kube-proxy")?;
+    answered(&stage, std::slice::from_ref(&deleted)).await?;
+    kube_proxy.kill9()?;
+
+    change(&writer, &mut services, &second).await?;
+    change(&writer, &mut empty, &second).await?;
+    writer.delete(Kind::Service, &deleted.name).await?;
+    let old = stage.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
+    ensure!(matches!(old, Outcome::Answered { by, .. } if first(Family::V4).contains(&by)), "{old:?}");
+
+    // Keelson over that.
+    let identity = cluster.companion(&stage.scratch, ACCOUNT, NODE_NAME).await?;
+    stage.agent.configure(
+        &Settings::new()
+            .set("agent.node_name", NODE_NAME)
+            .set("kube.kubeconfig", identity.kubeconfig().display().to_string()),
+    )?;
+    stage.agent.start_live().await?;
+    stage.proxy.start_again(stage.world.node()).await?;
+    stage.synced().await?;
+    answered(&stage, &services).await.context("by our rules")?;
+    answered(&stage, &empty).await.context("by our rules, where kube-proxy would refuse")?;
+    told_of(&stage).await?;
+    // What we do not know is not ours to decide while a kube-proxy's rules are there.
+    let left = stage.world.pod().ask(deleted.at(), Transport::Tcp, PATIENCE).await?;
+    ensure!(matches!(left, Outcome::Answered { by, .. } if deleted.endpoints.contains(&by)), "{left:?}");
+
+    // Rid of them.
+    stage.cleanup(&["--kube-proxy"]).await?;
+    ensure!(!tables(&stage)?.iter().any(|table| table.contains("kube-proxy")), "{:?}", tables(&stage)?);
+    answered(&stage, &services).await.context("without a kube-proxy's tables")?;
+    // The addresses are the cluster's, and no Service's.
+    let gone = stage.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
+    ensure!(gone == Outcome::Dropped, "{gone:?}");
+    back_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
+}
+
+/// In log, state and events.
+async fn told_of(stage: &Stage) -> Result<()> {
+    for family in Family::BOTH {
+        let strangers = stage.family(family).await?["strangers"].clone();
+        says(&strangers.to_string(), &["kube-proxy", "nftables"])?;
+    }
+    says(
+        &stage.events().await?.join("\n"),
+        &["of a kube-proxy (mode nftables)", "the rules of keelson take precedence"],
+    )?;
+    says(
+        &stage.proxy.log()?,
+        &["table kube-proxy of a kube-proxy (mode nftables)", "keelson proxy cleanup --kube-proxy"],
+    )
+}
+
+/// Our rules come before kube-proxy's and win as long as they are there, old as they may be; without them it is as if we
+/// had never been.
+async fn back_to_kube_proxy(
+    stage: &mut Stage,
+    writer: &Writer,
+    kube_proxy: &mut KubeProxy,
+    services: &mut [Service],
+    third: &impl Fn(Family) -> Vec<SocketAddr>,
+) -> Result<()> {
+    ensure!(stage.proxy.terminate().await?.success());
+    let former = services.to_vec();
+    change(writer, services, third).await?;
+    kube_proxy.start_again(stage.world.node()).await?;
+    kube_proxy_has(
+        stage,
+        &format!("{} . {}", services[0].endpoints[0].ip(), services[0].endpoints[0].port()),
+    )
+    .await?;
+    let by = stage.world.pod().ask(former[0].at(), Transport::Tcp, PATIENCE).await?;
+    ensure!(matches!(by, Outcome::Answered { by, .. } if former[0].endpoints.contains(&by)), "{by:?}");
+    let mut removed = stage.cleanup(&[]).await?;
+    removed.sort();
+    ensure!(removed == ["removed table ip keelson", "removed table ip6 keelson"], "{removed:?}");
+    answered(stage, services).await.context("by kube-proxy, after cleanup")?;
+    kube_proxy.kill9()?;
+    let mut left = tables(stage)?;
+    left.retain(|table| !table.contains("kube-proxy"));
+    ensure!(left == ["table ip mine"], "{left:?}");
+    Ok(())
+}

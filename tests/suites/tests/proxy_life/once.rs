@@ -1,0 +1,163 @@
+//! `--print` and `--dry-run`: what they tell is what a proxy does, and they do nothing.
+
+use crate::kernel;
+use crate::model::{Service, meaning, pool};
+use crate::rig::{Stage, run_inside, says, soon};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::net::{Family, Namespace, Transport};
+use keelson_harness::peers;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+
+/// Some of everything but affinity of IPv6, which nft 1.0.6 cannot load.
+fn services() -> Vec<Service> {
+    let mut all = Vec::new();
+    for (index, family) in (0..).zip(Family::BOTH) {
+        let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..4]);
+        plain.node_port = Some(31_000 + index);
+        plain.transports = Transport::ALL.into();
+        plain.external.push(plain.own_external());
+        all.extend([plain, Service::new(12 + index, family, &[])]);
+    }
+    let mut affine = Service::new(20, Family::V4, &pool(Family::V4, 8081));
+    affine.affinity = Some(300);
+    all.push(affine);
+    all
+}
+
+/// A ruleset as blocks: rules in their order, elements in one that does not depend on the kernel's.
+fn normal(listed: &str) -> Result<BTreeMap<String, String>> {
+    let (mut blocks, mut table, mut block) = (BTreeMap::new(), String::new(), None::<(String, String)>);
+    for line in listed.lines() {
+        let words = line.trim();
+        match (&mut block, line.strip_prefix("\t")) {
+            (None, None) if words.ends_with('{') => words.clone_into(&mut table),
+            (None, Some(_)) if words.ends_with('{') => {
+                block = Some((format!("{table} {words}"), String::new()))
+            }
+            (Some(_), Some("}")) => {
+                let (name, text) = block.take().context("a block ends")?;
+                blocks.insert(name, with_sorted_elements(&text));
+            }
+            (Some((_, text)), _) => *text += &format!("{words}\n"),
+            (None, _) => ensure!(words.is_empty() || words == "}", "a strange line: {line:?}"),
+        }
+    }
+    Ok(blocks)
+}
+
+fn with_sorted_elements(text: &str) -> String {
+    let Some((before, elements)) = text.split_once("elements = {") else { return text.to_owned() };
+    let mut all: Vec<String> = elements
+        .trim_end()
+        .trim_end_matches('}')
+        .split(',')
+        .map(|element| element.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    all.sort();
+    format!("{before}{}", all.join("\n"))
+}
+
+/// What a namespace of its own has after loading this.
+fn loaded(stage: &Stage, name: &str, text: &str) -> Result<BTreeMap<String, String>> {
+    let fresh = Namespace::new(name)?;
+    let file = stage.scratch.path().join(format!("{name}.nft"));
+    fs::write(&file, text)?;
+    let file = file.display().to_string();
+    fresh.nft(&["-c", "-f", &file])?;
+    ensure!(fresh.nft(&["list", "ruleset"])?.is_empty(), "a check loads nothing");
+    fresh.nft(&["-f", &file])?;
+    // Loading it again replaces it.
+    fresh.nft(&["-f", &file])?;
+    normal(&fresh.nft(&["-s", "list", "ruleset"])?)
+}
+
+fn same(one: &BTreeMap<String, String>, other: &BTreeMap<String, String>) -> Result<()> {
+    for name in one.keys().chain(other.keys()) {
+        ensure!(
+            one.get(name) == other.get(name),
+            "{name}\n{:?}\nis not\n{:?}",
+            one.get(name),
+            other.get(name)
+        );
+    }
+    ensure!(one.len() > 60, "{} blocks of two tables", one.len());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
+    let services = services();
+    let stage = Stage::started(&services).await?;
+    let programmed = normal(&stage.node().nft(&["-s", "list", "ruleset"])?)?;
+    let (keelson, socket) = (peers::keelson()?, format!("unix://{}", stage.proxy.socket().display()));
+    let running =
+        run_inside(stage.node(), &keelson, &["proxy", "print", "--socket", &socket]).await?.success()?.out;
+    same(&loaded(&stage, "running", &running)?, &programmed).context("keelson proxy print")?;
+    let printed = stage.print().await?;
+    same(&loaded(&stage, "printed", &printed)?, &programmed).context("keelson proxy --print")?;
+
+    // Where there is no table yet, numbers may be others; that all leads to the same shows the reference.
+    let fresh = Namespace::new("fresh")?;
+    let config = stage.proxy.config().display().to_string();
+    let args = ["proxy", "--config", &config, "--print"];
+    let told = run_inside(&fresh, &keelson, &args).await?.success()?;
+    let file = stage.scratch.path().join("fresh.nft");
+    fs::write(&file, &told.out)?;
+    fresh.nft(&["-f", &file.display().to_string()])?;
+    for family in Family::BOTH {
+        kernel::is(&fresh, family, &meaning(&services, family))?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
+    let mut services = services();
+    let mut stage = Stage::new()?;
+    for service in &services {
+        stage.manifests.service(service)?;
+    }
+    stage.agent.start_live().await?;
+    let generation = kernel::generation(stage.node())?;
+    let lines = stage.dry_run().await?.join("\n");
+    let v = format!("add element ip keelson cluster-ip-ports {{ {} . tcp . 80 : ", services[0].ip());
+    let refused =
+        format!("add element ip6 keelson refused {{ {} . tcp . 80 : goto reject-it }}", services[3].ip());
+    says(
+        &lines,
+        &["add table ip keelson", "add table ip6 keelson", "add chain ip keelson lb-4", &v, &refused],
+    )?;
+    ensure!(
+        stage.node().nft(&["list", "tables"])?.is_empty() && kernel::generation(stage.node())? == generation
+    );
+
+    stage.proxy.start_again(stage.world.node()).await?;
+    stage.has_exactly(&services).await?;
+    stage.proxy.kill9()?;
+    let (generation, before) = (kernel::generation(stage.node())?, stage.node().nft(&["list", "ruleset"])?);
+    let other = pool(Family::V4, 8080)[6];
+    let former = std::mem::replace(&mut services[0].endpoints[3], other);
+    stage.manifests.service(&services[0])?;
+    let lines = soon("the agent has read it", || async {
+        let lines = stage.dry_run().await?;
+        ensure!(lines != ["no changes"], "it has not");
+        Ok(lines)
+    })
+    .await?;
+    // TCP, UDP and SCTP each have a number of their own.
+    ensure!(lines.len() == 6, "{lines:#?}");
+    let ends = |verb: &str, at: SocketAddr| {
+        let end = format!(" : {} . {} }}", at.ip(), at.port());
+        lines
+            .iter()
+            .filter(|line| line.starts_with(verb) && line.contains(" slots ") && line.ends_with(&end))
+            .count()
+    };
+    ensure!(ends("delete element ip", former) == 3 && ends("add element ip", other) == 3, "{lines:#?}");
+    ensure!(kernel::generation(stage.node())? == generation, "it does nothing");
+    ensure!(stage.node().nft(&["list", "ruleset"])? == before);
+    stage.proxy.start_again(stage.world.node()).await?;
+    stage.has_exactly(&services).await
+}

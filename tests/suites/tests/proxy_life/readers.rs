@@ -1,0 +1,116 @@
+//! P14: programs that read nftables beside a proxy that is kept busy.
+
+use crate::churn::Author;
+use crate::kernel;
+use crate::model::{Service, pool};
+use crate::rig::{LONG, Stage};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::net::Family;
+use keelson_harness::peers;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tokio::process::Command;
+
+/// Services of a folder, each of ten endpoints; a program that reads their rules needs some tens of milliseconds for that.
+const SERVICES: u16 = 500;
+/// Changes a second.
+const RATE: u32 = 100;
+/// Reads, one after the other, at least.
+const READS: usize = 5;
+/// Changes that come alone.
+const ALONE: usize = 3;
+/// The longest period that kube-proxy has by default.
+const PERIOD: Duration = Duration::from_secs(1);
+/// After so long the commits that may be made at once have been made.
+const BURST: Duration = Duration::from_secs(3);
+/// Commits that may be made at once after a quiet time, and by others than the pace: retries, chains that have rested.
+const SPARE: u32 = 10 + 5;
+
+fn services() -> Vec<Service> {
+    let endpoint = |number: u16, index: u8| {
+        let [high, low] = number.to_be_bytes();
+        SocketAddr::new(Ipv4Addr::new(10, 200 + high, low, index).into(), 8080)
+    };
+    let of = |number| (0..10).map(|index| endpoint(number, index)).collect::<Vec<_>>();
+    (0..SERVICES).map(|number| Service::new(1_000 + number, Family::V4, &of(number))).collect()
+}
+
+/// How long `nft list ruleset` takes. It reads again and again while others commit.
+async fn read(stage: &Stage) -> Result<u64> {
+    let begun = Instant::now();
+    let mut command = Command::new(peers::system("ip", "iproute2")?);
+    command.args(["netns", "exec", stage.node().name(), "nft", "list", "ruleset"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    let status = tokio::time::timeout(LONG, command.status()).await;
+    ensure!(status.with_context(|| format!("nft list ruleset does not end in {LONG:?}"))??.success());
+    Ok(begun.elapsed().as_millis().try_into()?)
+}
+
+/// Changes that come alone do not wait for the period. One of them has to be faster than that, as the machine may be busy.
+async fn alone(stage: &Stage, others: &[Service], moving: &mut Service) -> Result<()> {
+    let mut took = Vec::new();
+    let endpoints = pool(Family::V4, 8080);
+    for round in 0..ALONE {
+        let first = round % 2;
+        moving.endpoints = endpoints[first..first + 2].to_vec();
+        let (begun, before) = (Instant::now(), kernel::generation(stage.node())?);
+        stage.manifests.service(moving)?;
+        while kernel::generation(stage.node())? == before {
+            ensure!(begun.elapsed() < LONG, "{}", stage.logs());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        took.push(begun.elapsed());
+        tokio::time::sleep(PERIOD).await;
+    }
+    let all: Vec<_> = others.iter().chain([&*moving]).cloned().collect();
+    stage.has(&all).await?;
+    eprintln!("changes that came alone were in the kernel after {took:?}");
+    ensure!(took.iter().any(|took| *took < PERIOD), "every change waited for a period: {took:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p14_another_program_reads_the_ruleset_beside_a_hundred_changes_a_second() -> Result<()> {
+    let period = format!("{}s", PERIOD.as_secs());
+    let mut stage = Stage::with(|options| options.set("proxy.min_sync_period", period))?;
+    let all = services();
+    let objects: Vec<_> = all.iter().flat_map(Service::objects).collect();
+    stage.manifests.put("many", &objects)?;
+    stage.agent.start_live().await?;
+    stage.proxy.start_again(stage.world.node()).await?;
+    stage.has(&all).await?;
+
+    let mut moving = Service::new(20, Family::V4, &pool(Family::V4, 8080)[..2]);
+    alone(&stage, &all, &mut moving).await?;
+
+    let nothing = (|| Ok(()), usize::MAX);
+    let author = Author::start(&stage.manifests, 7, RATE, nothing);
+    let (begun, before) = (Instant::now(), kernel::generation(stage.node())?);
+    tokio::time::sleep(BURST).await;
+    let mut took = Vec::new();
+    loop {
+        took.push(read(&stage).await?);
+        let commits = kernel::generation(stage.node())?.wrapping_sub(before);
+        let seconds = u32::try_from(begun.elapsed().as_secs())?;
+        let written = u32::try_from(author.writes())?;
+        // One a second, of each family; the changes are of both.
+        let most = 2 * (seconds + 1 + SPARE);
+        ensure!(commits <= most, "{commits} commits in {seconds} s");
+        // Without a pace there would be about as many commits as changes.
+        if took.len() >= READS && written >= 4 * most {
+            eprintln!(
+                "reads took {took:?} ms, beside {commits} commits and {written} changes in {seconds} s"
+            );
+            break;
+        }
+        ensure!(begun.elapsed() < LONG, "{written} changes in {seconds} s are too few to count commits");
+    }
+
+    let mut now = author.stop()?;
+    moving.endpoints.rotate_left(1);
+    stage.manifests.service(&moving)?;
+    now.push(moving);
+    now.extend(all);
+    stage.has(&now).await
+}

@@ -1,0 +1,272 @@
+//! Owns: what the tests share. In: Services. Out: a network of a node with an agent over a folder of manifests and a proxy,
+//! and what both and their commands say.
+
+use crate::kernel;
+use crate::model::{NODE_NAME, Service, meaning};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use keelson_cluster::net::plan::{NODE, NODE_CIDRS, SERVICE_CIDRS};
+use keelson_cluster::net::{Family, KeelsonProxy, KeelsonProxyOptions, Namespace, World};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::command::{self, CommandOutput};
+use keelson_harness::peers;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::util::free_port;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::process::Command;
+
+/// What something may take that takes no time but on a machine that is very busy.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// A folder of manifests. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Manifests(PathBuf);
+
+impl Manifests {
+    /// Replaces one as a whole, by renaming.
+    pub(crate) fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        let (draft, file) = (self.0.join(format!(".{name}")), self.0.join(format!("{name}.json")));
+        fs::write(&draft, list).with_context(|| format!("cannot write {}", draft.display()))?;
+        fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
+    }
+
+    /// Writes a Service into a file of its own.
+    pub(crate) fn service(&self, service: &Service) -> Result<()> {
+        self.put(&service.name, &service.objects())
+    }
+
+    /// Removes a Service.
+    pub(crate) fn remove(&self, service: &Service) -> Result<()> {
+        let file = self.0.join(format!("{}.json", service.name));
+        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))
+    }
+
+    /// Where they are.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// A node, whose agent and proxy are prepared and not started yet.
+pub(crate) struct Stage {
+    pub(crate) agent: Agent,
+    pub(crate) proxy: KeelsonProxy,
+    pub(crate) options: KeelsonProxyOptions,
+    pub(crate) manifests: Manifests,
+    pub(crate) world: Arc<World>,
+    pub(crate) scratch: Scratch,
+}
+
+impl Stage {
+    /// The proxy looks at its table once a second.
+    pub(crate) fn new() -> Result<Self> {
+        Self::with(|options| options.set("proxy.sync_period", "1s"))
+    }
+
+    /// With these settings of the proxy over those that it has by default.
+    pub(crate) fn with(settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let manifests = Manifests(scratch.dir("manifests")?);
+        manifests.put("node", &[node(), service_cidr()])?;
+        let of_agent = Settings::new()
+            .set("agent.node_name", NODE_NAME)
+            .set("endpoints.source", "files")
+            .set("endpoints.manifests", manifests.path().display().to_string());
+        // No runtime is needed; the agent lives, and is not ready for that reason.
+        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
+        let agent = Agent::new_in(&scratch.dir("agent")?, free_port()?, &runtime, &of_agent)?;
+        let world = Arc::new(World::new()?);
+        let options = settings(KeelsonProxyOptions::new(&agent.endpoints_target()));
+        let proxy = KeelsonProxy::new(&scratch, world.node(), &options)?;
+        Ok(Self { agent, proxy, options, manifests, world, scratch })
+    }
+
+    /// With these Services, and agent and proxy at work.
+    pub(crate) async fn started(services: &[Service]) -> Result<Self> {
+        let mut stage = Self::new()?;
+        stage.start(services).await?;
+        Ok(stage)
+    }
+
+    /// Starts both, and waits until the kernel has these Services.
+    pub(crate) async fn start(&mut self, services: &[Service]) -> Result<()> {
+        for service in services {
+            self.manifests.service(service)?;
+        }
+        self.agent.start_live().await?;
+        self.proxy.start_again(self.world.node()).await?;
+        self.has(services).await
+    }
+
+    /// The node's namespace.
+    pub(crate) fn node(&self) -> &Namespace {
+        self.world.node()
+    }
+
+    /// Waits until the kernel has these Services and nothing else.
+    pub(crate) async fn has(&self, services: &[Service]) -> Result<()> {
+        let wanted = Family::BOTH.map(|family| meaning(services, family));
+        let has = soon("the kernel has the rules of these Services", || async {
+            for (family, wanted) in Family::BOTH.into_iter().zip(&wanted) {
+                kernel::is(self.node(), family, wanted).with_context(|| family.name())?;
+            }
+            Ok(())
+        });
+        has.await.with_context(|| self.logs())
+    }
+
+    /// The same, and that a comparison from scratch finds nothing to do.
+    pub(crate) async fn has_exactly(&self, services: &[Service]) -> Result<()> {
+        self.has(services).await?;
+        soon("no changes", || async {
+            let told = self.dry_run().await?;
+            ensure!(told == ["no changes"], "{told:?}");
+            Ok(())
+        })
+        .await
+        .with_context(|| self.logs())
+    }
+
+    /// What agent and proxy wrote last.
+    pub(crate) fn logs(&self) -> String {
+        let tail = |log: Result<String>| {
+            let log = log.unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            lines[lines.len().saturating_sub(25)..].join("\n")
+        };
+        format!("the proxy's log ends:\n{}\nthe agent's:\n{}", tail(self.proxy.log()), tail(self.agent.log()))
+    }
+
+    /// Every line of `keelson proxy --dry-run` with the proxy's settings.
+    pub(crate) async fn dry_run(&self) -> Result<Vec<String>> {
+        let told = self.proxy_command(&["--dry-run"]).await?.success()?;
+        Ok(told.out.lines().map(str::to_owned).collect())
+    }
+
+    /// `keelson proxy --print` with the proxy's settings.
+    pub(crate) async fn print(&self) -> Result<String> {
+        Ok(self.proxy_command(&["--print"]).await?.success()?.out)
+    }
+
+    /// `keelson proxy` on the node with the proxy's settings.
+    pub(crate) async fn proxy_command(&self, args: &[&str]) -> Result<CommandOutput> {
+        let config = self.proxy.config().display().to_string();
+        let mut all = vec!["proxy", "--config", &config];
+        all.extend(args);
+        run_inside(self.node(), &peers::keelson()?, &all).await
+    }
+
+    /// `keelson proxy cleanup` on the node.
+    pub(crate) async fn cleanup(&self, args: &[&str]) -> Result<Vec<String>> {
+        let mut all = vec!["proxy", "cleanup"];
+        all.extend(args);
+        let told = run_inside(self.node(), &peers::keelson()?, &all).await?.success()?;
+        Ok(told.out.lines().map(str::to_owned).collect())
+    }
+
+    /// `keelson proxy state`, in JSON.
+    pub(crate) async fn told_state(&self) -> Result<CommandOutput> {
+        let socket = format!("unix://{}", self.proxy.socket().display());
+        run_inside(self.node(), &peers::keelson()?, &["proxy", "state", "-o", "json", "--socket", &socket])
+            .await
+    }
+
+    /// The state that it tells, well or not.
+    pub(crate) async fn state(&self) -> Result<Value> {
+        let told = self.told_state().await?;
+        serde_json::from_str(&told.out).with_context(|| format!("no state: {told:?}"))
+    }
+
+    /// One family's part of it.
+    pub(crate) async fn family(&self, family: Family) -> Result<Value> {
+        family_of(&self.state().await?, family)
+    }
+
+    /// Waits until the proxy follows the agent and both families are synced, and gives its state.
+    pub(crate) async fn synced(&self) -> Result<Value> {
+        soon("the proxy is synced", || async {
+            let state = self.state().await?;
+            ensure!(state["link"] == "following", "{state}");
+            for family in Family::BOTH {
+                ensure!(family_of(&state, family)?["state"] == "synced", "{state}");
+            }
+            Ok(state)
+        })
+        .await
+        .with_context(|| self.logs())
+    }
+
+    /// Events, the newest first.
+    pub(crate) async fn events(&self) -> Result<Vec<String>> {
+        let state = self.state().await?;
+        let events = state["events"].as_array().context("no events")?;
+        Ok(events.iter().filter_map(|event| Some(event["text"].as_str()?.to_owned())).collect())
+    }
+}
+
+/// One family's part of a state.
+pub(crate) fn family_of(state: &Value, family: Family) -> Result<Value> {
+    let families = state["families"].as_array().with_context(|| format!("no families: {state}"))?;
+    let found = families.iter().find(|part| part["family"] == family.name());
+    found.cloned().with_context(|| format!("no {}: {state}", family.name()))
+}
+
+fn node() -> Value {
+    let addresses = [NODE.v4.to_string(), NODE.v6.to_string()];
+    let addresses = addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": NODE_NAME, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
+        "spec": {"podCIDR": NODE_CIDRS[0], "podCIDRs": NODE_CIDRS},
+        "status": {"addresses": addresses},
+    })
+}
+
+fn service_cidr() -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": SERVICE_CIDRS},
+    })
+}
+
+/// Runs a program in a namespace to its end.
+pub(crate) async fn run_inside(
+    namespace: &Namespace,
+    program: &Path,
+    args: &[&str],
+) -> Result<CommandOutput> {
+    let mut command = Command::new(peers::system("ip", "iproute2")?);
+    command.args(["netns", "exec", namespace.name()]).arg(program).args(args);
+    command::run(command).await
+}
+
+/// Tries until it is so, with a pause after each look: a look is a process. The last error is that of a whole look.
+pub(crate) async fn soon<T, F>(what: &str, mut check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let until = Instant::now() + LONG;
+    loop {
+        // A look that hangs must not hang the test.
+        let looked = tokio::time::timeout(LONG, check()).await;
+        match looked.unwrap_or_else(|_| Err(anyhow!("the look itself did not come to an end"))) {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() >= until => {
+                return Err(error.context(format!("waited {LONG:?} in vain: {what}")));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Fails unless every part is in the text.
+pub(crate) fn says(text: &str, parts: &[&str]) -> Result<()> {
+    for part in parts {
+        ensure!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    Ok(())
+}

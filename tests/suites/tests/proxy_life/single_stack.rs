@@ -1,0 +1,58 @@
+//! P10: a node with IPv6 disabled.
+
+use crate::kernel;
+use crate::model::{Service, meaning, pool};
+use crate::rig::{Stage, family_of, says, soon};
+use crate::traffic::Traffic;
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::net::{Family, Transport, http_get_from};
+use serde_json::Value;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p10_a_node_with_ipv6_disabled_serves_ipv4_and_is_healthy() -> Result<()> {
+    let mut services: Vec<Service> = (10..)
+        .zip(Family::BOTH)
+        .map(|(number, family)| Service::new(number, family, &pool(family, 8080)[..4]))
+        .collect();
+    services[0].transports.push(Transport::Udp);
+    let mut stage = Stage::new()?;
+    stage.node().sysctl(&[("ipv6/conf/all/disable_ipv6", "1")])?;
+    for service in &services {
+        stage.manifests.service(service)?;
+    }
+    stage.agent.start_live().await?;
+    stage.proxy.start_again(stage.world.node()).await?;
+    let of_v4 = meaning(&services, Family::V4);
+    soon("the kernel has the rules of IPv4", || async { kernel::is(stage.node(), Family::V4, &of_v4) })
+        .await
+        .with_context(|| stage.logs())?;
+    let told = soon("the proxy is well", || async {
+        let told = stage.told_state().await?;
+        ensure!(told.code == Some(0), "{told:?}");
+        Ok(told)
+    })
+    .await?;
+    let state: Value = serde_json::from_str(&told.out)?;
+    ensure!(family_of(&state, Family::V4)?["state"] == "synced", "{state}");
+    let v6 = family_of(&state, Family::V6)?;
+    ensure!(v6["state"] == "disabled" && v6["failures"] == 0, "{v6}");
+    says(v6["reason"].as_str().unwrap_or_default(), &["disable_ipv6"])?;
+    says(&stage.proxy.log()?, &["IP family not supported by this node", "disable_ipv6"])?;
+    ensure!(stage.node().nft(&["list", "tables"])? == "table ip keelson\n");
+
+    let at = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+    let livez = http_get_from(stage.node(), at(10256), "/livez").await?;
+    let report: Value = serde_json::from_str(&livez.text())?;
+    ensure!(livez.status == 200 && report["status"]["IPv4"]["healthy"] == true, "{report}");
+    ensure!(report["status"].get("IPv6").is_none(), "{report}");
+    let metrics = http_get_from(stage.node(), at(10249), "/metrics").await?.text();
+    says(
+        &metrics,
+        &[
+            "keelson_proxy_family_enabled{ip_family=\"IPv4\"} 1",
+            "keelson_proxy_family_enabled{ip_family=\"IPv6\"} 0",
+        ],
+    )?;
+    Traffic::start(&stage.world, &services[..1])?.finish().await.map(drop)
+}

@@ -1,0 +1,202 @@
+//! Owns: clients of Services that ask all the time. In: Services whose endpoints stay. Out: that each connection was answered
+//! by an endpoint of its Service, and each long one by the same throughout; or the first thing that was not so.
+
+use crate::model::Service;
+use crate::rig::{LONG, soon};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use keelson_cluster::net::{Asker, Outcome, Transport, World};
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// Between two connections of one client.
+const BETWEEN: Duration = Duration::from_millis(20);
+/// Between two questions over one connection.
+const IN_A_FLOW: Duration = Duration::from_millis(100);
+/// Of so many connections one may need its first packet sent again, after a second: what comes of a machine that has
+/// no time, and no sign of rules that are missing, which many would meet.
+const SENT_AGAIN: u64 = 200;
+
+/// What the clients share.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    failed: Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn well(&self) -> Result<()> {
+        match &*self.failed.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(anyhow!("a client met this: {error}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Clients at work. They end on drop.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    shared: Arc<Shared>,
+    clients: Vec<Arc<AtomicUsize>>,
+    tasks: JoinSet<()>,
+    world: Arc<World>,
+    sent_again: u64,
+}
+
+impl Traffic {
+    /// A pod, a client from outside and the node itself each open connection after connection to each of these Services, and
+    /// talk over one that stays open; where a Service has UDP, over a flow of it too.
+    pub(crate) fn start(world: &Arc<World>, services: &[Service]) -> Result<Self> {
+        let mut traffic = Self::none(world)?;
+        for service in services {
+            for asker in [world.pod(), world.client(), world.host()] {
+                let valid = service.endpoints.clone();
+                traffic.short(asker.clone(), service.at(), move |by, ()| valid.contains(&by), || ())?;
+                for transport in &service.transports {
+                    traffic.long(asker.clone(), service.at(), *transport, service.endpoints.clone());
+                }
+            }
+        }
+        Ok(traffic)
+    }
+
+    /// Nobody yet.
+    pub(crate) fn none(world: &Arc<World>) -> Result<Self> {
+        let sent_again = sent_again(world)?;
+        let (shared, clients, tasks) = (Arc::default(), Vec::new(), JoinSet::new());
+        Ok(Self { shared, clients, tasks, world: world.clone(), sent_again })
+    }
+
+    fn client<F>(&mut self, what: String, each: impl FnOnce(Arc<Shared>, Arc<AtomicUsize>) -> F)
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let (shared, count) = (self.shared.clone(), Arc::<AtomicUsize>::default());
+        self.clients.push(count.clone());
+        let work = each(shared.clone(), count);
+        self.tasks.spawn(async move {
+            if let Err(error) = work.await {
+                let mut failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
+                failed.get_or_insert(format!("{what}: {error:#}"));
+            }
+        });
+    }
+
+    /// Opens connections one after the other. `before` is asked before each, and what it says is told to `is_valid` with who
+    /// answered.
+    pub(crate) fn short<B: Send + 'static>(
+        &mut self,
+        asker: Asker,
+        to: SocketAddr,
+        is_valid: impl Fn(SocketAddr, B) -> bool + Send + 'static,
+        before: impl Fn() -> B + Send + 'static,
+    ) -> Result<()> {
+        let what = format!("connections from {} to {to}", asker.namespace().name());
+        self.client(what, |shared, count| async move {
+            while !shared.stop.load(Ordering::Relaxed) {
+                let known = before();
+                match asker.ask(to, Transport::Tcp, LONG).await? {
+                    Outcome::Answered { by, .. } if is_valid(by, known) => {}
+                    other => bail!("after {} good ones: {other:?}", count.load(Ordering::Relaxed)),
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(BETWEEN).await;
+            }
+            Ok(())
+        });
+        Ok(())
+    }
+
+    /// Talks over one flow, which must be with the same endpoint throughout, one of these.
+    pub(crate) fn long(
+        &mut self,
+        asker: Asker,
+        to: SocketAddr,
+        transport: Transport,
+        valid: Vec<SocketAddr>,
+    ) {
+        let what = format!("a flow of {} from {} to {to}", transport.name(), asker.namespace().name());
+        self.client(what, |shared, count| async move {
+            let mut flow = asker.open(to, transport)?;
+            let mut peer = None;
+            while !shared.stop.load(Ordering::Relaxed) {
+                let Outcome::Answered { by, .. } = flow.ask(LONG).await? else {
+                    bail!("it was with {peer:?} and is answered no more");
+                };
+                let first = *peer.get_or_insert(by);
+                ensure!(by == first, "it was with {first} and is now answered by {by}");
+                ensure!(valid.contains(&by), "{by} answers");
+                count.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(IN_A_FLOW).await;
+            }
+            Ok(())
+        });
+    }
+
+    /// How many clients there are.
+    pub(crate) fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Waits until each client has had a whole answer of which nothing had been sent when this was called.
+    pub(crate) async fn beat(&self) -> Result<()> {
+        let before: Vec<usize> = self.clients.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        soon("every client is answered", || async {
+            if self.shared.well().is_err() {
+                return Ok(());
+            }
+            for (count, before) in self.clients.iter().zip(&before) {
+                // The one that was under way, and another.
+                ensure!(count.load(Ordering::Relaxed) >= before + 2, "some client is not");
+            }
+            Ok(())
+        })
+        .await?;
+        self.shared.well()
+    }
+
+    /// Fails as soon as a client has.
+    pub(crate) fn well(&self) -> Result<()> {
+        self.shared.well()
+    }
+
+    /// How many answers there were.
+    pub(crate) fn answers(&self) -> usize {
+        self.clients.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Ends it, when each client has been answered once more; tells how many answers there were.
+    pub(crate) async fn finish(mut self) -> Result<usize> {
+        self.beat().await?;
+        self.shared.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.context("a client panicked")?;
+        }
+        self.shared.well()?;
+        let (answers, again) = (self.answers(), sent_again(&self.world)?.saturating_sub(self.sent_again));
+        eprintln!("{answers} answers; {again} first packets of connections were sent again");
+        ensure!(
+            again <= 2 + answers as u64 / SENT_AGAIN,
+            "{again} connections of {answers} answers met a gap of a second"
+        );
+        Ok(answers)
+    }
+}
+
+/// How many first packets of TCP connections the clients' kernels have sent again so far.
+fn sent_again(world: &World) -> Result<u64> {
+    let mut sum = 0;
+    for asker in [world.pod(), world.client(), world.host()] {
+        let text = asker.namespace().run(|| fs::read_to_string("/proc/thread-self/net/netstat"))?;
+        let text = text.context("the kernel does not count")?;
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+        let names = lines.next().context("no TcpExt")?.split(' ');
+        let counts: BTreeMap<_, _> = names.zip(lines.next().context("no TcpExt")?.split(' ')).collect();
+        sum += counts.get("TCPSynRetrans").context("no TCPSynRetrans")?.parse::<u64>()?;
+    }
+    Ok(sum)
+}

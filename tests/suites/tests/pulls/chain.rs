@@ -1,0 +1,122 @@
+//! Two agents in a row: the upper one hands the limit to the lower one, which keeps it; and what happens where the
+//! runtime cannot keep it.
+
+use crate::rig::{Rig, all_succeed, begin, most_at_once, see, spans};
+use anyhow::{Result, ensure};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::failed;
+use keelson_harness::images::{ImageSpec, LARGE, TINY};
+use keelson_harness::registry_proxy::{Fault, Match};
+use keelson_harness::util::until;
+use keelson_harness::{on_both_runtimes, on_crio};
+use tonic::Code;
+
+on_both_runtimes!(the_lower_agent_keeps_the_limit_of_the_upper, a_runtime_without_the_option_falls_back);
+
+on_crio!(the_lower_agent_keeps_the_limit_of_the_upper, a_runtime_without_the_option_falls_back,);
+
+/// The lower agent has no limit of its own and is quick to say that the limit it was handed is reached.
+fn lower() -> Settings {
+    Settings::limit(0).set("pulls.reject_retries", 2).set("pulls.reject_retry_interval", "100ms")
+}
+
+fn upper() -> Settings {
+    Settings::limit(2).set("pulls.enforce", "runtime")
+}
+
+async fn above(rig: &Rig, settings: &Settings) -> Result<Agent> {
+    Agent::start(&rig.node.scratch, &rig.agent.endpoint(), settings).await
+}
+
+async fn the_lower_agent_keeps_the_limit_of_the_upper(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &lower()).await?;
+    let upper = above(&rig, &upper()).await?;
+    let seen = see(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
+    ensure!(seen.limit.enforce_note.is_empty(), "{seen:?}");
+
+    let images = rig.node.push_many("chain", 6, TINY).await?;
+    let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
+    let cri = upper.cri().await?;
+    let going: Vec<_> = images.iter().map(|image| begin(&cri, rig.ask(image))).collect();
+    see(&upper, "all six are asked for below", |pulls| pulls.callers == 6).await?;
+    rig.see("two run below", |pulls| pulls.running == 2).await?;
+    until("two are at the registry", || rig.records().active_repos().len() == 2).await?;
+    // Those that the lower agent refuses do not fail: the upper one waits for it.
+    see(&upper, "one was refused below and waits", |pulls| {
+        pulls.pulls.iter().any(|pull| pull.state == "retrying")
+    })
+    .await?;
+    assert_eq!(rig.records().active_repos().len(), 2);
+    ensure!(going.iter().all(|going| !going.is_finished()), "a caller in wait mode was refused");
+    rig.node.proxy.remove(hold);
+    all_succeed(going, &images).await?;
+    assert_eq!(most_at_once(&spans(&rig.records().all())), 2);
+    see(&upper, "nothing is left", |pulls| pulls.pulls.is_empty()).await?;
+    rig.idle().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_reject_mode_the_word_of_the_lower_agent_comes_through() -> Result<()> {
+    let rig = Rig::start(Kind::V2, &lower()).await?;
+    let settings = Settings::limit(1)
+        .set("pulls.enforce", "runtime")
+        .set("pulls.when_full", "reject")
+        .set("pulls.reject_retries", 2)
+        .set("pulls.reject_retry_interval", "100ms");
+    let upper = above(&rig, &settings).await?;
+    see(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
+    let images = rig.node.push_many("refused", 2, TINY).await?;
+    let hold = rig.hold(&images[0]);
+    let cri = upper.cri().await?;
+    let first = begin(&cri, rig.ask(&images[0]));
+    rig.active(&images[..1]).await?;
+    let status = failed(cri.pull(&rig.ask(&images[1])).await, "the limit is reached below")?;
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    ensure!(status.message().starts_with("TooManyPullingInParallel"), "{status}");
+    rig.node.proxy.remove(hold);
+    all_succeed([first], &images).await?;
+    all_succeed([begin(&cri, rig.ask(&images[1]))], &images[1..]).await
+}
+
+async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &upper()).await?;
+    let seen = rig.pulls().await?;
+    ensure!(seen.limit.enforced_by == "agent" && !seen.limit.enforce_note.is_empty(), "{seen:?}");
+    let images = rig.node.push_many("alone", 5, TINY).await?;
+    // Both slots are held until all five wait or run: else the first ones are done before the last one comes.
+    let holds = rig.hold_each(&images[..2]);
+    let going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..2]).await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed(going, &images).await?;
+    let at_once = most_at_once(&spans(&rig.records().all()));
+    ensure!(at_once <= 2, "{at_once} at once");
+    // Two run at once, so the runtime may turn neighbours round, but not more.
+    let order = rig.records().order();
+    for (wanted, image) in images.iter().enumerate() {
+        let came = order.iter().position(|repo| *repo == image.repo);
+        ensure!(
+            came.is_some_and(|came| came.abs_diff(wanted) <= 1),
+            "{} came as {came:?}: {order:?}",
+            image.repo
+        );
+    }
+    Ok(())
+}
+
+/// The bytes that come are the lower agent's to count: the upper one must not think that none do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_pull_below_is_not_stalled_above() -> Result<()> {
+    let rig = Rig::start(Kind::V2, &lower()).await?;
+    let settings = Settings::new().set("pulls.stall_timeout", "6s");
+    let upper = above(&rig, &settings).await?;
+    let image = ImageSpec::single("long", LARGE).push(rig.node.registry.address(), None).await?;
+    // Nine seconds at the least.
+    rig.node.proxy.throttle(Some(1 << 20));
+    assert_eq!(upper.cri().await?.pull(&rig.ask(&image)).await?, image.config.0);
+    assert_eq!(rig.records().gets(&image.layers[0].digest).len(), 1);
+    Ok(())
+}

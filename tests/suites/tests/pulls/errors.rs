@@ -1,0 +1,111 @@
+//! Errors of the runtime: code, message and all, as the runtime said them.
+
+use crate::rig::Rig;
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::agent::Settings;
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::{Pull, failed};
+use keelson_harness::driver::Driver;
+use keelson_harness::images::{Blob, ImageSpec, TINY};
+use keelson_harness::node::Node;
+use keelson_harness::registry_proxy::{Fault, Match};
+use keelson_harness::util::free_port;
+use keelson_harness::{on_both_runtimes, on_crio};
+use std::fs;
+use tonic::{Code, Status};
+
+on_both_runtimes!(case_16_errors_are_the_runtimes_own);
+
+on_crio!(case_16_errors_are_the_runtimes_own,);
+
+/// What a caller can see of an error.
+fn seen(status: &Status) -> (Code, String, Vec<u8>) {
+    (status.code(), status.message().to_owned(), status.details().to_vec())
+}
+
+async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::new()).await?;
+    let images = rig.node.push_many("wrong", 2, TINY).await?;
+    let (broken, refused) = (&images[0], &images[1]);
+    spoil(&rig.node, &broken.layers[0])?;
+    rig.node.proxy.rule(Match::any().repo(&refused.repo), Fault::status(500));
+    let at = rig.node.proxy.address();
+    let nobody = free_port()?;
+    let nobody = format!("127.0.0.1:{nobody}");
+    rig.node.runtime.reach(&nobody, &nobody)?;
+
+    let cases = [
+        ("no such image", format!("{at}/missing:v1")),
+        ("no such tag", format!("{at}/{}:v2", broken.repo)),
+        ("no such digest", format!("{at}/{}@sha256:{}", broken.repo, "0".repeat(64))),
+        ("the registry answers 500", rig.node.name(refused)),
+        ("a layer that is not what its digest says", rig.node.name(broken)),
+        ("nobody listens", format!("{nobody}/app:v1")),
+    ];
+    let direct = rig.node.runtime.cri().await?;
+    let driver = Driver::new(&rig.node.runtime.endpoint())?;
+    let driver_here = Driver::new(&rig.agent.endpoint())?;
+    let mut codes = Vec::new();
+    for (why, name) in &cases {
+        let expected = failed(direct.pull_image(name).await, why)?;
+        let got = failed(rig.cri.pull_image(name).await, why)?;
+        assert_eq!(seen(&got), seen(&expected), "{why}");
+        ensure!(!expected.message().is_empty(), "{why}: the runtime says nothing");
+        if kind == Kind::Crio && *why == "nobody listens" {
+            // By this prefix the kubelet gives the pod's waiting container its reason.
+            ensure!(expected.message().starts_with("RegistryUnavailable"), "{expected}");
+        }
+        codes.push(expected.code());
+        // A client of another make reads the same.
+        let expected = driver.run(&["pull", name]).await?.failure()?;
+        let got = driver_here.run(&["pull", name]).await?.failure()?;
+        assert_eq!((got.code, got.text), (expected.code, expected.text), "{why}");
+    }
+    codes.dedup();
+    ensure!(codes.len() > 1 || kind == Kind::Crio, "all cases have one code, which proves little: {codes:?}");
+    rig.idle().await
+}
+
+/// Changes a byte of a blob behind the registry's back.
+fn spoil(node: &Node, blob: &Blob) -> Result<()> {
+    let (_, port) = node.registry.address().rsplit_once(':').context("an address has a port")?;
+    let hex = blob.digest.0.trim_start_matches("sha256:");
+    let blobs = format!("registry-{port}/data/docker/registry/v2/blobs/sha256/{}/{hex}/data", &hex[..2]);
+    let path = node.scratch.path().join(blobs);
+    let mut content = fs::read(&path).with_context(|| format!("no blob at {}", path.display()))?;
+    let last = content.len() - 1;
+    content[last] ^= 1;
+    fs::write(&path, content).context("cannot write the blob")
+}
+
+/// What no runtime can make sense of is refused by the runtime or by the agent, and harms neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
+    let rig = Rig::start(Kind::V2, &Settings::limit(1)).await?;
+    let long = format!("{}/{}:v1", rig.node.proxy.address(), "x".repeat(300));
+    let endless = "y".repeat(1 << 20);
+    let names =
+        ["", " ", "UPPER/Case:v1", "a b", "http://example/app", "app:", "app@sha256:12", &long, &endless];
+    for name in names {
+        let status = failed(rig.cri.pull_image(name).await, "it is no name of an image")?;
+        let shown: String = name.chars().take(30).collect();
+        ensure!(
+            matches!(status.code(), Code::InvalidArgument | Code::Unknown) && status.message().len() > 10,
+            "{shown:?}: {status}"
+        );
+        ensure!(
+            status.message().len() < 4096,
+            "{shown:?}: the message repeats {} bytes",
+            status.message().len()
+        );
+    }
+    let mut empty = Pull::new("app").request();
+    empty.get_mut().image = None;
+    let status = failed(rig.cri.images().pull_image(empty).await, "it names no image")?;
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    // None of them took a place or a slot.
+    rig.idle().await?;
+    let image = ImageSpec::single("fine", TINY).push(rig.node.registry.address(), None).await?;
+    assert_eq!(rig.begin(&image).await??, image.config.0);
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! The limit: never exceeded, first come first served, measured at the registry.
+
+use crate::rig::{Pulls, Rig, all_succeed, begin, most_at_once, spans};
+use anyhow::{Result, ensure};
+use keelson_harness::agent::Settings;
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::Pull;
+use keelson_harness::driver::Driver;
+use keelson_harness::images::TINY;
+use keelson_harness::registry_proxy::{Fault, Match};
+use keelson_harness::util::{Seeded, until};
+use keelson_harness::{on_both_runtimes, on_crio};
+use rand::seq::SliceRandom as _;
+use std::time::Duration;
+
+on_both_runtimes!(
+    case_01_limit_2_of_5_pulls_first_come_first_served,
+    the_limit_holds_under_200_callers_of_60_images,
+    without_a_limit_all_run_together,
+);
+
+on_crio!(
+    case_01_limit_2_of_5_pulls_first_come_first_served,
+    the_limit_holds_under_200_callers_of_60_images,
+    without_a_limit_all_run_together,
+);
+
+async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::limit(2)).await?;
+    let images = rig.node.push_many("fifo", 5, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let going = rig.begin_in_order(&images).await?;
+    let seen = rig.see("two run, three wait", |pulls| (pulls.running, pulls.queued) == (2, 3)).await?;
+    for (position, image) in (1..).zip(&images[2..]) {
+        let shown = seen.of_image(&rig.node.name(image)).map(|pull| pull.position);
+        ensure!(shown == Some(position), "{} is at {shown:?} instead of {position}: {seen:?}", image.repo);
+    }
+    rig.active(&images[..2]).await?;
+
+    // Let go one by one: the next in line comes in, and nobody else.
+    for (n, hold) in holds.into_iter().enumerate() {
+        rig.node.proxy.remove(hold);
+        rig.active(&images[(n + 1).min(5)..(n + 3).min(5)]).await?;
+    }
+    all_succeed(going, &images).await?;
+    let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
+    let mut order = rig.records().order();
+    // The first two have a slot each from the start: which of them the runtime asks for first is its business.
+    order[..2].sort_unstable();
+    assert_eq!(order, wanted);
+    assert_eq!(rig.records().max_concurrent_repos(), 2);
+    assert_eq!(most_at_once(&spans(&rig.records().all())), 2);
+    rig.idle().await
+}
+
+/// Half an hour in the queue, scaled down: every time that the agent or the client measures is over several times
+/// while the pull waits, and none of them is about waiting for a slot.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_02_a_long_wait_ends_in_success() -> Result<()> {
+    let mut settings = Settings::limit(1).set("cri.hold_timeout", "500ms").set("pulls.stall_timeout", "0s");
+    for name in ["cancel_grace", "resume_window", "reentry_window", "progress_interval"] {
+        settings = settings.set(&format!("pulls.{name}"), "500ms");
+    }
+    let rig = Rig::start(Kind::V2, &settings).await?;
+    let images = rig.node.push_many("long", 3, TINY).await?;
+    let hold = rig.hold(&images[0]);
+    let mut going = rig.begin_in_order(&images[..2]).await?;
+    // The deadline of this client is for all calls but PullImage, as with the kubelet.
+    let driver = Driver::new(&rig.agent.endpoint())?;
+    let third = rig.node.name(&images[2]);
+    let go = tokio::spawn(async move { driver.run(&["--timeout", "500ms", "pull", &third]).await });
+    rig.callers(3).await?;
+
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    rig.callers(3).await?;
+    ensure!(rig.records().order().len() == 1, "a queued pull was begun: {:?}", rig.records().order());
+    rig.node.proxy.remove(hold);
+    all_succeed(going.drain(..), &images).await?;
+    let answer = go.await??.success()?;
+    assert_eq!(answer["imageRef"], images[2].config.0.as_str());
+    Ok(())
+}
+
+async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()> {
+    const LIMIT: usize = 4;
+    // More pulls at once than containerd 2 downloads by default.
+    let rig = Rig::start_with_many_downloads(kind, &Settings::limit(LIMIT as i64)).await?;
+    let images = rig.node.push_many("crowd", 60, TINY).await?;
+    let mut connections = Vec::new();
+    for _ in 0..8 {
+        connections.push(rig.agent.cri().await?);
+    }
+    let mut wanted: Vec<_> = (0..200).map(|n| n % images.len()).collect();
+    wanted.shuffle(Seeded::new()?.rng());
+    let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
+    let mut going = Vec::new();
+    for (n, which) in wanted.iter().enumerate() {
+        let pull = Pull::new(&rig.node.name(&images[*which]));
+        going.push(begin(&connections[n % connections.len()], pull));
+    }
+    // Who runs is decided when the runtime has said that the image is not present.
+    let counts = |pulls: &Pulls| (pulls.running, pulls.queued, pulls.callers);
+    rig.see("four of 60 run for 200 callers", |pulls| counts(pulls) == (4, 56, 200)).await?;
+    until("four are at the registry", || rig.records().active_repos().len() == LIMIT).await?;
+    rig.node.proxy.remove(hold);
+    let asked: Vec<_> = wanted.iter().map(|which| images[*which].clone()).collect();
+    all_succeed(going, &asked).await?;
+
+    assert_eq!(rig.records().max_concurrent_repos(), LIMIT);
+    for image in &images {
+        let fetched = rig.records().full_fetches(&image.layers[0]);
+        ensure!(fetched == 1, "the layer of {} was fetched {fetched} times", image.repo);
+    }
+    rig.idle().await
+}
+
+async fn without_a_limit_all_run_together(kind: Kind) -> Result<()> {
+    // The runtime's own limit would hold them back.
+    let rig = Rig::start_with_many_downloads(kind, &Settings::limit(0)).await?;
+    let images = rig.node.push_many("free", 20, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let going: Vec<_> = images.iter().map(|image| rig.begin(image)).collect();
+    rig.active(&images).await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed(going, &images).await?;
+    rig.idle().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serialized_pulls_run_one_after_the_other_in_order() -> Result<()> {
+    let settings = Settings::new().set("pulls.serialize_image_pulls", true);
+    let rig = Rig::start(Kind::V2, &settings).await?;
+    let images = rig.node.push_many("serial", 12, TINY).await?;
+    let hold = rig.hold(&images[0]);
+    let going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..1]).await?;
+    rig.node.proxy.remove(hold);
+    all_succeed(going, &images).await?;
+    let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
+    assert_eq!(rig.records().order(), wanted);
+    assert_eq!(most_at_once(&spans(&rig.records().all())), 1);
+    Ok(())
+}

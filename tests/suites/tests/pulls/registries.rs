@@ -1,0 +1,47 @@
+//! One slow registry must not be able to hold every slot.
+
+use crate::rig::{Rig, all_succeed};
+use anyhow::{Result, ensure};
+use keelson_harness::agent::Settings;
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::Pull;
+use keelson_harness::images::TINY;
+use keelson_harness::registry_proxy::{Fault, Match, RegistryProxy};
+use keelson_harness::util::until;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stalled_registry_holds_its_share_of_the_slots_only() -> Result<()> {
+    let settings = Settings::limit(3)
+        .set("pulls.per_registry_max_parallel_image_pulls", 2)
+        .set("feature_gates.PerRegistryPullLimit", true);
+    let rig = Rig::start(Kind::V2, &settings).await?;
+    let slow = RegistryProxy::start(rig.node.registry.address()).await?;
+    rig.node.runtime.reach(slow.address(), slow.address())?;
+    let images = rig.node.push_many("stalled", 4, TINY).await?;
+    let well = rig.node.push_many("well", 3, TINY).await?;
+
+    let stalled = slow.rule(Match::layers(), Fault::Hang);
+    let mut waiting = Vec::new();
+    for (n, image) in (1..).zip(&images) {
+        waiting.push(rig.begin_with(Pull::new(&image.at(slow.address()))));
+        rig.callers(n).await?;
+    }
+    until("the stalled registry has its share", || slow.records().active_repos().len() == 2).await?;
+    let seen = rig.pulls().await?;
+    ensure!((seen.running, seen.queued) == (2, 2), "{seen:?}");
+
+    // They came later, and pass those whose registry is at its limit.
+    let hold = rig.hold(&well[0]);
+    let going = rig.begin_in_order(&well).await?;
+    rig.active(&well[..1]).await?;
+    let seen = rig.pulls().await?;
+    ensure!((seen.running, seen.queued) == (3, 4), "three of three run: {seen:?}");
+    rig.node.proxy.remove(hold);
+    all_succeed(going, &well).await?;
+    ensure!(waiting.iter().all(|going| !going.is_finished()), "a stalled pull ended");
+    slow.remove(stalled);
+    all_succeed(waiting, &images).await?;
+    assert_eq!(slow.records().max_concurrent_repos(), 2);
+    assert_eq!(rig.records().max_concurrent_repos(), 1, "one slot was left");
+    rig.idle().await
+}

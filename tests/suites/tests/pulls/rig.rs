@@ -1,0 +1,269 @@
+//! Owns: a node with an agent before it, and how a test looks at pulls. In: settings. Out: calls, views and measures.
+
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::containerd::{Kind, MANY_DOWNLOADS, Options};
+use keelson_harness::cri::{Cri, Pull};
+use keelson_harness::images::Image;
+use keelson_harness::node::Node;
+use keelson_harness::registry::Access;
+use keelson_harness::registry_proxy::{Fault, Match, Records, RuleId, Seen};
+use keelson_harness::util::{PATIENCE, eventually};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use tokio::task::JoinHandle;
+use tonic::Status;
+
+/// An agent before a runtime before a registry.
+pub(crate) struct Rig {
+    /// A connection to the agent.
+    pub(crate) cri: Cri,
+    pub(crate) agent: Agent,
+    pub(crate) node: Node,
+}
+
+/// A pull that goes on in a task of its own. Aborting it is what a client does that cancels.
+pub(crate) type Going = JoinHandle<Result<String, Status>>;
+
+impl Rig {
+    pub(crate) async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
+        Self::before(Node::start(kind).await?, settings).await
+    }
+
+    /// With these settings of the runtime.
+    pub(crate) async fn start_with(kind: Kind, options: &Options, settings: &Settings) -> Result<Self> {
+        Self::before(Node::start_with(kind, Access::Anonymous, options).await?, settings).await
+    }
+
+    /// With a runtime that downloads far more at once than is its default: for tests that hold more pulls back at the
+    /// registry than the default lets pass.
+    pub(crate) async fn start_with_many_downloads(kind: Kind, settings: &Settings) -> Result<Self> {
+        let options = Options { max_concurrent_downloads: MANY_DOWNLOADS, ..Options::default() };
+        Self::start_with(kind, &options, settings).await
+    }
+
+    /// With a registry that asks for credentials.
+    pub(crate) async fn with_users(kind: Kind, settings: &Settings) -> Result<Self> {
+        Self::before(Node::start_with(kind, Access::Users, &Options::default()).await?, settings).await
+    }
+
+    pub(crate) async fn before(node: Node, settings: &Settings) -> Result<Self> {
+        let agent = node.agent(settings).await?;
+        Ok(Self { cri: agent.cri().await?, agent, node })
+    }
+
+    pub(crate) fn records(&self) -> &Records {
+        self.node.proxy.records()
+    }
+
+    /// What to ask for this image.
+    pub(crate) fn ask(&self, image: &Image) -> Pull {
+        Pull::new(&self.node.name(image))
+    }
+
+    /// Begins a pull without credentials.
+    pub(crate) fn begin(&self, image: &Image) -> Going {
+        self.begin_with(self.ask(image))
+    }
+
+    pub(crate) fn begin_with(&self, pull: Pull) -> Going {
+        begin(&self.cri, pull)
+    }
+
+    /// Begins pulls one after the other, each when the agent has the one before: their order is known.
+    pub(crate) async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<Going>> {
+        let before = self.pulls().await?.callers;
+        let mut going = Vec::new();
+        for (n, image) in (1..).zip(images) {
+            going.push(self.begin(image));
+            self.callers(before + n).await?;
+        }
+        Ok(going)
+    }
+
+    /// Keeps the layers of this image back.
+    pub(crate) fn hold(&self, image: &Image) -> RuleId {
+        self.node.proxy.rule(Match::layers().repo(&image.repo), Fault::Hang)
+    }
+
+    /// Keeps the layers of each of these images back.
+    pub(crate) fn hold_each(&self, images: &[Image]) -> Vec<RuleId> {
+        images.iter().map(|image| self.hold(image)).collect()
+    }
+
+    /// The agent's view.
+    pub(crate) async fn pulls(&self) -> Result<Pulls> {
+        Pulls::of(&self.agent).await
+    }
+
+    /// Waits until the agent's view is as it should be.
+    pub(crate) async fn see(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+        see(&self.agent, what, holds).await
+    }
+
+    /// Waits until the agent serves so many callers.
+    pub(crate) async fn callers(&self, count: u32) -> Result<Pulls> {
+        self.see(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
+    }
+
+    /// Waits until layers of exactly these images are being sent.
+    pub(crate) async fn active(&self, images: &[Image]) -> Result<()> {
+        let wanted: BTreeSet<String> = images.iter().map(|image| image.repo.clone()).collect();
+        eventually(PATIENCE, "the registry is asked for the layers of these images", || {
+            let now = self.records().active_repos();
+            let wanted = &wanted;
+            async move {
+                ensure!(now == *wanted, "of {now:?}, not of {wanted:?}");
+                Ok(())
+            }
+        })
+        .await
+    }
+
+    /// Waits until nothing is left of any pull, in the agent and on its way.
+    pub(crate) async fn idle(&self) -> Result<()> {
+        self.see("no pull is left", |pulls| {
+            pulls.pulls.is_empty() && pulls.running == 0 && pulls.callers == 0
+        })
+        .await?;
+        self.active(&[]).await
+    }
+
+    /// How often the runtime was asked to pull this name, by its own account.
+    pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
+        let said = match self.node.runtime.kind() {
+            Kind::Crio => format!("Pulling image: {name}\""),
+            Kind::Debian16 | Kind::V2 => format!("PullImage \\\"{name}\\\""),
+        };
+        let log = self.node.runtime.log()?;
+        Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
+    }
+}
+
+/// containerd logs a question, and then its success or failure with the same beginning.
+fn is_question(line: &str) -> bool {
+    !line.contains("returns image reference") && !line.contains("level=error")
+}
+
+/// Begins a pull over this connection.
+pub(crate) fn begin(cri: &Cri, pull: Pull) -> Going {
+    let cri = cri.clone();
+    tokio::spawn(async move {
+        let pulling = tokio::time::timeout(PATIENCE, cri.pull(&pull)).await;
+        pulling.unwrap_or_else(|_| Err(Status::aborted("the test has lost its patience with this pull")))
+    })
+}
+
+/// Waits until the view of an agent is as it should be.
+pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+    eventually(PATIENCE, what, || async {
+        let pulls = Pulls::of(agent).await?;
+        ensure!(holds(&pulls), "it is {pulls:?}");
+        Ok(pulls)
+    })
+    .await
+}
+
+/// Waits for pulls that must succeed with their images.
+pub(crate) async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
+    for (going, image) in going.into_iter().zip(images) {
+        let reference = going.await?.with_context(|| format!("the pull of {}", image.repo))?;
+        // containerd answers with the image's id, CRI-O with its name by digest.
+        let by_digest = format!("/{}@{}", image.repo, image.manifest);
+        let is_it = reference == image.config.0 || reference.ends_with(&by_digest);
+        ensure!(is_it, "{} is {} or {by_digest}, not {reference}", image.repo, image.config);
+    }
+    Ok(())
+}
+
+/// The agent's view of pulls: `/debug/pulls`.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Pulls {
+    pub(crate) limit: Limit,
+    pub(crate) running: u32,
+    pub(crate) queued: u32,
+    pub(crate) callers: u32,
+    pub(crate) pulls: Vec<Shown>,
+    pub(crate) finished: Vec<Shown>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Limit {
+    pub(crate) max_parallel_image_pulls: u32,
+    pub(crate) enforced_by: String,
+    pub(crate) enforce_note: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Shown {
+    pub(crate) image: String,
+    pub(crate) state: String,
+    pub(crate) position: u32,
+    pub(crate) callers: u32,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) error: String,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Progress {
+    pub(crate) bytes_done: u64,
+    pub(crate) bytes_total: u64,
+    pub(crate) layers_done: u32,
+    pub(crate) layers_total: u32,
+    pub(crate) idle_ms: u64,
+    pub(crate) phase: PhaseName,
+}
+
+/// What a pull does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PhaseName {
+    Resolving,
+    Downloading,
+    Unpacking,
+}
+
+impl Pulls {
+    pub(crate) async fn of(agent: &Agent) -> Result<Self> {
+        let json = agent.pulls_json().await?;
+        serde_json::from_value(json.clone()).with_context(|| format!("not the pulls of an agent: {json}"))
+    }
+
+    /// The state of the only pull of this image that has not ended.
+    pub(crate) fn state(&self, name: &str) -> Option<&str> {
+        self.of_image(name).map(|pull| pull.state.as_str())
+    }
+
+    pub(crate) fn of_image(&self, name: &str) -> Option<&Shown> {
+        self.pulls.iter().find(|pull| pull.image == name)
+    }
+}
+
+/// When the registry was at work for each repository: from the first request that names it to the end of the last.
+/// A pull lasts longer than that, so pulls that overlap here did run together.
+pub(crate) fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
+    let mut spans = BTreeMap::new();
+    for seen in seen {
+        let (Some(repo), Some(end)) = (&seen.repo, seen.finished) else { continue };
+        let span = spans.entry(repo.clone()).or_insert((seen.started, end));
+        *span = (span.0.min(seen.started), span.1.max(end));
+    }
+    spans
+}
+
+/// The most of these spans that overlap. Only for repositories that were pulled once.
+pub(crate) fn most_at_once(spans: &BTreeMap<String, (Instant, Instant)>) -> usize {
+    let within = |at: Instant| spans.values().filter(|(from, to)| *from <= at && at < *to).count();
+    // The most are open where one begins.
+    spans.values().map(|(from, _)| within(*from)).max().unwrap_or(0)
+}
+
+#[test]
+fn overlaps_are_counted() {
+    let base = Instant::now();
+    let at = |ms| base + std::time::Duration::from_millis(ms);
+    let span = |name: &str, from, to| (name.to_owned(), (at(from), at(to)));
+    let spans = BTreeMap::from([span("a", 0, 10), span("b", 5, 20), span("c", 10, 12), span("d", 30, 40)]);
+    assert_eq!(most_at_once(&spans), 2, "a and b, b and c: c begins when a has ended");
+}

@@ -1,0 +1,39 @@
+//! Errors of anonymous pulls with pre-signed URLs in them (I15).
+
+use crate::rig::Rig;
+use anyhow::{Result, ensure};
+use keelson_harness::agent::Settings;
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::failed;
+use keelson_harness::images::TINY;
+use keelson_harness::on_both_runtimes;
+use keelson_harness::registry_proxy::{Fault, Match, SIGNATURE};
+
+on_both_runtimes!(a_signed_url_reaches_no_output);
+
+/// I15: the registry redirects to storage by a URL that is a credential, the storage fails, and the runtime's error quotes
+/// the URL. The caller gets the runtime's own words; log, page, JSON and commands show the error without the signature.
+async fn a_signed_url_reaches_no_output(kind: Kind) -> Result<()> {
+    let rig = Rig::start(kind, &Settings::limit(1).set("agent.log", "trace")).await?;
+    let images = rig.node.push_many("signed", 1, TINY).await?;
+    rig.node.proxy.rule(Match::layers(), Fault::SignedRedirect);
+    let name = rig.node.name(&images[0]);
+    let status = failed(rig.cri.pull_image(&name).await, "the storage refuses connections")?;
+
+    let mut places = vec![("keelson.log".to_owned(), rig.agent.log()?)];
+    for path in ["/debug/pulls", "/debug/actors/PullCoordinator", "/debug/actors/RuntimeClient", "/metrics"] {
+        let body = rig.agent.http_get(path).await?.success()?.body;
+        places.push((path.to_owned(), String::from_utf8_lossy(&body).into_owned()));
+    }
+    for command in [&["pulls"][..], &["pulls", "-o", "json"], &["actors", "PullCoordinator"]] {
+        let output = rig.agent.keelson_by_config(command).await?;
+        places.push((format!("keelson {}", command.join(" ")), output.out));
+    }
+    let leaks: Vec<&str> =
+        places.iter().filter(|(_, text)| text.contains(SIGNATURE)).map(|(place, _)| place.as_str()).collect();
+    ensure!(leaks.is_empty(), "the signature is in {leaks:?}; the runtime said: {status}");
+    // What helps to find the fault is left: otherwise nothing would be found above whatever the agent did.
+    let shown = &places[1].1;
+    ensure!(shown.contains("127.0.0.1:1/store/layer"), "the error is not in {shown}");
+    Ok(())
+}

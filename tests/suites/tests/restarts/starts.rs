@@ -1,0 +1,255 @@
+//! Starts beside an agent that runs, that is being killed, or that hands over to nobody in the end.
+
+use crate::{
+    rig::{Rig, all_succeed},
+    settings,
+};
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::containerd::Kind;
+use keelson_harness::images::TINY;
+use std::path::PathBuf;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
+
+/// The hand-over socket of an agent.
+fn handover_socket(rig: &Rig) -> PathBuf {
+    let mut path = rig.agent.socket().into_os_string();
+    path.push(".handover");
+    path.into()
+}
+
+async fn say(stream: &mut UnixStream, frame: &str) -> Result<()> {
+    stream.write_all(&u32::try_from(frame.len())?.to_be_bytes()).await?;
+    Ok(stream.write_all(frame.as_bytes()).await?)
+}
+
+async fn hear(stream: &mut UnixStream) -> Result<String> {
+    let length = stream.read_u32().await?;
+    let mut frame = vec![0; length as usize];
+    stream.read_exact(&mut frame).await?;
+    Ok(String::from_utf8(frame)?)
+}
+
+/// Takes over as a new agent does, as far as the state.
+async fn take(rig: &Rig) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(handover_socket(rig)).await?;
+    say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
+    let status = hear(&mut stream).await?;
+    ensure!(status.contains(r#""is_stopping":true"#), "{status}");
+    say(&mut stream, r#""take""#).await?;
+    let state = hear(&mut stream).await?;
+    ensure!(state.contains(r#""state""#), "{state}");
+    Ok(stream)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i5_an_agent_started_in_the_instant_of_a_kill_starts() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    for _ in 0..10 {
+        // The kernel takes the old process down while the new one starts.
+        rig.agent.kill9_and_start().await?;
+    }
+    rig.agent.cri().await?.version().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i5_a_second_agent_is_refused_when_the_first_one_stays() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let ended = rig.agent.start_refused().await?;
+    ensure!(!ended.success(), "{ended}");
+    let log = rig.agent.log()?;
+    ensure!(log.contains("another agent (pid") && log.contains("stop it or set cri.listen"), "{log}");
+    rig.agent.cri().await?.version().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    for garbage in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x02{}", b"GET / HTTP/1.1\r\n\r\n", b""] {
+        let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
+        stream.write_all(garbage).await?;
+    }
+    // One that is not stopping gives nothing away, whatever is asked for.
+    let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
+    say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
+    ensure!(hear(&mut stream).await?.contains(r#""is_stopping":false"#));
+    // It may have hung up before the question.
+    let taken = async {
+        say(&mut stream, r#""take""#).await?;
+        hear(&mut stream).await
+    };
+    ensure!(taken.await.is_err(), "it gives nothing away");
+    rig.agent.replace().await?;
+    rig.agent.cri().await?.version().await?;
+    let metrics = rig.agent.http_get("/metrics").await?.success()?;
+    let line = "keelson_handovers_total{result=\"taken_over\"} 1";
+    ensure!(metrics.text().contains(line), "{}", metrics.text());
+    // The store that is still being opened is no failure.
+    let log = rig.agent.log()?;
+    ensure!(!log.contains("cannot write the journal"), "{log}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let images = rig.node.push_many("dies", 3, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..1]).await?;
+    rig.agent.sigterm()?;
+    // Two in a row take everything and are gone before they serve.
+    for attempt in 0..2 {
+        let dies = keelson_harness::util::eventually(
+            keelson_harness::util::PATIENCE,
+            "the agent hands over",
+            || async { take(&rig).await.with_context(|| format!("attempt {attempt}")) },
+        )
+        .await?;
+        drop(dies);
+    }
+    let mut old = rig.agent.start_successor().await?;
+    rig.see("everybody is there", |pulls| pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2)
+        .await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed(going, &images).await?;
+    ensure!(old.wait(keelson_harness::util::PATIENCE).await?.success());
+    rig.idle().await
+}
+
+/// What an agent that stops answers to a successor of another version, and whether it says anything more.
+async fn greeted(rig: &Rig, version: u32) -> Result<String> {
+    let mut stream = UnixStream::connect(handover_socket(rig)).await?;
+    say(&mut stream, &format!(r#"{{"hello":{{"version":{version},"pid":1,"new_field":[]}}}}"#)).await?;
+    let status = hear(&mut stream).await?;
+    ensure!(status.contains(r#""is_stopping":true"#), "{status}");
+    let taken = async {
+        say(&mut stream, r#""take""#).await?;
+        hear(&mut stream).await
+    };
+    ensure!(taken.await.is_err(), "it gives no state to another version");
+    Ok(status)
+}
+
+/// I8: with a successor, and then with a predecessor, of an older and of a newer version the agent does what it does
+/// without one: it drains, keeps the queue in the journal, and the next one waits until its predecessor has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<()> {
+    for version in [0, 2] {
+        let settings = settings(1).set("agent.handover_timeout", "2s").set("agent.drain_timeout", "1m");
+        let mut rig = Rig::start(Kind::V2, &settings).await?;
+        let images = rig.node.push_many("version", 2, TINY).await?;
+        let holds = rig.hold_each(&images);
+        let mut going = rig.begin_in_order(&images).await?;
+        rig.active(&images[..1]).await?;
+        rig.agent.sigterm()?;
+        let status =
+            keelson_harness::util::eventually(keelson_harness::util::PATIENCE, "the agent stops", || async {
+                greeted(&rig, version).await
+            })
+            .await?;
+        ensure!(status.contains(r#""version":1"#), "{status}");
+        // It drains: the queued caller is told to come again, the pull that runs goes on to its end.
+        let queued = going.pop().context("two pulls")?.await?;
+        ensure!(queued.is_err_and(|status| status.code() == tonic::Code::Unavailable), "refused");
+        for hold in holds {
+            rig.node.proxy.remove(hold);
+        }
+        all_succeed(going, &images[..1]).await?;
+        ensure!(rig.agent.end().await?.success());
+
+        // A predecessor of that version, which stops and takes its time.
+        let socket = handover_socket(&rig);
+        let listener = tokio::net::UnixListener::bind(&socket)?;
+        let (asked, mut questions) = tokio::sync::mpsc::unbounded_channel();
+        let predecessor = tokio::spawn(async move {
+            let status = format!(r#"{{"status":{{"version":{version},"pid":1,"is_stopping":true}}}}"#);
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let hello = hear(&mut stream).await?;
+                say(&mut stream, &status).await?;
+                let more = hear(&mut stream).await;
+                let _ = asked.send((hello, more.is_ok()));
+            }
+            anyhow::Ok(())
+        });
+        let starts = rig.agent.start_again();
+        let ends = async {
+            for _ in 0..20 {
+                let (hello, asks) = questions.recv().await.context("the agent looks again and again")?;
+                ensure!(hello.contains(r#""version":1"#) && !asks, "{hello}: it asks for nothing");
+            }
+            predecessor.abort();
+            std::fs::remove_file(&socket)?;
+            anyhow::Ok(())
+        };
+        let (started, ended) = tokio::join!(starts, ends);
+        ended?;
+        started?;
+        let metrics = rig.agent.http_get("/metrics").await?.success()?;
+        let line = "keelson_handovers_total{result=\"other_version\"} 1";
+        ensure!(metrics.text().contains(line), "{}", metrics.text());
+        rig.cri = rig.agent.cri().await?;
+        // The queued pull was in the journal: it goes on, with its caller or without.
+        all_succeed([rig.begin(&images[1])], &images[1..]).await?;
+        rig.idle().await?;
+    }
+    Ok(())
+}
+
+/// The line that begins with `key=` among those that the agent sends to its service manager.
+async fn told(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
+    let mut buffer = [0; 4096];
+    tokio::time::timeout(keelson_harness::util::PATIENCE, async {
+        loop {
+            let length = manager.recv(&mut buffer).await?;
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if let Some(value) = text.lines().find_map(|line| line.strip_prefix(&format!("{key}="))) {
+                return anyhow::Ok(value.to_owned());
+            }
+        }
+    })
+    .await
+    .with_context(|| format!("the manager was not told {key}"))?
+}
+
+fn runs(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let path = rig.node.scratch.path().join("notify");
+    let manager = tokio::net::UnixDatagram::bind(&path)?;
+    rig.agent.env("NOTIFY_SOCKET", &path.display().to_string());
+    rig.agent.arg("--systemd-handover");
+    rig.agent.kill9()?;
+    rig.agent.start_again().await?;
+    // With READY: systemd accepts no main process of a service that stops.
+    let stand_in = told(&manager, "MAINPID").await?;
+    rig.cri = rig.agent.cri().await?;
+    rig.cri.version().await?;
+    let images = rig.node.push_many("systemd", 1, TINY).await?;
+    let hold = rig.hold(&images[0]);
+    let going = rig.begin(&images[0]);
+    rig.callers(1).await?;
+    let agent = rig.agent.pid().context("it runs")?.to_string();
+
+    ensure!(stand_in != agent);
+    let main = nix::unistd::Pid::from_raw(stand_in.parse()?);
+    nix::sys::signal::kill(main, nix::sys::signal::Signal::SIGTERM)?;
+    keelson_harness::util::until("the stand-in ends", || !runs(&stand_in)).await?;
+    ensure!(runs(&agent), "the agent serves on");
+    // As systemd starts the service again.
+    let mut old = rig.agent.start_successor().await?;
+    rig.node.proxy.remove(hold);
+    all_succeed([going], &images).await?;
+    ensure!(old.wait(keelson_harness::util::PATIENCE).await?.success());
+    Ok(())
+}

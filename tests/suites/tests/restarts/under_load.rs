@@ -1,0 +1,160 @@
+//! Restarts while images are pulled.
+
+use crate::{
+    rig::{Going, Rig, all_succeed, begin},
+    settings,
+};
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::containerd::Kind;
+use keelson_harness::cri::{Pull, failed};
+use keelson_harness::images::{Image, TINY};
+use keelson_harness::on_both_runtimes;
+use keelson_harness::util::{PATIENCE, until};
+use tonic::Code;
+
+on_both_runtimes!(
+    i8_queued_running_and_joined_pulls_do_not_notice_a_restart,
+    i8_twenty_restarts_in_a_row_lose_nobodys_place,
+    i8_a_predecessor_that_is_killed_leaves_its_pulls_to_the_new_agent,
+);
+
+/// No layer of these images was sent twice, in whole or in part.
+fn nothing_was_sent_twice(rig: &Rig, images: &[Image]) -> Result<()> {
+    for image in images {
+        let fetches = rig.records().most_fetches(image);
+        ensure!(fetches == 1.0, "{} was sent {fetches} times", image.repo);
+    }
+    Ok(())
+}
+
+/// The queue is these images, in this order.
+async fn order_is(rig: &Rig, images: &[Image]) -> Result<()> {
+    let mut queued = rig.pulls().await?.pulls;
+    queued.retain(|pull| pull.position > 0);
+    queued.sort_by_key(|pull| pull.position);
+    let queued: Vec<&str> = queued.iter().map(|pull| pull.image.as_str()).collect();
+    let wanted: Vec<String> = images.iter().map(|image| rig.node.name(image)).collect();
+    ensure!(queued == wanted, "the queue is {queued:?}, not {wanted:?}");
+    Ok(())
+}
+
+async fn i8_queued_running_and_joined_pulls_do_not_notice_a_restart(kind: Kind) -> Result<()> {
+    let mut rig = Rig::start(kind, &settings(2)).await?;
+    let images = rig.node.push_many("load", 6, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..2]).await?;
+
+    let mut old = rig.agent.replace().await?;
+    // The same limit, of both processes together; callers of queued pulls have come along.
+    rig.see("the queue is as before", |pulls| pulls.running == 2 && pulls.queued == 4 && pulls.callers == 4)
+        .await?;
+    rig.active(&images[..2]).await?;
+    // Who asks now joins what runs in the old process, and what waits in the new one.
+    let cri = rig.agent.cri().await?;
+    let joined: Vec<Going> =
+        [&images[0], &images[5]].into_iter().map(|image| begin(&cri, rig.ask(image))).collect();
+    rig.callers(6).await?;
+
+    order_is(&rig, &images[2..]).await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed(going, &images).await?;
+    all_succeed(joined, &[images[0].clone(), images[5].clone()]).await?;
+    ensure!(rig.records().max_concurrent_repos() <= 2, "the limit was exceeded");
+    nothing_was_sent_twice(&rig, &images)?;
+    ensure!(old.wait(PATIENCE).await?.success(), "the old process ends when its calls have");
+    rig.idle().await
+}
+
+async fn i8_twenty_restarts_in_a_row_lose_nobodys_place(kind: Kind) -> Result<()> {
+    let mut rig = Rig::start(kind, &settings(2)).await?;
+    let images = rig.node.push_many("row", 12, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..2]).await?;
+    let mut old = Vec::new();
+    for restart in 0..20 {
+        old.push(rig.agent.replace().await?);
+        rig.see(&format!("everybody is there after restart {restart}"), |pulls| {
+            pulls.running == 2 && pulls.queued == 10 && pulls.callers == 10
+        })
+        .await?;
+    }
+    order_is(&rig, &images[2..]).await?;
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed(going, &images).await?;
+    ensure!(rig.records().max_concurrent_repos() <= 2, "the limit was exceeded");
+    nothing_was_sent_twice(&rig, &images)?;
+    for mut old in old {
+        ensure!(old.wait(PATIENCE).await?.success());
+    }
+    rig.idle().await
+}
+
+async fn i8_a_predecessor_that_is_killed_leaves_its_pulls_to_the_new_agent(kind: Kind) -> Result<()> {
+    let mut rig = Rig::start(kind, &settings(1)).await?;
+    let images = rig.node.push_many("killed", 2, TINY).await?;
+    let holds = rig.hold_each(&images);
+    let mut going = rig.begin_in_order(&images).await?;
+    rig.active(&images[..1]).await?;
+    let mut old = rig.agent.replace().await?;
+    let cri = rig.agent.cri().await?;
+    let joined = begin(&cri, rig.ask(&images[0]));
+    rig.see("somebody joined", |pulls| pulls.callers == 2).await?;
+
+    old.kill9()?;
+    for call in going.drain(..) {
+        failed(call.await?, "its process is dead")?;
+    }
+    ensure!(!joined.is_finished(), "who joined in the new process waits on");
+    for hold in holds {
+        rig.node.proxy.remove(hold);
+    }
+    all_succeed([joined], &images[..1]).await?;
+    rig.idle().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_deadline_and_cancel_reach_the_new_agent() -> Result<()> {
+    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let images = rig.node.push_many("leave", 3, TINY).await?;
+    let _holds = rig.hold_each(&images);
+    let running = rig.begin(&images[0]);
+    rig.callers(1).await?;
+    let cancels = rig.begin(&images[1]);
+    rig.callers(2).await?;
+    let patience = std::time::Duration::from_secs(20);
+    let times_out = rig.begin_with(Pull::new(&rig.node.name(&images[2])).timeout(patience));
+    rig.callers(3).await?;
+    let _old = rig.agent.replace().await?;
+    rig.see("both wait in the new process", |pulls| pulls.callers == 2 && pulls.queued == 2).await?;
+
+    cancels.abort();
+    rig.see("the one that cancelled left the queue", |pulls| pulls.callers == 1 && pulls.queued == 1).await?;
+    let status = failed(times_out.await?, "its deadline passed")?;
+    ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
+    rig.see("nobody waits", |pulls| pulls.callers == 0 && pulls.queued == 0).await?;
+    running.abort();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_without_a_successor_the_agent_serves_for_a_while_and_then_ends() -> Result<()> {
+    let mut rig =
+        Rig::start(Kind::V2, &keelson_harness::agent::Settings::limit(1).set("agent.handover_timeout", "8s"))
+            .await?;
+    let images = rig.node.push_many("alone", 1, TINY).await?;
+    rig.agent.sigterm()?;
+    until("it waits for a successor", || {
+        rig.agent.log().is_ok_and(|log| log.contains("waiting for a successor"))
+    })
+    .await?;
+    rig.begin(&images[0]).await?.context("it serves as before")?;
+    let ended = rig.agent.end().await?;
+    ensure!(ended.success() && !rig.agent.socket().exists(), "{ended}");
+    Ok(())
+}

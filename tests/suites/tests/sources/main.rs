@@ -1,0 +1,60 @@
+//! The sources of service endpoints: one suite, which each of them passes, and what only one of them can meet.
+//!
+//! A source is asked for what it owes to whoever takes its events: a listing before anything else, every change after
+//! that, nothing that is no more, everything again when that is asked for. The API server is the real one; its source
+//! runs with the rights that are shipped and no others.
+
+// What a test tells is shown when it fails: times and figures.
+#![allow(clippy::print_stderr)]
+
+use keelson_harness::suite::Suite;
+
+mod cases;
+mod cluster;
+mod folder;
+mod objects;
+mod server;
+mod truth;
+mod world;
+
+use anyhow::Result;
+
+use crate::world::{World as _, run};
+
+/// Makes one test for each source of each case named.
+macro_rules! of_each_source {
+    ($($name:ident),* $(,)?) => {
+        mod kube {
+            use super::*;
+
+            $(#[test]
+            fn $name() -> Result<()> {
+                run(async { cases::$name(&cluster::InCluster::make().await?).await })
+            })*
+        }
+        mod files {
+            use super::*;
+
+            $(#[test]
+            fn $name() -> Result<()> {
+                run(async { cases::$name(&folder::InFolder::make().await?).await })
+            })*
+        }
+    };
+}
+
+of_each_source!(
+    what_there_is_comes_as_a_listing_of_each_kind,
+    each_change_is_told,
+    case_2_a_service_with_the_label_of_another_proxy_vanishes_and_returns,
+    case_1_headless_and_external_services_do_not_count,
+    the_node_is_told_as_it_is,
+    a_sink_that_has_forgotten_hears_everything_again,
+    a_slow_sink_gets_everything_in_bounded_batches,
+    a_restarted_source_tells_what_vanished_meanwhile,
+);
+
+#[test]
+fn in_one_process() -> anyhow::Result<()> {
+    Suite { test: "in_one_process", threads: 4, skip: &[], env: &[] }.run()
+}

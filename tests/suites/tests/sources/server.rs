@@ -1,0 +1,271 @@
+//! What only an API server can do to a source.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use keelson_cluster::kube::AuditEvent;
+use keelson_endpoint_publisher::SourceKind;
+use kube::Api;
+use kube::api::DeleteParams;
+use serde_json::json;
+
+use crate::cluster::{InCluster, NODE, Shared};
+use crate::objects::{PROXY_NAME, cidr, service, slice, with};
+use crate::truth::{Collector, Known, Named, Truth};
+use crate::world::{World as _, run, so};
+
+const COLLECTED: [SourceKind; 3] =
+    [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
+
+/// Names of what is there of the test's Services and slices.
+fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
+    let of_services: Vec<_> = truth.services(&world.namespace())?.into_keys().collect();
+    let of_slices: Vec<_> = truth.slices(&world.namespace())?.into_keys().collect();
+    ensure!(of_services == services && of_slices == slices, "there are {of_services:?} and {of_slices:?}");
+    Ok(())
+}
+
+/// What a user asked of a resource.
+fn asked(world: &InCluster, user: &str, resource: &str) -> Result<Vec<AuditEvent>> {
+    world.shared.cluster.api.audit(|event| event.user == user && event.resource == resource)
+}
+
+fn nothing_but<T: Named>(known: &Known<T>, labels: &[&str]) -> Result<()> {
+    for (name, object) in &known.objects {
+        let meta = object.meta();
+        let strange = meta.labels.keys().find(|label| !labels.contains(&label.as_str()));
+        ensure!(strange.is_none(), "{name} has {strange:?}");
+        let trigger = "endpoints.kubernetes.io/last-change-trigger-time";
+        ensure!(meta.annotations.keys().all(|key| key == trigger), "{name} has {:?}", meta.annotations);
+        ensure!(meta.resource_version.is_empty(), "{name} has a resourceVersion");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_nobody_reads_does_not_come_and_what_does_not_count_is_not_asked_for() -> Result<()> {
+    run(async {
+        let world = InCluster::make().await?;
+        let ns = world.namespace();
+        world.put(&service(&ns, "a", &world.ip(1))).await?;
+        world.put(&service(&ns, "headless", "None")).await?;
+        let foreign =
+            with(service(&ns, "foreign", &world.ip(2)), "/metadata/labels", json!({PROXY_NAME: ""}));
+        world.put(&foreign).await?;
+        world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
+        let headless = "service.kubernetes.io/headless";
+        let of_headless = json!({"kubernetes.io/service-name": "headless", headless: ""});
+        let hidden = with(slice(&ns, "h-1", "headless", &["10.0.0.2"]), "/metadata/labels", of_headless);
+        world.put(&hidden).await?;
+        let sink = Arc::new(Collector::default());
+        let _source = world.start(&sink);
+        so(&sink, "what counts is told", |truth| are(truth, &world, &["a"], &["a-1"])).await?;
+        // By a watch as by the list.
+        world.put(&service(&ns, "late", "None")).await?;
+        world.put(&service(&ns, "z", &world.ip(3))).await?;
+        world.put(&slice(&ns, "z-1", "z", &["10.0.0.3"])).await?;
+        so(&sink, "and what comes later", |truth| are(truth, &world, &["a", "z"], &["a-1", "z-1"])).await?;
+        let truth = sink.truth();
+        for never in ["headless", "foreign", "late"] {
+            ensure!(!truth.services.ever.contains(&format!("{ns}/{never}")), "{never} was told");
+        }
+        ensure!(
+            !truth.slices.ever.contains(&format!("{ns}/h-1")),
+            "the slice of a headless Service was told"
+        );
+        nothing_but(&truth.services, &[])?;
+        nothing_but(&truth.slices, &["kubernetes.io/service-name"])?;
+        nothing_but(&truth.cidrs, &[])?;
+        let slice = &truth.slices.objects[&format!("{ns}/a-1")];
+        ensure!(slice.meta().annotations.len() == 1, "when the change was made is lost: {slice:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn an_api_server_that_restarts_loses_nothing() -> Result<()> {
+    run(async {
+        let mut world = InCluster::of(Arc::new(Shared::start().await?)).await?;
+        let ns = world.namespace();
+        let a = service(&ns, "a", &world.ip(1));
+        world.put(&a).await?;
+        world.put(&service(&ns, "b", &world.ip(2))).await?;
+        world.put(&slice(&ns, "b-1", "b", &["10.0.0.1"])).await?;
+        let sink = Arc::new(Collector::default());
+        let kubeconfig = world.shared.companion.kubeconfig();
+        let (api, _source) = world.start_by(&kubeconfig, &sink);
+        so(&sink, "what there is is told", |truth| are(truth, &world, &["a", "b"], &["b-1"])).await?;
+
+        world.own()?.cluster.api.kill9()?;
+        so(&sink, "it is said that the server is away", |truth| {
+            COLLECTED.iter().try_for_each(|kind| truth.fails(*kind, "(Unreachable)"))?;
+            are(truth, &world, &["a", "b"], &["b-1"])
+        })
+        .await?;
+        world.own()?.cluster.api.start_again().await?;
+        world.delete(&a).await?;
+        world.put(&service(&ns, "c", &world.ip(3))).await?;
+        so(&sink, "what changed after the kill is told", |truth| {
+            api.wake_watches();
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["b", "c"], &["b-1"])
+        })
+        .await?;
+
+        world.own()?.cluster.api.terminate().await?;
+        world.own()?.cluster.api.start_again().await?;
+        world.delete(&slice(&ns, "b-1", "b", &[])).await?;
+        world.put(&slice(&ns, "b-2", "b", &["10.0.0.2"])).await?;
+        so(&sink, "what changed after the restart is told", |truth| {
+            api.wake_watches();
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["b", "c"], &["b-2"])
+        })
+        .await
+    })
+}
+
+/// What happened while the source could not see it was compacted away: it is told 410, and lists again.
+#[test]
+fn after_a_compaction_everything_is_listed_again() -> Result<()> {
+    run(async {
+        let mut world = InCluster::of(Arc::new(Shared::start().await?)).await?;
+        let ns = world.namespace();
+        let a = service(&ns, "a", &world.ip(1));
+        let gone = slice(&ns, "a-1", "a", &["10.0.0.1"]);
+        world.put(&a).await?;
+        world.put(&gone).await?;
+        let proxy = world.shared.cluster.tcp_proxy().await?;
+        let kubeconfig = world.own()?.companion.kubeconfig_via(&proxy.endpoint())?;
+        let sink = Arc::new(Collector::default());
+        let (api, _source) = world.start_by(&kubeconfig, &sink);
+        so(&sink, "what there is is told", |truth| {
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["a"], &["a-1"])
+        })
+        .await?;
+
+        proxy.cut();
+        proxy.reset();
+        world.delete(&a).await?;
+        world.delete(&gone).await?;
+        for n in 2..20 {
+            let n = u8::try_from(n)?;
+            world.put(&service(&ns, "b", &world.ip(2))).await?;
+            world.put(&slice(&ns, "b-1", "b", &[&format!("10.0.0.{n}")])).await?;
+        }
+        world.put(&cidr(&format!("range-{}", world.number()), "172.30.9.0/24")).await?;
+        // A server that starts has nothing but what its store has.
+        world.own()?.cluster.api.kill9()?;
+        world.shared.cluster.etcd.compact().await?;
+        world.own()?.cluster.api.start_again().await?;
+        are(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
+        proxy.mend();
+        proxy.reset();
+        so(&sink, "what is so now is told", |truth| {
+            api.wake_watches();
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["b"], &["b-1"])?;
+            let slices = truth.slices(&ns)?;
+            ensure!(slices["b-1"] == "b: 10.0.0.19", "{slices:?}");
+            Ok(())
+        })
+        .await?;
+        let truth = sink.truth();
+        // A watch that merely broke goes on from where it was: only what is too old is listed again, at once and without
+        // a word, for nothing has failed.
+        let listings = (truth.services.listings, truth.slices.listings);
+        ensure!(listings >= (2, 2), "there were {listings:?} listings");
+        Ok(())
+    })
+}
+
+#[test]
+fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
+    run(async {
+        let world = InCluster::make().await?;
+        let ns = world.namespace();
+        let cluster = &world.shared.cluster;
+        let account = format!("rights-{}", world.number());
+        let mut identity = cluster.service_account(&world.shared.scratch, "kube-system", &account).await?;
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": account},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "keelson-agent"},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}],
+        });
+        world.admin().apply(&binding.to_string()).await?;
+        world.put(&service(&ns, "a", &world.ip(1))).await?;
+        let proxy = cluster.tcp_proxy().await?;
+        let kubeconfig = identity.kubeconfig_via(&proxy.endpoint())?;
+        let sink = Arc::new(Collector::default());
+        let (api, _source) = world.start_by(&kubeconfig, &sink);
+        so(&sink, "all is well", |truth| {
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["a"], &[])
+        })
+        .await?;
+
+        let bindings: Api<ClusterRoleBinding> = Api::all(world.admin().client());
+        bindings.delete(&account, &DeleteParams::default()).await?;
+        // A watch that is open goes on; a new one is refused, once the authorizer has heard of it.
+        let broken = std::cell::Cell::new(0);
+        so(&sink, "the lost rights are said", |truth| {
+            let refused = COLLECTED.iter().try_for_each(|kind| truth.fails(*kind, "403"));
+            broken.set(broken.get() + 1);
+            if refused.is_err() && broken.get() % 50 == 1 {
+                proxy.reset();
+                api.wake_watches();
+            }
+            refused
+        })
+        .await?;
+        are(&sink.truth(), &world, &["a"], &[]).context("what was last known stays")?;
+        world.put(&service(&ns, "b", &world.ip(2))).await?;
+        world.put(&slice(&ns, "b-1", "b", &["10.0.0.1"])).await?;
+
+        world.admin().apply(&binding.to_string()).await?;
+        so(&sink, "all is well again", |truth| {
+            api.wake_watches();
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["a", "b"], &["b-1"])
+        })
+        .await
+    })
+}
+
+/// A node may read Services, by the API server's own rules, and the rest with what is shipped.
+#[test]
+fn role_node_needs_the_rights_that_are_shipped_and_no_others() -> Result<()> {
+    run(async {
+        let world = InCluster::make().await?;
+        let ns = world.namespace();
+        world.put(&service(&ns, "a", &world.ip(1))).await?;
+        world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
+        let identity = world.shared.cluster.node(&world.shared.scratch, &world.node()).await?;
+        let sink = Arc::new(Collector::default());
+        let (api, _source) = world.start_by(&identity.kubeconfig(), &sink);
+        so(&sink, "Services alone are well", |truth| {
+            truth.well(&[SourceKind::Services])?;
+            ensure!(truth.services(&ns)?.len() == 1, "{:?}", truth.services(&ns)?);
+            truth.fails(SourceKind::EndpointSlices, "403")?;
+            truth.fails(SourceKind::ServiceCidrs, "403")
+        })
+        .await?;
+        world.admin().apply(NODE).await?;
+        so(&sink, "all is well", |truth| {
+            api.wake_watches();
+            truth.well(&COLLECTED)?;
+            are(truth, &world, &["a"], &["a-1"])
+        })
+        .await?;
+        for resource in ["services", "endpointslices", "servicecidrs"] {
+            let asked = asked(&world, identity.user(), resource)?;
+            let strange = asked.iter().find(|event| !["list", "watch"].contains(&event.verb.as_str()));
+            ensure!(strange.is_none(), "{strange:?}");
+            ensure!(asked.iter().any(|event| event.verb == "watch"), "{resource} was never watched");
+        }
+        Ok(())
+    })
+}
