@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Content, content, copy_dir, files, fill};
 use keelson_storage::{Batch, Outcome, StateStore as _, Table, open, panic_is_guarded};
+use libtest_mimic::{Arguments, Trial};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -33,6 +34,14 @@ fn main() {
             OTHER_PANICS.lock().unwrap().push(info.to_string());
         }
     }));
+    let trial = Trial::test("damaged_stores_open", || {
+        damaged_stores_open();
+        Ok(())
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+}
+
+fn damaged_stores_open() {
     let cases = std::env::var("KEELSON_DAMAGE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(CASES);
     let template = tempfile::tempdir().unwrap();
     let expected = {

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use keelson_storage::{Batch, Outcome, StateStore, Table, open};
+use libtest_mimic::{Arguments, Trial};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -28,8 +29,17 @@ fn main() {
         drop(open(Path::new(&args[at + 1])).unwrap());
         return;
     }
-    killed_while_writing();
-    killed_while_migrating();
+    let trials = [
+        ("killed_while_writing", killed_while_writing as fn()),
+        ("killed_while_migrating", killed_while_migrating),
+    ];
+    let trials = trials.map(|(name, run)| {
+        Trial::test(name, move || {
+            run();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
 }
 
 fn killed_while_writing() {

@@ -316,7 +316,7 @@ async fn the_installed_settings_limit_pulls() -> Result<()> {
     };
     let said = check(&installed)?;
     ensure!(!said.contains("warning"), "{said}");
-    let defaults = check(&packaging.join("../../config/keelson.toml"))?;
+    let defaults = check(&packaging.join("../config/keelson.toml"))?;
     ensure!(defaults.contains("warning: pulls.max_parallel_image_pulls: no limit"), "{defaults}");
     Ok(())
 }
