@@ -1,7 +1,7 @@
 // The page: takes the agent's state from /debug/events and shows it.
 //
 // Everything that comes from the agent is set as text and never as markup: image names are written by
-// whoever asks for a pull.
+// the caller of a pull.
 
 import { attribute, badge, byId, cell, empty, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { showEndpoints, takeEndpoints } from "./endpoints.js";

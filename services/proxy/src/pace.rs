@@ -2,7 +2,7 @@
 //!
 //! Owns: [`Pace`], a pure decision. In: commits and the size of the tables. Out: pauses.
 //!
-//! Every commit interrupts whoever reads nftables in this network namespace: `nft list ruleset` begins again when the ruleset
+//! Every commit interrupts programs that read nftables in this network namespace: `nft list ruleset` begins again when the ruleset
 //! has changed meanwhile. So commits of a lasting burst have a limit, and now and then stop for long enough that a reader of
 //! everything comes to its end. A change that comes alone never waits.
 

@@ -459,7 +459,7 @@ async fn the_proxy_that_knows_bytes_cuts_and_mends() -> Result<()> {
     let fresh: Api<Node> = Api::all(client(&identity.kubeconfig_via(&proxy.endpoint())?).await?);
     let fresh = tokio::spawn(async move { fresh.get("a").await });
     until("a new connection is taken", || proxy.accepted() == 2).await?;
-    proxy.mend();
+    proxy.repair();
     get.await?;
     fresh.await??;
 
@@ -476,7 +476,7 @@ async fn the_proxy_that_knows_bytes_cuts_and_mends() -> Result<()> {
     .await?;
     ensure!(get.await?.is_err(), "a connection that was reset gave an answer");
     until("no connection is open", || proxy.open() == 0).await?;
-    proxy.mend();
+    proxy.repair();
     nodes.get("a").await?;
     let list = cluster.admin.nodes().list(&ListParams::default()).await?;
     assert_eq!(list.items.len(), 1);

@@ -86,7 +86,7 @@ impl Stage {
         }
     }
 
-    /// Ends the agent at once, whoever started it; everything else ends with the stage.
+    /// Ends the agent at once, also one that was started by hand; everything else ends with the stage.
     pub(crate) fn kill(&mut self) {
         if let Some(pid) = self.agent_pid() {
             signal(pid, Signal::SIGKILL);

@@ -135,7 +135,7 @@ fn built(name: &'static str) -> Result<PathBuf> {
     }
     type Outcomes = HashMap<&'static str, Result<PathBuf, String>>;
     static BUILT: OnceLock<Mutex<Outcomes>> = OnceLock::new();
-    // Held while it is built: whoever needs the same peer waits for it anyway.
+    // Held while it is built: a test that needs the same peer waits for it anyway.
     let mut outcomes = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = outcomes.entry(name).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
     outcome.clone().map_err(|e| anyhow!("{e}"))

@@ -196,7 +196,7 @@ fn p7_a_stamp_that_fails_or_hangs_gives_the_state_a_new_identity() {
     bench.pass(5 * MINUTE);
     let memory = bench.id().expect("shown");
     assert!(memory.0 != before.0 && !bench.core.durable(), "the next revision is not on disk");
-    bench.store.mend();
+    bench.store.repair();
     bench.pass(2 * MINUTE);
     assert_eq!((bench.id(), bench.core.durable()), (Some(memory), true));
 

@@ -1,4 +1,4 @@
-//! Random histories: whatever sources say, whatever fails and whoever ends, in the end readers see the truth.
+//! Random histories: sources, failures and ends of processes in any order; in the end readers see the truth.
 //!
 //! [`Bench`] holds every state on the way to what must always be true.
 
@@ -157,13 +157,13 @@ impl World {
             Step::Write => self.bench.write(),
             Step::Disk(well) => {
                 if well {
-                    self.bench.store.mend();
+                    self.bench.store.repair();
                 } else {
                     self.bench.store.fail_after(0);
                 }
             }
             Step::RestartActor => {
-                // A write that is under way ends first, whoever waits for it.
+                // A write that is under way ends first, also if nothing waits for it.
                 if let Some((_, write)) = self.bench.writes.pop() {
                     let _ = crate::record::write(&*self.bench.store, &write);
                 }
@@ -199,7 +199,7 @@ impl World {
     }
 
     fn check_the_end(&mut self) {
-        self.bench.store.mend();
+        self.bench.store.repair();
         self.bench.slow = false;
         self.bench.write();
         for kind in SourceKind::ALL {

@@ -199,7 +199,7 @@ fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
     assert_eq!(bench.core.writes, 2);
     bench.pass(30_800);
     assert_eq!((bench.core.writes, bench.notes.len()), (4, 3), "after 5 s, then 10, then 20");
-    bench.store.mend();
+    bench.store.repair();
     bench.pass(60_000);
     assert_eq!((bench.id(), bench.core.durable()), (Some((memory.0, 3)), true));
     assert_eq!(bench.notes.last().map(String::as_str), Some("the endpoints are on disk again"));
@@ -233,7 +233,7 @@ fn changes_during_a_try_to_write_again_are_not_lost() {
     bench.pass(100);
     bench.store.fail_after(0);
     bench.put_service(&named("new"));
-    bench.store.mend();
+    bench.store.repair();
     bench.slow = true;
     bench.pass(6_000);
     assert_eq!(bench.writes.len(), 1);
@@ -361,7 +361,7 @@ fn an_actor_that_starts_anew_without_a_disk_goes_on_from_memory() {
     let id = bench.id();
     bench.restart_actor();
     assert_eq!((bench.id(), bench.core.durable()), (id, false));
-    bench.store.mend();
+    bench.store.repair();
     bench.pass(60_000);
     assert!(bench.core.durable());
     bench.restart();

@@ -44,7 +44,7 @@ impl Brittle {
         self.batches.store(batches, Ordering::SeqCst);
     }
 
-    pub(crate) fn mend(&self) {
+    pub(crate) fn repair(&self) {
         self.fail_after(i64::MAX);
     }
 
@@ -275,7 +275,7 @@ impl Bench {
         if let Some((_, write)) = self.writes.pop() {
             self.store.fail_after(batches);
             let _ = record::write(&*self.store, &write);
-            self.store.mend();
+            self.store.repair();
         }
         self.restart()
     }
@@ -295,7 +295,7 @@ impl Bench {
         self.check_history(&content);
     }
 
-    /// Whoever has any earlier state of this identity and follows the history has the newest.
+    /// A reader that has an earlier state of this identity and follows the history has the newest.
     fn check_history(&self, newest: &Content) {
         let Some(shown) = &self.shown else { return };
         let earlier = self.seen.range((shown.instance_id, 0)..=(shown.instance_id, shown.rev));

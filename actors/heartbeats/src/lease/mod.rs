@@ -13,7 +13,7 @@
 //! * A Lease of another holder is taken over. The kubelet renews it in the other's name forever.
 //! * A renewal that finds no Lease does not try four times more, and while the Node is gone only the Node is asked
 //!   for: one request in each interval.
-//! * What another try cannot mend (401, 403, a request that the server finds wrong) is tried once in each interval;
+//! * What another try cannot repair (401, 403, a request that the server finds wrong) is tried once in each interval;
 //!   429, and 5xx with `Retry-After`, end the tries until the server's time has passed, an interval at most.
 //! * A second process that renews the Lease is noticed, and left alone with it where the settings say so.
 //! * Reads that time out close the connections from the second one on, as renewals do.

@@ -234,7 +234,7 @@ fn case_50_flows_to_any_serving_endpoint_are_kept_and_a_port_that_changed_is_ano
     for family in Family::ALL {
         Node::run(family, |node| {
             node.nat();
-            // The policies, topology and readiness of endpoints have no part in it: whoever serves is in the list.
+            // The policies, topology and readiness of endpoints have no part in it: every server is in the list.
             node.send(4001, node.np, 30_053);
             node.send(4002, node.w, 53);
             assert_eq!(node.clean(&[node.first, node.second]), 0);

@@ -1,4 +1,4 @@
-//! Whether the proxy is well, said to whoever asks over HTTP.
+//! Health of the proxy, served over HTTP.
 //!
 //! Owns: [`ProxyHealth`] (by family: has a change waited too long for its way into the kernel?), the server of `/livez` and
 //! `/healthz`, the servers of Services' health check node ports ([`HealthChecks`]), and the server of the metrics. In: what
@@ -6,7 +6,7 @@
 //! answers that load balancers and probes read, with kube-proxy's statuses, headers and bodies. Nothing here knows a backend.
 //!
 //! Use, on a tokio runtime:
-//! 1. `let health = Health::new(sync_period, max_staleness)`, cloned to whoever needs it. The backend says [`Health::queued`] for a family
+//! 1. `let health = Health::new(sync_period, max_staleness)`, cloned where it is needed. The backend says [`Health::queued`] for a family
 //!    when it hears of a change, [`Health::synced`] after everything of that family is in the kernel. Every NodeInfo goes to
 //!    [`Health::node`].
 //! 2. [`BoundServer::health`] and [`BoundServer::metrics`] for the two addresses in the settings; each serves until it is dropped.

@@ -32,7 +32,7 @@ const CHAINS: [&str; 13] = [
 ];
 const PREFIXES: [&str; 5] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-FW-", "KUBE-EXT-", "KUBE-SEP-"];
 
-/// What they mark is masqueraded there: whoever uses the one needs the other.
+/// What they mark is masqueraded there: a chain that uses the one needs the other.
 const MARK: &str = "KUBE-MARK-MASQ";
 const MASQUERADE: &str = "KUBE-POSTROUTING";
 

@@ -75,7 +75,7 @@ impl Seen {
     }
 }
 
-/// As kube-proxy: all virtual servers go, whoever made them, but only beside its interface.
+/// As kube-proxy: all virtual servers go, of any program, but only beside its interface.
 pub(super) fn remove(places: &Places, removal: &mut Removal) {
     let seen = Seen::now(places);
     let servers: usize = seen.servers.iter().sum();

@@ -14,7 +14,7 @@ use crate::{
     model::Family,
 };
 
-/// Age of a count that need not be repeated for whoever asks.
+/// Age of a count that need not be repeated for another question.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// A count that took long is not repeated before this many times as long: kernels that do not count have every client read.

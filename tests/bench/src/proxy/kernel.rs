@@ -1,4 +1,4 @@
-//! When the kernel's rules change, seen from outside and in the same way for whoever changes them.
+//! When the kernel's rules change, seen from outside and in the same way for every proxy.
 //!
 //! Owns: [`Nft`], questions to the nf_tables of a network namespace; [`Generations`], who asks again and again which generation
 //! its rules are. In: a namespace. Out: times and counts. Only the number of the generation is asked for while something is

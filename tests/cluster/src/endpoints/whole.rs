@@ -90,7 +90,7 @@ impl Whole {
     }
 }
 
-/// What each pair of instance and revision was seen to mean: the same for whoever sees it, whenever, over whichever API.
+/// What each pair of instance and revision was seen to mean: the same for every client, at any time, over each API.
 /// Cheap to clone; consumers of one agent share it.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs(Arc<Mutex<HashMap<(u64, u64), u64>>>);

@@ -101,7 +101,7 @@ impl TcpProxy {
     }
 
     /// Everything gets through again, what was on its way included.
-    pub fn mend(&self) {
+    pub fn repair(&self) {
         self.shared.line.send_modify(|line| line.cut = false);
     }
 

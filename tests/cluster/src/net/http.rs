@@ -13,7 +13,7 @@ use std::time::Duration;
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Gets a path of whoever serves HTTP/1.1 there, over a connection of its own. That nobody listens is an error.
+/// Gets a path of the HTTP/1.1 server there, over a connection of its own. That nobody listens is an error.
 pub async fn http_get_from(namespace: &Namespace, at: SocketAddr, path: &str) -> Result<Answer> {
     let from = if at.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = namespace.tcp_client(from)?;

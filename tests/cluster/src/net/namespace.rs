@@ -226,7 +226,7 @@ fn watch_over() -> Result<&'static Mutex<Child>> {
     let started = WATCHER_PROCESS.get_or_init(|| {
         let mut command = Command::new("sh");
         command.args(["-c", WATCHER, "sh"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // Whoever ends this process with its group lets this one do its work.
+        // A signal that ends the group of this process lets this one do its work.
         command.process_group(0);
         let child = command.spawn().map_err(|error| format!("cannot start sh: {error}"))?;
         sweep();

@@ -95,7 +95,7 @@ pub const LOCALS: u8 = 3;
 pub const REMOTES: u8 = 5;
 /// The ports on which every endpoint serves TCP, UDP and SCTP.
 pub const SERVED: [u16; 3] = [8080, 8081, 8082];
-/// The ports on which the gateway answers TCP for every address of Services and load balancers: whoever gets through to
+/// The ports on which the gateway answers TCP for every address of Services and load balancers: a client that gets through to
 /// it was left alone by the node.
 pub const UNTOUCHED: [u16; 4] = [80, 81, 82, 443];
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// After a full disk the store's database may hang, when it is closed, written to and opened: each has a limit of its own, the
 /// longest of which is a minute, and then the store goes on with a copy.
-const MENDING: Duration = Duration::from_secs(300);
+const REPAIR_LIMIT: Duration = Duration::from_secs(300);
 
 /// Mounts a small disk on a folder; it goes with the test's folder.
 fn small_disk(at: &Path) -> Result<()> {
@@ -82,7 +82,7 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         ensure!(later.0 == memory.0 && later.1 > memory.1, "{memory:?} {later:?}");
 
         fs::remove_file(&ballast)?;
-        eventually(MENDING, "it is on disk again", || async {
+        eventually(REPAIR_LIMIT, "it is on disk again", || async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let state = stage.state().await?;
             ensure!(state["durable"] == true, "{state}");
@@ -90,11 +90,11 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         })
         .await?;
         ensure!(stage.metric("keelson_endpoints_durable").await? == 1.0);
-        let mended = stage.settled(&followers).await?;
-        ensure!(mended == later, "to write it down is no news: {later:?} {mended:?}");
+        let repaired = stage.settled(&followers).await?;
+        ensure!(repaired == later, "to write it down is no news: {later:?} {repaired:?}");
         stage.kill_and_start().await?;
         stage.says_current().await?;
-        ensure!(stage.settled(&followers).await? == mended, "what is on disk survives");
+        ensure!(stage.settled(&followers).await? == repaired, "what is on disk survives");
 
         // Killed while it is not on disk, the agent goes on from what is. No pair that was seen may come back with other
         // contents, which is among what the consumers check.
@@ -106,14 +106,17 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
             stage.settled(&followers).await?;
         }
         let memory = stage.settled(&followers).await?;
-        ensure!(memory.0 != mended.0, "{mended:?} {memory:?}");
+        ensure!(memory.0 != repaired.0, "{repaired:?} {memory:?}");
         stage.agent.kill9()?;
         fs::remove_file(&ballast)?;
         write_one(&stage, 500).await?;
         followers.restart().await?;
         stage.agent.start_live().await?;
         let after = stage.settled(&followers).await?;
-        ensure!(after.0 == mended.0 && after.1 > mended.1, "it goes on from the disk: {mended:?} {after:?}");
+        ensure!(
+            after.0 == repaired.0 && after.1 > repaired.1,
+            "it goes on from the disk: {repaired:?} {after:?}"
+        );
         ensure!(stage.state().await?["durable"] == true);
         Ok(())
     })

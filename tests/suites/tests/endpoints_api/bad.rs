@@ -1,4 +1,4 @@
-//! Input that no good client sends. Whoever sends it is told so or cut off, others are served meanwhile, and the log stays
+//! Input that no good client sends. Its sender gets an error or is cut off, others are served meanwhile, and the log stays
 //! short.
 
 use crate::rig::{LONG, Stage, plain, says};

@@ -46,7 +46,7 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
     says(&told, &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"])?;
     let log = stage.agent.log()?;
     says(&log, &["web.json", "new.yaml"])?;
-    // Others go on, and so does this one when it is mended.
+    // Others go on, and so does this one when it is repaired.
     stage.manifests.put("other.json", &plain("other", "10.96.0.2", &[]))?;
     ensure!(stage.at_rev(2).await? == instance_id);
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;

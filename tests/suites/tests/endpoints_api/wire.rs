@@ -49,7 +49,7 @@ impl Connection {
             .handshake(TokioIo::new(stream))
             .await?;
         tokio::spawn(async move {
-            // How it ends is seen by whoever makes requests.
+            // How it ends is seen by requests.
             let _ = connection.await;
         });
         Ok(Self(sender))

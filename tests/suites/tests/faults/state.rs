@@ -47,7 +47,7 @@ async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<
         ensure!(aside.len() == n + 1, "after damage {n} these are there: {aside:?}");
         let newest = aside.last().context("one was moved aside")?;
         logged(&agent, from, &newest.display().to_string()).await?;
-        // The database itself may have been mended a little by the attempt to read it.
+        // The database itself may have been repaired in part by the attempt to read it.
         let kept = digests(newest)?;
         for (path, digest) in &found {
             let now = newest.join(path.strip_prefix(&store)?);

@@ -321,7 +321,7 @@ async fn the_installed_settings_limit_pulls() -> Result<()> {
     Ok(())
 }
 
-/// I14: whoever starts the agent, it leaves no core file.
+/// I14: however the agent is started, it leaves no core file.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agent_leaves_no_core_file() -> Result<()> {
     let node = Node::start(Kind::V2).await?;

@@ -119,7 +119,7 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     // From the second failure on each part that fails tries a connection of its own: four parts.
     within("new connections", fresh as f64, 2.0, 4.0 * (cut / 2.0 + 2.0))?;
 
-    proxy.mend();
+    proxy.repair();
     rig.renewed(cluster, 2).await?;
     cluster.admin.await_condition(name, "Late", "True").await?;
     rig.says_well().await

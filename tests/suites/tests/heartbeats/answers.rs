@@ -17,7 +17,7 @@ struct Case {
 /// A kubelet whose intervals are a second tries each of renewal and status five times in one, and renewals five times
 /// more after a read; beside these the two watches begin anew.
 const KUBELET: f64 = 25.0;
-/// What another try cannot mend is tried once an interval.
+/// What another try cannot repair is tried once an interval.
 const ONCE: f64 = 6.0;
 
 async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {

@@ -135,7 +135,7 @@ fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
         line.cut();
         rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
         rig.says_failing("no answer").await?;
-        line.mend();
+        line.repair();
         cluster.admin.await_condition("e7-outage", "Late", "True").await?;
         rig.says_well().await
     })

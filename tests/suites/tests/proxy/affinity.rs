@@ -145,7 +145,7 @@ fn case_47_an_endpoint_outside_of_the_set_in_use_is_passed_over() -> Result<()> 
         for family in Family::BOTH {
             let v = the_one(&c, case.v(1).at(family)).await?;
             let local: Dual = endpoints[0].at;
-            // Whoever that was: W has the local ones only.
+            // Any of them: W has the local ones only.
             let w = the_one(&c, case.w(1).at(family)).await?;
             ensure!(w == local.at(family, 8080), "W went to {w} after V went to {v}");
         }

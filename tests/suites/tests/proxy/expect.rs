@@ -167,7 +167,7 @@ impl Want {
     }
 }
 
-/// What a masqueraded connection comes from: the node's address on the way to whoever it goes to.
+/// What a masqueraded connection comes from: the node's address on the way to the endpoint.
 fn node_as_seen_by(endpoint: IpAddr) -> IpAddr {
     let family = Family::of(endpoint);
     let on_node = (1..=3).any(|n| local(n).of(family) == endpoint);

@@ -159,7 +159,7 @@ fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<A
     let count = asked.clone();
     let server = tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            // Whoever asks may leave at any time.
+            // A client may leave at any time.
             let _ = stream.write_all(text).await;
             count.fetch_add(1, Ordering::Relaxed);
         }

@@ -329,7 +329,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
             }
         }
     }
-    // Mending, and what needs the rights as well.
+    // Repairing, and what needs the rights as well.
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
     soon("the table is back", || async {
         ensure!(family_of(&stage.state().await?, Family::V4)?["repaired"].as_u64() >= Some(1), "it is not");

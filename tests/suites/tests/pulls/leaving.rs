@@ -192,7 +192,7 @@ async fn a_deadline_is_obeyed_in_the_queue_and_while_running() -> Result<()> {
     let go = driver.run(&["pull", "--timeout", "700ms", &rig.node.name(&images[2])]).await?.failure()?;
     assert_eq!(go.code, "DeadlineExceeded", "{}", go.text);
     let status = failed(queued.await?, "its deadline has passed")?;
-    // Client and agent keep the same time; whoever is first says it in its own way.
+    // Client and agent keep the same time; the first one reports it in its own way.
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     let seen = rig.see("the queue is empty", |pulls| pulls.queued == 0 && pulls.callers == 1).await?;
     ensure!(seen.running == 1, "{seen:?}");

@@ -1,6 +1,6 @@
 //! The sources of service endpoints: one suite, which each of them passes, and what only one of them can meet.
 //!
-//! A source is asked for what it owes to whoever takes its events: a listing before anything else, every change after
+//! A source is asked for what it owes to the receiver of its events: a listing before anything else, every change after
 //! that, nothing that is no more, everything again when that is asked for. The API server is the real one; its source
 //! runs with the rights that are shipped and no others.
 

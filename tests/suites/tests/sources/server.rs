@@ -161,7 +161,7 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         world.shared.cluster.etcd.compact().await?;
         world.own()?.cluster.api.start_again().await?;
         are(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
-        proxy.mend();
+        proxy.repair();
         proxy.reset();
         so(&sink, "what is so now is told", |truth| {
             api.wake_watches();

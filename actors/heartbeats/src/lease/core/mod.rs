@@ -460,7 +460,7 @@ impl Core {
     }
 }
 
-/// What another try, or another read, cannot mend.
+/// What another try, or another read, cannot repair.
 fn is_final(kind: ApiErrorKind) -> bool {
     matches!(
         kind,

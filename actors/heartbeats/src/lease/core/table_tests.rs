@@ -1,4 +1,4 @@
-//! Starts, take-overs, owners, errors that a retry cannot mend, servers that want to be left alone.
+//! Starts, take-overs, owners, errors that a retry cannot repair, servers that want to be left alone.
 
 use std::time::Duration;
 

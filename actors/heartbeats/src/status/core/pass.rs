@@ -42,7 +42,7 @@ pub(super) struct Pass {
     sending: Option<Sending>,
     /// The Node could not be made.
     not_created: Option<String>,
-    /// Its labels could not be mended.
+    /// Its labels could not be repaired.
     pub(super) not_repaired: Option<String>,
 }
 
@@ -335,7 +335,7 @@ impl Core {
         newer
     }
 
-    /// Mends the labels of a Node that was there already. True if that needs a request.
+    /// Repairs the labels of a Node that was there already. True if that needs a request.
     fn repair_or_go_on(&mut self, base: &Arc<Node>, inputs: &Inputs, effects: &mut Vec<Effect>) -> bool {
         let Some(pass) = &mut self.pass else { return false };
         if pass.not_repaired.is_some() {

@@ -156,7 +156,7 @@ fn case_09_a_cancelled_pull_keeps_its_lease_for_the_next() {
     bench.pass(seconds(10));
     assert_eq!(bench.journal.leases.keys().collect::<Vec<_>>(), [&lease]);
     let again = bench.ask(image("r/a").auth("other"));
-    assert_eq!(bench.start_of(bench.pull(again)), Some((Some(lease.clone()), None)), "whoever asks next");
+    assert_eq!(bench.start_of(bench.pull(again)), Some((Some(lease.clone()), None)), "the next caller");
     assert!(bench.journal.leases.is_empty() && bench.core.kept.is_empty());
     bench.finish(bench.pull(again), ok());
     assert_eq!(bench.dropped, [lease]);

@@ -188,7 +188,7 @@ impl Containerd {
             }
             "List" => {
                 let ListRequest { filters } = call.message().await;
-                // More than asked for: whoever asked has to look at what it gets.
+                // More than asked for: the caller has to check what it gets.
                 let by_id = filters.iter().find_map(|filter| filter.strip_prefix("id=="));
                 let leases = self.leases().into_iter().filter(|(id, _)| by_id.is_none_or(|by| by == id));
                 let lease = |(id, lease): (String, OneLease)| Lease {

@@ -175,7 +175,7 @@ async fn explain(args: ExplainArgs, settings: &SettingsArgs) -> anyhow::Result<E
 /// Written as it comes: it may be hundreds of megabytes.
 async fn print_ruleset(args: PrintArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
     let mut client = open(&args.socket, settings).await?;
-    // No time limit: whoever reads may be slow.
+    // No time limit: the reader may be slow.
     let mut texts = client.print(pb::PrintRequest {}).await.map_err(refused)?.into_inner();
     let mut lines = Lines::default();
     while let Some(text) = texts.message().await.map_err(refused).context("the ruleset is incomplete")? {

@@ -349,7 +349,7 @@ impl Table {
     ) -> Result<Outcome, KernelError> {
         let before = tables.netlink().generation()?.id;
         let found = tables.read(self.family())?;
-        // Whoever commits between the two is noticed by the next look at the count.
+        // A commit between the two is noticed by the next look at the count.
         self.generation = before;
         let is_complete = found.as_ref().is_none_or(Found::is_complete);
         self.unchecked = !is_complete;

@@ -191,7 +191,7 @@ impl Netlink {
     }
 }
 
-/// What matters of a set to the kernel, whoever made it.
+/// What matters of a set to the kernel.
 fn essence(attributes: &[SetAttribute]) -> Vec<&SetAttribute> {
     let matters = |attribute: &&SetAttribute| {
         matches!(

@@ -74,7 +74,7 @@ pub enum Change {
 /// The rules of the network namespace at one time, in all tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generation {
-    /// Counts up by one with every transaction, whoever makes it, and leaves 0 out. (The kernel also tells a process and
+    /// Counts up by one with every transaction of any program, and leaves 0 out. (The kernel also tells a process and
     /// its name, but those are of the one that asks.)
     pub id: u32,
 }

@@ -152,7 +152,7 @@ fn p18_an_older_table_gets_the_chains_that_it_lacks() {
         assert_eq!((outcome.added, outcome.deleted), (0, 0), "{outcome:?}");
         again.assert_exact();
         assert_eq!(sorted(&nft(&["list", "chains", "ip"])), sorted(&all));
-        // Whoever deletes some has done so by hand.
+        // They are deleted by hand only.
         delete_chains(4..=9);
         let repaired = again.later(READ_INTERVAL).remove(0).result.unwrap();
         assert!(repaired.repaired && repaired.structure == 2 * 6, "{repaired:?}");
