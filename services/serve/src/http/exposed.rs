@@ -4,8 +4,9 @@
 //! Out: what [`Pages`] answers.
 //!
 //! A pod can open connections as well as a load balancer can. So a new connection is always accepted: where there are too
-//! many, or no file descriptor is left, the oldest of the source with the most of them is closed ([`OpenConnections`]). Listeners share most of their slots ([`SharedSlots`]), so that clients of one use up neither the
-//! file descriptors nor the slots of another.
+//! many, or no file descriptor is left, the oldest one of the source that has most is closed ([`OpenConnections`]). Listeners
+//! share most of their slots ([`SharedSlots`]), so that clients of one use up neither the file descriptors nor the slots of
+//! another.
 
 use std::{
     cmp::Reverse,
@@ -39,7 +40,7 @@ use crate::accept::AcceptFailures;
 
 /// The largest head; hyper takes no less.
 const HEAD_BYTES: usize = 8 * 1024;
-/// How long the answer at hand may take then.
+/// Limit on the answer under way once a connection is to be closed.
 const GRACE: Duration = Duration::from_secs(5);
 /// Pause after a failure to accept for which a connection was ended, to free a file descriptor.
 const FREED_RETRY: Duration = Duration::from_millis(1);
