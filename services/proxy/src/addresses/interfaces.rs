@@ -1,30 +1,25 @@
-//! Which interfaces are meant by their names.
+//! Patterns that select interfaces by name.
 //!
 //! Owns: [`InterfacePattern`], one entry of a setting such as `proxy.flowtable_interfaces`, and [`matching`]. In: the node's
 //! interfaces. Out: names. Pure.
 
 use std::collections::BTreeSet;
 
-/// An interface of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Interface {
-    /// Its name, as `ip link` lists it.
     pub name: String,
-    /// Its number: another interface that gets the same name has another.
+    /// Interface index. An interface that is created again under the same name has another index.
     pub index: usize,
 }
 
-/// Interfaces by their name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InterfacePattern {
-    /// The one of this name.
     Name(String),
-    /// Those whose name begins so.
     Prefix(String),
 }
 
 impl InterfacePattern {
-    /// Reads a name, or a prefix that ends in `*`.
+    /// Parses a name, or a prefix that ends in `*`.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         match text.strip_suffix('*') {
@@ -41,8 +36,8 @@ impl InterfacePattern {
     }
 }
 
-/// The names of the interfaces that a pattern matches. Nothing is forwarded through the loopback interface, so it is never
-/// among them.
+/// Names of the interfaces that a pattern matches. The loopback interface is never among them: nothing is forwarded
+/// through it.
 #[must_use]
 pub fn matching(patterns: &[InterfacePattern], interfaces: &[Interface]) -> BTreeSet<String> {
     let names = interfaces.iter().map(|interface| interface.name.as_str());

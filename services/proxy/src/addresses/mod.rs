@@ -1,11 +1,11 @@
 //! The node's own addresses, and those of them at which node ports are served.
 //!
 //! Owns: [`LocalAddresses`] and their [`watch`], the setting [`NodePortAddresses`], and what it matches
-//! ([`node_port_addresses`]). In: the kernel's list of addresses (`getifaddrs`) and its notices of changes (rtnetlink). Out:
+//! ([`node_port_addresses`]). In: the kernel's list of addresses (`getifaddrs`) and its notifications (rtnetlink). Out:
 //! values; nothing is changed.
 //!
-//! Use: [`watch()`] once; at every state of its receiver, [`node_port_addresses`] for each family gives what the backend
-//! puts into its rules and where [`crate::health::HealthChecks`] listens.
+//! Use: call [`watch()`] once. For each state of its receiver, [`node_port_addresses`] returns, per family, the
+//! addresses for the backend's rules and for [`crate::health::HealthChecks`] to listen on.
 
 mod interfaces;
 mod setting;
@@ -21,21 +21,18 @@ pub use watch::{AddressWatch, Notices, watch};
 
 use crate::model::Family;
 
-/// The kernel could not be asked for the node's addresses.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// `getifaddrs` or `if_nameindex` failed.
     #[error("cannot list the addresses of this node's interfaces (getifaddrs, if_nameindex): {0}")]
     List(#[source] nix::Error),
-    /// No socket that hears of changes.
     #[error("cannot watch the addresses of this node (rtnetlink socket): {0}")]
     Socket(#[source] io::Error),
-    /// A thread that was to ask the kernel was stopped.
+    /// The thread that lists the addresses was stopped.
     #[error("cannot list the addresses of this node's interfaces: the runtime is stopping")]
     Stopping,
 }
 
-/// The addresses of all interfaces, whatever state these are in, and the interfaces; ordered, no two equal.
+/// The addresses of all interfaces, whether up or down, and the interfaces; ordered, without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalAddresses {
     addresses: Vec<IpAddr>,
@@ -43,10 +40,6 @@ pub struct LocalAddresses {
 }
 
 impl LocalAddresses {
-    /// Asks the kernel.
-    ///
-    /// # Errors
-    /// [`AddressError::List`].
     pub fn now() -> Result<Self, AddressError> {
         let mut addresses = Vec::new();
         for entry in nix::ifaddrs::getifaddrs().map_err(AddressError::List)? {
@@ -57,7 +50,8 @@ impl LocalAddresses {
                 addresses.push(IpAddr::V6(address.ip()));
             }
         }
-        // `getifaddrs` has no entry for interfaces without a link-layer address, such as those of WireGuard, and no IP address.
+        // `getifaddrs` has no entry for interfaces without a link-layer address and without an IP address, such as
+        // those of WireGuard.
         let named = nix::net::if_::if_nameindex().map_err(AddressError::List)?;
         let mut interfaces: Vec<Interface> = named
             .iter()
@@ -70,19 +64,16 @@ impl LocalAddresses {
         Ok(Self { interfaces, ..addresses.into_iter().collect() })
     }
 
-    /// All of them.
     #[must_use]
     pub fn as_slice(&self) -> &[IpAddr] {
         &self.addresses
     }
 
-    /// The interfaces of the node.
     #[must_use]
     pub fn interfaces(&self) -> &[Interface] {
         &self.interfaces
     }
 
-    /// Those of a family.
     pub fn of(&self, family: Family) -> impl Iterator<Item = IpAddr> + '_ {
         self.addresses.iter().copied().filter(move |ip| family.has(ip))
     }

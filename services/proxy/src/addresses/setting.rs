@@ -1,4 +1,4 @@
-//! At which addresses node ports are served.
+//! Addresses at which node ports are served.
 //!
 //! Owns: the setting `proxy.nodeport_addresses` and its meaning (kube-proxy's `--nodeport-addresses`). In: the setting, the
 //! node's IPs, the addresses of its interfaces. Out: [`Match`], a function of these.
@@ -9,36 +9,30 @@ use ipnet::IpNet;
 
 use crate::model::Family;
 
-/// What `primary` is written as.
 const PRIMARY: &str = "primary";
 
-/// The setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePortAddresses {
     /// `primary`: the node's IP of each family.
     Primary,
-    /// Networks of both families; none at all: every address.
+    /// Networks of both families; empty: every address.
     Cidrs(Vec<IpNet>),
 }
 
-/// The setting cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// Neither `primary` nor a network.
     #[error(
         "nodeport_addresses: {value:?} is neither a network such as 192.0.2.0/24 nor \"primary\"{}",
         hint(value)
     )]
     NotANetwork {
-        /// What was given.
         value: String,
     },
-    /// `primary` stands for a list of its own.
     #[error("nodeport_addresses: \"primary\" cannot be combined with networks; set one or the other")]
     PrimaryBesideNetworks,
 }
 
-/// An address alone is the usual mistake.
+/// The usual mistake is an address without a prefix length.
 fn hint(value: &str) -> String {
     match value.parse::<IpAddr>() {
         Ok(address) => format!("; for one address write {}", IpNet::from(address)),
@@ -47,11 +41,8 @@ fn hint(value: &str) -> String {
 }
 
 impl NodePortAddresses {
-    /// Reads the setting. An empty list is one that was not set: `unset` says what that means to the backend (nftables:
+    /// Parses the setting. `unset` is the meaning of an empty list, which depends on the backend (nftables:
     /// [`Self::Primary`]; iptables and ipvs: no networks, so every address).
-    ///
-    /// # Errors
-    /// [`SettingError`]: a value is neither `primary` nor a network, or `primary` is not alone.
     pub fn parse<S: AsRef<str>>(values: &[S], unset: Self) -> Result<Self, SettingError> {
         match values {
             [] => Ok(unset),
@@ -70,21 +61,20 @@ fn network(value: &str) -> Result<IpNet, SettingError> {
     IpNet::from_str(value.trim()).map_err(|_| SettingError::NotANetwork { value: value.to_owned() })
 }
 
-/// Where the node ports of a family answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
-    /// At every local address of the family but loopback ones.
+    /// Every local address of the family except loopback ones.
     AllLocal,
-    /// At these local addresses: ordered, no two equal, none of them loopback. There may be none.
+    /// These local addresses: ordered, without duplicates, none of them loopback. May be empty.
     Addresses(Vec<IpAddr>),
 }
 
-/// Where the node ports of `family` answer, as kube-proxy's nftables mode has it: at the local addresses in the networks of
-/// the family. Where there are none of the family, or one of them is the whole family, every local address matches. Loopback
-/// addresses never do.
+/// The addresses at which node ports of `family` are served, as in kube-proxy's nftables mode: the local addresses in
+/// the networks of the family. Without networks of the family, or with one that contains the whole family, every local
+/// address matches. Loopback addresses never match.
 ///
-/// With `primary`, a node that has no IP of the family (or a loopback one) answers nowhere. kube-proxy answers at every
-/// address then, which opens node ports to networks they were kept from.
+/// With `primary`, a node without an IP of the family (or with a loopback one) serves node ports nowhere. kube-proxy
+/// serves them at every address then, which opens node ports to networks that should not reach them.
 #[must_use]
 pub fn node_port_addresses(
     setting: &NodePortAddresses,

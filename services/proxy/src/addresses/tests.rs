@@ -23,24 +23,22 @@ fn case_45_node_ports_answer_at_the_nodes_ip_or_at_the_addresses_listed() {
     let both = &[N, V6][..];
     let addresses = |texts: &[&str]| Match::Addresses(ips(texts));
     for (setting, node_ips, family, expected) in [
-        // Unset and `primary`: the node's IP, and nothing else.
+        // Unset and `primary`: the node's IP only.
         (&[][..], both, V4, addresses(&[N])),
         (&["primary"], both, V4, addresses(&[N])),
         (&["primary"], both, F6, addresses(&[V6])),
-        // A list that covers the second address.
         (&["198.51.100.0/24"], both, V4, addresses(&[N2])),
         (&["198.51.100.7/32", "192.0.2.0/24", "192.0.2.0/28"], both, V4, addresses(&[N, N2])),
-        // IPv4 alone: every address of IPv6. And the other way round.
+        // A list of IPv4 networks only: every IPv6 address. And vice versa.
         (&["198.51.100.0/24"], both, F6, Match::AllLocal),
         (&["2001:db8::/64"], both, F6, addresses(&[V6])),
         (&["2001:db8::/64"], both, V4, Match::AllLocal),
-        // A whole family makes the rest moot, for that family.
+        // A network that contains the whole family makes the others of that family redundant.
         (&["192.0.2.0/24", "0.0.0.0/0"], both, V4, Match::AllLocal),
         (&["::/0", "192.0.2.0/24"], both, V4, addresses(&[N])),
-        // No interface has such an address: nowhere.
         (&["203.0.113.0/24"], both, V4, addresses(&[])),
         (&["primary"], &["203.0.113.1"], V4, addresses(&[])),
-        // P4: no IP of the family, or one that no other node could reach: nowhere.
+        // P4: no IP of the family, or a loopback one: nowhere.
         (&["primary"], &[N], F6, addresses(&[])),
         (&["primary"], &["127.0.0.1", V6], V4, addresses(&[])),
     ] {
@@ -75,7 +73,6 @@ fn the_setting_says_what_is_wrong_with_it() {
     );
 }
 
-/// A change within the test's own namespace is heard of, whichever message carries it.
 #[test]
 fn addresses_are_followed_as_they_come_and_go() {
     crate::testing::in_namespace(|| {
@@ -131,7 +128,7 @@ fn interfaces_without_a_link_layer_address_are_listed() {
     });
 }
 
-/// An interface without any address is heard of, and so is another one of the same name.
+/// Covers an interface without addresses, and one that is created again under the same name.
 #[test]
 fn interfaces_are_followed_as_they_come_and_go() {
     crate::testing::in_namespace(|| {

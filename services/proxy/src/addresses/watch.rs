@@ -1,7 +1,7 @@
-//! Changes of the node's addresses, as they happen.
+//! Watches the node's addresses.
 //!
-//! Owns: a task that hears rtnetlink's notices of addresses and asks for the whole list after each. In: notices; what they say
-//! is not read, so one that was lost (ENOBUFS) costs nothing but the question. Out: a [`watch::Receiver`].
+//! Owns: a task that receives rtnetlink notifications and lists all addresses after each. In: notifications, whose
+//! content is not read, so that a lost one (ENOBUFS) only causes another listing. Out: a [`watch::Receiver`].
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -16,21 +16,19 @@ use super::{AddressError, LocalAddresses};
 
 /// RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR (linux/rtnetlink.h).
 const ADDRESS_GROUPS: u32 = 0x10 | 0x100;
-/// `RTMGRP_LINK`: interfaces that come, go and change.
+/// `RTMGRP_LINK`: interfaces that are added, removed or changed.
 const LINK_GROUP: u32 = 1;
-/// Notices come in crowds, such as when pods start: one question answers them all.
+/// Notifications come in bursts, such as when pods start: one listing covers a burst.
 const SETTLE: Duration = Duration::from_millis(100);
-/// After the kernel could not be asked, or the socket failed.
+/// Delay after a failed listing or a failed socket.
 const RETRY: Duration = Duration::from_secs(5);
-/// Notices are not read, so that those cut off by this are as good.
+/// Longer notifications are truncated, because their content is not read.
 const NOTICE_BYTES: usize = 4096;
 
-/// What a watch hears of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notices {
-    /// Changes of addresses.
     Addresses,
-    /// Changes of addresses, and interfaces that come and go.
+    /// Changes of addresses, and interfaces that are added or removed.
     AddressesAndInterfaces,
 }
 
@@ -43,7 +41,7 @@ impl Notices {
     }
 }
 
-/// Follows the node's addresses until it is dropped.
+/// Watches the node's addresses until it is dropped.
 #[derive(Debug)]
 pub struct AddressWatch {
     receiver: watch::Receiver<Arc<LocalAddresses>>,
@@ -51,7 +49,6 @@ pub struct AddressWatch {
 }
 
 impl AddressWatch {
-    /// The addresses, now and whenever they change.
     #[must_use]
     pub fn receiver(&self) -> watch::Receiver<Arc<LocalAddresses>> {
         self.receiver.clone()
@@ -64,13 +61,13 @@ impl Drop for AddressWatch {
     }
 }
 
-/// Starts to follow the node's addresses; the receiver has them from the start. Those of the network namespace of the
-/// calling thread. Call it within a runtime.
+/// Starts to watch the addresses of the calling thread's network namespace. The receiver has them from the start. Must
+/// be called within a runtime.
 ///
 /// # Errors
-/// The kernel cannot be asked, or gives no socket.
+/// The addresses cannot be listed, or the socket cannot be opened.
 pub async fn watch(notices: Notices) -> Result<AddressWatch, AddressError> {
-    // The socket first: what changes after the question is heard of.
+    // The socket is opened first, so that no change after the listing is missed.
     let socket = open(notices).map_err(AddressError::Socket)?;
     let (sender, receiver) = watch::channel(Arc::new(list().await?));
     let task = tokio::spawn(follow(notices, socket, sender));
@@ -84,7 +81,7 @@ fn open(notices: Notices) -> io::Result<TokioSocket> {
 }
 
 async fn list() -> Result<LocalAddresses, AddressError> {
-    // The kernel may make the question wait while interfaces change.
+    // The kernel may delay the listing while interfaces change.
     spawn_blocking(LocalAddresses::now).await.unwrap_or(Err(AddressError::Stopping))
 }
 
@@ -111,7 +108,7 @@ async fn follow(notices: Notices, mut socket: TokioSocket, sender: watch::Sender
     }
 }
 
-/// The list, however long that takes: until then, what was known holds.
+/// Lists the addresses, and retries until that succeeds; the last known addresses stay in use until then.
 async fn ask() -> LocalAddresses {
     loop {
         match list().await {
@@ -124,7 +121,7 @@ async fn ask() -> LocalAddresses {
     }
 }
 
-/// Waits for a notice, or for word that some were lost.
+/// Waits for a notification, or for the error that some were lost.
 async fn hear(socket: &TokioSocket) -> io::Result<()> {
     let mut notice = Vec::with_capacity(NOTICE_BYTES);
     match socket.recv(&mut notice).await {

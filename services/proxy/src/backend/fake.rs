@@ -1,4 +1,4 @@
-//! A backend whose kernel is memory, for tests of the proxy.
+//! A backend with an in-memory kernel, for tests of the proxy.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -8,29 +8,26 @@ use std::{
 
 use super::*;
 
-/// Rules of a family: the service ports by Service.
 type Rules = BTreeMap<ServiceName, Vec<ServicePort>>;
 
-/// What the kernel has.
 #[derive(Default)]
 pub(crate) struct KernelState {
     pub(crate) rules: [Rules; 2],
-    /// Results of the next commits and checks; `None`: success. Then all succeed.
+    /// Results of the next commits and checks; `None` is a success. When empty, all succeed.
     pub(crate) faults: VecDeque<Option<BackendError>>,
     pub(crate) commits: usize,
     /// Clients with session affinity; `None`: there are no maps.
     pub(crate) affinity: Option<usize>,
-    /// The node has no IPv6.
     pub(crate) lacks_v6: bool,
     generation: u32,
 }
 
-/// A kernel, shared by a backend, its observers and the test.
+/// Shared by a backend, its observers and the test.
 #[derive(Clone, Default)]
 pub(crate) struct FakeKernel(Arc<Mutex<KernelState>>);
 
 impl FakeKernel {
-    /// Changes it as another program does.
+    /// Changes the kernel as another program does.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut KernelState) -> T) -> T {
         let mut state = self.0.lock().unwrap();
         state.generation += 1;
@@ -62,7 +59,6 @@ struct FamilyState {
     generation: u32,
 }
 
-/// What observers have read.
 type Snapshots = Arc<Mutex<[Option<Rules>; 2]>>;
 
 pub(crate) struct FakeBackend {
@@ -73,7 +69,7 @@ pub(crate) struct FakeBackend {
 }
 
 impl FakeBackend {
-    /// Makes the kernel what is wanted, where it differs in `seen`.
+    /// Writes the wanted state to the kernel, as far as it differs from `seen`.
     fn repair(&mut self, family: Family, seen: &Rules) -> Result<Outcome, BackendError> {
         let state = &mut self.families[family as usize];
         let mut outcome = Outcome { full: !state.is_trusted, ..Outcome::default() };

@@ -1,10 +1,8 @@
-//! What can go wrong with conntrack.
 
 use std::io;
 
 use nix::errno::Errno;
 
-/// The kernel did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum ConntrackError {
     /// EPERM.
@@ -12,47 +10,39 @@ pub enum ConntrackError {
         "conntrack: cannot {what}: not permitted; the proxy needs CAP_NET_ADMIN in its network namespace"
     )]
     NotPermitted {
-        /// What was asked for.
         what: &'static str,
     },
-    /// The kernel has no conntrack, or no netlink for it.
+    /// The kernel has no conntrack, or no netlink interface for it.
     #[error(
         "conntrack: cannot {what}: not supported by the kernel ({source}); it needs CONFIG_NF_CONNTRACK and \
          CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
     )]
     NotSupported {
-        /// What was asked for.
         what: &'static str,
-        /// The kernel's answer.
         source: io::Error,
     },
-    /// Any other answer, or none within 30 s.
+    /// Any other error, or no answer within 30 s.
     #[error("conntrack: cannot {what}: {source}")]
     Failed {
-        /// What was asked for.
         what: &'static str,
-        /// The kernel's answer.
         source: io::Error,
     },
-    /// An answer that is none.
     #[error("conntrack: cannot decode the kernel's answer to {what}: {reason}")]
     Malformed {
-        /// What was asked for.
         what: &'static str,
-        /// What is wrong with it.
         reason: String,
     },
 }
 
 impl ConntrackError {
-    /// Whether trying again does not help: an administrator has to do something.
+    /// Whether a retry cannot help: an administrator has to act.
     #[must_use]
     pub const fn is_lasting(&self) -> bool {
         matches!(self, Self::NotPermitted { .. } | Self::NotSupported { .. })
     }
 
-    /// Whether the flow is in a flowtable and the kernel does not let go of it. Source: `ctnetlink_del_conntrack` before Linux
-    /// 6.4, which stable kernels have changed as well.
+    /// Whether the flow is in a flowtable and the kernel does not release it. Source: `ctnetlink_del_conntrack` before
+    /// Linux 6.4; stable kernels have backported the change.
     #[must_use]
     pub fn is_offloaded(&self) -> bool {
         matches!(self, Self::Failed { source, .. } if source.raw_os_error() == Some(Errno::EBUSY as i32))

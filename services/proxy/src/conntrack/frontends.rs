@@ -1,7 +1,7 @@
-//! Which flows are stale.
+//! Finds stale flows.
 //!
-//! Owns: [`UdpFrontends`], by which a flow is judged in constant time. In: UDP service ports, flows. Out: yes or no; a function
-//! of values.
+//! Owns: [`UdpFrontends`], which checks a flow in constant time. In: UDP service ports, flows. Out: whether a flow is
+//! stale. Pure.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,16 +11,14 @@ use std::{
 use super::Flow;
 use crate::model::{Endpoint, Protocol};
 
-/// A UDP service port, as far as its flows go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpFrontend {
     /// V, X and W.
     pub addresses: Vec<IpAddr>,
-    /// Their port.
     pub port: u16,
     /// NP; 0: none.
     pub node_port: u16,
-    /// Every serving endpoint, whatever topology, policies and readiness say.
+    /// Every serving endpoint, regardless of topology, policies and readiness.
     pub serving: Vec<Endpoint>,
 }
 
@@ -32,15 +30,14 @@ pub struct UdpFrontends {
 }
 
 impl UdpFrontends {
-    /// Whether no flow can be stale.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_address.is_empty() && self.by_node_port.is_empty()
     }
 
-    /// Whether a flow goes to a frontend and not to a serving endpoint of it. It is UDP; its original destination is V, X or W
-    /// with the port, or has NP for a port, whatever the address; its answers come from no serving endpoint. One that was never
-    /// translated is answered by its destination, which is none.
+    /// Whether a UDP flow goes to a frontend and not to a serving endpoint of it. Its original destination is V, X or W
+    /// with the port, or any address with port NP; its replies come from no serving endpoint. A flow that was never
+    /// translated is answered by its destination, which is no endpoint.
     #[must_use]
     pub fn is_stale(&self, flow: &Flow) -> bool {
         if flow.protocol != Protocol::Udp.number() {
@@ -55,7 +52,7 @@ impl UdpFrontends {
 }
 
 impl FromIterator<UdpFrontend> for UdpFrontends {
-    /// Of Services that claim one frontend, the endpoints of each are right.
+    /// If Services claim the same frontend, the endpoints of each count as serving.
     fn from_iter<T: IntoIterator<Item = UdpFrontend>>(frontends: T) -> Self {
         let mut all = Self::default();
         for frontend in frontends.into_iter().filter(|frontend| !frontend.serving.is_empty()) {

@@ -1,6 +1,6 @@
 //! Conntrack over netlink.
 //!
-//! Owns: a blocking socket, [`Conntrack`]. In: requests. Out: [`Dump`]s and deletions. No program is run.
+//! Owns: a blocking socket, [`Conntrack`]. In: requests. Out: [`Dump`]s and deletions. No program is executed.
 
 use std::{collections::HashSet, io, time::Duration};
 
@@ -24,25 +24,24 @@ use nix::{
 use super::{ConntrackError, Flow, wire};
 use crate::model::{Family, Protocol};
 
-/// How often a list that was interrupted is asked for, as kube-proxy does.
+/// Attempts to list flows while the listing is interrupted. Source: kube-proxy.
 const DUMP_TRIES: usize = 5;
 /// More than the kernel puts into one message of a dump.
 const RECEIVE_BYTES: usize = 128 * 1024;
-/// The kernel answers at once: this only keeps a thread from being lost if it does not.
+/// The kernel answers at once; the timeout only keeps a thread from blocking forever if it does not.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// An attribute's place in each netlink message is a multiple of this.
+/// Alignment of attributes in a netlink message, in bytes.
 const ALIGN: usize = 4;
 
-/// What the kernel lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Dump {
-    /// The flows that were asked for, no two equal, in no order.
+    /// The requested flows, in no order.
     pub flows: HashSet<Flow>,
-    /// The list may lack some: it was interrupted each time.
+    /// Every attempt was interrupted: flows may be missing.
     pub interrupted: bool,
 }
 
-/// A connection to the kernel's conntrack of the network namespace of the thread that opens it.
+/// A connection to conntrack in the network namespace of the thread that opens it.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
@@ -51,10 +50,6 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
-    /// Opens it.
-    ///
-    /// # Errors
-    /// There is no such socket.
     pub fn open() -> Result<Self, ConntrackError> {
         let open = || -> io::Result<Socket> {
             let mut socket = Socket::new(NETLINK_NETFILTER)?;
@@ -70,24 +65,24 @@ impl Conntrack {
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BYTES) })
     }
 
-    /// Lists the UDP flows of a family that `wanted` says yes to. Where the list is interrupted, it is asked for up to five
-    /// times; what came each time counts.
+    /// Lists the UDP flows of a family that `wanted` accepts. An interrupted listing is repeated up to five times, and
+    /// the results of all attempts are combined.
     ///
     /// # Errors
-    /// The kernel does not list them: it has no conntrack, or the process has no CAP_NET_ADMIN.
+    /// The kernel has no conntrack, or the process has no CAP_NET_ADMIN.
     pub fn dump(
         &mut self,
         family: Family,
         mut wanted: impl FnMut(&Flow) -> bool,
     ) -> Result<Dump, ConntrackError> {
-        // An older kernel sends every protocol.
+        // An older kernel sends all protocols.
         let mut wanted = |flow: &Flow| flow.protocol == Protocol::Udp.number() && wanted(flow);
         let mut filtered = true;
         let mut flows = HashSet::new();
         let interrupted = tries(|| {
             let request = if filtered { wire::dump_udp() } else { wire::dump_all() };
             match self.dump_once(family, request, &mut wanted, &mut flows) {
-                // A kernel that knows the filter and not this one.
+                // A kernel that knows filters, but not this one.
                 Err(error) if filtered && is_unknown_filter(&error) => {
                     filtered = false;
                     self.dump_once(family, wire::dump_all(), &mut wanted, &mut flows)
@@ -98,7 +93,7 @@ impl Conntrack {
         Ok(Dump { flows, interrupted })
     }
 
-    /// Returns whether it was interrupted.
+    /// Returns whether the dump was interrupted.
     fn dump_once(
         &mut self,
         family: Family,
@@ -134,10 +129,10 @@ impl Conntrack {
         })
     }
 
-    /// Deletes a flow: this one, and no later one with the same addresses and ports. `false`: it is gone already.
+    /// Deletes this flow, and no later one with the same addresses and ports. Returns `false` if it no longer exists.
     ///
     /// # Errors
-    /// The kernel refuses, such as EBUSY for a flow that hardware has taken over.
+    /// The kernel refuses, such as with EBUSY for a flow that is offloaded to hardware.
     pub fn delete(&mut self, flow: &Flow) -> Result<bool, ConntrackError> {
         const WHAT: &str = "delete a UDP flow";
         let family = if flow.original.source.is_ipv4() { Family::V4 } else { Family::V6 };
@@ -183,8 +178,8 @@ impl Conntrack {
         self.socket.send(&bytes, 0).map(drop).map_err(|error| ConntrackError::new(what, error))
     }
 
-    /// Hands every message that answers the request to `each`, until that says how it ended: with success or an error code
-    /// (negative, as the kernel writes it).
+    /// Passes every message that answers the request to `each`, until that returns the result: success or an error code
+    /// (negative, as in the kernel).
     fn receive(
         &mut self,
         what: &'static str,
@@ -198,7 +193,7 @@ impl Conntrack {
                     return Err(malformed(format!("a message of {length} bytes")));
                 }
                 Ok(_) => {}
-                // A signal: nothing was read.
+                // Interrupted by a signal: nothing was read.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(ConntrackError::new(what, error)),
             }
@@ -229,7 +224,7 @@ impl Conntrack {
     }
 }
 
-/// Whether every try was interrupted.
+/// Returns whether every attempt was interrupted.
 fn tries(mut once: impl FnMut() -> Result<bool, ConntrackError>) -> Result<bool, ConntrackError> {
     for _ in 0..DUMP_TRIES {
         if !once()? {
