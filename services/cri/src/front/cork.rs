@@ -1,11 +1,11 @@
-//! One write for everything that a connection sends at a time.
+//! Writes everything that a connection sends in one poll with one system call.
 //!
-//! Owns: a socket's bytes that are not written yet. In: the writes of h2, of which an answer makes two
-//! or three: head, payload, trailers. Out: one `write` of all of them, when the task of the
-//! connection has polled it, so that the peer is woken once. h2 flushes after every payload; only its
-//! poller knows when it is done, and so [`Corked::drive`] does the flushing. What a connection sends
-//! right after it has read something is mostly protocol (the runtime's gRPC library sends a PING with every answer),
-//! and goes out after the tasks that wait for what was read: a write costs as much as the rest of passing an answer on.
+//! Owns: the bytes of a socket that are not written yet. In: the writes of h2, two or three per answer (head, payload,
+//! trailers). Out: one `write` of all of them after the task of the connection has polled it, so that the peer is woken
+//! once. h2 flushes after every payload; only its poller knows when it is done, so [`Corked::drive`] flushes. What a
+//! connection sends right after a read is mostly protocol (the runtime's gRPC library sends a PING with every answer).
+//! It is written after the tasks that wait for what was read have run: a write costs as much as the rest of passing an
+//! answer.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// More than this is written before more is taken: four DATA frames.
+/// Above this size the buffer is written before more is taken: four DATA frames.
 const ENOUGH: usize = 64 * 1024;
-/// A buffer that has grown larger is given back when it is empty.
+/// A buffer larger than this is freed when it is empty.
 const KEEP: usize = 16 * 1024;
 
-/// How often other tasks run first after a read: the task of a call, then the other connection that it writes to.
+/// How many times other tasks run first after a read: the task of a call, then the other connection that it writes to.
 const TURNS: u8 = 2;
 
 #[derive(Debug)]
@@ -31,11 +31,11 @@ struct Inner<T> {
     out: BytesMut,
     /// Something was read since the last write.
     heard: bool,
-    /// How often other tasks ran first since then.
+    /// How many times other tasks ran first since then.
     turns: u8,
 }
 
-/// See the module. Clones share the socket: h2 has one, its poller the other.
+/// Clones share the socket: h2 has one, its poller the other.
 #[derive(Debug)]
 pub(super) struct Corked<T>(Arc<Mutex<Inner<T>>>);
 
@@ -55,8 +55,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Corked<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls the connection, then writes what it has sent. An error of the socket is left for the
-    /// connection, which finds it when it reads.
+    /// Polls the connection, then writes what it has sent. The connection finds an error of the socket when it reads.
     pub(super) fn drive<R>(
         &self,
         cx: &mut Context<'_>,
@@ -139,7 +138,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Corked<T> {
         true
     }
 
-    /// Not yet: see the module.
+    /// Does nothing: [`Corked::drive`] flushes.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -159,7 +158,6 @@ mod tests {
 
     use super::*;
 
-    /// Records every write.
     #[derive(Clone, Default)]
     struct Writes(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -280,7 +278,7 @@ mod tests {
         let mut most = 0;
         let expected = all.clone();
         let reading = tokio::spawn(async move {
-            // Not before the writer is stuck.
+            // Only once the writer is stuck.
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }

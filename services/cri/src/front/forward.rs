@@ -1,9 +1,9 @@
 //! A `PullImage` call that the agent which replaces this one answers.
 //!
-//! Owns: a call that was handed over, until its answer. In: a client's call as it came. Out: the same call to the
-//! successor on this agent's own CRI socket path, and the successor's answer, unchanged. A successor that is
-//! replaced in turn answers with [`MOVED`], or its connection breaks: then the call is sent again to the agent that
-//! listens there by then, so that a call never passes more than one agent that ends.
+//! Owns: a call that was handed over, until its answer. In: a client's call, unchanged. Out: the same call to the
+//! successor on this agent's own CRI socket path, and the successor's answer, unchanged. If the successor is replaced
+//! in turn, it answers with [`MOVED`] or its connection breaks. The call is then sent again to the agent that listens
+//! there by then, so that a call never passes through more than one ending agent.
 
 use std::time::Duration;
 
@@ -23,11 +23,10 @@ pub(super) const FORWARDED: HeaderName = HeaderName::from_static("keelson-forwar
 /// Trailer of an agent that ends itself: the call is to be sent again.
 const MOVED: HeaderName = HeaderName::from_static("keelson-moved");
 
-/// How long a successor that does not answer is waited for.
+/// Maximum wait for a successor that does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two tries.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A call that was with the successor for longer than this had reached it.
+/// A call that was with the successor for longer than this is taken to have reached it.
 const REACHED: Duration = Duration::from_secs(1);
 
 /// A call, ready to be sent as often as needed.
@@ -36,11 +35,9 @@ pub(super) struct HeldCall {
     pub(super) headers: HeaderMap,
     /// With its gRPC prefix.
     pub(super) body: Bytes,
-    /// The client's.
     pub(super) deadline: Option<Instant>,
 }
 
-/// How one try ended.
 enum Try {
     Answered(Response<RecvStream>),
     /// The successor is gone or was replaced.
@@ -55,7 +52,6 @@ pub(super) fn send_back(respond: &mut SendResponse<Bytes>) {
     let _ = respond.send_response(frame::trailers_only(trailers), true);
 }
 
-/// Sends the call to the successor and its answer to the client.
 pub(super) async fn forward(call: HeldCall, respond: &mut SendResponse<Bytes>, front: &Front) {
     let waiting_since = Instant::now();
     let deadline = async {
@@ -75,7 +71,7 @@ pub(super) async fn forward(call: HeldCall, respond: &mut SendResponse<Bytes>, f
     };
     match response {
         Ok(response) => {
-            // A broken answer resets the client's stream; there is nothing to add.
+            // A broken answer resets the client's stream.
             let _ = pass::answer(response, respond, None, &front.successor).await;
         }
         Err(reason) => refuse(respond, Code::Unavailable, &reason),

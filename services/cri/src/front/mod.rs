@@ -48,23 +48,21 @@ pub use ping::{PingError, ping};
 use cork::Corked;
 use upstream::Upstream;
 
-/// The call that is not passed through.
 const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
 /// The same call before `v1`, which containerd 1.6 still serves: the same messages under another name. Its pulls count
-/// like all others, and go to the runtime by `v1`.
+/// like all others and are sent to the runtime by `v1`.
 const PULL_IMAGE_V1ALPHA2: &str = "/runtime.v1alpha2.ImageService/PullImage";
-/// Flow-control window of a stream: large enough that lists of many megabytes do not wait for it.
+/// Large enough that lists of many megabytes do not wait for it.
 const STREAM_WINDOW: u32 = 1024 * 1024;
-/// Flow-control window of a connection.
 const CONNECTION_WINDOW: u32 = 8 * 1024 * 1024;
 /// How long a client may take for the HTTP/2 handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// The same once the agent stops.
+/// The same while the agent stops.
 const LEAVING_HANDSHAKE: Duration = Duration::from_secs(5);
 /// The largest block of headers, as in grpc-go.
 pub(crate) const MAX_HEADERS: u32 = 16 * 1024 * 1024;
 
-/// Cancelled calls that are remembered, so that frames which cross the cancellation are known for late.
+/// Cancelled calls that are remembered, so that frames which arrive after the cancellation are recognized as late.
 const LATE_CALLS: usize = 1024;
 /// Calls that may be cancelled before this thread has seen them.
 const UNSEEN_CALLS: usize = 100_000;
@@ -80,33 +78,25 @@ pub struct FrontSettings {
     pub offer_pull_option: bool,
 }
 
-/// How far the front has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Connections and calls are taken.
     Serving,
-    /// No connection is taken, and clients get GOAWAY; calls that run go on.
+    /// No connection is accepted, and clients get GOAWAY; running calls continue.
     Leaving,
-    /// As [`Phase::Leaving`]; calls that pass through are cut off, pulls go on.
+    /// As [`Phase::Leaving`]; calls that pass through are cut off, pulls continue.
     Cut,
 }
 
-/// What the front needs.
 #[derive(Clone)]
 pub struct FrontParts {
-    /// Path of the runtime's socket.
     pub runtime_socket: std::path::PathBuf,
-    /// Decides about pulls.
     pub pulls: Mailbox<PullCoordinator>,
-    /// Counters.
     pub metrics: Metrics,
-    /// Settings, live.
     pub settings: watch::Receiver<FrontSettings>,
-    /// Salt of the IDs of credentials.
     pub salt: CredentialsSalt,
-    /// This front's own socket path, where a successor answers for pulls that were handed over.
+    /// Path of this front's socket, where a successor answers for pulls that were handed over.
     pub own_socket: std::path::PathBuf,
-    /// Counts client connections since the start.
+    /// Client connections since the start.
     pub clients: Arc<AtomicUsize>,
 }
 
@@ -132,7 +122,7 @@ impl Front {
         CallerId(self.callers.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// When calls that pass through are cut off.
+    /// Returns when calls that pass through are to be cut off.
     async fn cut(&self) {
         reached(self.phase.clone(), Phase::Cut).await;
     }
@@ -162,7 +152,7 @@ impl Front {
     }
 }
 
-/// Serves while `phase` is [`Phase::Serving`], then lets calls that run end; returns when the last connection is gone.
+/// Serves while `phase` is [`Phase::Serving`], then lets running calls end; returns when the last connection is closed.
 pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Receiver<Phase>) {
     let successor = Upstream::new(parts.own_socket.clone());
     let front = Arc::new(Front {
@@ -180,8 +170,8 @@ pub async fn serve(listener: UnixListener, parts: FrontParts, phase: watch::Rece
     gone.recv().await;
 }
 
-/// Runs a task until it ends by itself. One that panics is started again: the connections and the listener, which it
-/// shares, live on.
+/// Runs a task until it ends by itself, and starts it again if it panics: the connections and the listener, which it
+/// shares, stay open.
 async fn restarted<T: Future<Output = ()> + Send + 'static>(task: impl Fn() -> T) {
     // The panic hook has logged and counted it.
     while tokio::spawn(task()).await.is_err() {
@@ -226,11 +216,11 @@ async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
 
 /// The limits of a connection to a client.
 ///
-/// The defaults of h2 are made for clients on the internet, and several count over the life of a connection,
-/// which is months with a kubelet: what is harmless once would end a good connection one day. A process that
-/// can open this socket can do worse than waste memory. Not limited: calls at once (a kubelet has two
-/// for each pod, and queued pulls), and protocol errors of streams. Raised: calls that are cancelled
-/// before this thread has seen them, as after a node was stopped for a while.
+/// The defaults of h2 are for clients on the internet. Several count over the life of a connection, which is months
+/// with a kubelet, so that harmless events would end it some day. A process that can open this socket can do worse than
+/// waste memory. Not limited: concurrent calls (a kubelet has two for each pod, and queued pulls) and protocol errors
+/// of streams. Raised: calls that are cancelled before this thread has seen them, as after a node was suspended for a
+/// while.
 fn limits() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
@@ -243,7 +233,6 @@ fn limits() -> h2::server::Builder {
     builder
 }
 
-/// One client's connection, to its end.
 async fn connection<T>(io: T, front: Arc<Front>, phase: watch::Receiver<Phase>)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -266,7 +255,7 @@ where
     };
     let mut connection = match shaken {
         Ok(Ok(connection)) => connection,
-        // Garbage, HTTP/1 or silence: matters to a debugger of that client only.
+        // Garbage, HTTP/1 or silence: of interest only to a person who debugs that client.
         Ok(Err(error)) => return tracing::debug!(%error, "CRI client did not use HTTP/2"),
         Err(_) => return tracing::debug!(timeout = ?HANDSHAKE, "CRI client sent nothing"),
     };
@@ -275,7 +264,8 @@ where
     let stopped = reached(phase, Phase::Leaving);
     tokio::pin!(stopped);
     let mut draining = false;
-    // Dropped by each call at its end. None: the connection ends with its last call, whether the client answers or not.
+    // Dropped by each call at its end. `None`: the connection ends with its last call, whether the client answers or
+    // not.
     let (alive, mut gone) = tokio::sync::mpsc::channel::<()>(1);
     let mut alive = Some(alive);
     loop {
@@ -304,8 +294,8 @@ where
     }
 }
 
-/// Starts the task of one call, which drops `alive` at its end. Thousands of callers may wait for their images: a task of
-/// theirs is not as large as one that passes a call through.
+/// Starts the task of one call, which drops `alive` at its end. Thousands of callers may wait for their images, so the
+/// task of a pull is smaller than one that passes a call through.
 fn start_call(
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
@@ -337,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// I9: an accept loop that panics is started again: connections go on, and those that wait in the backlog are accepted.
+    /// I9: connections stay open, and those that wait in the backlog are accepted.
     #[tokio::test]
     async fn i9_an_accept_loop_that_panics_is_started_again() {
         let folder = tempfile::tempdir().expect("a folder");

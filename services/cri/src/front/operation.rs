@@ -2,7 +2,8 @@
 
 macro_rules! operations {
     ($($method:literal => $name:literal),+ $(,)?) => {
-        /// The kubelet's `operation_type` of a call; `other` for calls without a name here, so that no client can make labels up.
+        /// The kubelet's `operation_type` of a call; `other` for calls without a name here, so that no client can
+        /// create labels.
         #[must_use]
         pub(super) fn operation(path: &str) -> &'static str {
             let Some((service, method)) = path.strip_prefix("/runtime.v1.").and_then(|path| path.split_once('/')) else {

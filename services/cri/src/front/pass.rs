@@ -1,10 +1,10 @@
-//! Passing a call through, undecoded.
+//! Passes a call through, undecoded.
 //!
-//! Owns: the two pumps of a call, one each way. In: a client's stream. Out: a stream to the runtime
-//! with the same headers, bytes and trailers, back-pressure and cancellation included. Three things
-//! are not passed as they are: `containerd-*` metadata on CRI calls (a client must not choose leases
+//! Owns: the two pumps of a call, one for each direction. In: a client's stream. Out: a stream to the runtime
+//! with the same headers, bytes and trailers, including back-pressure and cancellation. Three things
+//! are not passed unchanged: `containerd-*` metadata on CRI calls (a client must not choose leases
 //! or namespaces for the runtime), connection-level headers, and an early UNAVAILABLE to the two
-//! calls that a starting kubelet exits on, which is tried again within the hold time.
+//! calls on whose failure a starting kubelet exits, which are retried within the hold time.
 
 use std::time::Duration;
 
@@ -18,27 +18,24 @@ use tokio::time::Instant;
 
 use super::{Front, operation::operation, refusal::refuse, upstream::Upstream};
 
-/// What a starting kubelet calls first, and exits if it fails.
+/// What a starting kubelet calls first. It exits if one fails.
 const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageFsInfo"];
 /// Bodies of start-up calls are a few bytes; a larger one is passed through without the retry.
 const START_UP_BODY: usize = 64 * 1024;
 
-/// How much of a request's body goes with its head: a DATA frame.
+/// How much of a request's body is sent with its head: a DATA frame.
 const EAGER: usize = 16 * 1024;
 
-/// How a call failed.
 pub(super) enum Broken {
-    /// The client is gone: nothing to answer.
+    /// The client is gone: there is nobody to answer.
     Client,
-    /// The runtime reset the stream.
     Reset(Reason),
-    /// The runtime, or the way to it.
     Runtime(String),
-    /// The agent ends, and has waited long enough.
+    /// The agent is ending and does not wait any longer.
     Cut,
 }
 
-/// Passes a call through; `begun` is what was read of the request's body already.
+/// `begun`: the part of the request's body that was read already.
 pub(super) async fn handle(
     request: Request<RecvStream>,
     begun: Bytes,
@@ -77,7 +74,7 @@ pub(super) async fn handle(
     front.parts.metrics.operation(operation, since.elapsed(), failed);
 }
 
-/// The complete call; returns the status of the runtime.
+/// Returns the status that the runtime sent.
 async fn exchange(
     request: Request<RecvStream>,
     begun: Bytes,
@@ -126,15 +123,13 @@ async fn exchange(
     }
 }
 
-/// A request's body on its way to the runtime.
 struct Upload {
-    /// What was read of it already.
     begun: Bytes,
     body: RecvStream,
     to: SendStream<Bytes>,
 }
 
-/// Pumps the request's body, if there is one left. Ends only if the client breaks it off.
+/// Pumps the rest of the request's body, if any. Ends only if the client aborts it.
 async fn upload(rest: Option<Upload>) {
     if let Some(Upload { begun, mut body, mut to }) = rest {
         let sent = match begun.is_empty() {
@@ -156,7 +151,7 @@ async fn upload(rest: Option<Upload>) {
     std::future::pending().await
 }
 
-/// The head for the runtime: the client's without what is not passed on.
+/// The client's head without the headers that are not passed on.
 fn forward_head(request: Request<RecvStream>) -> (Request<()>, RecvStream) {
     let (mut parts, body) = request.into_parts();
     if parts.uri.path().starts_with("/runtime.") {
@@ -180,16 +175,14 @@ fn forward_head(request: Request<RecvStream>) -> (Request<()>, RecvStream) {
     (Request::from_parts(parts, ()), body)
 }
 
-/// A call that has reached the runtime.
 enum Begun {
     Asked(ResponseFuture),
     Answered(Response<RecvStream>),
 }
 
-/// The call, and what is left of the request's body.
+/// The call, and the rest of the request's body.
 type Opened = (Begun, Option<Upload>);
 
-/// Sends the call's head to the runtime.
 async fn open(
     head: Request<()>,
     begun: Bytes,
@@ -203,8 +196,8 @@ async fn open(
     Ok((Begun::Asked(response), (!ended).then_some(Upload { begun, body, to })))
 }
 
-/// The two calls that a starting kubelet exits on: tried again while the runtime says UNAVAILABLE,
-/// which containerd does between listening and being ready.
+/// Retries the two start-up calls while the runtime returns UNAVAILABLE, which containerd does between listening and
+/// being ready.
 async fn open_start_up(
     head: Request<()>,
     mut body: RecvStream,
@@ -225,7 +218,7 @@ async fn open_start_up(
         match attempt(&mut sender, &head, &collected).await {
             Ok(response) if again && is_unavailable(&response) => {}
             Ok(response) => return Ok((Begun::Answered(response), None)),
-            // The runtime went away in between; these calls change nothing, so ask again.
+            // The runtime went away in between. These calls change nothing, so they are sent again.
             Err(error) if again && !error.is_reset() => {}
             Err(error) => return Err(broke(&error, upstream)),
         }
@@ -248,7 +241,6 @@ fn is_unavailable(response: &Response<RecvStream>) -> bool {
     response.body().is_end_stream() && frame::code_of(response.headers()) == Some(Code::Unavailable as i32)
 }
 
-/// Passes the runtime's answer on to the client.
 pub(super) async fn answer(
     response: Response<RecvStream>,
     respond: &mut SendResponse<Bytes>,
@@ -275,7 +267,7 @@ pub(super) async fn answer(
             Err(Broken::Client)
         }
         Err(Side::From(None)) => {
-            // The headers are out already; a status can still follow them.
+            // The headers are sent already; a status can still follow them.
             let socket = upstream.socket().display();
             let text = format!("the container runtime at unix://{socket} closed the connection");
             let _ = to.send_trailers(frame::status(Code::Unavailable, &text, &[]));
@@ -284,7 +276,6 @@ pub(super) async fn answer(
     }
 }
 
-/// Which side of a pump broke.
 enum Side {
     /// The sender reset the stream for this reason; without one, its connection broke.
     From(Option<Reason>),
@@ -293,15 +284,15 @@ enum Side {
 
 impl Side {
     fn from(error: &h2::Error) -> Self {
-        // A connection's end has a reason too, but that is not the stream's.
+        // The end of a connection has a reason too, but it is not the stream's.
         Self::From(error.reason().filter(|_| error.is_reset()))
     }
 }
 
-/// Moves bytes and trailers, never faster than the receiver takes them. Returns the trailers' status.
+/// Moves bytes and trailers, never faster than the receiver takes them. Returns the status of the trailers.
 ///
-/// A stream that was opened a moment ago has no room until its connection has been polled, which would
-/// part a request's head from its body in two writes. `eager`: the first piece does not wait for that.
+/// A stream that was just opened has no room until its connection has been polled, which would split a request's head
+/// and body into two writes. `eager`: the first piece does not wait for room.
 async fn pump(
     from: &mut RecvStream,
     to: &mut SendStream<Bytes>,
@@ -309,7 +300,7 @@ async fn pump(
 ) -> Result<Option<i32>, Side> {
     while let Some(data) = next_data(from, to).await? {
         let length = data.len();
-        // Asked once: the end may come while the receiver makes room, and is then still to be sent.
+        // Read once: the end may arrive while the receiver makes room, and is then still to be sent.
         let last = from.is_end_stream();
         if std::mem::take(&mut eager) && length <= EAGER {
             to.send_data(data, last).map_err(|_| Side::To)?;
@@ -385,14 +376,13 @@ fn broke(error: &h2::Error, upstream: &Upstream) -> Broken {
     }
 }
 
-/// Why a body could not be collected.
 pub(super) enum Collect {
     Client,
-    /// What came, which is more than was allowed.
+    /// What was received so far.
     TooLarge(Bytes),
 }
 
-/// The whole body, if it is no larger than `most`.
+/// `most`: maximum size in bytes.
 pub(super) async fn collect(body: &mut RecvStream, most: usize) -> Result<Bytes, Collect> {
     // Nearly every body comes in one piece, which needs no copy.
     let mut first = Bytes::new();

@@ -1,28 +1,22 @@
-//! Whether a CRI socket is served.
+//! Checks that a CRI socket is served.
 //!
-//! Owns: the question. In: the path of a socket. Out: an answer of the front's own thread: it accepts a connection and
-//! answers an HTTP/2 ping on it. The runtime takes no part.
+//! In: the path of a socket. Out: an answer from the front's own thread, which accepts a connection and answers an
+//! HTTP/2 ping on it. The runtime is not involved.
 
 use std::{future::poll_fn, io, path::Path, pin::pin, task::Poll};
 
 use h2::Ping;
 use tokio::net::UnixStream;
 
-/// Why a front did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum PingError {
-    /// The socket takes no connection.
     #[error("cannot connect")]
     Connect(#[source] io::Error),
-    /// The connection ended without an answer.
     #[error("connection closed: {0}")]
     Ended(String),
 }
 
-/// Sends a ping to the front behind `socket`. There is no time limit: with a stuck front it does not return.
-///
-/// # Errors
-/// No process listens, or the connection breaks.
+/// Sends a ping to the front behind `socket`. There is no timeout: with a stuck front it does not return.
 pub async fn ping(socket: &Path) -> Result<(), PingError> {
     let stream = UnixStream::connect(socket).await.map_err(PingError::Connect)?;
     let ended = |error: Option<h2::Error>| {

@@ -1,9 +1,9 @@
 //! `ImageService/PullImage`: decoded, and handed to the PullCoordinator.
 //!
 //! Owns: a caller, from its request to its answer. In: a client's stream. Out: a `RequestPull`, and a
-//! `CallerLeft` if the client goes before the answer comes; then the answer as the runtime gave it.
-//! When the coordinator restarts, the request is made again; when it acknowledges none within
-//! `cri.decision_timeout`, or restarts on each, the call is passed to the runtime as it came.
+//! `CallerLeft` if the client leaves before the answer; then the runtime's answer, unchanged.
+//! When the coordinator restarts, the request is sent again. When the coordinator acknowledges none within
+//! `cri.decision_timeout`, or restarts on each, the call is passed through to the runtime.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ use super::{
     upstream::Upstream,
 };
 
-/// Requests for one call, if the coordinator restarts on each of them.
+/// Maximum number of requests for one call, if the coordinator restarts on each of them.
 const MOST_REQUESTS: u32 = 4;
 
 /// Sends `CallerLeft` when dropped, unless the answer came first.
@@ -47,16 +47,13 @@ impl Drop for Leave {
     }
 }
 
-/// How the coordinator dealt with a request.
 enum Decided {
     Answer(Answer),
-    /// The caller is gone.
     Left,
-    /// The request was not taken.
     Refused(Refusal),
     /// The coordinator restarted after it had acknowledged the request.
     Lost,
-    /// The request is withdrawn, the coordinator will not start it.
+    /// The request is withdrawn; the coordinator will not start it.
     Undecided(PassReason),
 }
 
@@ -96,7 +93,7 @@ pub(super) async fn handle(
                 return send_back(&mut respond);
             }
             Decided::Answer(Answer::Refused(Refusal::Moved)) => {
-                // On the heap: a caller that waits needs no room for it.
+                // On the heap, so that the task of a waiting caller is small.
                 let held = HeldCall { headers: parts.headers, body: collected, deadline };
                 return Box::pin(forward(held, &mut respond, front)).await;
             }
@@ -104,7 +101,7 @@ pub(super) async fn handle(
                 return refuse(&mut respond, refusal.code(), &refusal.to_string());
             }
             Decided::Left => return,
-            // It may be this very request on which the coordinator fails.
+            // This request may be what makes the coordinator fail.
             Decided::Lost if requests == MOST_REQUESTS => break PassReason::COORDINATOR_FAILED,
             Decided::Lost => {}
             Decided::Undecided(reason) => break reason,
@@ -116,7 +113,7 @@ pub(super) async fn handle(
     Box::pin(pass::handle(Request::from_parts(parts, body), collected, respond, front, upstream)).await;
 }
 
-/// One request to the coordinator, until it is answered, lost, or not acknowledged in time.
+/// Sends one request to the coordinator, and waits until it is answered, lost, or not acknowledged in time.
 async fn decide(
     call: &Arc<PullCall>,
     patience: Option<Duration>,
@@ -145,7 +142,7 @@ async fn decide(
             biased;
             answer = &mut answered => break answer,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => {
-                // One that has not been handled yet need not be.
+                // A request that was not handled yet must not start any more.
                 let _ = claim.withdraw();
                 return Decided::Left;
             }
@@ -174,8 +171,8 @@ fn decode(body: Bytes, headers: &HeaderMap, front: &Front) -> Result<PullCall, (
     Ok(call.with_metadata(custom_metadata(headers)))
 }
 
-/// The metadata of a caller that is passed on to the runtime: everything but the protocol's own headers and
-/// `containerd-*`, by which a client could choose a lease.
+/// The caller's metadata that is passed on to the runtime: everything but the protocol's own headers and
+/// `containerd-*`, with which a client could choose a lease.
 fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     let own = |name: &str| {
         name.starts_with("grpc-")
@@ -189,7 +186,6 @@ fn custom_metadata(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     headers.iter().filter(|(name, _)| !own(name.as_str())).map(copy).collect()
 }
 
-/// The runtime's answer, unchanged.
 fn send_reply(respond: &mut SendResponse<Bytes>, reply: &PullReply) {
     let mut metadata = HeaderMap::new();
     for (name, value) in &reply.metadata {

@@ -1,8 +1,8 @@
 //! One client's connection to the runtime.
 //!
-//! Owns: the HTTP/2 connection that a client's calls go on to; made when the first call needs it, and
-//! again after the runtime came back. In: a request for a connection, and how long it may
-//! wait. Out: a handle to send on, or what is wrong with the socket.
+//! Owns: the HTTP/2 connection that carries a client's calls; made when the first call needs it, and again after the
+//! runtime came back. In: a request for a connection, and how long it may wait. Out: a handle to send on, or what is
+//! wrong with the socket.
 
 use std::{io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
@@ -16,14 +16,13 @@ use super::{CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, STREAM_WINDOW, cork::Cor
 /// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// Why there is no connection. The text is for the caller.
+/// Why there is no connection. The text is sent to the caller.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Away {
-    /// The runtime could not be reached in time.
     #[error("the container runtime at unix://{socket} did not answer within {waited:?} (cri.hold_timeout): \
              {reason}", socket = .socket.display())]
     Runtime { socket: PathBuf, waited: Duration, reason: String },
-    /// There is no file descriptor; the runtime may be healthy.
+    /// No file descriptor is left; the runtime may be healthy.
     #[error(
         "keelson has no file descriptor left for another connection to the container runtime; raise \
          LimitNOFILE of its unit"
@@ -32,7 +31,7 @@ pub(super) enum Away {
 }
 
 impl Away {
-    /// What is wrong, without naming the runtime.
+    /// The cause, without the name of the runtime.
     pub(super) fn reason(&self) -> String {
         match self {
             Self::Runtime { reason, .. } => reason.clone(),
@@ -41,22 +40,21 @@ impl Away {
     }
 }
 
-/// A try that failed.
 struct Failed {
     reason: String,
-    /// Because there is no file descriptor.
+    /// No file descriptor was left.
     descriptors: bool,
 }
 
 impl From<io::Error> for Failed {
     fn from(error: io::Error) -> Self {
-        // EMFILE and ENFILE have no kind of their own.
+        // EMFILE and ENFILE have no `ErrorKind`.
         Self { reason: error.to_string(), descriptors: matches!(error.raw_os_error(), Some(23 | 24)) }
     }
 }
 
-/// How long a connection is waited for when file descriptors are short: long enough for one to be
-/// given back, too short to look like an absent runtime.
+/// Maximum wait for a connection when file descriptors are short: long enough for one to be freed, too short to look
+/// like an absent runtime.
 const SHORTAGE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -64,7 +62,6 @@ struct Slot {
     sender: Option<SendRequest<Bytes>>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Upstream {
     socket: PathBuf,
@@ -80,7 +77,7 @@ impl Upstream {
         &self.socket
     }
 
-    /// A connection that was alive a moment ago; tries until `hold` is over.
+    /// Returns a connection that was alive a moment ago; retries until `hold` is over.
     pub(super) async fn get(&self, hold: Duration) -> Result<SendRequest<Bytes>, Away> {
         let since = Instant::now();
         let mut pause = BACKOFF.0;
@@ -94,7 +91,7 @@ impl Upstream {
                 return Err(Away::Descriptors);
             }
             if waited + pause > hold {
-                // A missed second try may matter more than a late answer: use up the time.
+                // Uses up the hold time: a second attempt may still succeed.
                 tokio::time::sleep(hold.saturating_sub(waited)).await;
                 return self.try_get().await.map_err(|failed| match failed.descriptors {
                     true => Away::Descriptors,
@@ -129,7 +126,7 @@ impl Upstream {
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(MAX_HEADERS)
-            // As towards clients: some of these are counted over a connection's life.
+            // As towards clients: some of these count over the life of a connection.
             .max_concurrent_reset_streams(LATE_CALLS)
             .max_local_error_reset_streams(None)
             .enable_push(false);

@@ -1,8 +1,8 @@
 //! What the runtime can do beyond the CRI, and how calls on these APIs fail.
 //!
-//! Owns: whether the runtime has containerd's lease and content APIs, learned again for each connection. In: the results
-//! of calls on them. Out: [`Capabilities`], a metric, and log lines. Only UNIMPLEMENTED means that an API is not there;
-//! every other error is one call's: it is counted, and logged once until a call succeeds again.
+//! Owns: whether the runtime has containerd's lease and content APIs, detected again for each connection. In: the
+//! results of calls on them. Out: [`Capabilities`], a metric, and log lines. Only UNIMPLEMENTED means that an API is
+//! missing. Every other error concerns one call: it is counted, and logged once until a call succeeds again.
 
 use std::{
     error::Error as _,
@@ -37,7 +37,7 @@ impl Api {
 struct State {
     /// The connection that this was learned from.
     connection: u64,
-    /// Whether the API is there; `None`: not known.
+    /// `None`: not known.
     exists: Option<bool>,
     /// The code of the failure that was logged.
     failing: Option<Code>,
@@ -45,7 +45,7 @@ struct State {
 
 #[derive(Debug, Default)]
 pub(super) struct Apis {
-    /// How many connections to the runtime were made.
+    /// Connections made so far.
     connections: AtomicU64,
     leases: Mutex<State>,
     content: Mutex<State>,
@@ -57,7 +57,7 @@ impl Apis {
         Self { metrics, ..Self::default() }
     }
 
-    /// Another connection was made: another runtime may answer there.
+    /// Forgets what is known: another runtime may answer on a new connection.
     pub(super) fn connected(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
@@ -75,12 +75,12 @@ impl Apis {
         state
     }
 
-    /// Whether the API is there; `None`: it has to be asked.
+    /// `None`: not known yet.
     pub(super) fn exists(&self, api: Api) -> Option<bool> {
         self.state(api).exists
     }
 
-    /// Takes the result of a call, and hands it on.
+    /// Records the result of a call and returns it.
     pub(super) fn called<T>(&self, api: Api, result: Result<T, Status>) -> Result<T, Status> {
         let mut state = self.state(api);
         match &result {
@@ -91,7 +91,7 @@ impl Apis {
                 }
             }
             Err(status) if status.code() == Code::Unimplemented => state.exists = Some(false),
-            // Whether the runtime is away is the matter of its probe.
+            // The runtime probe reports that the runtime is away.
             Err(status) if status.source().is_some() || status.code() == Code::Unavailable => {}
             Err(status) => {
                 let failure = ApiFailure { api: api.name(), code: code_name(status.code()) };

@@ -1,7 +1,7 @@
 //! Leases that agents left in the runtime, for `keelson cleanup`.
 //!
-//! Owns: nothing; works without a running agent. In: the runtime's socket. Out: every lease that carries the label of a
-//! keelson agent, whichever agent that was, and their deletion.
+//! Owns: nothing; works without a running agent. In: the runtime's socket. Out: every lease with the label of any
+//! keelson agent, and the deletion of a lease.
 
 use std::path::PathBuf;
 
@@ -15,39 +15,24 @@ use super::{
     short, sizes,
 };
 
-/// A lease of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentLease {
-    /// Its id in containerd.
     pub id: String,
     /// The id of the agent's state folder.
     pub owner: String,
-    /// What it holds, shared content included; `None`: the runtime could not say.
+    /// What it holds, shared content included; `None`: unknown to the runtime.
     pub bytes: Option<u64>,
 }
 
-/// Why leases cannot be listed or deleted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CleanupError {
     /// The runtime has no containerd lease API (CRI-O): agents leave nothing there.
     #[error("the container runtime at {endpoint} has no lease API")]
-    NoLeases {
-        /// The socket.
-        endpoint: String,
-    },
-    /// The call failed.
+    NoLeases { endpoint: String },
     #[error("cannot {action} at {endpoint}: {reason}")]
-    Call {
-        /// What was tried.
-        action: String,
-        /// The socket.
-        endpoint: String,
-        /// The runtime's text.
-        reason: String,
-    },
+    Call { action: String, endpoint: String, reason: String },
 }
 
-/// A connection to the runtime that knows leases only.
 #[derive(Debug, Clone)]
 pub struct LeaseCleaner {
     endpoint: String,
@@ -55,7 +40,7 @@ pub struct LeaseCleaner {
 }
 
 impl LeaseCleaner {
-    /// A connection to the runtime at `socket`, made when it is first needed.
+    /// Connects when first used.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         let endpoint = format!("unix://{}", socket.display());
@@ -70,10 +55,7 @@ impl LeaseCleaner {
         CleanupError::Call { action: action.into(), endpoint, reason: describe(status) }
     }
 
-    /// Every lease of any agent.
-    ///
-    /// # Errors
-    /// The runtime does not answer, refuses, or has no leases.
+    /// Lists every lease of any agent.
     pub async fn list(&self) -> Result<Vec<AgentLease>, CleanupError> {
         let filter = ListRequest { filters: vec![format!("labels.\"{OWNER_LABEL}\"")] };
         let mut client = LeasesClient::new(self.channel.clone());
@@ -88,10 +70,7 @@ impl LeaseCleaner {
         Ok(leases)
     }
 
-    /// Deletes a lease and waits for the garbage collection that follows; one that is gone is no error.
-    ///
-    /// # Errors
-    /// The runtime does not answer or refuses.
+    /// Deletes a lease and waits for the garbage collection that follows; a missing lease is no error.
     pub async fn delete(&self, lease: &str) -> Result<(), CleanupError> {
         let request = DeleteRequest { id: lease.to_owned(), sync: true };
         let mut client = LeasesClient::new(self.channel.clone());

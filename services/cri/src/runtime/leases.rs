@@ -1,12 +1,11 @@
-//! Leases of our own on containerd, so that what a pull has fetched survives it.
+//! The agent's leases on containerd, which keep what a pull has fetched beyond the pull.
 //!
-//! Owns: which leases are in use, and their making, renewal and deletion. In: lease ids from the core
-//! of pulls. Out: calls on containerd's lease API, in the namespace of the CRI.
+//! Owns: which leases are in use, and their creation, renewal and deletion. In: lease ids from the core of pulls. Out:
+//! calls on containerd's lease API, in the namespace of the CRI.
 //!
-//! containerd pins what a call fetches to the lease named in its metadata and deletes only leases that
-//! it made itself. Ours carry the owner's label, by which orphans are found, and an expiry of hours, which is
-//! renewed while a pull runs in the lease or its bytes are retained: if the agent never comes back, they
-//! expire.
+//! containerd pins what a call fetches to the lease named in its metadata, and deletes only leases that it made itself.
+//! The agent's leases carry the owner's label, by which orphans are found, and an expiry of hours. It is renewed while
+//! a pull runs in the lease or its bytes are retained; if the agent never comes back, they expire.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,24 +19,23 @@ use keelson_proto::containerd::leases::{
 };
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
 
-/// The namespace that the CRI uses in containerd.
 pub(super) const NAMESPACE: &str = "k8s.io";
 pub(super) const OWNER_LABEL: &str = "keelson.dev/owner";
 const EXPIRE_LABEL: &str = "containerd.io/gc.expire";
-/// How long bytes stay when the agent does not come back. containerd's own leases for pulls last 24 h.
+/// How long bytes are kept when the agent does not come back. containerd's own leases for pulls last 24 h.
 const LIFETIME: Duration = Duration::from_secs(2 * 3600);
 /// A lease with less left than this is renewed before it is used again, and while its bytes are retained.
 const RENEW_BELOW: Duration = Duration::from_secs(3600);
 /// A lease in which a pull runs is renewed later: for a moment it does not exist, and a pull that needs it just then is
-/// asked again. Most pulls have ended by then.
+/// repeated. Most pulls have ended by then.
 const RENEW_IN_USE_BELOW: Duration = Duration::from_secs(20 * 60);
-/// The name of the second lease that pins the resources while a lease is made anew.
+/// Suffix of the second lease that pins the resources while a lease is made again.
 const SPARE_SUFFIX: &str = "-renewing";
 
 #[derive(Debug, Default)]
 struct Use {
     running: u32,
-    /// Its expiry was seen or set by this process, at this time.
+    /// When this process last saw or set its expiry.
     verified: Option<SystemTime>,
 }
 
@@ -50,8 +48,8 @@ pub(super) struct LeaseBook {
     turns: Turns,
 }
 
-/// Making, renewing and deleting of one lease happen one at a time; different leases do not wait for
-/// each other, because each call waits for containerd's disk.
+/// Creation, renewal and deletion of one lease are serialized. Different leases do not wait for each other, because
+/// each call waits for containerd's disk.
 #[derive(Debug, Default)]
 struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
 
@@ -82,7 +80,6 @@ impl Drop for Using {
     }
 }
 
-/// A request in the CRI's namespace.
 pub(super) fn in_namespace<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
@@ -103,7 +100,7 @@ impl LeaseBook {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call that changes nothing, to see whether the runtime has a lease API.
+    /// A call without effect, to find out whether the runtime has a lease API.
     pub(super) async fn ask(&self) -> Result<(), Status> {
         let none = ListRequest { filters: vec!["id==keelson-probe".into()] };
         self.client.clone().list(in_namespace(none)).await.map(drop)
@@ -114,7 +111,7 @@ impl LeaseBook {
         Using { lease: lease.to_owned(), uses: self.uses.clone() }
     }
 
-    /// Makes the lease, or renews it if it expires soon.
+    /// Creates the lease, or renews it if it expires soon.
     pub(super) async fn ensure(&self, lease: &str) -> Result<(), Status> {
         let _turn = self.turns.take(lease).await;
         let fresh = |of: &Use| {
@@ -125,7 +122,7 @@ impl LeaseBook {
         }
         match self.create(lease).await {
             Err(status) if status.code() == Code::AlreadyExists => {
-                // Its own pull is counted already.
+                // This pull is counted already.
                 let is_shared = self.lock().get(lease).is_some_and(|of| of.running > 1);
                 let below = if is_shared { RENEW_IN_USE_BELOW } else { RENEW_BELOW };
                 self.prolong(lease, below).await?;
@@ -136,7 +133,7 @@ impl LeaseBook {
         Ok(())
     }
 
-    /// Makes a lease that has vanished although it was seen.
+    /// Creates a lease again that has vanished although it was seen.
     pub(super) async fn renew(&self, lease: &str) -> Result<(), Status> {
         self.verified(lease, None);
         self.ensure(lease).await
@@ -154,8 +151,8 @@ impl LeaseBook {
         self.client.clone().create(in_namespace(request)).await.map(drop)
     }
 
-    /// A lease's expiry cannot be changed. So what it pins is pinned by a second one while the first
-    /// is made anew; at no moment is anything unpinned. Returns whether the lease exists.
+    /// The expiry of a lease cannot be changed. A second lease therefore pins what the first one pins while the first
+    /// is made again; at no moment is anything unpinned. Returns whether the lease exists.
     async fn prolong(&self, lease: &str, below: Duration) -> Result<bool, Status> {
         let filter = ListRequest { filters: vec![format!("id=={lease}")] };
         let found = self.client.clone().list(in_namespace(filter)).await?.into_inner().leases;
@@ -176,7 +173,7 @@ impl LeaseBook {
         Ok(true)
     }
 
-    /// Renews a lease whose bytes are wanted for longer, without making one that is gone.
+    /// Renews a lease whose bytes are needed for longer, but does not create a missing one.
     pub(super) async fn extend(&self, lease: &str) -> Result<(), Status> {
         let _turn = self.turns.take(lease).await;
         let in_use = self.lock().get(lease).is_some_and(|of| of.running > 0);
@@ -208,7 +205,7 @@ impl LeaseBook {
         }
     }
 
-    /// Deletes a lease, unless a pull has taken it up again.
+    /// Deletes a lease, unless a pull uses it again.
     pub(super) async fn delete(&self, lease: &str, collect: bool) -> Result<(), Status> {
         let _turn = self.turns.take(lease).await;
         {
@@ -234,7 +231,7 @@ impl LeaseBook {
                 Some(base) => (base, true),
                 None => (&*lease.id, false),
             };
-            // A pull that takes it up meanwhile makes it anew after this turn.
+            // A pull that uses it meanwhile creates it again after this turn.
             let _turn = self.turns.take(base).await;
             let known = keep.contains(base) || self.lock().contains_key(base);
             // An agent that was killed while it renewed the lease left its bytes to the spare one, until that expires.

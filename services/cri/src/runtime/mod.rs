@@ -48,18 +48,17 @@ use leases::LeaseBook;
 use progress::ProgressReader;
 use stream::Watched;
 
-/// A probe that takes longer has failed; so has any other short call.
+/// A probe or another short call that takes longer has failed.
 const SHORT_CALL: Duration = Duration::from_secs(10);
-/// How long a garbage collection of the runtime is waited for.
+/// Maximum wait for a garbage collection of the runtime.
 const COLLECTION: Duration = Duration::from_secs(120);
-/// How long a pull waits before each further try to make its lease. After the last it goes on without one.
+/// Pauses of a pull before each further attempt to create its lease. After the last it continues without one.
 const LEASE_RETRIES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 /// Metadata by which containerd runs a call within a lease.
 const LEASE_HEADER: &str = "containerd-lease";
-/// `RuntimeName` of the runtimes whose PullImage does not look at the pod's namespace.
+/// `RuntimeName` of the runtimes whose PullImage ignores the pod's namespace.
 const NAMESPACE_BLIND: [&str; 1] = ["containerd"];
 
-/// The runtime behind a unix socket.
 #[derive(Clone)]
 pub struct ContainerRuntime {
     inner: Arc<Inner>,
@@ -82,14 +81,14 @@ impl fmt::Debug for ContainerRuntime {
 }
 
 impl ContainerRuntime {
-    /// A connection to the runtime at `socket`, made when it is first needed, within the tokio runtime
-    /// of the caller. `owner` is the state folder's random id, by which the agent knows its leases.
+    /// Connects when first used, within the tokio runtime of the caller. `owner` is the state folder's random id, by
+    /// which the agent recognizes its leases.
     #[must_use]
     pub fn new(socket: PathBuf, owner: &str) -> Self {
         Self::with_metrics(socket, owner, &Metrics::default())
     }
 
-    /// As [`ContainerRuntime::new`], and failed calls are counted in `metrics`.
+    /// As [`ContainerRuntime::new`]; failed calls are counted in `metrics`.
     #[must_use]
     pub fn with_metrics(socket: PathBuf, owner: &str, metrics: &Metrics) -> Self {
         let apis = Arc::new(Apis::new(metrics.clone()));
@@ -113,7 +112,7 @@ impl ContainerRuntime {
     }
 }
 
-/// A channel to a unix socket, connected when it is first used.
+/// A channel to a unix socket, connected when first used.
 fn connect<S>(socket: PathBuf, wrap: impl Fn(UnixStream) -> TokioIo<S> + Clone + Send + 'static) -> Channel
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -122,9 +121,9 @@ where
         let (socket, wrap) = (socket.clone(), wrap.clone());
         async move { UnixStream::connect(socket).await.map(wrap) }
     });
-    // The authority that gRPC uses on unix sockets; the connector does not look at it.
+    // The authority that gRPC uses on unix sockets; the connector ignores it.
     Endpoint::from_static("http://localhost")
-        // A long error message travels in a header.
+        // A long error message is sent in a header.
         .http2_max_header_list_size(MAX_HEADERS)
         .connect_with_connector_lazy(connect)
 }
@@ -157,8 +156,8 @@ impl Inner {
         let pull_option = options
             .iter()
             .any(|list| list.split(',').any(|option| option.trim() == PULL_OPTION_MAX_PARALLEL));
-        // Another agent: what it passes through of containerd's API says nothing about its pulls, which
-        // run in leases of its own. It keeps and watches their progress itself.
+        // Another agent: what it passes through of containerd's API says nothing about its pulls, which run in its own
+        // leases. It retains them and watches their progress itself.
         let is_agent = !options.is_empty();
         let version = version.into_inner();
         let mut images = cri::image_service_client::ImageServiceClient::new(self.channel.clone());
@@ -173,7 +172,7 @@ impl Inner {
         Ok(RuntimeInfo { name: version.runtime_name, version: version.runtime_version, capabilities })
     }
 
-    /// Whether the runtime has this API. One that fails is there.
+    /// Whether the runtime has this API. An API that fails exists.
     async fn has(&self, api: Api) -> bool {
         if let Some(known) = self.apis.exists(api) {
             return known;
@@ -200,7 +199,7 @@ impl Inner {
         }
         match self.pull_once(&pull).await {
             Err(status) if is_lost_lease(&status, &pull) => {
-                // Deleted by another process, or expired: make it again and repeat the call.
+                // Deleted by another process, or expired: create it again and repeat the call.
                 if let Some(lease) = &pull.lease
                     && let Err(status) = self.leases.renew(lease).await
                     && let Some(lost) = self.without_lease(&mut pull, &status)
@@ -217,7 +216,7 @@ impl Inner {
         }
     }
 
-    /// Makes the lease of a pull. Errors that may pass are retried for a short time.
+    /// Creates the lease of a pull. Transient errors are retried for a short time.
     async fn make_lease(&self, lease: &str) -> Result<(), Status> {
         for pause in LEASE_RETRIES {
             match self.apis.called(Api::Leases, self.leases.ensure(lease).await) {
@@ -228,8 +227,8 @@ impl Inner {
         self.apis.called(Api::Leases, self.leases.ensure(lease).await)
     }
 
-    /// There is no lease to pull in: if that is because the runtime is away, so is the pull. Else it
-    /// goes on without one: pods must start, even if what a cancelled pull has fetched is then lost.
+    /// The lease could not be created. If the runtime is away, so is the pull. Otherwise the pull continues without a
+    /// lease: pods must start, even if what a cancelled pull has fetched is then lost.
     fn without_lease(&self, pull: &mut RuntimePull, status: &Status) -> Option<Outcome> {
         let outcome = self.outcome_of(status);
         if outcome.is_lost() {
@@ -258,7 +257,7 @@ impl Inner {
         Ok(PullReply { result: Ok(message), metadata: custom(&metadata) })
     }
 
-    /// A status as it came, and whether it stands for a broken connection.
+    /// An unchanged status, and whether it stands for a broken connection.
     fn outcome_of(&self, status: &Status) -> Outcome {
         // A status that the runtime sent has no source; one made for a broken connection has.
         if status.source().is_some() {
@@ -292,7 +291,6 @@ impl Inner {
     }
 }
 
-/// Bounds a call that takes a short time.
 async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     within(SHORT_CALL, call).await
 }
@@ -303,7 +301,7 @@ async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
 }
 
-/// The text of a status. If tonic made it for a broken connection, that is the first cause.
+/// The text of a status; the root cause if tonic made the status for a broken connection.
 fn describe(status: &Status) -> String {
     let mut cause = status.source();
     while let Some(deeper) = cause.and_then(std::error::Error::source) {
@@ -316,12 +314,12 @@ fn describe(status: &Status) -> String {
     }
 }
 
-/// containerd says so while it starts.
+/// containerd returns this while it starts.
 fn is_not_ready(status: &Status) -> bool {
     status.code() == Code::Unavailable && status.message().contains("not initialized")
 }
 
-/// Whether another try may succeed. Where the runtime is away, the whole pull is tried again.
+/// Whether another attempt may succeed. If the runtime is away, the whole pull is retried.
 fn may_pass(status: &Status) -> bool {
     status.source().is_none()
         && !is_not_ready(status)
@@ -329,13 +327,13 @@ fn may_pass(status: &Status) -> bool {
 }
 
 fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
-    // containerd says the second when the lease goes while a blob is being written to it.
+    // containerd returns the second when the lease is deleted while a blob is being written to it.
     let names =
         |lease: &str| status.message().contains(lease) || status.message().contains("lease does not exist");
     status.code() == Code::NotFound && pull.lease.as_deref().is_some_and(names)
 }
 
-/// A caller's metadata, for the runtime: values go as they came, binary ones in their base64.
+/// A caller's metadata for the runtime: values are unchanged, binary ones in base64.
 fn metadata_of(call: &PullCall) -> MetadataMap {
     let mut headers = HeaderMap::with_capacity(call.metadata.len());
     for (name, value) in &call.metadata {
@@ -348,7 +346,7 @@ fn metadata_of(call: &PullCall) -> MetadataMap {
     MetadataMap::from_headers(headers)
 }
 
-/// The runtime's metadata, for the callers: all but what belongs to the transport.
+/// The runtime's metadata for the callers: everything but what belongs to the transport.
 fn custom(metadata: &MetadataMap) -> Vec<(String, bytes::Bytes)> {
     let own = |name: &str| name.starts_with("grpc-") || matches!(name, "content-type" | "date" | "trailer");
     let entry = |entry| match entry {
@@ -374,8 +372,8 @@ impl Runtime for ContainerRuntime {
 
     fn pull(&self, pull: RuntimePull) -> BoxFuture<'static, Outcome> {
         let inner = self.inner.clone();
-        // Taken now, not when the future is first polled: a deletion of the same lease that was asked
-        // for before must not hit it.
+        // Taken now, not when the future is first polled: a deletion of the same lease that was requested before must
+        // not hit it.
         let using = pull.lease.as_deref().map(|lease| inner.leases.using(lease));
         async move {
             let outcome = inner.pull(pull).await;
@@ -445,7 +443,7 @@ impl Runtime for ContainerRuntime {
     fn renew_leases(&self, leases: Vec<String>) -> BoxFuture<'static, Result<(), RuntimeError>> {
         let inner = self.inner.clone();
         async move {
-            // Each on its own: one that cannot be renewed must not keep the others from it.
+            // Each on its own: a lease that cannot be renewed must not prevent the renewal of others.
             let mut failed = Ok(());
             for lease in leases {
                 if let Err(status) = short(inner.leases.extend(&lease)).await {

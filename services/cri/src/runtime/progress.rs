@@ -1,12 +1,12 @@
-//! How far pulls are, from containerd's content API.
+//! Progress of pulls, from containerd's content API.
 //!
-//! Owns: what was learned of manifests and blobs. In: the leases of running pulls. Out: [`Readings`]: every
-//! ingest of the runtime, and for each lease of which something is known how far its pull is and which ingests
-//! are its own. A pull's lease lists the blobs it has and the ingests it writes; the manifest among those blobs
-//! says how many bytes and layers there will be. Every blob is read at most once, and only small ones.
+//! Owns: what is known of manifests and blobs. In: the leases of running pulls. Out: [`Readings`]: every
+//! ingest of the runtime, and for each known lease the progress of its pull and which ingests are its own.
+//! A pull's lease lists the blobs it has and the ingests it writes; the manifest among those blobs
+//! gives the number of bytes and layers. Every blob is read at most once, and only small ones.
 //!
-//! A lease is of an image and a handler. After a tag has moved it may hold two manifests: the one whose blobs
-//! were written last is that of the running pull, and until a blob is written, the one that arrived last.
+//! A lease belongs to an image and a handler. After a tag has moved it may hold two manifests: the one whose blobs
+//! were written last is that of the running pull; until a blob is written, the one that arrived last.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,13 +24,12 @@ use tonic::{Code, Status, transport::Channel};
 
 use super::leases::in_namespace;
 
-/// Larger blobs are layers, not manifests (the distribution specification's limit for manifests).
+/// Larger blobs are layers, not manifests (limit for manifests in the distribution specification).
 const MAX_MANIFEST: i64 = 4 * 1024 * 1024;
 
-/// How long the data of a blob is kept that no reading refers to.
+/// How long the data of an unreferenced blob is kept.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 
-/// The fields of a manifest that are used.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Manifest {
     config: Blob,
@@ -43,14 +42,14 @@ struct Blob {
     size: u64,
 }
 
-/// A time of containerd's, in Unix milliseconds.
+/// A timestamp of containerd, in Unix milliseconds.
 type At = i64;
 
 /// A manifest in the content store.
 #[derive(Debug, Clone)]
 struct Known {
     manifest: Manifest,
-    /// The latest sign that a pull uses it: its arrival, or a write to one of its blobs.
+    /// The latest sign of use by a pull: its arrival, or a write to one of its blobs.
     used: At,
     arrived: At,
 }
@@ -61,11 +60,11 @@ type ByDigest<'a> = HashMap<&'a str, (&'a str, Ingest, At)>;
 pub(super) struct ProgressReader {
     content: ContentClient<Channel>,
     leases: LeasesClient<Channel>,
-    /// By digest; `None`: it is no manifest.
+    /// By digest; `None`: not a manifest.
     blobs: HashMap<String, Option<Known>>,
-    /// Layers that are complete although the lease does not list them: they were there before.
+    /// Layers that are complete although the lease does not list them: they existed before.
     there: HashSet<String>,
-    /// When a reading last met a blob.
+    /// When a reading last referred to a blob.
     seen: HashMap<String, Instant>,
 }
 
@@ -80,15 +79,14 @@ impl ProgressReader {
         }
     }
 
-    /// A call that changes nothing, to see whether the runtime has a content API.
+    /// A call without effect, to find out whether the runtime has a content API.
     pub(super) fn ask(&self) -> impl Future<Output = Result<(), Status>> + use<> {
         let none = ListStatusesRequest { filters: vec!["ref==keelson-probe".into()] };
         let mut content = self.content.clone();
         async move { content.list_statuses(in_namespace(none)).await.map(drop) }
     }
 
-    /// Reads all ingests, and what belongs to these leases. A lease that cannot be read does not keep the others
-    /// from being read.
+    /// Reads all ingests, and what belongs to these leases. An unreadable lease does not prevent the reading of others.
     pub(super) async fn read(&mut self, leases: Vec<String>) -> Result<(Readings, Option<Status>), Status> {
         let all =
             self.content.list_statuses(in_namespace(ListStatusesRequest { filters: Vec::new() })).await?;
@@ -112,7 +110,7 @@ impl ProgressReader {
                 Err(status) => failed = Some(status),
             }
         }
-        // What no running pull refers to is forgotten, but not at once: a reading need not be of all pulls.
+        // Data that no running pull refers to is dropped, but not at once: a reading need not cover all pulls.
         let now = Instant::now();
         self.seen.extend(seen.into_iter().map(|digest| (digest, now)));
         self.seen.retain(|_, at| now.duration_since(*at) < FORGET_AFTER);
@@ -130,7 +128,7 @@ impl ProgressReader {
         let list = ListResourcesRequest { id: lease.to_owned() };
         let resources = match self.leases.list_resources(in_namespace(list)).await {
             Ok(resources) => resources.into_inner().resources,
-            // Between two pulls, or not made yet.
+            // Between two pulls, or not created yet.
             Err(status) if status.code() == Code::NotFound => return Ok(None),
             Err(status) => return Err(status),
         };
@@ -167,7 +165,7 @@ impl ProgressReader {
         self.blobs.get(digest).and_then(Option::as_ref).map(|known| known.manifest.clone())
     }
 
-    /// Finds out whether this blob is a manifest, once.
+    /// Determines once whether this blob is a manifest.
     async fn learn(&mut self, digest: &str, complete: &HashSet<String>) -> Result<(), Status> {
         if self.blobs.contains_key(digest) {
             return Ok(());
@@ -245,8 +243,8 @@ fn measure(manifest: &Manifest, complete: impl Fn(&str) -> bool, ingests: &ByDig
     }
     let done = manifest.layers.iter().filter(|layer| complete(&layer.digest)).count();
     progress.layers_done = u32::try_from(done).unwrap_or(u32::MAX);
-    // The runtime needs the config before it unpacks. After that, layers that are neither there nor on their way
-    // are not fetched at all: their snapshots are there (containerd `discard_unpacked_layers`).
+    // The runtime needs the config before it unpacks. After that, layers that neither exist nor are being written are
+    // not fetched at all: their snapshots exist (containerd `discard_unpacked_layers`).
     progress.phase = match (refs.is_empty(), complete(&manifest.config.digest)) {
         (false, _) => Phase::Downloading,
         (true, true) => Phase::Unpacking,
@@ -273,7 +271,7 @@ mod tests {
         );
     }
 
-    /// I3: what is neither there nor on its way is not a download.
+    /// I3: a layer that neither exists nor is being written is not a download.
     #[test]
     fn phases_and_bytes() {
         let measured = |complete: &[&str], ingests: &[(&'static str, u64)]| {

@@ -50,7 +50,6 @@ impl Decoder for Raw {
     }
 }
 
-/// Calls `path`.
 pub(super) async fn unary(
     channel: &Channel,
     path: &'static str,

@@ -1,6 +1,6 @@
-//! What node status asks of the runtime.
+//! What node status reads from the runtime.
 //!
-//! Owns: three short CRI calls and what is taken from their answers. In: the channel. Out: conditions, images,
+//! Owns: three short CRI calls and the conversion of their answers. In: the channel. Out: conditions, images and
 //! the directory of the images; each call is bounded.
 
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use super::short;
 pub(super) async fn status(channel: &Channel) -> Result<Vec<RuntimeCondition>, Status> {
     let mut client = RuntimeServiceClient::new(channel.clone());
     let answer = short(client.status(cri::StatusRequest { verbose: false })).await?.into_inner();
-    // The kubelet takes an answer without a status for an error too.
+    // The kubelet also treats an answer without a status as an error.
     let status = answer.status.ok_or_else(|| Status::internal("the runtime's Status response is empty"))?;
     Ok(status.conditions.into_iter().map(condition).collect())
 }

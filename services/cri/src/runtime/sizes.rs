@@ -1,7 +1,7 @@
-//! How many bytes a lease holds.
+//! Number of bytes that a lease holds.
 //!
-//! Owns: nothing. In: a lease's id. Out: the sizes of the blobs, ingests and snapshots that the lease lists, added up.
-//! What another image shares is counted as well: the sum is an upper bound of what a release frees.
+//! Owns: nothing. In: a lease's id. Out: the sum of the sizes of the blobs, ingests and snapshots that the lease lists.
+//! Content shared with other images is counted as well: the sum is an upper bound of what a release frees.
 
 use std::collections::HashMap;
 
@@ -17,13 +17,13 @@ use super::leases::in_namespace;
 fn or_zero(size: Result<i64, Status>) -> Result<u64, Status> {
     match size {
         Ok(size) => Ok(u64::try_from(size).unwrap_or(0)),
-        // Gone since it was listed.
+        // Deleted since it was listed.
         Err(status) if status.code() == Code::NotFound => Ok(0),
         Err(status) => Err(status),
     }
 }
 
-/// The bytes that a lease holds; 0 if there is no such lease.
+/// 0 if there is no such lease.
 pub(super) async fn of_lease(channel: &Channel, lease: &str) -> Result<u64, Status> {
     let list = ListResourcesRequest { id: lease.to_owned() };
     let resources = match LeasesClient::new(channel.clone()).list_resources(in_namespace(list)).await {

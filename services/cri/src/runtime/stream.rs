@@ -1,7 +1,7 @@
-//! The stream to the runtime, with a notice when it is gone.
+//! The stream to the runtime, with a notification when it is closed.
 //!
-//! Owns: [`Watched`]. In: a connected socket. Out: the same, and a notice when it is dropped: the HTTP/2
-//! connection that owns it lets go of it as soon as the peer closes it, whether a call runs or not.
+//! Owns: [`Watched`]. In: a connected socket. Out: the same, and a notification when it is dropped: the HTTP/2
+//! connection that owns it drops it as soon as the peer closes it, whether a call runs or not.
 
 use std::{
     io::{self, IoSlice},
@@ -17,7 +17,7 @@ use tokio::{
     sync::Notify,
 };
 
-/// A socket that gives notice when it is dropped.
+/// A socket that notifies when it is dropped.
 #[derive(Debug)]
 pub(super) struct Watched {
     stream: UnixStream,
@@ -25,7 +25,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// `stream`, as the HTTP/2 client takes it.
+    /// Wraps `stream` for the HTTP/2 client.
     pub(super) fn new(stream: UnixStream, closed: Arc<Notify>) -> TokioIo<Self> {
         TokioIo::new(Self { stream, closed })
     }
@@ -33,7 +33,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // Kept for a listener that is not there just now.
+        // Stored if nobody waits at this moment.
         self.closed.notify_one();
     }
 }

@@ -68,7 +68,8 @@ fn a_pull_makes_its_lease_first_and_names_it() {
     });
 }
 
-/// I1: containerd frees what a lease kept when it next collects garbage; where the space is needed it is told to do that now.
+/// I1: containerd frees what a lease kept at its next garbage collection; where space is needed, the deletion requests
+/// one.
 #[test]
 fn a_lease_is_deleted_with_a_garbage_collection_where_space_is_needed() {
     run(async {
@@ -97,7 +98,7 @@ fn a_lease_of_a_former_life_is_used_as_it_is_while_it_lasts() {
     });
 }
 
-/// I1: the expiry is of hours, and renewed for as long as the bytes are wanted.
+/// I1: the expiry is hours ahead, and renewed while the bytes are needed.
 #[test]
 fn leases_are_renewed_before_they_expire() {
     run(async {
@@ -110,7 +111,7 @@ fn leases_are_renewed_before_they_expire() {
             let pinned = [("content", "sha256:a")];
             containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
             let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-            // A pull is counted from the moment on at which it is asked for.
+            // A pull counts from the moment it is requested.
             let pull = in_use.then(|| client.pull(pull_in(Some("keelson-1"))));
             let wanted = vec!["keelson-1".to_owned(), "keelson-gone".to_owned()];
             client.renew_leases(wanted).await.expect("one that is gone is left out");
@@ -204,7 +205,7 @@ fn a_lease_that_keeps_vanishing_is_the_runtimes_own_error() {
         let outcome = client.pull(pull_in(Some("keelson-1"))).await;
         assert_eq!((code(&outcome), outcome.is_lost()), (Some(Code::NotFound), false));
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 2);
-        // Another NotFound is about the image, and nothing to try again for.
+        // Another NotFound concerns the image and is not retried.
         let outcome = client.pull(pull_in(None)).await;
         assert_eq!(code(&outcome), None);
     });
@@ -221,7 +222,7 @@ fn a_lease_that_cannot_be_made_costs_the_progress_and_not_the_pull() {
         containerd.fail_own_api(None);
         assert_eq!((code(&outcome), outcome.is_lost()), (None, false));
         assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
-        // A runtime that is not ready is another matter: the pull waits for it.
+        // A runtime that is not ready is different: the pull waits for it.
         containerd.fail_next_lease_call(14, "server is not initialized yet");
         assert!(client.pull(pull_in(Some("keelson-1"))).await.is_lost(), "lost");
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 1);

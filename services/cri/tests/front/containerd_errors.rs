@@ -28,8 +28,8 @@ fn serve(sockets: &Sockets, containerd: &Containerd) -> FakeRuntime {
 const PERMISSION_DENIED: i32 = 7;
 const INTERNAL: i32 = 13;
 
-/// I10: only UNIMPLEMENTED means that there is no such API. Every other error is counted, the runtime stays up, and
-/// what it can do is known as soon as it answers.
+/// I10: only UNIMPLEMENTED means that the API is missing. Every other error is counted, the runtime stays up, and its
+/// capabilities are known as soon as it answers.
 #[test]
 fn an_api_that_fails_is_there() {
     run(async {
@@ -45,7 +45,7 @@ fn an_api_that_fails_is_there() {
             assert_eq!(client.probe().await.unwrap().capabilities, all, "{name}");
             for api in ["leases", "content"] {
                 let counted = metrics.runtime_api_errors.get_or_create(&ApiFailure { api, code: name }).get();
-                // A runtime that is away is the matter of its probe.
+                // The runtime probe reports a runtime that is away.
                 assert_eq!(counted, u64::from(code != 14), "{api} {name}");
             }
             containerd.fail_own_api(None);
@@ -56,7 +56,7 @@ fn an_api_that_fails_is_there() {
     });
 }
 
-/// I10: a pull whose lease cannot be made goes on without it, and the next one has a lease again.
+/// I10: the pull continues without the lease, and the next one has a lease again.
 #[test]
 fn pulls_go_on_without_leases_as_long_as_these_fail() {
     run(async {
@@ -83,7 +83,7 @@ fn pulls_go_on_without_leases_as_long_as_these_fail() {
     });
 }
 
-/// I10: an error that passes costs no lease.
+/// I10: a transient error costs no lease.
 #[test]
 fn a_lease_that_could_not_be_made_is_tried_again() {
     run(async {
@@ -99,7 +99,7 @@ fn a_lease_that_could_not_be_made_is_tried_again() {
     });
 }
 
-/// I10: another runtime at the same socket is learned again, in both directions.
+/// I10: the APIs of another runtime at the same socket are detected again, in both directions.
 #[test]
 fn a_runtime_that_is_replaced_is_learned_again() {
     run(async {
@@ -124,7 +124,7 @@ fn a_runtime_that_is_replaced_is_learned_again() {
     });
 }
 
-/// I10: what a probe that fails says about the runtime.
+/// I10: what a failed probe says about the runtime.
 #[test]
 fn a_probe_tells_a_busy_runtime_from_a_dead_one() {
     run(async {
@@ -161,7 +161,7 @@ fn a_probe_tells_a_busy_runtime_from_a_dead_one() {
     });
 }
 
-/// I10: while ImageFsInfo takes minutes, pulls start all the same.
+/// I10: pulls start while ImageFsInfo takes minutes.
 #[test]
 fn a_busy_runtime_gets_new_pulls() {
     run(async {
@@ -188,7 +188,7 @@ fn a_busy_runtime_gets_new_pulls() {
     });
 }
 
-/// I3: while readings fail nothing stalls; when they succeed again, a download that hangs is found.
+/// I3: while readings fail, no pull counts as stalled; when they succeed again, a download that hangs is detected.
 #[test]
 fn readings_that_fail_are_no_stall_and_stalls_are_found_again_after() {
     run(async {
@@ -227,8 +227,8 @@ fn readings_that_fail_are_no_stall_and_stalls_are_found_again_after() {
     });
 }
 
-/// I3: after a tag has moved the lease holds two manifests. The one that the pull is at work on counts, in either
-/// direction, and it does not change from one reading to the next.
+/// I3: after a tag has moved, the lease holds two manifests. The one that the pull fetches counts, in either direction,
+/// and it does not change from one reading to the next.
 #[test]
 fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
     run(async {
@@ -237,7 +237,7 @@ fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         containerd.put_blob_at("sha256:old", 200, MANIFEST, 100);
         containerd.put_blob_at("sha256:new", 200, OTHER_MANIFEST, 200);
-        // What an interrupted pull of the old one has left.
+        // What an interrupted pull of the old one left behind.
         containerd.put_ingest_at("layer-sha256:b", 120, 150);
         let both = [("content", "sha256:old"), ("content", "sha256:new")];
         containerd.put_lease("keelson-1", &[], &both);
@@ -265,7 +265,7 @@ fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
     });
 }
 
-/// I3: a lease that cannot be read does not keep the others from it.
+/// I3: an unreadable lease does not prevent the reading of others.
 #[test]
 fn one_pull_that_cannot_be_read_does_not_hide_the_others() {
     run(async {

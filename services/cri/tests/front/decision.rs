@@ -1,4 +1,4 @@
-//! I9: pulls when the coordinator restarts, fails or does not answer; and whether the front gives a sign of life.
+//! I9: pulls when the coordinator restarts, fails or does not answer; and whether the front answers pings.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn passed(agent: &Agent) -> u64 {
     agent.metrics.passed_through_total()
 }
 
-/// So often that the next restart is longer away than a pull waits for a decision.
+/// Restarts it so often that the next restart is later than a pull waits for a decision.
 async fn keep_restarting(agent: &Agent) {
     for restart in 1..=9 {
         agent.pulls.deliver(Restart { reason: "a test wants it".into() });
@@ -89,7 +89,7 @@ fn a_restart_of_the_coordinator_is_no_error_of_its_callers() {
             let restarting = async {
                 until("the pull runs", || runtime.calls(PULL_IMAGE).len() == 1).await;
                 agent.pulls.deliver(Restart { reason: reason.into() });
-                // Calls beside it do not notice.
+                // Other calls are not affected.
                 assert_eq!(agent.client().await.call(VERSION, EMPTY).await.code(), 0);
             };
             let (reply, ()) = tokio::join!(pulling, restarting);
@@ -135,7 +135,7 @@ fn a_front_answers_pings_without_a_runtime_and_a_stuck_one_does_not() {
         let absent = agent.socket.with_extension("absent");
         assert!(matches!(ping(&absent).await, Err(PingError::Connect(_))));
         let stuck = agent.socket.with_extension("stuck");
-        // Its backlog takes the connection, and nobody serves it.
+        // Its backlog accepts the connection, and nobody serves it.
         let _listener = std::os::unix::net::UnixListener::bind(&stuck).expect("binds");
         assert!(timeout(Duration::from_secs(5), ping(&stuck)).await.is_err());
     });

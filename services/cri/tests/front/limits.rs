@@ -1,4 +1,4 @@
-//! Clients of every kind, and many of them.
+//! Misbehaving clients, and many of them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ fn what_is_no_http2_is_hung_up_on() {
         ] {
             rude(&agent, hello).await;
         }
-        // A whole preface and then silence is a client that has nothing to say yet.
+        // A complete preface and then silence is a client that has nothing to send yet.
         let mut idle = UnixStream::connect(&agent.socket).await.unwrap();
         idle.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
         assert_eq!(agent.client().await.call(VERSION, EMPTY).await.code(), 0);
@@ -61,7 +61,7 @@ fn a_half_open_connection_costs_nobody_else() {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
-        // The head of a HEADERS frame, of which the rest never comes.
+        // The head of a HEADERS frame without the rest.
         let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x04\0\0\0\x01\x83";
         let mut half = Vec::new();
         for _ in 0..50 {
@@ -72,7 +72,7 @@ fn a_half_open_connection_costs_nobody_else() {
         tokio::time::sleep(60 * SECOND).await;
         let client = agent.client().await;
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
-        // One that has closed its side and waits for the answer.
+        // A client that has closed its side and waits for the answer.
         let (mut reading, writing) = UnixStream::connect(&agent.socket).await.unwrap().into_split();
         writing.forget();
         drop(half);
@@ -99,7 +99,7 @@ fn five_hundred_connections_at_once() {
     });
 }
 
-/// A runtime that keeps every call until the gate opens.
+/// A runtime that holds every call until the gate opens.
 fn gated(sockets: &Sockets) -> (FakeRuntime, tokio::sync::watch::Sender<bool>) {
     let (gate, opened) = tokio::sync::watch::channel(false);
     let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
@@ -152,7 +152,7 @@ fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_al
                 join_all((0..3_000).map(|_| client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY))))
                     .await;
             if turn > 0 {
-                // Else they are cancelled in the packet that makes them.
+                // Otherwise they are cancelled in the packet that makes them.
                 until("they are there", || runtime.calls(ImageStatus::PATH).len() >= turn * 3_000).await;
             }
             for mut call in calls {
@@ -160,7 +160,7 @@ fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_al
             }
             assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "turn {turn}");
         }
-        // Late answers to cancelled calls are nobody's fault.
+        // Late answers to cancelled calls are no error.
         gate.send_replace(true);
         tokio::time::sleep(60 * SECOND).await;
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
@@ -176,7 +176,7 @@ fn calls_cancelled_in_the_packet_that_makes_them_leave_the_connection_alive() {
         let _runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
         let mut client = ByHand::connect(&agent.socket).await;
-        // As after a node was stopped for a while, and every call on it ran out of time.
+        // As after a node was suspended for a while, and every call on it timed out.
         let mut packet = Vec::new();
         for n in 0..500 {
             packet.extend(ByHand::request(2 * n + 1, ImageStatus::PATH));
@@ -246,14 +246,14 @@ fn a_graceful_stop_lets_running_calls_end() {
         let running = client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY)).await;
         let idle = agent.client().await;
         assert_eq!(idle.call(VERSION, EMPTY).await.code(), 0);
-        // In the middle of its handshake, which may take 10 s.
+        // During its handshake, which may take 10 s.
         let mut silent = UnixStream::connect(&agent.socket).await.unwrap();
         let mut head = [0; 9];
         silent.read_exact(&mut head).await.expect("the settings of the server, once it was accepted");
         silent.read_exact(&mut vec![0; usize::from(head[2])]).await.unwrap();
         until("it is at the runtime", || !runtime.calls(ImageStatus::PATH).is_empty()).await;
         agent.phase.send_replace(Phase::Leaving);
-        // I8: a client in its handshake hears GOAWAY, by which it knows that it may call elsewhere.
+        // I8: a client in its handshake receives GOAWAY, so that it can call elsewhere.
         let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
         silent.write_all(&preface).await.unwrap();
         loop {

@@ -1,6 +1,6 @@
 //! The CRI front and the runtime connection against a scripted runtime, through real sockets.
 
-// The lints know test functions, not the helpers beside them.
+// The lints exempt test functions, not the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod containerd_api;

@@ -1,4 +1,4 @@
-//! A runtime that is late, goes, and comes back.
+//! A runtime that is late, goes away, and comes back.
 
 use std::{
     sync::{
@@ -83,7 +83,7 @@ fn a_client_that_leaves_a_held_call_is_forgotten() {
     });
 }
 
-/// A runtime that says UNAVAILABLE to every call at first, as containerd does while it starts.
+/// A runtime that returns UNAVAILABLE to every call at first, as containerd does while it starts.
 fn not_ready(sockets: &Sockets, refusals: u32) -> FakeRuntime {
     let left = Arc::new(AtomicU32::new(refusals));
     FakeRuntime::start(&sockets.runtime(), move |call: Call| {

@@ -1,4 +1,4 @@
-//! Every call but a pull passes as it is.
+//! Every call but a pull is passed through unchanged.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ use crate::support::{
 const UNKNOWN: &str = "/runtime.v9.TimeService/Rewind";
 
 fn pattern(length: usize) -> Bytes {
-    // A prime period, so that a piece lost or moved shows.
+    // A prime period, so that a lost or moved piece is detected.
     (0..length).map(|i| (i % 251) as u8).collect()
 }
 
@@ -152,7 +152,7 @@ fn a_server_stream_arrives_piece_by_piece() {
     });
 }
 
-/// Answers as soon as it is asked, and sends back every piece that it gets.
+/// Answers at once, and sends back every piece that it receives.
 async fn echo(mut call: Call) {
     if call.path != UNKNOWN {
         return call.standard().await;
@@ -339,7 +339,7 @@ fn case_18_nine_mib_of_images_pass_to_tonic() {
             .max_decoding_message_size(16 * 1024 * 1024);
         let listed = images.list_images(cri::ListImagesRequest::default()).await.unwrap().into_inner();
         assert!(listed == expected);
-        // tonic's own limit of 4 MiB: the client's error, and the connection goes on.
+        // tonic's own limit of 4 MiB is the client's error, and the connection stays open.
         let mut careful = cri::image_service_client::ImageServiceClient::new(channel);
         let error = careful.list_images(cri::ListImagesRequest::default()).await.unwrap_err();
         assert_eq!(error.code(), tonic::Code::OutOfRange);
@@ -385,7 +385,7 @@ fn a_client_that_does_not_read_stops_the_runtime_and_nobody_else() {
         let taken = *accepted.lock().unwrap();
         // The front's window of 1 MiB, the client's of 64 KiB, and buffers of sockets.
         assert!(taken < 4 * 1024 * 1024, "{taken} bytes were taken from the runtime");
-        // Its connection has no room left for data; one of its own has.
+        // Its connection has no room left for data; another connection has.
         assert_eq!(agent.client().await.call(VERSION, EMPTY).await.code(), 0);
         drop((body, stalled.body));
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
@@ -408,7 +408,7 @@ fn a_runtime_that_does_not_read_stops_the_client() {
         let sent = Arc::new(Mutex::new(0_usize));
         let (mut to, count) = (call.body, sent.clone());
         let writing = tokio::spawn(async move {
-            // Far more than may be taken, but an end.
+            // Far more than may be taken, but not endless.
             while client::write(&mut to, pattern(10_000), false).await.is_ok() {
                 *count.lock().unwrap() += 10_000;
                 if *count.lock().unwrap() > 16 * 1024 * 1024 {
@@ -419,14 +419,14 @@ fn a_runtime_that_does_not_read_stops_the_client() {
         });
         until("the call is there", || !runtime.calls(UNKNOWN).is_empty()).await;
         tokio::time::sleep(std::time::Duration::from_secs(60)).await;
-        // The runtime's window of 1 MiB, the front's of as much, and buffers of sockets.
+        // The runtime's window of 1 MiB, the front's window of the same size, and buffers of sockets.
         let sent = *sent.lock().unwrap();
         assert!(sent > 1024 * 1024 && sent < 4 * 1024 * 1024, "{sent} bytes were taken from the client");
         writing.abort();
     });
 }
 
-/// A runtime that says how each call to [`UNKNOWN`] was left.
+/// A runtime that reports how each call to [`UNKNOWN`] ended.
 fn waiting_runtime(sockets: &Sockets) -> (FakeRuntime, tokio::sync::mpsc::UnboundedReceiver<Option<Reason>>) {
     let (tell, told) = tokio::sync::mpsc::unbounded_channel();
     let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
@@ -502,7 +502,7 @@ fn the_runtimes_reset_reaches_the_client_with_its_reason() {
             }
             let mut to = call.respond.send_response(grpc_head(), false).unwrap();
             to.send_data(Bytes::from_static(b"some"), false).unwrap();
-            // Else the reset takes what is not sent yet with it.
+            // Otherwise the reset discards what is not sent yet.
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
             to.send_reset(reason);
         });
@@ -532,7 +532,7 @@ fn the_first_answer_says_that_the_pull_option_is_obeyed() {
         );
         assert_eq!(unframe::<cri::VersionResponse>(&version.body).runtime_name, "fake");
         assert!(ask(ImageStatus::PATH).await.head.headers.get(keelson_proto::PULL_OPTIONS_HEADER).is_none());
-        // An agent says that it is one, even if it obeys no option.
+        // An agent identifies itself as one even if it obeys no option.
         agent.settings.send_modify(|settings| settings.offer_pull_option = false);
         assert_eq!(ask(VERSION).await.head.headers[keelson_proto::PULL_OPTIONS_HEADER], "");
     });

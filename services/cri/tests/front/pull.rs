@@ -1,4 +1,4 @@
-//! Pulls: decoded, coordinated, answered in the runtime's words.
+//! Pulls: decoded, coordinated, and answered with the runtime's texts.
 
 use std::{
     sync::{Arc, Mutex},
@@ -20,7 +20,7 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Answers pulls when the gate opens, and says what else becomes of them.
+/// Answers pulls when the gate opens, and records how other calls end.
 struct Pulls {
     runtime: FakeRuntime,
     gate: watch::Sender<bool>,
@@ -63,7 +63,7 @@ fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
         request.auth =
             Some(cri::AuthConfig { username: "robot".into(), password: "pw".into(), ..Default::default() });
         let mut wire = request.encode_to_vec();
-        // A field that this build does not know, as a newer kubelet would send.
+        // A field that this build does not know, as from a newer kubelet.
         wire.extend([0xf8, 0x07, 0x2a]);
         let reply = agent.client().await.call(PULL_IMAGE, client::frame_bytes(&wire)).await;
         assert_eq!((reply.code(), reply.head.status.as_u16()), (0, 200));
@@ -193,7 +193,7 @@ fn case_20_a_silent_pull_of_ten_minutes_meets_no_ping_and_no_goaway() {
     run(async {
         let sockets = Sockets::new();
         let pulls = gated(&sockets);
-        // No stall detection: this is about connections.
+        // No stall detection: this test is about connections.
         let agent =
             Agent::start_with(&sockets, Policy { hold: HOLD, stall_timeout: None, ..Policy::default() })
                 .await;

@@ -1,4 +1,4 @@
-//! Pull requests that cannot be taken: a clear sentence, nothing at the runtime, and the next call works.
+//! Pull requests that cannot be processed: a clear error, nothing reaches the runtime, and the next call works.
 
 use bytes::Bytes;
 use keelson_proto::{PULL_OPTION_ANNOTATION, cri};
@@ -112,7 +112,7 @@ fn good_requests_at_the_edge_are_taken() {
         let twice = [only_image.encode_to_vec(), only_image.encode_to_vec()].concat();
         let good = [
             frame(&only_image),
-            // Two messages of the same field merge, by protobuf's rules.
+            // Two messages of the same field are merged (protobuf).
             frame_bytes(&twice),
             frame(&pull_request(&format!("r.io/{}:{}", "a".repeat(250), "b".repeat(128)))),
             with_option("0"),

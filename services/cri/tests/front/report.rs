@@ -1,4 +1,4 @@
-//! What node status asks of the runtime, and how its death is noticed.
+//! What node status reads from the runtime, and how its death is detected.
 
 use std::{
     path::PathBuf,
@@ -18,7 +18,6 @@ use crate::support::{Agent, Call, FakeRuntime, IMAGE_FS_INFO, Sockets, VERSION, 
 const STATUS: &str = "/runtime.v1.RuntimeService/Status";
 const LIST_IMAGES: &str = "/runtime.v1.ImageService/ListImages";
 
-/// What a runtime answers.
 #[derive(Clone, Default)]
 struct Answers {
     status: cri::StatusResponse,

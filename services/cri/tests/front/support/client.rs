@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{Frame, Frames, Tap};
 
-/// A message of no bytes, with its prefix.
+/// An empty message with its prefix.
 pub(crate) const EMPTY: Bytes = Bytes::from_static(&[0; 5]);
 
 /// A gRPC message with its prefix.
@@ -31,14 +31,12 @@ pub(crate) fn frame_bytes(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-/// The only message of a body.
 pub(crate) fn unframe<M: Message + Default>(body: &[u8]) -> M {
     let length = u32::from_be_bytes(body[1..5].try_into().expect("a prefix")) as usize;
     assert_eq!((body[0], body.len()), (0, length + 5));
     M::decode(&body[5..]).expect("decodes")
 }
 
-/// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) head: response::Parts,
@@ -47,7 +45,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Where the status is: in the trailers, or in a head that is nothing but trailers.
+    /// The trailers, or the head of a trailers-only response.
     pub(crate) fn status(&self) -> &HeaderMap {
         self.trailers.as_ref().unwrap_or(&self.head.headers)
     }
@@ -56,7 +54,7 @@ impl Reply {
         self.status()["grpc-status"].to_str().expect("ascii").parse().expect("a number")
     }
 
-    /// `grpc-message` as it is on the wire.
+    /// `grpc-message` as sent on the wire.
     pub(crate) fn text(&self) -> &str {
         self.status().get("grpc-message").map_or("", |value| value.to_str().expect("ascii"))
     }
@@ -100,10 +98,8 @@ pub(crate) async fn write(to: &mut SendStream<Bytes>, mut data: Bytes, end: bool
     Ok(())
 }
 
-/// A connection.
 pub(crate) struct Client {
     sender: SendRequest<Bytes>,
-    /// What the server sent.
     pub(crate) frames: Frames,
     connection: AbortHandle,
 }
@@ -129,7 +125,7 @@ impl Client {
         self.connection.abort();
     }
 
-    /// Whether the server still holds it.
+    /// Whether the server still holds the connection.
     pub(crate) fn is_open(&self) -> bool {
         !self.connection.is_finished()
     }
@@ -154,7 +150,7 @@ impl Client {
         Sending { response, body: stream }
     }
 
-    /// A unary call with its answer, or what broke it.
+    /// A unary call with its answer, or the error that broke it.
     pub(crate) async fn try_call(
         &self,
         path: &str,
@@ -194,14 +190,14 @@ impl ByHand {
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
     }
 
-    /// POST, http and a path, without an authority; the request ends with it.
+    /// POST, http and a path, without an authority; END_STREAM is set.
     pub(crate) fn request(stream: u32, path: &str) -> Vec<u8> {
         let length = u8::try_from(path.len()).ok().filter(|length| *length < 127).expect("fits");
         let block = [&[0x83, 0x86, 0x04, length], path.as_bytes()].concat();
         Self::frame(1, 5, stream, &block)
     }
 
-    /// Only POST: no request at all.
+    /// Only POST: not a valid request.
     pub(crate) fn malformed(stream: u32) -> Vec<u8> {
         Self::frame(1, 5, stream, &[0x83])
     }
@@ -214,7 +210,7 @@ impl ByHand {
         self.stream.write_all(frames).await.expect("writes");
     }
 
-    /// Reads until the stream has ended; says whether it was answered.
+    /// Reads until the stream has ended; returns whether it was answered.
     pub(crate) async fn answered(&mut self, stream: u32) -> bool {
         loop {
             let of = |kind| self.frames.of_kind(kind).into_iter().filter(move |frame| frame.stream == stream);

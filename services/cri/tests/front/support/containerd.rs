@@ -30,19 +30,18 @@ pub(crate) struct OneLease {
 struct State {
     leases: BTreeMap<String, OneLease>,
     blobs: BTreeMap<String, (i64, Bytes)>,
-    /// Offset, and when it was written to last, in Unix seconds.
+    /// Offset, and time of the last write in Unix seconds.
     ingests: BTreeMap<String, (i64, i64)>,
     /// When blobs arrived, in Unix seconds.
     arrived: BTreeMap<String, i64>,
     journal: Vec<String>,
     without_own_api: bool,
     lease_errors: Vec<(i32, &'static str)>,
-    /// What every call on the content API fails with.
+    /// The error of every call on the content API.
     content_error: Option<(i32, &'static str)>,
     lease_error: Option<(i32, &'static str)>,
 }
 
-/// A containerd.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Containerd(Arc<Mutex<State>>);
 
@@ -57,23 +56,23 @@ impl Containerd {
         self
     }
 
-    /// The next call on the lease API fails so.
+    /// The next call on the lease API fails with this.
     pub(crate) fn fail_next_lease_call(&self, code: i32, text: &'static str) {
         self.state().lease_errors.push((code, text));
     }
 
-    /// From now on every call on the lease API and on the content API fails so, or (`None`) none.
+    /// From now on every call on the lease and content APIs fails with this; `None`: none fails.
     pub(crate) fn fail_own_api(&self, error: Option<(i32, &'static str)>) {
         let mut state = self.state();
         (state.lease_error, state.content_error) = (error, error);
     }
 
-    /// From now on every call on the content API fails so, or (`None`) none.
+    /// From now on every call on the content API fails with this; `None`: none fails.
     pub(crate) fn fail_content_api(&self, error: Option<(i32, &'static str)>) {
         self.state().content_error = error;
     }
 
-    /// It is another runtime now: with or without the APIs of its own.
+    /// Replaces it with another runtime, with or without the APIs of its own.
     pub(crate) fn set_own_api(&self, has: bool) {
         self.state().without_own_api = !has;
     }
@@ -119,7 +118,7 @@ impl Containerd {
         self.state().journal.clone()
     }
 
-    /// Takes a pull's lease as containerd does: an unknown one is refused.
+    /// Enters a pull's lease as containerd does: an unknown one is refused.
     pub(crate) fn enter_lease(&self, call: &Call) -> Result<Option<String>, http::HeaderMap> {
         let Some(lease) = call.headers.get("containerd-lease") else { return Ok(None) };
         let lease = lease.to_str().expect("ascii").to_owned();
@@ -130,7 +129,7 @@ impl Containerd {
         }
     }
 
-    /// Answers every call but pulls; those are answered at once if their lease is known.
+    /// Answers every call but pulls; pulls are answered at once if their lease is known.
     pub(crate) async fn handle(self, call: Call) {
         let Some((service, method)) = call.path.strip_prefix('/').and_then(|path| path.split_once('/'))
         else {
@@ -188,7 +187,7 @@ impl Containerd {
             }
             "List" => {
                 let ListRequest { filters } = call.message().await;
-                // More than asked for: the caller has to check what it gets.
+                // More than requested: the caller has to check what it gets.
                 let by_id = filters.iter().find_map(|filter| filter.strip_prefix("id=="));
                 let leases = self.leases().into_iter().filter(|(id, _)| by_id.is_none_or(|by| by == id));
                 let lease = |(id, lease): (String, OneLease)| Lease {
@@ -251,7 +250,7 @@ impl Containerd {
                 self.state().journal.push(format!("read {digest}"));
                 let content = self.state().blobs.get(&digest).map(|(_, content)| content.clone());
                 let Some(content) = content else { return call.refuse(grpc_status(5, "content: not found")) };
-                // In two pieces: a blob may come in many.
+                // In two pieces: a blob may arrive in many.
                 let half = content.len() / 2;
                 let piece = |from: usize, to: usize| {
                     let data = content[from..to].to_vec();

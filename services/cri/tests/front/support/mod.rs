@@ -1,7 +1,7 @@
 //! What the suites share: a scripted runtime, the agent's parts in one process, and raw clients.
 //!
-//! Everything runs on one thread on paused time: a hold of 100 s costs nothing, and a test that would
-//! hang runs out of its virtual hour at once instead.
+//! Everything runs on one thread on paused time: a hold of 100 s takes no time, and a test that would hang runs out of
+//! its virtual hour at once.
 
 pub(crate) mod client;
 mod containerd;
@@ -49,7 +49,6 @@ pub(crate) const HOLD: Duration = Duration::from_secs(100);
 /// How long a pull waits for the coordinator.
 pub(crate) const DECISION: Duration = Duration::from_secs(10);
 
-/// Runs a test on one thread, on paused time, within a virtual hour.
 pub(crate) fn run<F: Future<Output = ()>>(test: F) {
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -60,7 +59,6 @@ pub(crate) fn run<F: Future<Output = ()>>(test: F) {
     });
 }
 
-/// Waits, in steps of virtual milliseconds, until something holds.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..600_000 {
         if holds() {
@@ -71,7 +69,6 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     panic!("waited 10 minutes in vain until {what}");
 }
 
-/// A folder with the sockets of a test.
 pub(crate) struct Sockets {
     folder: tempfile::TempDir,
 }
@@ -90,7 +87,7 @@ impl Sockets {
     }
 }
 
-/// The agent's parts: the real front and the real actors.
+/// The real front and the real actors.
 pub(crate) struct Agent {
     pub(crate) socket: PathBuf,
     pub(crate) settings: watch::Sender<FrontSettings>,
@@ -102,7 +99,6 @@ pub(crate) struct Agent {
     _file: SocketFile,
 }
 
-/// Free space is not what these tests are about.
 struct NoFileSystems;
 
 impl keelson_actor_system::file_system::FileSystemReader for NoFileSystems {
@@ -116,7 +112,7 @@ impl keelson_actor_system::file_system::FileSystemReader for NoFileSystems {
 }
 
 impl Agent {
-    /// Starts the agent before a runtime that need not be there.
+    /// Starts the agent; the runtime need not exist yet.
     pub(crate) async fn start(sockets: &Sockets) -> Self {
         Self::start_with(sockets, Policy { hold: HOLD, ..Policy::default() }).await
     }
@@ -171,19 +167,17 @@ impl Agent {
         Client::connect(&self.socket).await
     }
 
-    /// Waits until the probe has found the runtime.
     pub(crate) async fn runtime_up(&self) {
         until("the runtime is up", || matches!(*self.health.borrow(), Health::Up { .. })).await;
     }
 
-    /// How many messages of a kind the coordinator has handled.
     pub(crate) fn handled(&self, message: &str) -> u64 {
         let messages = self.pulls.recorder().overview().messages;
         messages.iter().find(|of| of.message == message).map_or(0, |of| of.handled)
     }
 }
 
-/// As a kubelet sends it: with the pod that asks.
+/// A request as the kubelet sends it, with the pod.
 pub(crate) fn pull_request(image: &str) -> cri::PullImageRequest {
     let metadata = cri::PodSandboxMetadata {
         name: "web-0".into(),
@@ -198,7 +192,7 @@ pub(crate) fn pull_request(image: &str) -> cri::PullImageRequest {
     }
 }
 
-/// A channel of tonic's, as another make of client.
+/// A channel of tonic, as a second implementation of a client.
 pub(crate) async fn tonic_channel(socket: &Path) -> tonic::transport::Channel {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_: tonic::transport::Uri| {

@@ -26,7 +26,6 @@ pub(crate) const IMAGE_FS_INFO: &str = "/runtime.v1.ImageService/ImageFsInfo";
 pub(crate) const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
 const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
 
-/// Whether the runtime has an image.
 pub(crate) struct ImageStatus;
 
 impl ImageStatus {
@@ -54,7 +53,6 @@ pub(crate) fn grpc_status(code: i32, text: &str) -> HeaderMap {
     trailers
 }
 
-/// A call that reached the runtime.
 pub(crate) struct Call {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
@@ -64,7 +62,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The whole request body; never ends if the caller leaves before.
+    /// The whole request body; never ends if the caller leaves early.
     pub(crate) async fn read(&mut self) -> Bytes {
         match client::read(&mut self.body).await {
             Ok(body) => body,
@@ -90,14 +88,14 @@ impl Call {
         }
     }
 
-    /// A head that is nothing but trailers.
+    /// A trailers-only response.
     pub(crate) fn refuse(mut self, trailers: HeaderMap) {
         let mut head = grpc_head();
         head.headers_mut().extend(trailers);
         let _ = self.respond.send_response(head, true);
     }
 
-    /// Ends when the caller resets the stream, or, with `None`, when its connection is gone.
+    /// Returns when the caller resets the stream, or, with `None`, when its connection is gone.
     pub(crate) async fn reset(&mut self) -> Option<Reason> {
         poll_fn(|cx| self.respond.poll_reset(cx)).await.ok()
     }
@@ -106,17 +104,17 @@ impl Call {
         self.reset().await
     }
 
-    /// Closes the connection without a word.
+    /// Closes the connection without GOAWAY.
     pub(crate) fn drop_connection(&self) {
         self.kill.send_replace(true);
     }
 
-    /// Closes the connection when `true` is sent, after the call too.
+    /// Closes the connection when `true` is sent, even after the call.
     pub(crate) fn kill_switch(&self) -> watch::Sender<bool> {
         self.kill.clone()
     }
 
-    /// What every runtime answers.
+    /// The answers that every runtime gives.
     pub(crate) async fn standard(self) {
         match &*self.path {
             VERSION => {
@@ -141,7 +139,6 @@ impl Call {
 
 type Handler = Arc<dyn Fn(Call) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
-/// What a call was asked with.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) path: String,
@@ -155,7 +152,6 @@ struct Log {
     open: usize,
 }
 
-/// The runtime: a socket and what answers there.
 pub(crate) struct FakeRuntime {
     socket: PathBuf,
     handler: Handler,
@@ -164,7 +160,6 @@ pub(crate) struct FakeRuntime {
 }
 
 impl FakeRuntime {
-    /// Listens, and gives every call to `handler`.
     pub(crate) fn start<F, H>(socket: &Path, handler: H) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -177,7 +172,6 @@ impl FakeRuntime {
         runtime
     }
 
-    /// One that answers what every runtime answers.
     pub(crate) fn standard(socket: &Path) -> Self {
         Self::start(socket, Call::standard)
     }
@@ -194,7 +188,7 @@ impl FakeRuntime {
         });
     }
 
-    /// Dies as a killed process does: the file stays, nobody is behind it.
+    /// Dies as a killed process does: the socket file stays, and nobody listens.
     pub(crate) async fn die(&mut self) {
         self.serving.shutdown().await;
     }
@@ -205,22 +199,20 @@ impl FakeRuntime {
         std::fs::remove_file(&self.socket).expect("removes its socket");
     }
 
-    /// Every call to `path` so far.
     pub(crate) fn calls(&self, path: &str) -> Vec<Seen> {
         self.log.lock().expect("log").calls.iter().filter(|call| call.path == path).cloned().collect()
     }
 
-    /// Frames of a kind that arrived, on all connections.
+    /// Number of frames of a kind that arrived, on all connections.
     pub(crate) fn frames(&self, kind: u8) -> usize {
         self.log.lock().expect("log").connections.iter().map(|frames| frames.of_kind(kind).len()).sum()
     }
 
-    /// Connections that are open now.
     pub(crate) fn open_connections(&self) -> usize {
         self.log.lock().expect("log").open
     }
 
-    /// Connections ever.
+    /// Connections since the start.
     pub(crate) fn connections(&self) -> usize {
         self.log.lock().expect("log").connections.len()
     }
@@ -274,6 +266,6 @@ async fn connection(stream: UnixStream, handler: Handler, log: Arc<Mutex<Log>>) 
         calls.spawn(handler(call));
     }
     drop((connection, open));
-    // They notice by themselves; how, is what some tests are about.
+    // They notice by themselves; some tests check how.
     while calls.join_next().await.is_some() {}
 }

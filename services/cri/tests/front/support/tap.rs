@@ -1,6 +1,6 @@
-//! A stream that writes down the HTTP/2 frames that pass.
+//! A stream that records the HTTP/2 frames that pass.
 //!
-//! Owns: the parsing of frame heads. In: bytes read from a peer. Out: what frames the peer sent.
+//! Owns: the parsing of frame heads. In: bytes read from a peer. Out: the frames that the peer sent.
 
 use std::{
     io,
@@ -14,7 +14,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const PREFACE: usize = 24;
 const HEAD: usize = 9;
 
-/// The head of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) length: usize,
@@ -55,7 +54,6 @@ impl Parser {
     }
 }
 
-/// What was seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Frames(Arc<Mutex<Parser>>);
 
@@ -65,7 +63,6 @@ impl Frames {
     }
 }
 
-/// A stream whose incoming frames are noted.
 pub(crate) struct Tap<T> {
     inner: T,
     frames: Frames,
