@@ -8,7 +8,7 @@ use crate::settings::Settings;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The setting, as `section.key`.
+    /// `section.key`.
     pub key: String,
     pub old: Json,
     pub new: Json,
@@ -20,12 +20,10 @@ impl fmt::Display for Change {
     }
 }
 
-/// All differences between two sets of settings, in the order of the reference.
+/// In the order of the reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
-    /// Those that a running agent takes over.
     pub live: Vec<Change>,
-    /// Those that wait for the next start.
     pub needs_restart: Vec<Change>,
 }
 
@@ -36,7 +34,6 @@ impl Changes {
 }
 
 impl Settings {
-    /// What `new` changes in `self`.
     pub fn diff(&self, new: &Settings) -> Changes {
         let mut changes = Changes::default();
         for (old, new) in self.flatten().into_iter().zip(new.flatten()) {
@@ -49,12 +46,12 @@ impl Settings {
         changes
     }
 
-    /// The settings that run after a reload: the live ones of `new`, all others as they are in `self`.
+    /// `self` with the live settings of `new`.
     ///
     /// # Errors
     ///
-    /// Live and standing values may contradict each other until the restart (a limit that needs a gate which
-    /// is not on yet); then the sentence that says so, and nothing should be taken over.
+    /// The result violates a relation, such as a limit that requires a gate which is not enabled before the restart.
+    /// The error is a sentence that says so; apply nothing then.
     pub fn with_live_of(&self, new: &Settings) -> Result<Settings, String> {
         let merged = self.replace_live(new);
         match crate::relations::first_violation(&merged) {

@@ -1,79 +1,67 @@
-//! Everything that can be wrong with settings, each problem with its place, its key and what would be right.
+//! Errors in settings, each with its place, its key and a correction.
 
 use std::fmt;
 
 use crate::origin::Origin;
 
-/// What is wrong with one value, key or source, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The file is not there, not readable, not text or too large.
+    /// The file is missing, unreadable, not text or too large.
     #[error("cannot read the settings file: {reason}")]
     Unreadable {
-        /// What the operating system or the check said.
         reason: String,
     },
-    /// The file is not TOML.
     #[error("not valid TOML: {message}")]
     Syntax { message: String },
-    /// A section that does not exist.
     #[error("unknown section {section}; {}", hint(nearest, "the sections are", known))]
     UnknownSection {
         section: String,
-        /// The known section that is most like it.
         nearest: Option<String>,
         known: Vec<String>,
     },
-    /// A key that does not exist.
     #[error("unknown key {key}; {}", hint(nearest, "the keys of this section are", known))]
     UnknownKey {
         key: String,
-        /// The known key that is most like it, spelt as its source spells keys.
+        /// The most similar known key, in the spelling of its source.
         nearest: Option<String>,
-        /// All keys that the place takes.
+        /// All keys that are valid there.
         known: Vec<String>,
     },
-    /// A feature gate that does not exist.
     #[error("unknown feature gate {name}; {}", gate_hint(nearest, known))]
     UnknownGate {
         name: String,
-        /// The known gate that is most like it.
         nearest: Option<String>,
         known: Vec<String>,
     },
-    /// A gate that has become a fixed part of the program was switched off.
+    /// A GA gate was set to false.
     #[error("feature gate {name} is GA since {since} and cannot be switched off; remove it")]
     LockedGate { name: &'static str, since: &'static str },
-    /// `--feature-gates` or `KEELSON_FEATURE_GATES` holds something that is not `Name=true` or `Name=false`.
+    /// `--feature-gates` or `KEELSON_FEATURE_GATES` contains something other than `Name=true` and `Name=false`.
     #[error("{text} is not a feature gate setting; write Name=true or Name=false, separated by commas")]
     MalformedGate { text: String },
     /// `--set` without a section, a key or a value.
     #[error("{text} is not a setting; write --set section.key=value, such as --set pulls.when_full=reject")]
     MalformedSet { text: String },
-    /// An environment variable with one underscore where two belong.
+    /// An environment variable with one underscore instead of two.
     #[error("two underscores are required between section and key; write {right}")]
     OneUnderscore { right: String },
-    /// Two environment variables that differ only in case name the same key and disagree.
+    /// Two environment variables that differ only in case set the same key to different values.
     #[error("set twice with different values, also as environment {other}; remove one")]
     SetTwice { other: String },
     #[error("expected {expected}, found {found}")]
     WrongType { expected: String, found: String },
-    /// A number or duration outside its bounds.
     #[error("{value} is out of range; allowed: {allowed}")]
     OutOfRange { value: String, allowed: String },
-    /// A duration given as a bare number.
     #[error("{number} has no unit; for seconds write \"{number}s\" (units: ms, s, m, h)")]
     DurationWithoutUnit { number: String },
-    /// A word that is not one of the choices.
     #[error("{value} is not one of {}{}", allowed.join(", "), did_you_mean(nearest))]
     NotAChoice {
         value: String,
         allowed: Vec<String>,
-        /// The choice that is most like it, quoted.
+        /// The most similar choice, quoted.
         nearest: Option<String>,
     },
-    /// A duration, address, path, mode, name or log filter that cannot be understood.
     #[error("{value} is not {what}: {reason}; {right}")]
     Malformed {
         /// What the value should be, with its article.
@@ -88,18 +76,16 @@ pub enum Fault {
          {right}"
     )]
     UserInfo {
-        /// An address of the right form.
+        /// An example of a valid address.
         right: &'static str,
     },
-    /// Values that are right each by itself but not together.
+    /// Values that are valid separately but not together.
     #[error("{message}{}", also_involved(others))]
     Relation {
-        /// What does not go together and what would be right.
         message: String,
-        /// The other settings involved, with their origins.
         others: Vec<(String, Origin)>,
     },
-    /// The layers could not be put together; a defect in Keelson.
+    /// The layers cannot be merged: a bug in Keelson.
     #[error("cannot merge the layers of settings: {reason}; please report this bug")]
     Merge { reason: String },
 }
@@ -131,11 +117,11 @@ fn also_involved(others: &[(String, Origin)]) -> String {
     format!(" ({})", list.join("; "))
 }
 
-/// The longest piece of a value that an error repeats.
+/// Maximum length of a value in an error.
 const QUOTED_CHARS: usize = 80;
 
-/// A value as it is repeated in an error: quoted, on one line, cut if long, and without what stands before an
-/// `@`, which may be a password in the wrong place.
+/// A value for an error: quoted, on one line, truncated, and without the part before an `@`, which may be a misplaced
+/// password.
 pub(crate) fn quote(text: &str) -> String {
     let shown = match text.rsplit_once('@') {
         Some((_, tail)) => format!("...@{tail}"),
@@ -148,13 +134,11 @@ pub(crate) fn quote(text: &str) -> String {
     format!("{:?}", head + "...")
 }
 
-/// One problem: where, which key, what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub place: Origin,
-    /// The setting, as `section.key`; absent when no known setting is meant.
+    /// `section.key`; `None` if no known setting is concerned.
     pub key: Option<String>,
-    /// What is wrong and what would be right.
     pub fault: Fault,
 }
 
@@ -170,22 +154,18 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Every problem of a set of sources, in the order of their places. Never empty.
-///
-/// `Display` gives one line a problem.
+/// All problems, sorted by place; never empty. `Display` prints one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errors {
     problems: Vec<Problem>,
 }
 
 impl Errors {
-    /// Sorts the problems by place.
     pub(crate) fn sorted(mut problems: Vec<Problem>) -> Self {
         problems.sort_by(|a, b| a.place.sort_key().cmp(&b.place.sort_key()));
         Self { problems }
     }
 
-    /// The problems, sorted by place.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }

@@ -1,7 +1,7 @@
-//! Feature gates: a closed list, each gate with its stage, and what a set of `Name=true` makes of them.
+//! Feature gates: a closed list, with a stage for each.
 //!
-//! Alpha gates are off and beta gates on unless set; GA gates are on for good. `AllAlpha` and `AllBeta` set
-//! every gate of their stage, and a gate set by its own name wins over them, whichever layer either stands in.
+//! Alpha gates are off and beta gates on by default; GA gates are always on. `AllAlpha` and `AllBeta` set every gate
+//! of their stage. A gate that is set by name takes precedence over them, whichever layer sets either.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,20 @@ use std::fmt;
 use crate::error::{Fault, quote};
 use crate::suggest::nearest;
 
-/// Sets every alpha gate.
 pub(crate) const ALL_ALPHA: &str = "AllAlpha";
-/// Sets every beta gate.
 pub(crate) const ALL_BETA: &str = "AllBeta";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// May be wrong or go away; off unless asked for.
+    /// May be wrong or be removed; off by default.
     Alpha,
-    /// Tested and kept; on unless switched off.
+    /// Tested and kept; on by default.
     Beta,
-    /// Part of the program; on, and cannot be switched off.
+    /// Always on; cannot be disabled.
     Ga,
 }
 
 impl Stage {
-    /// Whether a gate of this stage is on when nobody sets it.
     pub fn default_on(self) -> bool {
         self != Self::Alpha
     }
@@ -43,10 +40,10 @@ impl fmt::Display for Stage {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateSpec {
-    /// Its name, as in `--feature-gates Name=true`.
+    /// As in `--feature-gates Name=true`.
     pub name: &'static str,
     pub stage: Stage,
-    /// The version in which it took that stage.
+    /// Version in which the gate reached this stage.
     pub since: &'static str,
     pub description: &'static str,
 }
@@ -57,7 +54,7 @@ macro_rules! gates {
         pub enum Gate { $(#[doc = $description] $name),+ }
 
         impl Gate {
-            /// All gates, in the order of the reference.
+            /// In the order of the reference.
             pub const ALL: [Gate; SPECS.len()] = [$(Gate::$name),+];
         }
 
@@ -103,12 +100,12 @@ impl Gate {
     }
 }
 
-/// Every gate there is, for `--help` and the reference.
+/// For `--help` and the reference.
 pub(crate) fn specs() -> &'static [GateSpec] {
     SPECS
 }
 
-/// A line for each gate, as the help of `--feature-gates` shows it.
+/// One line per gate, for the help of `--feature-gates`.
 pub fn list_gates() -> String {
     let mut lines = vec![
         format!("{ALL_ALPHA}=true|false (ALPHA - default=false): all alpha gates that are not set by name"),
@@ -128,7 +125,7 @@ pub struct FeatureGates {
 }
 
 impl FeatureGates {
-    /// What the gates are when `set` (checked names) is all that was said.
+    /// The names in `set` must have been checked.
     pub(crate) fn resolve(set: &BTreeMap<String, bool>) -> Self {
         Self { on: std::array::from_fn(|i| resolve_one(&SPECS[i], set).0) }
     }
@@ -137,7 +134,6 @@ impl FeatureGates {
         self.on[gate as usize]
     }
 
-    /// The same with one gate set otherwise.
     #[must_use]
     pub fn with(mut self, gate: Gate, on: bool) -> Self {
         self.on[gate as usize] = on;
@@ -151,7 +147,7 @@ impl Default for FeatureGates {
     }
 }
 
-/// The value of a gate, and the name in `set` that decided it.
+/// Value of a gate, and the name in `set` that decides it.
 pub(crate) fn resolve_one(gate: &GateSpec, set: &BTreeMap<String, bool>) -> (bool, Option<&'static str>) {
     let group = match gate.stage {
         Stage::Alpha => Some(ALL_ALPHA),
@@ -165,7 +161,7 @@ pub(crate) fn resolve_one(gate: &GateSpec, set: &BTreeMap<String, bool>) -> (boo
         .unwrap_or((gate.stage.default_on(), None))
 }
 
-/// The canonical name of a gate that may be set to `on`.
+/// Returns the canonical name.
 pub(crate) fn check(specs: &[GateSpec], name: &str, on: bool) -> Result<&'static str, Fault> {
     if let Some(group) = [ALL_ALPHA, ALL_BETA].into_iter().find(|group| *group == name) {
         return Ok(group);
@@ -179,7 +175,6 @@ pub(crate) fn check(specs: &[GateSpec], name: &str, on: bool) -> Result<&'static
     Ok(gate.name)
 }
 
-/// The error for a name that is not a gate's.
 pub(crate) fn unknown(specs: &[GateSpec], name: &str) -> Fault {
     let known = || specs.iter().map(|gate| gate.name).chain([ALL_ALPHA, ALL_BETA]);
     Fault::UnknownGate {
@@ -189,7 +184,7 @@ pub(crate) fn unknown(specs: &[GateSpec], name: &str) -> Fault {
     }
 }
 
-/// The canonical spelling of a gate's name whose case and underscores were lost in an environment variable.
+/// Canonical name of a gate from an environment variable, in which case and underscores are lost.
 pub(crate) fn spelt(name: &str) -> Option<&'static str> {
     let fold = |s: &str| s.replace('_', "").to_ascii_lowercase();
     SPECS.iter().map(|gate| gate.name).chain([ALL_ALPHA, ALL_BETA]).find(|known| fold(known) == fold(name))

@@ -1,4 +1,4 @@
-//! The layers: each source read on its own, every value checked where it stands.
+//! Reads each source into a layer and checks every value.
 
 mod env;
 mod file;
@@ -20,15 +20,15 @@ pub(crate) use env::read as read_env;
 pub(crate) use file::{Outcome as FileOutcome, read as read_file};
 pub(crate) use flags::read as read_flags;
 
-/// The checked values of one source, by path.
+/// Checked values of one source, by path.
 pub(crate) type Layer = BTreeMap<String, (Json, Origin)>;
 
-/// What is wrong so far, and which settings have no known value because of it.
+/// Problems so far, and the settings whose value is unknown because of them.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) problems: Vec<Problem>,
     pub(crate) wrong: BTreeSet<String>,
-    /// The file is kube-proxy's configuration; what has no effect of it.
+    /// Set if the file is kube-proxy's configuration: notes on fields without effect.
     pub(crate) kube_proxy: Option<Vec<String>>,
 }
 
@@ -41,7 +41,7 @@ impl Findings {
     }
 }
 
-/// How a source spells keys, for "did you mean".
+/// How a source spells keys, for suggestions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Spelling {
     /// `key`, within its section.
@@ -64,7 +64,6 @@ impl Spelling {
     }
 }
 
-/// A key or value as it stands in a source.
 struct Assignment<'a> {
     section: &'a str,
     name: &'a str,
@@ -73,7 +72,6 @@ struct Assignment<'a> {
     value_at: Origin,
 }
 
-/// Checks one assignment and puts it into the layer.
 fn assign(layer: &mut Layer, found: &mut Findings, spelling: Spelling, a: Assignment<'_>) {
     if a.section == GATES_SECTION {
         return assign_gate(layer, found, a);
@@ -94,7 +92,7 @@ fn assign(layer: &mut Layer, found: &mut Findings, spelling: Spelling, a: Assign
 
 fn assign_gate(layer: &mut Layer, found: &mut Findings, a: Assignment<'_>) {
     let path = |name: &str| format!("{GATES_SECTION}.{name}");
-    // The name is checked first, with a value that every gate takes: an unknown gate matters more than its value.
+    // Check the name first, with a value that every gate takes, so that an unknown gate is what is reported.
     if let Err(fault) = gates::check(gates::specs(), a.name, true) {
         return found.add(a.key_at, None, fault);
     }
@@ -110,7 +108,7 @@ fn assign_gate(layer: &mut Layer, found: &mut Findings, a: Assignment<'_>) {
     }
 }
 
-/// Assigns a list `A=true,B=false`, as `--feature-gates` and `KEELSON_FEATURE_GATES` hold it.
+/// Assigns `A=true,B=false`, the form of `--feature-gates` and `KEELSON_FEATURE_GATES`.
 fn assign_gate_list(layer: &mut Layer, found: &mut Findings, text: &str, place: impl Fn(&str) -> Origin) {
     for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
         let Some((name, value)) = item.split_once('=') else {
@@ -129,7 +127,7 @@ fn unknown_section(spelling: Spelling, section: &str, name: &str) -> Fault {
     let near = nearest(section, known());
     let nearest = match spelling {
         Spelling::File => near.map(|s| format!("[{s}]")),
-        // Where section and key are one word, the whole word that was meant helps more.
+        // Section and key are one word here, so suggest the complete word.
         _ => near.map(|s| {
             let keys = schema().iter().filter(|key| key.section == s);
             let key = nearest(name, keys.map(|key| key.name));
@@ -139,11 +137,11 @@ fn unknown_section(spelling: Spelling, section: &str, name: &str) -> Fault {
     Fault::UnknownSection { section: quote(section), nearest, known: known().map(Into::into).collect() }
 }
 
-/// An unknown key: the nearest in its section, else one of the same name in another section.
+/// Suggests the nearest key of the section, else one of the same name in another section.
 fn unknown_key(spelling: Spelling, section: &str, name: &str) -> Fault {
     let here = || schema().iter().filter(|key| key.section == section).map(|key| key.name);
     let near = nearest(name, here()).map(|key| spelling.spell(section, section, key)).or_else(|| {
-        // In another section only a close match says more than it misleads.
+        // In another section, only a close match is helpful.
         let folded = |s: &str| s.replace(['_', '-'], "").to_lowercase();
         schema()
             .iter()

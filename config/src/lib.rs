@@ -1,19 +1,19 @@
-//! Keelson's settings: where they may come from, what each of them may be, and what is in force.
+//! Keelson's settings: sources, validation and effective values.
 //!
-//! In come a TOML file, a map of environment variables, the flags `--set` and `--feature-gates`, and the
-//! host's name ([`Sources`]). Out go typed, validated [`Settings`] with the origin of every value
-//! ([`Loaded`]), or every problem there is at once ([`Errors`]), each with its place and what would be right.
-//! Nothing here reads the process environment or keeps state: the same sources give the same answer.
+//! In: a TOML file, a map of environment variables, the flags `--set` and `--feature-gates`, and the host name
+//! ([`Sources`]). Out: typed, validated [`Settings`] with the origin of every value ([`Loaded`]), or all problems at
+//! once ([`Errors`]), each with its place and a correction. Nothing here reads the process environment or keeps
+//! state: equal sources give equal results.
 //!
-//! Precedence, rising: default, file, environment, flag. Every layer is checked whole, so that a wrong value
-//! in the file is reported even where a flag overrides it.
+//! Precedence, rising: default, file, environment, flag. Every layer is checked completely, so that a wrong value in
+//! the file is reported even if a flag overrides it.
 //!
-//! All keys stand in one table (module `settings`): the structs, the checks, [`schema`], the shipped example file and
-//! the page `docs/configuration.md` are generated from it, so that they cannot drift apart.
+//! All keys are in one table (module `settings`). The structs, the checks, [`schema`], the shipped example file and
+//! the page `docs/configuration.md` are generated from it.
 //!
-//! **No setting holds a secret.** Registry credentials come with each pull from the caller and never pass
-//! through here, which is why settings may be shown, logged and served by the debug endpoint as they are.
-//! Addresses with a user name or password in them are refused, and not repeated in the error.
+//! **No setting holds a secret.** Registry credentials come with each pull from the caller and never pass through
+//! here, so settings may be shown, logged and served by the debug endpoint. Addresses with a user name or password
+//! are rejected, and not repeated in the error.
 
 mod diff;
 mod error;

@@ -1,4 +1,4 @@
-//! From sources to settings: reads the layers, merges them, checks what settings demand of each other.
+//! Reads the layers, merges them and checks the relations of settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,6 @@ use crate::relations;
 use crate::setting_type::Raw;
 use crate::settings::{GATES_SECTION, Settings, gate_doc, schema};
 
-/// Where the settings file is when nobody says otherwise.
 pub const DEFAULT_FILE: &str = "/etc/keelson/keelson.toml";
 
 const FILE_VARIABLE: &str = "KEELSON_CONFIG";
@@ -25,22 +24,22 @@ const NODE_NAME: &str = "agent.node_name";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
-    /// The file named by `--config`; it must exist. The variable `KEELSON_CONFIG` is next in line.
+    /// File named by `--config`, which must exist. Without it, the variable `KEELSON_CONFIG` names the file.
     pub file: Option<PathBuf>,
-    /// The file that is read if it exists when none is named.
+    /// Read if it exists and no file is named.
     pub default_file: PathBuf,
-    /// The process's environment; names that do not begin with `KEELSON_` are left alone.
+    /// The environment; names that do not begin with `KEELSON_` are ignored.
     pub env: BTreeMap<String, String>,
-    /// The arguments of `--set`, in order.
+    /// Arguments of `--set`, in order.
     pub sets: Vec<String>,
-    /// The arguments of `--feature-gates`, in order.
+    /// Arguments of `--feature-gates`, in order.
     pub feature_gates: Vec<String>,
-    /// The host's name, which is the node's unless one is set.
+    /// The node name unless one is set.
     pub hostname: String,
 }
 
 impl Sources {
-    /// Defaults and the file at its usual place, on a host of this name.
+    /// Defaults and the default file.
     pub fn new(hostname: impl Into<String>) -> Self {
         Self {
             file: None,
@@ -52,7 +51,7 @@ impl Sources {
         }
     }
 
-    /// The file to read, and whether somebody named it.
+    /// The file to read, and whether it was named explicitly.
     fn file(&self) -> (&Path, bool) {
         let named = self.env.get(FILE_VARIABLE).filter(|name| !name.is_empty()).map(Path::new);
         match self.file.as_deref().or(named) {
@@ -66,31 +65,27 @@ impl Sources {
 pub struct Entry {
     /// `section.key`.
     pub key: String,
-    /// The value in its canonical form: a bool, a number or a text.
+    /// In canonical form, see `Setting::show`.
     pub value: Json,
     pub origin: Origin,
-    /// Whether a running agent takes over a change of it.
     pub live: bool,
     pub doc: &'static str,
 }
 
-/// Settings and where each of them came from.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub settings: Arc<Settings>,
-    /// The same, one by one in the order of the reference, with origins.
+    /// In the order of the reference.
     pub entries: Vec<Entry>,
-    /// The file that was read, if one was.
     pub file: Option<PathBuf>,
-    /// Where the file is a `KubeProxyConfiguration` of kube-proxy: notes on what has no effect of it, each with its place.
+    /// Set if the file is a `KubeProxyConfiguration` of kube-proxy: notes on fields without effect, each with its
+    /// place.
     pub kube_proxy: Option<Vec<String>>,
 }
 
-/// Reads, merges and checks.
-///
 /// # Errors
 ///
-/// Every problem in every source, at once.
+/// All problems of all sources.
 pub fn load(sources: &Sources) -> Result<Loaded, Errors> {
     let mut found = Findings::default();
     let (path, named) = sources.file();
@@ -98,7 +93,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Errors> {
         FileOutcome::Read(layer) => (layer, true),
         FileOutcome::Absent => (Layer::new(), false),
         FileOutcome::Broken => {
-            // What stands in the file is not known, so nothing can be said about how settings fit together.
+            // The values of the file are unknown, so the relations cannot be checked.
             found.wrong.extend(schema().iter().map(|key| key.path.to_owned()));
             (Layer::new(), false)
         }
@@ -128,7 +123,7 @@ fn defaults() -> Layer {
     schema().iter().map(|key| (key.path.to_owned(), (key.default.clone(), Origin::Default))).collect()
 }
 
-/// Merges the layers, which rise in precedence, and reads the result.
+/// `layers` are in rising precedence.
 fn build(
     layers: [Layer; 4],
     hostname: &str,
@@ -152,7 +147,7 @@ fn build(
     Ok((settings, merged))
 }
 
-/// A host's name that is no node's name needs a setting, not a better spelling.
+/// A host name that is not a valid node name cannot be corrected, so the error asks for the setting.
 fn check_host_name(name: &str) -> Result<(), Fault> {
     check_node_name(name).map_err(|fault| match fault {
         Fault::Malformed { value, reason, .. } => Fault::Malformed {
@@ -165,7 +160,6 @@ fn check_host_name(name: &str) -> Result<(), Fault> {
     })
 }
 
-/// Every setting in force, with its origin.
 fn entries(settings: &Settings, merged: &Merged) -> Vec<Entry> {
     let set = merged.gates();
     let docs = schema().iter().map(|key| key.doc.as_str()).chain(Gate::ALL.map(gate_doc));
@@ -187,7 +181,7 @@ fn entries(settings: &Settings, merged: &Merged) -> Vec<Entry> {
         .collect()
 }
 
-/// The merged layers: value and origin by path.
+/// Value and origin by path.
 struct Merged(BTreeMap<String, (Json, Origin)>);
 
 impl Merged {
@@ -198,8 +192,8 @@ impl Merged {
         })
     }
 
-    /// Sets values path by path, so that a layer replaces values and not whole sections. Origins are more than a text, so
-    /// the values have their numbers.
+    /// Sets values path by path, so that a layer replaces values and not entire sections. The builder keeps a text as
+    /// the origin of a value; here it is an index into `origins`.
     fn merge(layers: [Layer; 4]) -> Result<Self, ConfigError> {
         let mut origins = Vec::new();
         let mut builder = Config::builder();

@@ -1,7 +1,7 @@
 //! Settings that hold addresses, networks and interfaces.
 //!
-//! Owns: the types of such settings, and how they are read. In: a text. Out: the value, or what is wrong with it and what
-//! would be right.
+//! Owns: the types of such settings, and how they are parsed. In: a text. Out: the value, or a fault with a
+//! correction.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,27 +12,26 @@ use serde_json::Value as Json;
 use crate::error::{Fault, quote};
 use crate::setting_type::{Any, Raw, Setting, text};
 
-/// The word for the node's own addresses.
 const PRIMARY: &str = "primary";
-/// The longest host name, in bytes (RFC 1035, section 2.3.4).
+/// In bytes (RFC 1035, section 2.3.4).
 const HOST_BYTES: usize = 253;
-/// The longest name of an interface, in bytes (`IFNAMSIZ` without its end).
+/// In bytes (`IFNAMSIZ` without its terminator).
 const INTERFACE_BYTES: usize = 15;
 
-/// The addresses of the node at which node ports are served.
+/// Node addresses at which node ports are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
     Primary,
-    /// Those in these networks, never empty; a family without a network, or with one of length 0, answers at all.
+    /// Those in these networks; never empty. A family without a network, or with one of length 0, uses all addresses.
     Networks(Vec<IpNet>),
 }
 
-/// A name or an address by which clients may call this machine: in lower case, without a closing dot; an address without
-/// brackets and in its canonical form.
+/// A name or address by which clients reach this machine: in lower case, without a trailing dot; an address without
+/// brackets, in canonical form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostName(pub String);
 
-/// Interfaces by their name, or by its beginning with `*` after it.
+/// Interfaces by name, or by a prefix followed by `*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfacePattern(pub String);
 
@@ -158,7 +157,8 @@ fn network(text: &str) -> Result<IpNet, Fault> {
     }
 }
 
-/// Letters, digits, `-` and `_` between dots (RFC 1123, and what hosts are called in spite of it), or an IP address.
+/// Letters, digits, `-` and `_` between dots (RFC 1123, and the underscores that occur in practice), or an IP
+/// address.
 fn host_name(text: &str) -> Result<HostName, Fault> {
     let malformed = |reason: &str| Fault::Malformed {
         what: "a host name",
@@ -194,7 +194,7 @@ fn interface_pattern(text: &str) -> Result<InterfacePattern, Fault> {
     Ok(InterfacePattern(text.to_owned()))
 }
 
-/// The kernel's rules for names of interfaces (`dev_valid_name`), which hold for their beginnings as well.
+/// The kernel's rules for interface names (`dev_valid_name`), which also apply to prefixes.
 pub(crate) fn check_interface(text: &str) -> Result<(), Fault> {
     let malformed = |reason: &str| Fault::Malformed {
         what: "a name of a network interface",

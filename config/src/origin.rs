@@ -1,28 +1,26 @@
-//! Where a value came from, and where a problem is.
+//! Where a value or a problem comes from.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// The place a setting's value was read from.
-///
-/// `{}` names the place as people write it (`/etc/keelson/keelson.toml:12`); `{:#}` adds the column.
+/// `{}` prints the place as `/etc/keelson/keelson.toml:12`; `{:#}` adds the column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     Default,
     File {
         path: PathBuf,
-        /// Line, from 1; 0 when the file as a whole is meant.
+        /// From 1; 0: the entire file.
         line: usize,
-        /// Column in characters, from 1; 0 when the file as a whole is meant.
+        /// In characters, from 1; 0: the entire file.
         column: usize,
     },
     Env(String),
-    /// A command line flag, without its value: `--set pulls.when_full`.
+    /// Without the value: `--set pulls.when_full`.
     Flag(String),
 }
 
 impl Origin {
-    /// What kind of source this is, in one word: `default`, `file`, `environment` or `flag`.
+    /// `default`, `file`, `environment` or `flag`.
     pub fn source(&self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -32,8 +30,8 @@ impl Origin {
         }
     }
 
-    /// Orders places for a report: by layer, within a file by position, within the environment by name.
-    /// Flags keep the order in which they were given.
+    /// Sorts by layer, within a file by position, within the environment by name. Flags keep the order in which they
+    /// were given.
     pub(crate) fn sort_key(&self) -> (u8, usize, usize, &str) {
         match self {
             Self::Default => (0, 0, 0, ""),
@@ -64,7 +62,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A problem is one line and an origin may stand in a TOML comment, so control characters are escaped.
+/// A problem is one line and an origin may appear in a TOML comment, so control characters are escaped.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars()
         .flat_map(|c| {

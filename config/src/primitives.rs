@@ -66,7 +66,7 @@ fn is_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// A duration in the units that settings are written in, the largest hours: `1m30s`.
+/// The largest unit is hours: `1m30s`.
 pub(crate) fn show_duration(duration: &Duration) -> String {
     let (secs, nanos) = (duration.as_secs(), u64::from(duration.subsec_nanos()));
     let parts = [
@@ -115,15 +115,15 @@ impl Setting for Duration {
 }
 
 pub(crate) enum TextRule {
-    /// A node's name; empty for the host's name.
+    /// Empty: the host name.
     NodeName,
     /// Directives of a `tracing` filter.
     LogFilter,
-    /// The address of an API server; empty for none.
+    /// Empty: none.
     Server,
-    /// The name of a network interface, or the beginning of one; empty for none.
+    /// A name or a prefix; empty: none.
     Interface,
-    /// One line of any text, described so; who uses it says more.
+    /// One line of text, with this description. The user of the setting checks more.
     Free(&'static str),
 }
 
@@ -159,7 +159,7 @@ impl Setting for String {
     }
 }
 
-/// Kubernetes takes RFC 1123 subdomains as node names.
+/// Node names are RFC 1123 subdomains, as in Kubernetes.
 pub(crate) fn check_node_name(name: &str) -> Result<(), Fault> {
     let malformed = |reason: &str, right: String| Fault::Malformed {
         what: "a node name",
@@ -187,7 +187,7 @@ pub(crate) fn check_node_name(name: &str) -> Result<(), Fault> {
     Err(malformed("it is not a DNS subdomain (RFC 1123)", rule()))
 }
 
-/// An API server is reached by TLS only: a token on a plain connection would be anybody's.
+/// TLS only: a plain connection would disclose the token.
 fn check_server(text: &str) -> Result<(), Fault> {
     const RIGHT: &str = "https://10.0.0.1:6443";
     let malformed = |reason: &str| Fault::Malformed {
@@ -230,8 +230,8 @@ fn check_line(text: &str) -> Result<(), Fault> {
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// The filter's own parser takes a misspelt level for the name of a target, and would then log everything of
-/// a target that is not there and nothing else; so words that look like a level are refused.
+/// The filter's parser takes a misspelt level for the name of a target and would then log only that target, so words
+/// that look like a level are rejected.
 fn check_log_filter(text: &str) -> Result<(), Fault> {
     let malformed = |reason: String, right: &str| Fault::Malformed {
         what: "a log filter",

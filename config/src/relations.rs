@@ -12,13 +12,11 @@ use crate::origin::Origin;
 use crate::settings::{GATES_SECTION, Settings};
 use crate::values::{EndpointsSource, Enforce, ListenSpec, Role, SocketSpec};
 
-/// A requirement that is not met: the settings it is about, and a sentence.
 struct Violation {
     keys: Vec<&'static str>,
     message: String,
 }
 
-/// The unmet requirements.
 #[derive(Default)]
 struct Violations(Vec<Violation>);
 
@@ -33,7 +31,7 @@ impl Violations {
         }
     }
 
-    /// `address`: one that other machines can reach, without the permission that the second key is.
+    /// `address` is listened on, and the second key allows addresses that other machines can reach.
     fn add_remote(&mut self, keys: [&'static str; 2], address: Option<impl Display>, content: &str) {
         if let Some(address) = address {
             let (_, permission) = keys[1].split_once('.').unwrap_or_default();
@@ -50,19 +48,18 @@ fn is_remote(address: &SocketAddr) -> bool {
     !address.ip().to_canonical().is_loopback()
 }
 
-/// The sentence of the first requirement that is not met.
 pub(crate) fn first_violation(settings: &Settings) -> Option<String> {
     violations(settings).into_iter().next().map(|violation| violation.message)
 }
 
-/// Each unmet requirement as a problem at the place that ranks highest among the settings it is about. Requirements on
-/// settings in `wrong` are skipped: their value is not known, and that has been reported.
+/// Reports each violation at the place of highest precedence among its settings. Requirements on settings in `wrong`
+/// are skipped: their value is unknown, and that was reported.
 pub(crate) fn check(
     settings: &Settings,
     origin: &dyn Fn(&str) -> Origin,
     wrong: &BTreeSet<String>,
 ) -> Vec<Problem> {
-    // A group of gates may decide any gate, so one wrong gate leaves all of them unknown.
+    // A group may decide any gate, so one wrong gate makes all of them unknown.
     let gate = |key: &str| key.starts_with(GATES_SECTION);
     let wrong_gate = wrong.iter().any(|key| gate(key));
     let unknown = |key: &str| wrong.contains(key) || (wrong_gate && gate(key));
@@ -92,7 +89,7 @@ fn violations(settings: &Settings) -> Vec<Violation> {
     found.0
 }
 
-/// The ways to the API server that are set.
+/// Number of configured ways to the API server.
 fn ways(settings: &Settings) -> usize {
     let kube = &settings.kube;
     let bootstrap = kube.bootstrap_kubeconfig.is_some();

@@ -13,7 +13,6 @@ pub enum Format {
     Toml,
 }
 
-/// The settings in force and where each came from.
 pub fn render_show(loaded: &Loaded, format: Format) -> String {
     match format {
         Format::Table => table(loaded),

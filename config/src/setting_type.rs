@@ -1,7 +1,7 @@
 //! How a setting is read from a layer, described and shown.
 //!
-//! Owns: [`Setting`], and [`Text`] for values that are written as one text. In: a layer's value ([`Raw`]). Out: the value,
-//! or what is wrong with it and what would be right.
+//! Owns: [`Setting`], and [`Text`] for values that are written as one text. In: a layer's value ([`Raw`]). Out: the
+//! value, or a fault with a correction.
 
 use std::fmt::Display;
 
@@ -9,17 +9,17 @@ use serde_json::Value as Json;
 
 use crate::error::{Fault, quote};
 
-/// A value as a layer gives it, before it is checked.
+/// An unchecked value of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Raw {
     Bool(bool),
     Int(i64),
     /// Text that the source marked as text.
     Text(String),
-    /// Text of a source without types (environment, flags): the setting decides what it is.
+    /// Text of a source without types (environment, flags): the setting decides its type.
     Untyped(String),
     List(Vec<String>),
-    /// Something that no setting takes; the words name it for an error.
+    /// Something that no setting takes; the text names it in an error.
     Other(&'static str),
 }
 
@@ -61,7 +61,7 @@ impl Raw {
         }
     }
 
-    /// The texts of a list that are not empty. Sources without lists separate them with commas, which no item contains.
+    /// The non-empty texts of a list. Sources without lists separate items with commas, which no item contains.
     pub(crate) fn texts(&self, expected: &str) -> Result<impl Iterator<Item = &str>, Fault> {
         let texts: Vec<&str> = match self {
             Self::List(texts) => texts.iter().map(String::as_str).collect(),
@@ -71,7 +71,6 @@ impl Raw {
     }
 }
 
-/// A type that settings may have.
 pub(crate) trait Setting: Sized {
     /// What narrows the type for one key.
     type Rule;
@@ -81,14 +80,14 @@ pub(crate) trait Setting: Sized {
     /// The canonical form, which [`Setting::read`] reads back: a bool, an integer, a text or a list of texts.
     fn show(&self) -> Json;
 
-    /// Type and bounds in words, for the reference.
+    /// Type and bounds, for the reference.
     fn describe(rule: &Self::Rule) -> String;
 }
 
 /// The rule of a setting without bounds.
 pub(crate) struct Any;
 
-/// Least and greatest value, and what zero means where it stands for something else.
+/// Bounds, and the meaning of zero if it has one.
 pub(crate) struct Within<T> {
     min: T,
     max: T,
@@ -99,7 +98,7 @@ pub(crate) const fn within<T>(min: T, max: T) -> Within<T> {
     Within { min, max, zero: None }
 }
 
-/// Zero, with a meaning of its own, or a value within the bounds.
+/// Zero, with this meaning, or a value within the bounds.
 pub(crate) const fn zero_or<T>(zero: &'static str, min: T, max: T) -> Within<T> {
     Within { min, max, zero: Some(zero) }
 }
@@ -118,12 +117,12 @@ impl<T: PartialOrd + Default> Within<T> {
     }
 }
 
-/// A value that is written as one text. `T`, `Option<T>` (empty text: none) and `Vec<T>` are settings then.
+/// A value that is written as one text. `T`, `Option<T>` (empty text: `None`) and `Vec<T>` are then settings.
 pub(crate) trait Text: Sized {
-    /// What the empty text of an `Option` stands for.
+    /// Meaning of the empty text of an `Option`.
     const EMPTY: &'static str = "";
 
-    /// The type in words; in the plural where it is used in lists.
+    /// The type in words; in the plural if it is used in lists.
     fn kind() -> String;
 
     /// What an error asks for, with an example.
@@ -134,7 +133,7 @@ pub(crate) trait Text: Sized {
     fn write(&self) -> String;
 }
 
-/// Makes a type with `Display` a [`Text`], by its kind, what an error asks for, and the function that reads it.
+/// Implements [`Text`] for a type with `Display`.
 macro_rules! text {
     ($ty:ty, $kind:literal, $expected:literal, $parse:expr $(, $empty:literal)?) => {
         impl crate::setting_type::Text for $ty {

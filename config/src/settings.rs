@@ -1,7 +1,7 @@
-//! The table of all settings: types, bounds, defaults, whether a change takes effect live, and what each is for.
+//! The table of all settings: types, bounds, defaults, whether a change takes effect live, and descriptions.
 //!
-//! The macro makes of it the structs that the rest of Keelson reads, and the list of keys that checks,
-//! reference and example file are made of.
+//! The macro generates the structs that the rest of Keelson reads, and the list of keys from which checks, reference
+//! and example file are made.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -22,17 +22,16 @@ use crate::values::{
     Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
-/// The section of the gates, whose keys are the gates' names.
+/// Its keys are the names of the gates.
 pub(crate) const GATES_SECTION: &str = "feature_gates";
 
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its name, as in `[pulls]`.
+    /// As in `[pulls]`.
     pub name: &'static str,
     pub doc: String,
 }
 
-/// What there is to know about one setting.
 #[derive(Clone, Debug)]
 pub struct Key {
     /// `section.key`.
@@ -41,7 +40,7 @@ pub struct Key {
     pub name: &'static str,
     pub kind: String,
     pub default: Json,
-    /// Whether a running agent takes over a change (SIGHUP).
+    /// A running agent applies a change on SIGHUP.
     pub live: bool,
     pub doc: String,
     check: fn(&Raw) -> Result<Json, Fault>,
@@ -52,20 +51,19 @@ impl Key {
         env_name(self.section, self.name)
     }
 
-    /// The canonical form of a value, or what is wrong with it.
+    /// Returns the value in canonical form.
     pub(crate) fn check(&self, raw: &Raw) -> Result<Json, Fault> {
         (self.check)(raw)
     }
 }
 
-/// The environment variable that sets `section.key`.
 pub(crate) fn env_name(section: &str, name: &str) -> String {
-    // The names of gates are not folded: their case tells their words apart.
+    // Names of gates are not folded: their case separates the words.
     let name = if section == GATES_SECTION { name.to_owned() } else { name.to_uppercase() };
     format!("KEELSON_{}__{name}", section.to_uppercase())
 }
 
-/// One setting of a [`Settings`] in canonical form.
+/// One setting in canonical form.
 pub(crate) struct Flat {
     pub(crate) key: String,
     pub(crate) live: bool,
@@ -104,10 +102,10 @@ macro_rules! settings {
             }
         )+
 
-        /// All settings, checked.
+        /// Checked settings.
         ///
-        /// `Settings::default()` holds the defaults; its node's name is empty until [`load`](crate::load)
-        /// puts the host's there.
+        /// `Settings::default()` holds the defaults; [`load`](crate::load) replaces its empty node name with the host
+        /// name.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Settings {
             $( $(#[doc = $section_doc])+ pub $section: $Section, )+
@@ -133,7 +131,7 @@ macro_rules! settings {
         )+)+]);
 
         impl Settings {
-            /// Reads every key but the gates; `get` gives the merged value of a path.
+            /// Reads every key except the gates; `get` returns the merged value of a path.
             pub(crate) fn build(
                 get: &dyn Fn(&'static str) -> Raw,
                 feature_gates: FeatureGates,
@@ -147,7 +145,7 @@ macro_rules! settings {
                 Ok(Self { $($section,)+ feature_gates })
             }
 
-            /// Every setting in canonical form, in the order of the table, the gates last.
+            /// In canonical form, in the order of the table, the gates last.
             pub(crate) fn flatten(&self) -> Vec<Flat> {
                 let mut all = vec![$($( Flat {
                     key: concat!(stringify!($section), ".", stringify!($field)).into(),
@@ -162,7 +160,6 @@ macro_rules! settings {
                 all
             }
 
-            /// `self` with the live settings of `new`.
             pub(crate) fn replace_live(&self, new: &Self) -> Self {
                 let mut merged = self.clone();
                 $($( if is_live!($live) {
@@ -545,8 +542,8 @@ settings! {
 }
 
 impl Settings {
-    /// Where `keelson proxy` finds the Endpoints API: `proxy.target`, else the first unix socket of
-    /// `endpoints.listen`; none: there is none.
+    /// Address of the Endpoints API for `keelson proxy`: `proxy.target`, else the first unix socket of
+    /// `endpoints.listen`.
     pub fn proxy_target(&self) -> Option<&SocketSpec> {
         let sockets = self.endpoints.listen.iter().filter_map(|spec| match spec {
             ListenSpec::Unix(socket) => Some(socket),
@@ -556,17 +553,16 @@ impl Settings {
     }
 }
 
-/// Every setting but the feature gates (those are [`Gate::ALL`]), in the order of the reference.
+/// Every setting except the feature gates ([`Gate::ALL`]), in the order of the reference.
 pub fn schema() -> &'static [Key] {
     &KEYS
 }
 
-/// Every section, in the order of the reference.
+/// In the order of the reference.
 pub fn sections() -> &'static [Section] {
     &SECTIONS
 }
 
-/// What a gate does, for the list of entries.
 pub(crate) fn gate_doc(gate: Gate) -> &'static str {
     gates::specs()[gate as usize].description
 }

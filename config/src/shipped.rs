@@ -1,16 +1,16 @@
-//! The settings file that is shipped, and the reference in the documentation: both made from the table of
-//! settings, both held to it by tests.
+//! The shipped settings file and the reference in the documentation. Both are generated from the table of settings
+//! and checked by tests.
 
 use crate::gates::{ALL_ALPHA, ALL_BETA, Gate};
 use crate::rendering::toml_value;
 use crate::settings::{GATES_SECTION, schema, sections};
 
-/// The shipped example: every setting with what it does, commented out at its default.
+/// Every setting with its description, commented out at its default.
 pub const EXAMPLE: &str = include_str!("../keelson.toml");
 
 const WIDTH: usize = 100;
 
-/// What [`EXAMPLE`] must be for the settings as they are.
+/// What [`EXAMPLE`] must be for the current settings.
 pub fn example() -> String {
     let mut text = String::from(
         "# Settings of the Keelson agent.\n\
@@ -49,7 +49,6 @@ fn gates() -> String {
     text
 }
 
-/// Text as comment lines of a bounded width.
 fn comment(text: &str) -> String {
     let mut lines = vec![String::from("#")];
     for word in text.split_whitespace() {
@@ -65,7 +64,7 @@ fn comment(text: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The reference of all settings and feature gates as Markdown, for `docs/configuration.md`.
+/// All settings and feature gates as Markdown, for `docs/configuration.md`.
 pub fn reference() -> String {
     let mut text = String::new();
     for section in sections().iter().filter(|section| section.name != GATES_SECTION) {

@@ -21,7 +21,6 @@ const SUFFIXES: [(&str, u64); 8] = [
     ("T", 1_000_000_000_000),
 ];
 
-/// A number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
@@ -39,7 +38,7 @@ impl ByteSize {
             .iter()
             .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
             .unwrap_or((text, 1));
-        // No sign, no fraction: `parse` alone would take "+1".
+        // Neither sign nor fraction: `parse` alone would accept "+1".
         let whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
         whole.then(|| digits.parse::<u64>().ok()?.checked_mul(factor)).flatten().map(Self)
     }

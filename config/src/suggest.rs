@@ -1,12 +1,12 @@
-//! "Did you mean": the known word that is most like a misspelt one.
+//! Suggests the known word that is most similar to a misspelt one.
 
-/// The candidate nearest to `word`, if one is near enough to be what was meant.
+/// The nearest candidate, if it is close enough to be the intended word.
 ///
 /// Case, `_`, `-` and `.` do not count, so the kubelet's `maxParallelImagePulls` finds
 /// `max_parallel_image_pulls`.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = fold(word);
-    // A distance over a very long text costs its square and finds nothing.
+    // The cost is quadratic in the length, and a very long text has no match.
     if word.is_empty() || word.len() > 128 {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The types that settings take where a plain number, text or duration would say too little.
+//! Types of settings that are more specific than numbers, texts and durations.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use crate::error::{Fault, quote};
 use crate::setting_type::{Text, text};
 use crate::suggest::nearest;
 
-/// The longest path that `sockaddr_un` holds on Linux, without its closing zero.
+/// Longest path in a `sockaddr_un` on Linux, without its terminator.
 const SOCKET_PATH_BYTES: usize = 107;
 const SOCKET_EXAMPLE: &str = "unix:///run/keelson/name.sock";
 const TCP_EXAMPLE: &str = "tcp://127.0.0.1:12345";
@@ -20,16 +20,11 @@ pub struct SocketSpec {
 }
 
 impl SocketSpec {
-    /// For defaults only, which a test holds to the same rules as any other value.
+    /// For defaults only; a test checks them by the rules of other values.
     pub(crate) fn built_in(path: &str) -> Self {
         Self { path: path.into() }
     }
 
-    /// Reads `unix:///absolute/path`.
-    ///
-    /// # Errors
-    ///
-    /// A [`Fault`] that says what is wrong and what would be right.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         let malformed = |reason: String, right: String| Fault::Malformed {
             what: "a unix socket address",
@@ -73,7 +68,6 @@ impl SocketSpec {
     }
 }
 
-/// What is wrong with the path of a socket, if anything.
 fn socket_path_fault(path: &str) -> Option<String> {
     if path.trim_matches('/').is_empty() || path.ends_with('/') {
         return Some("the file name is missing".into());
@@ -85,7 +79,6 @@ fn socket_path_fault(path: &str) -> Option<String> {
     path_fault(path)
 }
 
-/// What is wrong with an absolute path, if anything.
 pub(crate) fn path_fault(path: &str) -> Option<String> {
     if !path.starts_with('/') {
         return Some("the path is not absolute".into());
@@ -112,21 +105,15 @@ text!(
     |text: &str| Self::parse(text.trim())
 );
 
-/// Where something listens: `unix:///absolute/path` or `tcp://address:port`.
+/// `unix:///absolute/path` or `tcp://address:port`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ListenSpec {
-    /// A unix socket.
     Unix(SocketSpec),
-    /// An IP address and a port; port 0 takes a free one.
+    /// Port 0: any free port.
     Tcp(SocketAddr),
 }
 
 impl ListenSpec {
-    /// Reads either form.
-    ///
-    /// # Errors
-    ///
-    /// A [`Fault`] that says what is wrong and what would be right.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         let Some(address) = text.strip_prefix("tcp://") else {
             return SocketSpec::parse(text).map(Self::Unix);
@@ -164,15 +151,14 @@ text!(
 pub struct SocketMode(u32);
 
 impl SocketMode {
-    /// Owner and group may connect.
     pub(crate) const OWNER_AND_GROUP: Self = Self(0o660);
 
     /// Reads three or four octal digits.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when it is not octal, when the owner could not connect, or when everybody could: who can
-    /// reach the CRI socket is root on the node.
+    /// The text is not octal, the owner could not connect, or everybody could: a process that reaches the CRI socket
+    /// is root on the node.
     pub fn parse(text: &str) -> Result<Self, Fault> {
         let malformed = |reason: &str| Fault::Malformed {
             what: "a socket mode",
@@ -191,7 +177,6 @@ impl SocketMode {
         }
     }
 
-    /// The bits, for `chmod`.
     pub fn bits(self) -> u32 {
         self.0
     }
@@ -244,9 +229,7 @@ impl Text for PathBuf {
     }
 }
 
-/// A setting that takes one of a few words.
 pub(crate) trait Choice: Copy + PartialEq + 'static {
-    /// Every choice with its word.
     const WORDS: &'static [(&'static str, Self)];
 }
 
@@ -301,11 +284,10 @@ macro_rules! choice {
 }
 
 choice! {
-    /// What happens to a pull that arrives when the limit is reached.
     WhenFull {
-        /// It waits its turn, first come first served.
+        /// First in, first out.
         Wait = "wait",
-        /// It is retried a few times and then refused with `RESOURCE_EXHAUSTED`.
+        /// Retried a few times, then failed with `RESOURCE_EXHAUSTED`.
         Reject = "reject",
     }
 }
@@ -313,7 +295,7 @@ choice! {
 choice! {
     Enforce {
         Agent = "agent",
-        /// The runtime, by the pull option, if it says that it can; the agent otherwise.
+        /// The runtime, through the pull option, if it supports it; otherwise the agent.
         Runtime = "runtime",
     }
 }
@@ -327,41 +309,39 @@ choice! {
 
 choice! {
     Role {
-        /// The kubelet; the agent adds a Lease and conditions of its own.
+        /// The kubelet sends the heartbeats; the agent adds a Lease and conditions of its own.
         Companion = "companion",
         Node = "node",
     }
 }
 
 choice! {
-    /// What is done about a Node that is missing.
+    /// Handling of a missing Node.
     Register {
-        /// It is made at the start, and not again when it is deleted later.
+        /// Created at the start, but not after it is deleted later.
         Once = "once",
-        /// It is made whenever it is missing.
+        /// Created whenever it is missing.
         Always = "always",
-        /// Nothing: somebody else makes it.
+        /// Created by other means.
         Never = "never",
     }
 }
 
 choice! {
-    /// What role node does while another process renews the node's Lease.
+    /// Behavior of role node while another process renews the node's Lease.
     WhenContested {
-        /// It stops renewing the Lease and reporting the status until the other one stops.
+        /// Stop renewing the Lease and reporting the status until the other process stops.
         StandBack = "stand-back",
         Continue = "continue",
     }
 }
 
 choice! {
-    /// Where Services and their endpoints come from.
     EndpointsSource {
-        /// The API server if one is configured, else manifests if a folder of them is, else nowhere.
+        /// The API server if one is configured, else the folder of manifests if one is configured, else off.
         Auto = "auto",
         Kube = "kube",
         Files = "files",
-        /// Service endpoints are off.
         Off = "off",
     }
 }
@@ -369,29 +349,28 @@ choice! {
 choice! {
     /// When Services are watched at the API server.
     EndpointsWatch {
-        /// From the first client on that follows them, until the agent ends.
+        /// From the first client until the agent stops.
         OnDemand = "on-demand",
         Always = "always",
     }
 }
 
 choice! {
-    /// What makes Services work on the node.
     ProxyBackend {
         Nft = "nft",
     }
 }
 
 choice! {
-    /// How traffic of this node's pods is distinguished from other traffic. Names are those of kube-proxy's `detectLocalMode`.
+    /// How traffic of this node's pods is detected. Names are those of kube-proxy's `detectLocalMode`.
     DetectLocalMode {
-        /// By its source, in the cluster's pod networks.
+        /// Source in the cluster's pod networks.
         ClusterCidr = "ClusterCIDR",
-        /// By its source, in the Node's pod networks.
+        /// Source in the Node's pod networks.
         NodeCidr = "NodeCIDR",
-        /// By the bridge that it comes in by.
+        /// Received on the bridge.
         BridgeInterface = "BridgeInterface",
-        /// By the name of the interface that it comes in by.
+        /// Received on an interface with the name prefix.
         InterfaceNamePrefix = "InterfaceNamePrefix",
     }
 }

@@ -1,19 +1,18 @@
-//! Settings that are valid and yet probably not meant.
+//! Settings that are valid but probably not intended.
 //!
-//! Owns: the list of combinations that are worth a warning. In: checked [`Settings`]. Out: one [`Warning`] for each.
-//! Nothing is refused for a warning; the agent logs them at its start and after a reload, and `keelson config check`
-//! prints them.
+//! Owns: the list of combinations that cause a warning. In: checked [`Settings`]. Out: one [`Warning`] for each. A
+//! warning rejects nothing; the agent logs them at its start and after a reload, and `keelson config check` prints
+//! them.
 
 use std::fmt;
 
 use crate::gates::Gate;
 use crate::settings::Settings;
 
-/// A combination of settings that is valid and probably not meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     pub key: &'static str,
-    /// What follows from the setting, and what to do.
+    /// The consequence of the setting, and what to do.
     pub message: String,
 }
 
@@ -64,7 +63,7 @@ fn no_present_lane(settings: &Settings) -> Option<Warning> {
 mod tests {
     use super::*;
 
-    /// I11: the defaults have no limit, which is said; each way to set one is silent.
+    /// I11: the defaults have no limit and cause a warning; each way to set one does not.
     #[test]
     fn settings_that_remove_every_limit_are_warned_of() {
         let keys = |settings: &Settings| -> Vec<&'static str> {

@@ -1,4 +1,4 @@
-//! Every kind of mistake is reported, at its exact place, with what would be right, together with all others.
+//! Every kind of mistake is reported at its exact place with a correction, together with all others.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests, which clippy.toml does not see
 
@@ -39,7 +39,7 @@ impl Case {
         self
     }
 
-    /// All problems, one a line, with the folder's name taken out.
+    /// All problems, one per line, without the path of the folder.
     fn errors(&self) -> String {
         let errors = load(&self.sources).expect_err("accepted");
         errors.to_string().replace(&format!("{}/", self.dir.path().display()), "")
@@ -498,7 +498,7 @@ fn all_problems_at_once_sorted_by_place() {
             "keelson.toml:2:10",
             "keelson.toml:4:1",
             "keelson.toml:5:17",
-            "keelson.toml:6:16", // overridden by a flag, and wrong all the same
+            "keelson.toml:6:16", // overridden by a flag, but still wrong
             "environment KEELSON_BAR__X",
             "environment KEELSON_PULLS__STALL_TIMEOUT",
             "flag --set pulls.when_full",
@@ -517,7 +517,7 @@ fn columns_count_characters() {
     );
 }
 
-/// Each fixture says on its first lines, `# expect PLACE: ...`, what must be reported, and nothing else may be.
+/// The first lines of each fixture list, as `# expect PLACE: ...`, all that must be reported.
 #[test]
 fn misspelt_fixtures() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/misspelt");

@@ -1,4 +1,4 @@
-//! Which layer wins, and that any valid settings load and no input at all makes the loader panic.
+//! Precedence of layers; all valid settings load, and no input makes the loader panic.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests, which clippy.toml does not see
 
@@ -8,7 +8,7 @@ use keelson_config::{Gate, Key, Loaded, Origin, Sources, load, schema};
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
-/// Settings for the four ways of saying them, as `section.key` and text.
+/// Settings of each layer, as `section.key` and text.
 #[derive(Clone, Debug, Default)]
 struct Layers {
     file: BTreeMap<String, Json>,
@@ -36,7 +36,7 @@ impl Layers {
     fn load(&self) -> Loaded {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("keelson.toml");
-        // JSON's texts, numbers and bools are TOML's too.
+        // Texts, numbers and bools of JSON are also valid TOML.
         let lines: String = self.file.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
         std::fs::write(&file, &lines).unwrap();
         let sources = Sources {
@@ -153,7 +153,7 @@ fn gates_by_layer_and_by_name() {
     assert_eq!(gate(Gate::PerRegistryPullLimit), (true, Origin::Env("KEELSON_FEATURE_GATES".into())));
 }
 
-/// Values of a key that are valid whatever the others are.
+/// Values of a key that are valid regardless of the others.
 fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
     let words = |words: &'static [&'static str]| prop::sample::select(words).prop_map(Json::from).boxed();
     let lists = |lists: &'static [&'static str]| {
@@ -167,7 +167,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             "pulls.serialize_image_pulls" | "pulls.per_registry_max_parallel_image_pulls" | "pulls.enforce",
             v,
         ) => Just(v.clone()).boxed(),
-        // One way to the API server, with what belongs to it.
+        // One way to the API server, with the settings that it requires.
         ("kube.kubeconfig", _) => word.prop_map(|w| format!("/etc/{w}").into()).boxed(),
         ("kube.request_timeout", _) => (1u32..=119).prop_map(|s| format!("{s}s").into()).boxed(),
         (path, v) if path.starts_with("kube.") => Just(v.clone()).boxed(),
@@ -203,7 +203,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
                 vec![format!("unix:///run/endpoints.{p}"), format!("tcp://127.0.0.{a}:{p}")].into()
             })
             .boxed(),
-        // Modes other than these two need a name; addresses of IPv6 keep off the others'.
+        // Other modes require a name. IPv6 addresses do not conflict with the listeners.
         ("proxy.backend", _) => words(&["nft"]),
         ("proxy.detect_local_mode", _) => words(&["ClusterCIDR", "NodeCIDR"]),
         ("proxy.masquerade_bit", _) => (0u32..=31).prop_map(Json::from).boxed(),
@@ -256,7 +256,7 @@ fn valid_layer() -> impl Strategy<Value = BTreeMap<String, Json>> {
     (settings, gates).prop_map(|(settings, gates)| settings.into_iter().chain(gates).flatten().collect())
 }
 
-/// Durations compare by length, all else as it stands.
+/// Compares durations by length, everything else literally.
 fn same(key: &str, got: &Json, wanted: &Json) -> bool {
     let length = |value: &Json| value.as_str().and_then(|s| humantime::parse_duration(s).ok());
     let kind = schema().iter().find(|k| k.path == key).map(|k| k.kind.as_str()).unwrap_or_default();
@@ -320,7 +320,7 @@ proptest! {
     }
 }
 
-/// Whatever comes out: settings, or errors of one line each.
+/// The result is either settings, or errors of one line each.
 fn check_lines(sources: &Sources) {
     if let Err(errors) = load(sources) {
         assert_eq!(errors.to_string().lines().count(), errors.problems().len(), "{errors}");

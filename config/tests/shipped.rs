@@ -1,4 +1,4 @@
-//! The shipped file and the reference page say what the program does, and parse.
+//! The shipped file and the reference page match the table of settings, and parse.
 //!
 //! `KEELSON_BLESS=1 cargo test -p keelson-config --test shipped` rewrites both from the table of settings.
 
@@ -12,7 +12,7 @@ fn crate_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Holds a file to `expected`, or rewrites it when blessing.
+/// Compares a file with `expected`, or rewrites it if `KEELSON_BLESS` is set.
 fn hold(path: &Path, expected: &str) {
     if std::env::var_os("KEELSON_BLESS").is_some() {
         std::fs::write(path, expected).unwrap();
@@ -118,8 +118,8 @@ fn shown_as_table_and_json() {
     assert_eq!(json["settings"].as_object().unwrap().len(), loaded.entries.len());
 }
 
-/// P11: of the node, the pod of the DaemonSet sees the folder of the Endpoints API, and no folder with another socket: a process that
-/// reaches `cri.sock` is root on the node.
+/// P11: of the node, the pod of the DaemonSet mounts the folder of the Endpoints API, and no folder with another
+/// socket: a process that reaches `cri.sock` is root on the node.
 #[test]
 fn p11_the_proxys_pod_reaches_the_endpoints_socket_and_no_other() {
     let manifest = std::fs::read_to_string(crate_file("../packaging/kubernetes/proxy.yaml")).unwrap();

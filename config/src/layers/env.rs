@@ -1,7 +1,7 @@
 //! The environment: `KEELSON_SECTION__KEY`, and `KEELSON_FEATURE_GATES` with a list.
 //!
-//! Names without a double underscore belong to the program or to somebody else and are left alone, unless one
-//! is a setting's but for an underscore.
+//! Names without a double underscore are ignored, because they may belong to another program, unless one is the name
+//! of a setting with an underscore missing.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,11 @@ use crate::settings::{GATES_SECTION, schema};
 const PREFIX: &str = "KEELSON_";
 const GATES: &str = "FEATURE_GATES";
 
-/// Reads all variables that are settings.
 pub(crate) fn read(env: &BTreeMap<String, String>, found: &mut Findings) -> Layer {
     let mut layer = Layer::new();
     for (name, value) in env {
         let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-        // Each variable is read by itself, so that two that name one setting and disagree are seen.
+        // Read each variable separately, to detect two that set the same key to different values.
         let mut own = Layer::new();
         if rest == GATES {
             assign_gate_list(&mut own, found, value, |_| Origin::Env(name.clone()));

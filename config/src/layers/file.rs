@@ -1,4 +1,4 @@
-//! The settings file, in TOML or kube-proxy's: path in, checked values with line and column out.
+//! Reads the settings file, TOML or kube-proxy's, into checked values with line and column.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,19 +13,19 @@ use crate::origin::Origin;
 use crate::setting_type::Raw;
 use crate::settings::sections;
 
-/// More than any settings file needs; guards against a path that names something else.
+/// More than any settings file needs; rejects a path to another kind of file.
 const MAX_BYTES: u64 = 1 << 20;
 
 pub(crate) enum Outcome {
-    /// Read, wholly or but for the values reported.
+    /// Read, except for values that were reported.
     Read(Layer),
-    /// Not there, and nobody asked for it by name.
+    /// Missing, and not named explicitly.
     Absent,
-    /// Not readable, or neither TOML nor YAML: none of its values is known.
+    /// Unreadable, or neither TOML nor YAML: no value is known.
     Broken,
 }
 
-/// Reads the file; `required` when somebody named it.
+/// `required`: the file was named explicitly.
 pub(crate) fn read(path: &Path, required: bool, found: &mut Findings) -> Outcome {
     let whole = |reason: String| {
         let place = Origin::File { path: path.into(), line: 0, column: 0 };
@@ -98,7 +98,7 @@ fn parse(path: &Path, text: &str, found: &mut Findings) -> Outcome {
     let document = match Document::parse(text) {
         Ok(document) => document,
         Err(e) => {
-            // The parser's message may run over several lines; a problem is one.
+            // The parser's message may have several lines; a problem has one.
             let message = e.message().lines().map(str::trim).collect::<Vec<_>>().join("; ");
             found.add(source.at(e.span()), None, Fault::Syntax { message });
             return Outcome::Broken;

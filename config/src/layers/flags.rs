@@ -5,7 +5,6 @@ use crate::error::{Fault, quote};
 use crate::origin::Origin;
 use crate::setting_type::Raw;
 
-/// Reads the arguments of both flags.
 pub(crate) fn read(sets: &[String], feature_gates: &[String], found: &mut Findings) -> Layer {
     let mut layer = Layer::new();
     for text in sets {
@@ -25,7 +24,7 @@ fn set(layer: &mut Layer, found: &mut Findings, text: &str) {
         return found.add(Origin::Flag("--set".into()), None, fault);
     };
     let path = path.trim();
-    // The value is left out of the place: it is said once, by the error that is about it.
+    // The place omits the value, because the error contains it.
     let at = Origin::Flag(format!("--set {path}").trim_end().to_owned());
     let Some((section, name)) = path.split_once('.') else {
         let fault = match path.is_empty() {

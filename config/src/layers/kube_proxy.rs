@@ -28,9 +28,9 @@ const KIND: &str = "KubeProxyConfiguration";
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 
-/// Reads such a file; `None`: it is something else. `Some(None)`: it is not valid YAML.
+/// `None`: not a KubeProxyConfiguration. `Some(None)`: not valid YAML.
 pub(super) fn read(path: &Path, text: &str, found: &mut Findings) -> Option<Option<Layer>> {
-    // What is TOML need not be parsed as YAML.
+    // Do not parse TOML as YAML.
     if !text.contains(KIND) {
         return None;
     }
@@ -40,7 +40,7 @@ pub(super) fn read(path: &Path, text: &str, found: &mut Findings) -> Option<Opti
             let (line, column) =
                 error.location().map_or((0, 0), |at| (at.line() as usize, at.column() as usize));
             let place = Origin::File { path: path.into(), line, column };
-            // The parser's message repeats the place, and may run over several lines.
+            // The parser's message repeats the place, and may have several lines.
             let message = error.without_snippet().to_string();
             let message = message.split(" at line ").next().and_then(|message| message.lines().next());
             let reason = format!("not valid YAML: {}", message.unwrap_or_default());
@@ -59,7 +59,7 @@ pub(super) fn read(path: &Path, text: &str, found: &mut Findings) -> Option<Opti
     Some(Some(layer))
 }
 
-/// Whether a line of YAML or JSON says that the file is a KubeProxyConfiguration.
+/// Whether a line of YAML or JSON sets `kind: KubeProxyConfiguration`.
 fn is_kind(line: &str) -> bool {
     let unquoted = |text: &str| text.trim().trim_matches(['"', '\'']).to_owned();
     let value = line.split(" #").next().unwrap_or_default().trim().trim_end_matches(',');
@@ -244,7 +244,8 @@ impl Reader<'_> {
         self.assign(PLACE, "proxy.nodeport_addresses", Raw::List(texts));
     }
 
-    /// The servers' addresses: a port may be missing, and what is not set follows the family of `bindAddress`.
+    /// The addresses of the servers: the port may be missing, and an unset address follows the family of
+    /// `bindAddress`.
     fn addresses(&mut self, document: &Map<String, Value>) {
         let text = |name: &str| document.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
         let is_v6 =
@@ -283,7 +284,7 @@ impl Reader<'_> {
         }
     }
 
-    /// kube-proxy logs what a person needs at 0 to 3, what helps to find errors at 4 and 5, and everything above.
+    /// kube-proxy logs what operators need at 0 to 3, what helps to debug at 4 and 5, and everything above.
     fn verbosity(&mut self, value: &Value) {
         const PLACE: &str = "logging.verbosity";
         let level = match value.as_i64() {
@@ -324,7 +325,7 @@ fn with_port(address: &str, port: u16) -> String {
     }
 }
 
-/// What Go's zero values are in JSON.
+/// Whether a value is a zero value of Go.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -336,7 +337,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// The line of `a` or `a.b` in block style; 0: it is written otherwise.
+/// Line of `a` or `a.b` in block style; 0 in other styles.
 fn line_of(text: &str, place: &str) -> usize {
     let mut lines = (1..).zip(text.lines());
     let mut line = 0;

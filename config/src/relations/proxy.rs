@@ -15,7 +15,7 @@ pub(super) fn check(settings: &Settings, found: &mut Violations) {
     ports(settings, found);
 }
 
-/// A family has one address of the node and one network of pods.
+/// A family has one node address and one pod network.
 fn families(proxy: &Proxy, found: &mut Violations) {
     found.add_if(
         has_two_of_a_family(proxy.bind_address.iter().copied()),
@@ -49,7 +49,7 @@ fn detector(proxy: &Proxy, found: &mut Violations) {
     );
 }
 
-/// Of two listeners at one address the second would fail.
+/// The second of two listeners at one address would fail.
 fn ports(settings: &Settings, found: &mut Violations) {
     let proxy = &settings.proxy;
     let listeners = [
@@ -70,7 +70,7 @@ fn ports(settings: &Settings, found: &mut Violations) {
     }
 }
 
-/// `0.0.0.0` is every address of IPv4, `::` every address; a free port is another each time.
+/// `0.0.0.0` includes every IPv4 address, `::` every address. Port 0 never overlaps.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |a: IpAddr, b: IpAddr| a.is_unspecified() && (a.is_ipv6() || b.is_ipv4());
     a.port() != 0

@@ -1,4 +1,4 @@
-//! The table holds together.
+//! The table is consistent.
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 const UNITS: [(&str, f64); 7] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3_600e9)];
 
-/// Whole milliseconds, which is what settings are made of. `None`: it is none, or is negative.
+/// Rounds to milliseconds, the resolution of settings. `None`: invalid or negative.
 pub(super) fn parse(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {

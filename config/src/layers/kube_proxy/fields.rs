@@ -1,6 +1,5 @@
-//! The fields of `KubeProxyConfiguration` and what becomes of each.
+//! The fields of `KubeProxyConfiguration` and how each is used.
 
-/// A field, by its place in the document.
 #[derive(Debug)]
 pub(super) struct Field {
     pub(super) place: &'static str,
@@ -13,18 +12,18 @@ pub(super) struct Field {
 pub(super) enum Use {
     Setting(&'static str, Kind),
     Section,
-    /// It has no effect, for this reason.
+    /// No effect, for this reason.
     No(&'static str),
     Gates,
     Verbosity,
-    /// It depends on other fields, and is read with them.
+    /// Depends on other fields; read together with them.
     Separately,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
-    /// A text with commas in it, for a list.
+    /// Comma-separated text, for a list.
     Commas,
     Duration,
 }
@@ -66,7 +65,7 @@ const FIELDS: [Field; 55] = [
     other("logging", Use::Section),
     setting("logging.format", "agent.log_format", Kind::Plain),
     other("logging.verbosity", Use::Verbosity),
-    // What every generated file has.
+    // In every generated file.
     other("logging.flushFrequency", Use::Separately),
     other("logging.options", Use::Separately),
     no("logging.vmodule", "set targets in agent.log instead, such as info,keelson_proxy=debug"),

@@ -4,7 +4,7 @@ use crate::load::{Loaded, Sources, load};
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// What kubeadm writes (1.36), with two networks.
+/// What kubeadm 1.36 writes, with two networks.
 const KUBEADM: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
@@ -89,7 +89,7 @@ impl Read {
         Self { loaded: loaded.map_err(|errors| errors.to_string()), file, _folder: folder }
     }
 
-    /// Settings that do not come by default, and the notes without the file's name.
+    /// Settings that differ from the default, and the notes without the file name.
     fn set(&self) -> (Vec<String>, Vec<String>) {
         let loaded = self.loaded.as_ref().unwrap();
         let set = loaded.entries.iter().filter(|entry| entry.origin.source() == "file");
