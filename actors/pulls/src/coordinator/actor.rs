@@ -1,9 +1,8 @@
-//! The PullCoordinator: performs what the core of pulls decides.
+//! The PullCoordinator: performs the effects of the core of pulls.
 //!
-//! Owns: the core, the callers' reply channels, the one timer, the journal's pipeline. In: messages from
-//! the CRI front, the RuntimeClient and people. Out: calls on the RuntimeClient, answers, journal
-//! writes. When the store fails it goes on in memory and says so: pods must start even on a full
-//! disk (decision 0003).
+//! Owns: the core, the callers' reply channels, the timer, the journal's pipeline. In: messages from the CRI front, the
+//! RuntimeClient and people. Out: calls on the RuntimeClient, answers, journal writes. When the store fails it
+//! continues in memory and reports that: pods must start even on a full disk (decision 0003).
 
 mod durability;
 mod handover;
@@ -45,39 +44,37 @@ const FLUSH_ENDED_AFTER: Duration = Duration::from_secs(1);
 
 pub struct PullCoordinatorParts {
     pub policy: Policy,
-    /// The state folder's random id: lease names begin with it.
+    /// State folder ID: lease names begin with it.
     pub owner: String,
     pub store: Arc<dyn StateStore>,
     pub clock: Clock,
     pub runtime: Mailbox<RuntimeClient>,
-    /// Families that are shared with the other actors.
     pub metrics: Metrics,
-    /// Who writes Events on pods; none without an API server. What finds no room is lost.
+    /// The writer of Events on pods; `None` without an API server. Notices that find the channel full are lost.
     pub notices: Option<mpsc::Sender<PodNotice>>,
-    /// Raised by one with each change that people could see.
+    /// Incremented with each visible change.
     pub changes: watch::Sender<u64>,
-    /// Events, errors and latencies, for `keelson actors`.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor that decides which pulls run, wait or end. It restarts from the journal.
+/// Restarts from the journal.
 pub struct PullCoordinator {
     core: Core,
     policy: Policy,
     owner: String,
     journal: JournalIo,
     pipeline: Pipeline,
-    /// A write failed: the journal lags behind, and nothing is written, until it is rewritten.
+    /// A write failed: the journal is outdated, and nothing is written until it is rewritten.
     behind: bool,
     /// The journal has not been read: the store was not open in time.
     unread: bool,
     reading: bool,
-    /// The next attempt to read or rewrite it has a time.
+    /// The next attempt to read or rewrite the journal is scheduled.
     catch_up_planned: bool,
     logged: LoggedFailure,
-    /// It is time to try that.
+    /// The rewrite is due.
     rewrite: bool,
-    /// The last try before the end.
+    /// The last attempt before the agent stops.
     rewrote_last: bool,
     answers: HashMap<CallerId, AnswerTo>,
     clock: Clock,
@@ -88,21 +85,20 @@ pub struct PullCoordinator {
     supervision: Supervision,
     timer: Timer,
     draining: Option<oneshot::Sender<()>>,
-    /// What a predecessor handed over, until it is taken over.
+    /// Handed over by a predecessor, until it is taken over.
     taken_over: Option<HandedState>,
-    /// Who is told of pulls that were handed over and go on here.
+    /// Receives the ends of handed-over pulls that continue here.
     successor: Option<mpsc::UnboundedSender<HandedEnd>>,
-    /// Told when the last journal write before a hand-over is done.
+    /// Notified when the last journal write before a hand-over is done.
     flushed: Option<oneshot::Sender<()>>,
     newest_finished: u64,
-    /// A write of the records of ended pulls is planned.
+    /// A write of the records of ended pulls is scheduled.
     flush_planned: bool,
     /// What the summary was made from.
     shown: Option<Counts>,
 }
 
 impl PullCoordinator {
-    /// An actor that has not started yet.
     #[must_use]
     pub fn new(parts: PullCoordinatorParts) -> Self {
         Self {
@@ -136,7 +132,7 @@ impl PullCoordinator {
         }
     }
 
-    /// One event through the core, and everything that follows from it.
+    /// Handles one event in the core, and performs its effects.
     fn step(&mut self, event: PullEvent, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.clock.now());
         self.perform(effects, ctx);
@@ -152,7 +148,7 @@ impl PullCoordinator {
 
     fn event(&mut self, event: PullEvent, ctx: &mut Context<Self>) {
         match &event {
-            // Answered or refused already.
+            // Already answered or refused.
             PullEvent::CallerLeft(caller) if self.answers.remove(caller).is_none() => return,
             PullEvent::Configure(policy) => self.policy = (**policy).clone(),
             _ => {}
@@ -179,7 +175,7 @@ impl PullCoordinator {
 
     fn act(&mut self, effect: Effect) {
         match effect {
-            // The pipeline keeps these.
+            // Kept by the pipeline.
             Effect::Persist(_) => {}
             Effect::Runtime(command) => self.runtime.deliver(command),
             Effect::Start { pull, attempt, call, lease, option, present } => {
@@ -199,7 +195,7 @@ impl PullCoordinator {
             }
             Effect::TellSuccessor(end) => {
                 if let Some(successor) = &self.successor {
-                    // One that is gone will ask the runtime.
+                    // A successor that is gone asks the runtime itself.
                     let _ = successor.send(end);
                 }
             }
@@ -225,7 +221,7 @@ impl PullCoordinator {
         while let Some(writes) = self.pipeline.next_write() {
             let rewrite = std::mem::take(&mut self.rewrite);
             if self.behind && !rewrite {
-                // In memory only: the rewrite, when it is due, will say all of it.
+                // In memory only: the scheduled rewrite covers all of it.
                 for effect in self.pipeline.written() {
                     self.act(effect);
                 }
@@ -244,7 +240,7 @@ impl PullCoordinator {
         }
     }
 
-    /// After a hand-over: tells when the journal is left alone.
+    /// After a hand-over: notifies when the last journal write is done.
     fn finish_flush(&mut self) {
         if self.pipeline.is_idle()
             && let Some(flushed) = self.flushed.take()
@@ -266,7 +262,6 @@ impl PullCoordinator {
         });
     }
 
-    /// Brings metrics and summary up to date.
     fn count(&mut self) {
         let counts = self.core.counts();
         if self.shown != Some(counts) {
@@ -319,13 +314,12 @@ impl PullCoordinator {
             self.rewrote_last = true;
             self.catch_up(ctx);
         } else if let Some(done) = self.draining.take() {
-            // Who asked may have stopped waiting.
+            // The requester may have stopped waiting.
             let _ = done.send(());
         }
     }
 }
 
-/// What the coordinator does, in a few words.
 fn summary(counts: Counts) -> String {
     let Counts { running, present, queued, held, limit, .. } = counts;
     let mut text = match limit {

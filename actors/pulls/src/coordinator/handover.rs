@@ -1,8 +1,8 @@
-//! What an agent hands over to the agent that replaces it.
+//! The state that an agent hands over to the agent that replaces it.
 //!
-//! Owns: the types of the hand-over of image pulls, as they travel between two processes of one node. In: the core of
-//! the agent that ends. Out: JSON on the hand-over socket, and on no disk: it holds the salt of credential ids, and
-//! the replies of runtimes. Fields are only ever added, with defaults (decision 0019).
+//! Owns: the types of the hand-over of image pulls. In: the core of the stopping agent. Out: JSON on the hand-over
+//! socket only, never on disk: it holds the salt of credential IDs and the replies of runtimes. Fields are only ever
+//! added, with defaults (decision 0019).
 
 use bytes::Bytes;
 use keelson_proto::Code;
@@ -14,29 +14,27 @@ use crate::{
     runtime::{PullReply, WireStatus},
 };
 
-/// Every image pull of an agent that ends, running and queued.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct HandedState {
-    /// The id of the state folder: names of leases contain it.
+    /// State folder ID: lease names contain it.
     pub owner: String,
-    /// In no particular order; [`PullRecord::order`] says the order.
+    /// In no particular order; see [`PullRecord::order`].
     pub pulls: Vec<HandedPull>,
     /// Leases of pulls that ended without success.
     pub leases: Vec<KeptLease>,
-    /// The limit that was set by hand.
+    /// Set by hand.
     pub limit: Option<u32>,
-    /// By which the ids of credentials are made, so that equal credentials have equal ids in both processes.
+    /// Makes equal credentials have equal IDs in both processes.
     #[serde(default)]
     pub salt: Option<CredentialsSalt>,
-    /// Set if the ending agent has not read the journal: it may hold records that `pulls` and `leases` lack.
+    /// Set if the stopping agent has not read the journal: it may hold records that `pulls` and `leases` lack.
     #[serde(default)]
     pub unread: Option<UnreadJournal>,
-    /// The runtime is known to ignore namespaces, so that pulls may have callers of several.
+    /// The runtime is known to ignore namespaces, so pulls may have callers of several.
     #[serde(default)]
     pub ignores_namespace: bool,
 }
 
-/// What a successor has to know to reconcile with a journal that its predecessor has not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnreadJournal {
     /// The limit was changed, so the journal's is outdated.
@@ -44,27 +42,23 @@ pub struct UnreadJournal {
     pub limit_changed: bool,
 }
 
-/// A pull that changes hands.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandedPull {
-    /// As in the journal.
     pub record: PullRecord,
-    /// Set while the ending agent itself (or one before it) waits for the runtime.
+    /// Set while the stopping agent (or one before it) waits for the runtime.
     #[serde(default)]
     pub running: Option<RunningPull>,
 }
 
-/// What a successor has to know of a pull that goes on in its predecessor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunningPull {
-    /// Of the pull's credentials.
     pub credentials: Option<CredentialsId>,
-    /// It runs beside the limit.
+    /// It runs in the present lane.
     #[serde(default)]
     pub present: bool,
 }
 
-/// A pull that was handed over while it ran does not run in the ending agent any more.
+/// The end, in the stopping agent, of a pull that was handed over while it ran.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandedEnd {
     /// [`PullRecord::id`].
@@ -76,13 +70,12 @@ pub struct HandedEnd {
 #[serde(rename_all = "snake_case")]
 pub enum HandedOutcome {
     Answered(HandedReply),
-    /// It has to be pulled by the successor; its callers are on their way there.
+    /// The successor has to pull it; its callers are being sent there.
     Returned,
-    /// It has no callers in the ending agent any more.
+    /// It has no callers left in the stopping agent.
     Cancelled,
 }
 
-/// A [`PullReply`] that can be written down.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandedReply {
     message: Option<Vec<u8>>,
@@ -93,7 +86,7 @@ pub struct HandedReply {
 }
 
 impl std::fmt::Debug for HandedReply {
-    /// Neither text nor metadata: a runtime may quote what it was given.
+    /// Neither text nor metadata is shown: a runtime may quote what it was given.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HandedReply").field("code", &self.code).finish_non_exhaustive()
     }
@@ -126,7 +119,7 @@ impl From<HandedReply> for PullReply {
 }
 
 impl HandedState {
-    /// The state after one of its running pulls ended, for a successor that comes later.
+    /// Updates the state after one of its running pulls ended, for a later successor.
     pub fn apply(&mut self, end: &HandedEnd) {
         match end.how {
             HandedOutcome::Answered(_) | HandedOutcome::Cancelled => {
@@ -140,7 +133,6 @@ impl HandedState {
         }
     }
 
-    /// Pulls that go on in the ending agent.
     #[must_use]
     pub fn running(&self) -> usize {
         self.pulls.iter().filter(|pull| pull.running.is_some()).count()

@@ -1,9 +1,8 @@
-//! Persist first, then act, many at a time.
+//! Journal writes in batches, before the effects that depend on them.
 //!
-//! Owns: [`Pipeline`], the order of journal writes and of the effects that wait for them (pure), and
-//! [`JournalIo`], which performs the writes and reads the journal back.
-//! In: the core's effects. Out: effects that may be performed now, and batches to write. While one
-//! batch is being written the next one gathers, so that a burst of pulls costs few disk flushes.
+//! Owns: [`Pipeline`], the order of journal writes and of the effects that wait for them (pure), and [`JournalIo`],
+//! which writes and reads the journal. In: the core's effects. Out: effects that may be performed now, and batches to
+//! write. While one batch is being written the next one is collected, so that a burst of pulls costs few disk flushes.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -23,21 +22,21 @@ const LIMIT_KEY: &[u8] = b"pulls.max_parallel_image_pulls";
 
 #[derive(Debug, Default)]
 pub(super) struct Pipeline {
-    /// Effects that wait for the write that is under way.
+    /// Effects that wait for the write under way.
     writing: Option<Vec<Effect>>,
-    /// What is to be written next, and what waits for that.
+    /// The next batch, and the effects that wait for it.
     next: Vec<Write>,
     after: Vec<Effect>,
-    /// A write is to be made even if there is nothing to write: it becomes a rewrite of everything.
+    /// Write even an empty batch, which becomes a rewrite of the whole journal.
     is_asked_for: bool,
-    /// Records of pulls that ended. Nothing waits for these, and one that comes back after a crash
-    /// costs one question, so they go with the next write or with [`Pipeline::flush_ended`]: a flush
-    /// of the disk for each pull that ends would slow down those that still run.
+    /// Records of ended pulls. Nothing waits for these, and a record that reappears after a crash costs one query, so
+    /// they go with the next batch or with [`Pipeline::flush_ended`]: a disk flush for each pull that ends would slow
+    /// down running pulls.
     ended: Vec<Write>,
 }
 
 impl Pipeline {
-    /// Takes an effect: gives it back if it may be performed now.
+    /// Returns the effect if it may be performed now.
     pub(super) fn admit(&mut self, effect: Effect) -> Option<Effect> {
         match effect {
             Effect::Persist(write @ Write::DeletePull(_)) => {
@@ -48,7 +47,7 @@ impl Pipeline {
                 self.next.push(write);
                 None
             }
-            // Answers, questions and notes promise nothing that has to be on disk.
+            // These do not depend on the journal.
             Effect::Reply { .. }
             | Effect::TellSuccessor(_)
             | Effect::Runtime(RuntimeCommand::CheckPresent { .. })
@@ -70,7 +69,7 @@ impl Pipeline {
         }
     }
 
-    /// Makes [`Pipeline::next_write`] return a batch, though it may be empty.
+    /// Makes [`Pipeline::next_write`] return a batch even if it is empty.
     pub(super) fn ask_for_write(&mut self) {
         self.is_asked_for = true;
     }
@@ -79,7 +78,7 @@ impl Pipeline {
         self.is_asked_for || !self.next.is_empty()
     }
 
-    /// What to write now, if anything, and if nothing is being written.
+    /// `None` while a write is under way, or if there is nothing to write.
     pub(super) fn next_write(&mut self) -> Option<Vec<Write>> {
         if self.writing.is_some() || !self.is_due() {
             return None;
@@ -91,33 +90,29 @@ impl Pipeline {
         Some(writes)
     }
 
-    /// What a restarted coordinator takes over: nothing but the records of pulls that ended.
+    /// A restarted coordinator keeps only the records of ended pulls.
     pub(super) fn next_life(&mut self) -> Self {
         Self { ended: self.take_ended(), ..Self::default() }
     }
 
-    /// The records of ended pulls, for who writes them now.
     pub(super) fn take_ended(&mut self) -> Vec<Write> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Whether records of ended pulls wait for a write to go with.
     pub(super) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Makes the records of ended pulls a write of their own.
     pub(super) fn flush_ended(&mut self) {
         self.ended.append(&mut self.next);
         self.next = std::mem::take(&mut self.ended);
     }
 
-    /// The write ended: the effects that waited for it.
+    /// Returns the effects that waited for the write.
     pub(super) fn written(&mut self) -> Vec<Effect> {
         self.writing.take().unwrap_or_default()
     }
 
-    /// Nothing is being written or waits to be.
     pub(super) fn is_idle(&self) -> bool {
         self.writing.is_none() && !self.is_due() && self.ended.is_empty()
     }
@@ -132,13 +127,13 @@ pub(super) struct Restored {
     pub(super) unreadable: Vec<String>,
 }
 
-/// The journal on disk. Calls block.
+/// Calls block.
 #[derive(Clone)]
 pub(super) struct JournalIo {
     store: Arc<dyn StateStore>,
-    /// One call at a time.
+    /// Held during each call.
     turn: Arc<Mutex<()>>,
-    /// Which of the coordinator's lives this belongs to, and which one it lives now.
+    /// The coordinator's life that this handle belongs to, and the current one.
     life: u64,
     lives: Arc<AtomicU64>,
 }
@@ -148,8 +143,8 @@ impl JournalIo {
         Self { store, turn: Arc::default(), life: 0, lives: Arc::default() }
     }
 
-    /// The journal of a coordinator that starts again: from now on writes of its former self, which
-    /// may still be on their way to the disk, are not performed any more. What it reads, it knows.
+    /// The journal of a restarted coordinator: pending writes of its previous life are discarded, so that what it reads
+    /// is current.
     pub(super) fn next_life(&self) -> Self {
         let life = self.lives.fetch_add(1, Ordering::SeqCst) + 1;
         Self { life, ..self.clone() }
@@ -197,7 +192,7 @@ impl JournalIo {
         self.store.apply(&batch)
     }
 
-    /// Makes the journal say exactly this, after writes were lost (a full disk).
+    /// Replaces the journal after writes were lost (a full disk).
     pub(super) fn rewrite(&self, truth: &[Write]) -> Result<(), StoreError> {
         let mut batch = Batch::new();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -288,7 +283,7 @@ mod tests {
         assert!(pipeline.admit(Effect::Persist(Write::Limit(Some(1)))).is_none());
         assert!(pipeline.admit(cancel(1)).is_none());
         assert_eq!(pipeline.next_write().expect("one write").len(), 1);
-        // While the first is being written: one without a write of its own, one with, and a note.
+        // During the first write: one without a write of its own, one with, and a note.
         assert!(pipeline.admit(cancel(2)).is_none());
         assert!(pipeline.admit(Effect::Persist(Write::Limit(Some(3)))).is_none());
         assert!(pipeline.admit(cancel(3)).is_none());

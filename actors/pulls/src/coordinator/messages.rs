@@ -1,4 +1,4 @@
-//! Messages of the PullCoordinator that are more than a [`PullEvent`](super::PullEvent): they carry a channel or have an answer.
+//! Messages of the PullCoordinator with a channel or an answer; the others are [`PullEvent`](super::PullEvent)s.
 
 use std::{
     sync::{
@@ -18,21 +18,20 @@ use super::{
 };
 use crate::request::PullCall;
 
-/// What the coordinator of an ending agent hands over.
 #[derive(Debug)]
 pub struct HandedOver {
     pub state: HandedState,
-    /// Told when the journal writes that were under way are done; nothing is written after them.
+    /// Sent when the journal writes that were under way are done; nothing is written after them.
     pub written: oneshot::Receiver<()>,
-    /// Told when no pull goes on here any more.
+    /// Sent when the last pull that continues here has ended.
     pub ended: oneshot::Receiver<()>,
 }
 
-/// Where a caller's answer goes. Dropped without an answer: the coordinator is gone.
+/// Dropped without an answer if the coordinator is gone.
 pub type AnswerTo = oneshot::Sender<Answer>;
 
-/// Settles who goes on with a request: the coordinator that begins to handle it, or its front that no longer waits for
-/// that. The first one wins, so that a coordinator that comes late does not start a pull that was passed through.
+/// Decides who handles a request: the coordinator, or its front once that no longer waits. The first one wins, so that
+/// a late coordinator does not start a pull that was passed through.
 #[derive(Debug, Clone, Default)]
 pub struct Claim(Arc<AtomicU8>);
 
@@ -45,13 +44,13 @@ impl Claim {
         self.0.compare_exchange(Self::OPEN, as_what, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// By the coordinator. False: the request was withdrawn and must be ignored.
+    /// Called by the coordinator. False: the request was withdrawn and must be ignored.
     #[must_use]
     pub fn acknowledge(&self) -> bool {
         self.settle(Self::ACKNOWLEDGED)
     }
 
-    /// By the front. False: the coordinator has acknowledged the request and answers it.
+    /// Called by the front. False: the coordinator has acknowledged the request and answers it.
     #[must_use]
     pub fn withdraw(&self) -> bool {
         self.settle(Self::WITHDRAWN)
@@ -59,7 +58,7 @@ impl Claim {
 }
 
 messages! {
-    /// A caller wants an image: [`PullEvent::Request`](super::PullEvent::Request), with where the answer goes.
+    /// [`PullEvent::Request`](super::PullEvent::Request), with the channel for the answer.
     RequestPull => () {
         /// Unique in this process.
         caller: CallerId,
@@ -76,13 +75,11 @@ messages! {
         /// 0: no limit.
         limit: Option<u32>,
     }
-    /// The limit in force.
     LimitView => pb::Limit {}
-    /// Starts nothing more; `done` is sent once, when nothing runs and the journal is written.
+    /// Starts no more pulls; `done` is sent once, when nothing runs and the journal is written.
     Drain => () {
         done: oneshot::Sender<()>,
     }
-    /// Gives everything to a successor; see [`HandedOver`].
     HandOver => () {
         /// Sent at once.
         state: oneshot::Sender<HandedOver>,
@@ -92,8 +89,8 @@ messages! {
     ListPulls => pb::PullList {
         max_queued: usize,
     }
-    /// Brings the gauges that grow with time up to date, before they are read.
+    /// Updates the gauges that grow with time, before they are read.
     CountNow => () {}
-    /// The actor's state as JSON, for people.
+    /// The actor's state as JSON.
     Inspected => String {}
 }

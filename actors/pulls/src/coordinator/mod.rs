@@ -2,9 +2,9 @@
 //!
 //! Owns: [`core`] (every decision, pure), the journal on disk, and [`PullCoordinator`], the actor
 //! that performs the core's effects.
-//! In: [`RequestPull`] from the CRI front, [`PullEvent`]s from it, from the settings and from the watch of the node's pods;
-//! [`RuntimeEvent`](crate::runtime::RuntimeEvent)s from the RuntimeClient; questions of people and of the StatusReporter.
-//! Out: pulls and presence checks for the RuntimeClient, answers for callers, journal writes.
+//! In: [`RequestPull`] from the CRI front, [`PullEvent`]s from it, from the settings and from the watch of the node's
+//! pods; [`RuntimeEvent`](crate::runtime::RuntimeEvent)s from the RuntimeClient; queries of the debug socket and of the
+//! StatusReporter. Out: pulls and presence checks for the RuntimeClient, answers to callers, journal writes.
 //!
 //! ```text
 //!  caller ── RequestPull ──► queue ──(slot free)──► running ──► answer to every caller

@@ -1,8 +1,8 @@
 //! Writes Events on pods.
 //!
-//! Owns: the order of the writes and what is counted of them. In: [`PodNotice`]s, by a channel of bounded length. Out:
-//! calls of a [`PodEventApi`], one at a time. Nothing waits for them: an Event that cannot be written is counted as
-//! failed and not tried again; the next update of it says the same.
+//! Owns: the order and the counters of the writes. In: [`PodNotice`]s on a bounded channel. Out: calls on a
+//! [`PodEventApi`], one at a time. Nothing waits for them: an Event that cannot be written is counted as failed and not
+//! retried; its next update has the same content.
 
 use keelson_actor_system::cluster::{ApiError, ApiErrorKind, PodEvent, PodEventApi};
 use tokio::sync::mpsc;
@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 use super::core::PodNotice;
 use crate::metrics::{Metrics, ResultLabel};
 
-/// How many notices may wait to be written.
+/// Capacity of the channel.
 pub const NOTICES_WAITING: usize = 64;
 
-/// Writes each notice until the other end of the channel is gone. `node` is the host that the Events name.
+/// Runs until the channel is closed. `node` is the host that the Events name.
 pub async fn write_notices(
     api: impl PodEventApi,
     node: String,
@@ -65,7 +65,6 @@ mod tests {
     use super::*;
     use crate::request::Pod;
 
-    /// Answers calls in order, and remembers them.
     #[derive(Clone, Default)]
     struct Fake {
         calls: Arc<Mutex<Vec<(&'static str, u32)>>>,

@@ -1,14 +1,12 @@
-//! What of a pull outlives the agent.
+//! The journal's record types.
 //!
-//! Owns: the journal's record types. In: a pull of the core. Out: JSON in the tables `pulls` and
-//! `leases` of the store. The fields are a closed list, and none can hold a credential: a pull that
-//! needs some says only that it does.
+//! In: a pull of the core. Out: JSON in the tables `pulls` and `leases` of the store. The list of fields is closed, and
+//! no field can hold a credential: a record says only whether the pull had any.
 
 use serde::{Deserialize, Serialize};
 
 use crate::request::Pod;
 
-/// Whether the runtime was already asked when the record was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordState {
@@ -22,8 +20,8 @@ pub enum RecordState {
 pub struct PullRecord {
     /// Unique in this store, ascending.
     pub id: u64,
-    /// Its place in the queue: lower is earlier. Equal to the id but for a pull that asks again with
-    /// other credentials. Absent in records of schema 1.
+    /// Its place in the queue: lower is earlier. Equal to the ID except for a pull that asks again with other
+    /// credentials. Absent in records of schema 1.
     #[serde(default)]
     pub order: Option<u64>,
     /// As the caller wrote it.
@@ -37,39 +35,35 @@ pub struct PullRecord {
     #[serde(default)]
     pub wanted_unix_ms: Option<i64>,
     pub attempts: u32,
-    /// It had credentials; they are not here.
+    /// The credentials themselves are not stored.
     pub with_credentials: bool,
-    /// How far it was.
     pub state: RecordState,
-    /// Who asked first.
+    /// The pod that asked first.
     #[serde(default)]
     pub pod: Option<Pod>,
-    /// The containerd lease that keeps its progress, once one was made.
+    /// The containerd lease that keeps its progress; `None` until one was made.
     #[serde(default)]
     pub lease: Option<String>,
 }
 
-/// A lease whose pull ended without success: its bytes are kept for the next try. Table `leases`,
-/// keyed by the lease's id.
+/// A lease whose pull ended without success: its bytes are kept for a retry. Table `leases`, keyed by the lease's ID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptLease {
-    /// The lease's id in containerd.
+    /// ID in containerd.
     pub lease: String,
-    /// The image that its bytes belong to.
     pub image: String,
-    /// When the agent gives the bytes up, Unix milliseconds.
+    /// When the bytes are released, Unix milliseconds.
     pub expires_unix_ms: i64,
 }
 
-/// One change to the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Write {
     PutPull(PullRecord),
-    /// Removes the record of the pull with this id.
+    /// By ID.
     DeletePull(u64),
     PutLease(KeptLease),
-    /// Removes a kept lease by its id.
+    /// By ID.
     DeleteLease(String),
-    /// Writes the limit that was set by hand; `None` removes it.
+    /// The limit that was set by hand; `None` removes it.
     Limit(Option<u32>),
 }

@@ -1,8 +1,8 @@
-//! The PullCoordinator and its journal: read at start, or late; written, or written whole again after a failure.
+//! The PullCoordinator and its journal: read at the start or late, written, and rewritten after a failure.
 //!
-//! Owns: what the coordinator does when the store is not open, fails or comes back. In: results of reads and writes,
-//! the store's state. Out: pulls from the journal, a journal that is whole again. While the store is away pulls are
-//! decided from memory.
+//! Owns: the reaction to a store that is not open, fails or recovers. In: results of reads and writes, the store's
+//! state. Out: pulls from the journal, a complete journal. While the store is unavailable, pulls are decided from
+//! memory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,12 +23,12 @@ use crate::{
     runtime::{RuntimeCommand, Subscribe},
 };
 
-/// How long after a failed write the whole journal is written again.
+/// Delay between a failed write and the rewrite of the whole journal.
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
 
 impl PullCoordinator {
-    /// Reads the journal, off this thread and before any message is handled: but no longer than the store takes to
-    /// open in ordinary times.
+    /// Reads the journal, off this thread and before any message is handled. Waits no longer than the store usually
+    /// takes to open.
     pub(super) fn reload(&mut self, ctx: &mut Context<Self>) {
         if let Some(state) = self.taken_over.take() {
             return self.take_over(state, ctx);
@@ -38,7 +38,7 @@ impl PullCoordinator {
         let load = async move {
             wait_for_store(&**journal.store()).await;
             let read = move || {
-                // Not written: pulls that ended are taken up again, which costs a question each.
+                // If not written: ended pulls are resumed, which costs one query each.
                 let _ = journal.write(&ended);
                 journal.load()
             };
@@ -76,7 +76,7 @@ impl PullCoordinator {
 
     fn begin(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
-        // Attempts of a former self mean nothing any more.
+        // Attempts of a previous life are no longer known.
         self.runtime.deliver(RuntimeCommand::CancelAll);
         self.runtime.deliver(Subscribe { to: Arc::new(me) });
         self.perform(effects, ctx);
@@ -95,8 +95,8 @@ impl PullCoordinator {
         restored
     }
 
-    /// Catches up as soon as the store is open (again), without waiting for the next attempt. `was_open`: it was when it
-    /// was used last.
+    /// Catches up as soon as the store is open (again), without waiting for the next attempt. `was_open`: at its last
+    /// use.
     pub(super) fn watch_store(&self, was_open: bool, ctx: &mut Context<Self>) {
         let mut state = self.journal.store().subscribe();
         let opened = async move {
@@ -106,7 +106,7 @@ impl PullCoordinator {
             state.wait_for(StoreState::is_open).await.ok().map(drop)
         };
         ctx.spawn(wrap_future::<_, Self>(opened).map(|opened, actor, ctx| {
-            // A store that is never closed has no states to tell of.
+            // A store that never closes has no state changes to report.
             if opened.is_some() {
                 actor.watch_store(true, ctx);
                 actor.catch_up(ctx);
@@ -156,10 +156,10 @@ impl PullCoordinator {
         }
     }
 
-    /// Reads what was not read, and makes the journal whole.
+    /// Reads the journal if it is unread, else rewrites it.
     pub(super) fn catch_up(&mut self, ctx: &mut Context<Self>) {
         if self.core.is_handed_over() {
-            // The journal is the successor's.
+            // The journal belongs to the successor.
         } else if self.unread {
             self.read_late(ctx);
         } else if self.behind {
@@ -178,7 +178,7 @@ impl PullCoordinator {
         ctx.spawn(wrap_future::<_, Self>(load).map(|loaded, actor, ctx| {
             actor.reading = false;
             match loaded {
-                // The successor has been told that the journal is unread, and reads it.
+                // The successor was told that the journal is unread, and reads it.
                 Ok(_) if actor.core.is_handed_over() => actor.finish_drain(ctx),
                 Ok(Ok(restored)) => actor.reconcile(restored, ctx),
                 Ok(Err(_)) if actor.draining.is_some() => actor.finish_drain(ctx),

@@ -1,6 +1,7 @@
-//! The PullCoordinator between two agents: handing over to a successor, and taking over from a predecessor.
+//! The PullCoordinator in a hand-over: to a successor, and from a predecessor.
 //!
-//! In: `HandOver` when a successor asks, or the state of a predecessor. Out: the state, and the ends of pulls that go on here.
+//! In: `HandOver` from a successor, or the state of a predecessor. Out: the state, and the ends of pulls that continue
+//! here.
 
 use std::sync::Arc;
 
@@ -18,14 +19,14 @@ use crate::{
 };
 
 impl PullCoordinator {
-    /// An actor that starts with what a predecessor handed over, and not with the journal.
+    /// The actor then starts with the predecessor's state and not with the journal.
     #[must_use]
     pub fn with_handed(mut self, state: Option<HandedState>) -> Self {
         self.taken_over = state;
         self
     }
 
-    /// As [`PullCoordinator::restored`], with the predecessor's word in place of the journal's.
+    /// As [`PullCoordinator::restored`], with the predecessor's state in place of the journal.
     pub(super) fn take_over(&mut self, state: HandedState, ctx: &mut Context<Self>) {
         self.metrics.resumed.inc_by(state.pulls.len() as u64);
         self.unread = state.unread.is_some();
@@ -33,12 +34,12 @@ impl PullCoordinator {
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         self.runtime.deliver(RuntimeCommand::CancelAll);
         self.runtime.deliver(Subscribe { to: Arc::new(me) });
-        // The journal may say less, if the predecessor's disk was full. It may also say more, if the predecessor
+        // The journal may lack records, if the predecessor's disk was full. It may also have more, if the predecessor
         // has not read it: then it is read before it is rewritten.
         self.behind = true;
         self.metrics.store_durable.set(0);
         self.perform(effects, ctx);
-        // The store is still being opened, most likely, which is no failure: its opening is waited for.
+        // The store is most likely still being opened, which is no failure: wait for it.
         let is_open = self.journal.store().subscribe().borrow().is_open();
         if is_open {
             self.catch_up(ctx);
@@ -55,7 +56,7 @@ impl PullCoordinator {
         let (written_tx, written) = oneshot::channel();
         let (ended_tx, ended) = oneshot::channel();
         (self.flushed, self.draining) = (Some(written_tx), Some(ended_tx));
-        // Before the callers are answered: the successor must know of their pulls when they ask it.
+        // Before the callers are answered: the successor must know their pulls when they ask it.
         let _ = message.state.send(HandedOver { state, written, ended });
         self.perform(effects, ctx);
         self.finish_flush();

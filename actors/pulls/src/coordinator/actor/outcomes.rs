@@ -1,7 +1,7 @@
-//! What is said of pulls that ended, and of pods whose pulls wait.
+//! Reports of pulls that ended, and of pods whose pulls wait.
 //!
 //! Owns: the log line and the counters of a pull that ended. In: finished pulls and notices of the core. Out: metrics,
-//! one log line a pull, and Events for their writer, without waiting.
+//! one log line per pull, and Events for their writer, without waiting.
 
 use super::PullCoordinator;
 use crate::{
@@ -9,7 +9,6 @@ use crate::{
     metrics::{Metrics, PullResult, ReasonLabel, ResultLabel},
 };
 
-/// Counts a pull that ended, and logs it.
 pub(super) fn report_end(metrics: &Metrics, pull: &FinishedPull) {
     let (result, reason) = (pull.why.result, pull.why.reason);
     metrics.pulls.get_or_create(&PullResult { result, reason }).inc();
@@ -35,7 +34,7 @@ pub(super) fn report_end(metrics: &Metrics, pull: &FinishedPull) {
 }
 
 impl Metrics {
-    /// Counts a caller that is refused. One that is sent to a successor is not.
+    /// Counts a refused caller. One that is sent to a successor is not counted.
     pub(super) fn answered(&self, answer: &Answer) {
         if let Answer::Refused(refusal) = answer
             && *refusal != Refusal::Moved
@@ -54,7 +53,7 @@ impl Metrics {
 }
 
 impl PullCoordinator {
-    /// Sends an Event to its writer. One that finds no room is lost: the next update has the same content.
+    /// A notice that finds the channel full is lost: the next update has the same content.
     pub(super) fn notify(&self, notice: PodNotice) {
         let Some(notices) = &self.notices else { return };
         if notices.try_send(notice).is_err() {

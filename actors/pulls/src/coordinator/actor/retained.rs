@@ -1,4 +1,4 @@
-//! The log line, the event and the counter of content that is released.
+//! Log line, debug event and counter of released content.
 
 use super::PullCoordinator;
 use crate::{coordinator::core::Release, metrics::ReasonLabel};

@@ -2,21 +2,20 @@
 //!
 //! Owns: [`FailureClass`]. In: the gRPC status of a failed `PullImage`. Out: its class. Runtimes give most failures the
 //! code `UNKNOWN`, so the class follows from the text: containerd 1.6 and 2.x wrap the errors of their Go packages,
-//! CRI-O those of containers/image. The text is compared in lower case. Names of images cannot contain a space or
-//! end in a colon, so every pattern that is not a plain HTTP status has one of the two or is no word of a name.
+//! CRI-O those of containers/image. The text is compared in lower case. Image names cannot contain a space or end in a
+//! colon, so every pattern that is not a plain HTTP status has one of the two or cannot be part of a name.
 
 use keelson_proto::Code;
 
 use crate::runtime::WireStatus;
 
-/// Why the runtime failed a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum FailureClass {
     /// ENOSPC or EDQUOT. The bytes are a part of the problem.
     NoSpace,
     /// Digest or size differ from what the manifest says.
     BadContent,
-    /// A layer cannot be extracted. The next try fails at the same blob.
+    /// A layer cannot be extracted. A retry fails at the same blob.
     Unpack,
     Denied,
     /// 404, or no manifest for the platform.
@@ -27,7 +26,7 @@ pub(crate) enum FailureClass {
     Registry,
     /// The connection to the registry failed, or the pull was cancelled.
     Network,
-    /// The runtime went away, or was busy.
+    /// The runtime died, or was busy.
     Runtime,
     /// None of these. The bytes are released, as the runtime alone does.
     Unknown,
@@ -56,8 +55,8 @@ const UNPACK: &[&str] = &[
     "gzip: invalid",
     "zstd: invalid",
 ];
-/// A limit of the runtime's own; or a snapshot that containerd cannot begin, as where it was killed between the rename of
-/// a snapshot's folder and the record of it. Until a garbage collection has removed that folder, it answers
+/// A limit of the runtime's own; or a snapshot that containerd cannot begin, because it was killed between the rename
+/// of a snapshot's folder and its record. Until garbage collection has removed that folder, it answers
 /// `failed to rename: ... file exists`.
 const RUNTIME: &[&str] = &["toomanypullinginparallel", "failed to prepare extraction snapshot"];
 const DENIED: &[&str] = &[
@@ -123,7 +122,6 @@ const NETWORK: &[&str] = &[
 ];
 
 impl FailureClass {
-    /// The class of a status that is not OK.
     #[must_use]
     pub(crate) fn of(status: &WireStatus) -> Self {
         let text = status.message.to_lowercase();
@@ -174,13 +172,11 @@ impl FailureClass {
         }
     }
 
-    /// Whether a retry can use the bytes that were fetched before the failure.
     #[must_use]
     pub(crate) fn is_resumable(self) -> bool {
         matches!(self, Self::Registry | Self::Network | Self::Runtime)
     }
 
-    /// For labels and logs.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -199,8 +195,8 @@ impl FailureClass {
 }
 
 /// The HTTP status in a text of Go's `net/http` users: `...: 503 Service Unavailable`, `status code 503`,
-/// `HTTP status: 503`. Ports and sizes are not taken for one: three digits of 400 to 599 have to follow `: ` or
-/// `status code `, after the word "status" or as the beginning of the reason phrase.
+/// `HTTP status: 503`. Ports and sizes do not match: three digits of 400 to 599 have to follow `: ` or `status code `, after the word
+/// "status" or at the start of the reason phrase.
 fn http_status(text: &str) -> Option<u16> {
     let tail = &text[text.find("status")?..];
     let after = |mark: &str| {

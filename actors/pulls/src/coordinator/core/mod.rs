@@ -1,13 +1,12 @@
-//! Every decision about pulls, without I/O and without a clock.
+//! Decisions about pulls, without I/O and without a clock.
 //!
-//! Owns: [`Core`], the state of all pulls. In: [`PullEvent`]s with the time they happen at. Out:
-//! [`Effect`]s in the order to perform them, and [`Core::next_tick`], the time to come back at.
+//! Owns: [`Core`], the state of all pulls. In: [`PullEvent`]s with their times. Out: [`Effect`]s in the order to
+//! perform them, and [`Core::next_tick`].
 //!
-//! A pull is *queued* until a slot is free, then *running* until the runtime answers. Running pulls
-//! hold a slot of a *lane*: counted (the limit) or present (beside it, for images that are there).
-//! A running pull whose runtime died waits with its slot; one without callers keeps its
-//! slot for the grace period. A pull from the journal whose credentials are gone is *held*: it has a
-//! place, and cannot start before a caller brings some.
+//! A pull is *queued* until a slot is free, then *running* until the runtime answers. Running pulls hold a slot of a
+//! *lane*: counted (under the limit) or present (beside it, for images that the runtime has). A running pull whose
+//! runtime died keeps its slot and waits; one without callers keeps its slot for the grace period. A pull from the
+//! journal whose credentials are gone is *held*: it keeps its place, and starts only when a caller brings credentials.
 
 mod claims;
 mod deleted_pods;
@@ -82,12 +81,12 @@ use crate::{
     runtime::{Capabilities, Progress, PullReply, RuntimeEvent},
 };
 
-/// How many finished pulls the debug view remembers.
+/// Maximum number of finished pulls in the debug view.
 const HISTORY: usize = 20;
-/// A pull of a present image that takes longer than this is a download after all.
+/// A pull in the present lane that takes longer than this is treated as a download.
 const PRESENT_LANE_MAX: Duration = Duration::from_secs(10);
-/// How long a pull pauses that the runtime refused for its own limit (`enforce = "runtime"`): the
-/// runtime itself has waited 30 s by then.
+/// Pause of a pull that the runtime refused because of its own limit (`enforce = "runtime"`): the runtime has already
+/// waited 30 s by then.
 const RUNTIME_FULL_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +99,7 @@ enum Lane {
 enum Presence {
     Unasked,
     Asked,
-    /// Asked, and not answered in time.
+    /// Not answered in time.
     Late,
     Present,
     Absent,
@@ -112,14 +111,14 @@ enum Stage {
         presence: Presence,
     },
     Running,
-    /// It goes on in the agent before this one, which handed it over.
+    /// Runs in the predecessor, which handed it over.
     Predecessor,
-    /// Lost with its runtime; keeps its slot, and the reply in case the runtime stays away.
+    /// Lost with its runtime; keeps its slot, and the reply in case the runtime does not return.
     Lost {
         reply: Arc<PullReply>,
         until: Duration,
     },
-    /// Refused by the runtime's own limit; keeps its (uncounted) slot.
+    /// Refused because of the runtime's own limit; keeps its (uncounted) slot.
     Pausing {
         until: Duration,
     },
@@ -137,41 +136,41 @@ struct Pull {
     stage: Stage,
     lane: Option<Lane>,
     attempts: u32,
-    /// How often it was lost with its runtime, or failed with another, cancelled pull, since it last got an answer of its own.
+    /// Losses with its runtime, or failures with another, cancelled pull, since its last answer of its own.
     losses: u32,
     requested: Now,
     started: Option<Now>,
-    /// How many of its callers brought which pull option.
+    /// Number of callers by pull option.
     options: BTreeMap<Option<u32>, usize>,
     lease: Option<String>,
-    /// Until when the content of other pulls in its lease is retained: a pull that is denied does not release it.
+    /// Until when the content of other pulls in its lease is retained: a denied pull does not release it.
     inherited: Option<Duration>,
     with_credentials: bool,
     resumed: bool,
-    /// From the journal, and not requested since: it comes after all that callers wait for.
+    /// From the journal, and not requested since: it comes after all pulls that callers wait for.
     unclaimed: bool,
-    /// When a caller was last known to want it, Unix milliseconds.
+    /// When a caller last wanted it, Unix milliseconds.
     wanted_unix_ms: i64,
-    /// What its last callers were told, if the agent told it.
+    /// The agent's refusal of its last callers, if any.
     refused: Option<Refusal>,
-    /// Why it ends, where that is known before.
+    /// The end reason, if known in advance.
     reason: Option<&'static str>,
     spent: reasons::Spent,
-    /// When it is cancelled, because it has no callers.
+    /// When it is cancelled because it has no callers.
     cancel_at: Option<Duration>,
-    /// Until when the answer about its presence is awaited.
+    /// Deadline of the presence check.
     presence_until: Option<Duration>,
-    /// When it is given up (`pulls.max_pull_time`).
+    /// Its deadline (`pulls.max_pull_time`).
     give_up_at: Option<Duration>,
-    /// Until when it may run beside the limit.
+    /// Until when it may run in the present lane.
     lane_until: Option<Duration>,
     progress: Option<Progress>,
     /// When the runtime was last asked for it.
     asked: Duration,
     /// When the progress last changed.
     progressed: Duration,
-    /// Since when it downloads without a new byte, as far as is known; as long as it does not, the time of the
-    /// last reading.
+    /// Since when it downloads without a new byte, as far as is known; while it does not download, the time of the last
+    /// reading.
     idle_since: Duration,
     rate: view::Rate,
 }
@@ -186,7 +185,7 @@ impl Pull {
         matches!(self.stage, Stage::Queued { .. })
     }
 
-    /// The loosest pull option among its callers; `None`: one of them has none, or there is none.
+    /// The loosest pull option among its callers; `None`: a caller has none, or there is no caller.
     fn cap(&self) -> Option<u32> {
         if self.options.contains_key(&None) {
             None
@@ -195,7 +194,7 @@ impl Pull {
         }
     }
 
-    /// Its own timers, not those of its callers.
+    /// Without those of its callers.
     fn timers(&self) -> impl Iterator<Item = (Duration, Timer)> + use<> {
         let of_stage = match self.stage {
             Stage::Lost { until, .. } => Some((until, Timer::Lost(self.id))),
@@ -224,9 +223,8 @@ struct Caller {
     deadline: Option<Duration>,
     /// In reject mode, or with `max_queue_time`: until when it waits in the queue.
     give_up: Option<(Duration, GiveUp)>,
-    /// The runtime was away when it came: until when it is held.
+    /// Until when it is held, if the runtime was unavailable when it came.
     hold: Option<Duration>,
-    /// The Event on its pod.
     noticed: notice::Noticed,
 }
 
@@ -250,34 +248,31 @@ enum Timer {
     PullTime(PullId),
     PresentLane(PullId),
     LeaseExpiry(String),
-    /// Free space of the image file system is to be read.
+    /// Read the free space of the image file system.
     Space,
     RenewLeases,
-    /// Records of wanted pulls are to be written again.
+    /// Rewrite the records of wanted pulls.
     Wanted,
 }
 
-/// What the core knows of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Health {
-    /// Not asked yet.
     Unknown,
     Up(Capabilities),
     Down(String),
 }
 
-/// The state of all pulls.
 #[derive(Debug)]
 pub(crate) struct Core {
     policy: Policy,
-    /// Set by hand, over the policy's.
+    /// Set by hand; takes precedence over the policy's.
     limit_override: Option<u32>,
     health: Health,
     draining: bool,
-    /// Set once everything is handed over to a successor: the pulls that go on here.
+    /// Set once everything is handed over to a successor: the pulls that continue here.
     handed: Option<BTreeSet<PullId>>,
-    /// Whether pulls of different namespaces are different pulls: until a runtime is known that ignores namespaces.
-    /// What was known of a runtime holds while it is away.
+    /// Whether pulls of different namespaces are different pulls: true until the runtime is known to ignore namespaces.
+    /// What is known of a runtime holds while it is unavailable.
     namespaces_matter: bool,
     pulls: HashMap<PullId, Pull>,
     callers: HashMap<CallerId, Caller>,
@@ -285,11 +280,11 @@ pub(crate) struct Core {
     by_key: HashMap<PullKey, PullId>,
     by_image: HashMap<Arc<str>, Vec<PullId>>,
     queue: Queue,
-    /// Queued pulls whose image is there, waiting for a slot beside the limit.
+    /// Queued pulls of present images, waiting for a slot beside the limit.
     present: BTreeSet<Place>,
     /// Pulls that hold a slot, of either lane.
     slots: BTreeSet<Place>,
-    /// Places kept for callers who bring credentials.
+    /// Places kept for callers with credentials.
     held: BTreeSet<Place>,
     counted: u32,
     present_running: u32,
@@ -297,31 +292,28 @@ pub(crate) struct Core {
     timers: BTreeSet<(Duration, Timer)>,
     /// When [`Timer::Wanted`] is due.
     wanted_at: Option<Duration>,
-    /// Places of callers that may come back.
+    /// Places of callers that may return.
     reentry: Reentry,
-    /// How many Events may be written.
     notices: notice::Budget,
-    /// Pods whose callers do not wait.
     deleted_pods: DeletedPods,
-    /// When the runtime went away, on the monotonic clock.
+    /// Since when the runtime is unavailable, on the monotonic clock.
     away_since: Option<Duration>,
-    /// When a pull last got on or ended, on the monotonic clock.
+    /// When a pull last made progress or ended, on the monotonic clock.
     moved: Option<Duration>,
-    /// Leases of pulls that ended without success, retained for a retry.
     kept: BTreeMap<String, Kept>,
     space: Space,
-    /// The newest first: the last [`HISTORY`], and all that ended in the event handled last.
+    /// Newest first: the last [`HISTORY`], and all that ended in the last event.
     finished: VecDeque<FinishedPull>,
     ended: u64,
     next_id: u64,
-    /// Prefix of lease names; one for each state folder.
+    /// Prefix of lease names; one per state folder.
     owner: String,
-    /// The journal has not been read yet.
+    /// Set until the journal has been read.
     unread: Option<reconcile::Unread>,
 }
 
 impl Core {
-    /// An empty core. `owner` is the state folder's random id; lease names begin with it.
+    /// `owner` is the state folder ID; lease names begin with it.
     #[must_use]
     pub(crate) fn new(policy: Policy, owner: &str) -> Self {
         Self {
@@ -359,7 +351,7 @@ impl Core {
         }
     }
 
-    /// The one way in: what happens, and when. Returns what to do about it.
+    /// Handles one event. Returns the effects to perform.
     pub(crate) fn handle(&mut self, event: PullEvent, now: Now) -> Vec<Effect> {
         let mut fx = Vec::new();
         self.finished.truncate(HISTORY);
@@ -400,13 +392,13 @@ impl Core {
         }
     }
 
-    /// When [`PullEvent::Tick`] is due next, on the monotonic clock.
+    /// On the monotonic clock.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<Duration> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Whether anything runs that a stopping agent should wait for.
+    /// Whether a stopping agent has nothing to wait for.
     #[must_use]
     pub(crate) fn is_idle(&self) -> bool {
         self.slots.is_empty()
@@ -442,7 +434,7 @@ impl Core {
             unread.limit_changed = true;
         }
         if policy.limit != self.policy.limit && self.limit_override.take().is_some() {
-            // The newest value counts, from settings or by hand.
+            // The newest value counts, from the settings or set by hand.
             fx.push(Effect::Persist(Write::Limit(None)));
         }
         let reclass = (policy.per_registry > 0) != (self.policy.per_registry > 0);
@@ -497,13 +489,12 @@ impl Core {
         self.limit_override.unwrap_or(self.policy.limit)
     }
 
-    /// Whether the runtime itself keeps the limit.
     fn runtime_enforces(&self) -> bool {
         self.policy.enforce_by_runtime
             && matches!(self.health, Health::Up(Capabilities { pull_option: true, .. }))
     }
 
-    /// The limit that the agent's own list keeps; 0: none.
+    /// The limit that the agent itself enforces; 0: none.
     fn own_limit(&self) -> u32 {
         if self.runtime_enforces() { 0 } else { self.limit() }
     }
@@ -516,7 +507,7 @@ impl Core {
         self.timers.remove(&(at, timer));
     }
 
-    /// Stops every timer of a pull, but not those of its callers.
+    /// Stops the timers of a pull, but not those of its callers.
     fn disarm_pull(&mut self, id: PullId) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         for timer in pull.timers() {
@@ -526,7 +517,6 @@ impl Core {
         pull.presence_until = None;
     }
 
-    /// Whether any live pull needs this lease.
     fn lease_in_use(&self, image: &Arc<str>, lease: &str) -> bool {
         self.by_image.get(image).is_some_and(|ids| {
             ids.iter().any(|id| self.pulls.get(id).is_some_and(|p| p.lease.as_deref() == Some(lease)))

@@ -1,11 +1,12 @@
-//! Events on the pods whose pulls wait for a slot.
+//! Events on pods whose pulls wait for a slot.
 //!
-//! Owns: which waiting caller is worth an Event, when, and how many there may be. In: callers that wait longer than
-//! `pulls.queued_event_after`. Out: [`PodNotice`]s, written where there is an API server; nothing waits for that.
+//! Owns: which waiting callers get an Event, when, and how many there may be. In: callers that wait longer than
+//! `pulls.queued_event_after`. Out: [`PodNotice`]s, written if there is an API server; nothing waits for that.
 //!
-//! A caller that goes on waiting has its Event updated (count, time and message), as client-go updates the Event of
-//! something that happens again: each time that [`REPEAT`] times the first wait has passed. Over all pods a budget applies; a notice without budget is tried again
-//! later, so that of very many waiting pods each has its Event in the end, and the API server never has a flood.
+//! The Event of a caller that continues to wait is updated (count, time and message), as client-go updates the Event of
+//! a repeated occurrence, at each [`REPEAT`] times the first wait. A budget applies to all pods together; a notice
+//! without budget is retried later, so that each of many waiting pods gets its Event in the end and the API server is
+//! not flooded.
 
 use std::time::Duration;
 
@@ -14,36 +15,33 @@ use keelson_actor_system::clock::Now;
 use super::{CallerId, Core, Effect, Health, Pull, Stage, Timer};
 use crate::request::Pod;
 
-/// The reason of the Events.
 pub(crate) const PULL_QUEUED: &str = "ImagePullQueued";
 /// An Event is updated after this many times `pulls.queued_event_after`: with the default every 5 min.
 const REPEAT: u32 = 10;
-/// Maximum number of notices that are written at once.
+/// Maximum number of notices written at once.
 const BURST: u32 = 20;
-/// And one more after each such time.
+/// Time per additional notice.
 const REFILL: Duration = Duration::from_secs(2);
-/// How long a notice waits that found the budget spent.
+/// Delay of a notice that exceeded the budget.
 const POSTPONED: Duration = Duration::from_secs(10);
 
-/// An Event to write, for the first time or again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNotice {
     pub pod: Pod,
-    /// `metadata.name` of the Event: the same each time.
+    /// `metadata.name` of the Event: the same for each update.
     pub name: String,
     /// `reason` of the Event, in CamelCase.
     pub reason: &'static str,
     /// `message` of the Event.
     pub message: String,
-    /// Counts from 1. Above 1 the Event is to be updated.
+    /// Counts from 1. Above 1 the Event is updated.
     pub count: u32,
-    /// When the caller began to be worth an Event, Unix milliseconds.
+    /// When the caller first qualified for an Event, Unix milliseconds.
     pub first_unix_ms: i64,
     /// When this notice was made, Unix milliseconds.
     pub last_unix_ms: i64,
 }
 
-/// What a caller's Event is made of.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Noticed {
     /// When it is due next.
@@ -52,11 +50,9 @@ pub(super) struct Noticed {
     first_unix_ms: i64,
 }
 
-/// How many notices may be written.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: u32,
-    /// Since when it has been filling.
     filled: Duration,
 }
 
@@ -82,7 +78,6 @@ impl Budget {
 }
 
 impl Core {
-    /// Plans the first Event of a caller that has a pod.
     pub(super) fn plan_notice(&mut self, id: CallerId) {
         let Some(after) = self.policy.queued_event_after else { return };
         let Some(caller) = self.callers.get(&id).filter(|caller| caller.pod.is_some()) else { return };
@@ -96,14 +91,13 @@ impl Core {
         }
     }
 
-    /// A caller has waited long enough for an Event, if it waits for a slot.
     pub(super) fn notice_due(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
         let Some(caller) = self.callers.get_mut(&id) else { return };
         caller.noticed.at = None;
         let Some(after) = self.policy.queued_event_after else { return };
         let waits = |pull: &&Pull| pull.is_queued() || matches!(pull.stage, Stage::Pausing { .. });
         let (pull, up) = (caller.pull, matches!(self.health, Health::Up(_)));
-        // Without the runtime no slot is what it waits for.
+        // While the runtime is unavailable, the caller does not wait for a slot.
         let Some(message) =
             self.pulls.get(&pull).filter(waits).filter(|_| up).map(|pull| self.describe_wait(pull))
         else {
@@ -142,10 +136,10 @@ impl Core {
     }
 }
 
-/// Like the names that client-go makes: the pod's name and a number that no other Event of it has.
+/// As client-go: the pod's name and a number that no other Event of the pod has.
 fn event_name(pod: &str, first_unix_ms: i64, caller: CallerId) -> String {
     let number = format!("{first_unix_ms:x}{:x}", caller.0);
-    // Names of objects have at most 253 characters, and no end in a dot or a dash.
+    // Object names have at most 253 characters, and do not end in a dot or a dash.
     let room = 252_usize.saturating_sub(number.len());
     let pod: String = pod.chars().take(room).collect();
     format!("{}.{number}", pod.trim_end_matches(['.', '-']))

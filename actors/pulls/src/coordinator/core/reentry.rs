@@ -1,12 +1,12 @@
-//! Places in the queue that are kept for callers who come back.
+//! Places in the queue that are kept for callers that return.
 //!
 //! Owns: which place is kept for which pod and image, until when, and for which credentials. In: callers that left the
-//! queue or a running pull (a kubelet that restarts), and callers whose pull failed (a kubelet that tries its credentials
-//! in turn). Out: the order of the place when the same pod asks for the same image in time. Bounded: the oldest place
-//! goes when there are too many.
+//! queue or a running pull (a kubelet that restarts), and callers whose pull failed (a kubelet that tries its
+//! credentials in turn). Out: the order of the place when the same pod asks for the same image in time. Bounded: the
+//! oldest place is dropped first.
 //!
-//! A caller that left may come back with any credentials. After a failure the place is only for credentials that have
-//! not failed from it: an image that does not exist, or that no caller may read, gains nothing by being asked for again.
+//! A caller that left may return with any credentials. After a failure the place is only for credentials that have not
+//! failed from it: an image that does not exist, or that no caller may read, gains nothing from another request.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,9 +16,9 @@ use std::{
 
 use crate::request::CredentialsId;
 
-/// How many places are kept at most.
+/// Maximum number of places.
 const MOST: usize = 4096;
-/// How many credentials of one place are remembered at most; a kubelet has a few for an image.
+/// Maximum number of credentials remembered per place; a kubelet has a few for an image.
 const MOST_TRIED: usize = 32;
 
 type Key = (String, Arc<str>);
@@ -27,19 +27,18 @@ type Key = (String, Arc<str>);
 struct Kept {
     order: u64,
     until: Duration,
-    /// Credentials that came for this place already. `None`: without any.
+    /// Credentials that this place was used with. `None`: anonymous.
     tried: Vec<Option<CredentialsId>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Reentry {
     places: HashMap<Key, Kept>,
-    /// In the order they were kept. An entry whose place was kept anew means nothing.
+    /// Oldest first. An entry whose place was kept again is ignored.
     ages: VecDeque<(Duration, Key)>,
 }
 
 impl Reentry {
-    /// Keeps the place of a caller that left.
     pub(super) fn left(
         &mut self,
         pod_uid: String,
@@ -71,7 +70,7 @@ impl Reentry {
         }
     }
 
-    /// The image has arrived for this pod: its place is of no more use.
+    /// The image has arrived for this pod: its place is no longer needed.
     pub(super) fn succeeded(&mut self, pod_uid: &str, image: &Arc<str>) {
         self.places.remove(&(pod_uid.to_owned(), image.clone()));
     }
@@ -87,7 +86,7 @@ impl Reentry {
         }
     }
 
-    /// The place that is kept for this pod and image, once for each of its credentials.
+    /// The place kept for this pod and image, once for each of its credentials.
     pub(super) fn take(
         &mut self,
         pod_uid: &str,

@@ -1,8 +1,8 @@
-//! Retained content: the bytes of unfinished pulls that stay in the runtime for the next try.
+//! Retained content: the bytes of unfinished pulls that stay in the runtime for a retry.
 //!
 //! Owns: which leases are retained, for how long and at what cost, and when they are released. In: ends of pulls, sizes
 //! of leases, readings of the image file system, the node condition DiskPressure, settings. Out: leases to drop, each
-//! with a [`ReleaseReason`]; questions for sizes and free space; renewals.
+//! with a [`ReleaseReason`]; queries for sizes and free space; renewals.
 //!
 //! Retained bytes belong to no image, so that the kubelet's image garbage collection cannot free them. That is why they
 //! have a budget, and why all of them are released before the kubelet has to act: when less than
@@ -17,22 +17,21 @@ use super::{Core, Effect, End, FailureClass, Health, Stage, Timer};
 use crate::coordinator::record::{KeptLease, Write};
 use crate::runtime::RuntimeCommand;
 
-/// Maximum number of retained leases; then the one that expires first is released.
+/// Maximum number of retained leases; above it the lease that expires first is released.
 const MOST_RETAINED: usize = 1024;
 /// How often free space is read while anything is retained: several times between two passes of the kubelet's eviction
 /// manager, which are 10 s apart.
 const SPACE_INTERVAL: Duration = Duration::from_secs(2);
-/// How often it is read while it is low and nothing is retained.
+/// The interval while space is low and nothing is retained.
 const LOW_SPACE_INTERVAL: Duration = Duration::from_secs(10);
 /// How often leases in use and retained ones are checked for renewal. Leases of the runtime live for hours.
 pub(super) const RENEW_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Why the bytes of an unfinished pull were given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ReleaseReason {
-    /// The pull failed in a way that a retry cannot use the bytes.
+    /// A retry cannot use the bytes.
     Failure(FailureClass),
-    /// `pulls.progress_retention` is over.
+    /// `pulls.progress_retention` has passed.
     Expired,
     /// More than `pulls.retained_bytes_max` is retained.
     Budget,
@@ -42,14 +41,14 @@ pub(crate) enum ReleaseReason {
     LowSpace,
     /// The node condition DiskPressure is True.
     DiskPressure,
-    /// The settings say that nothing is retained.
+    /// The settings disable retention.
     Disabled,
     /// The lease holds no bytes.
     Empty,
 }
 
 impl ReleaseReason {
-    /// Whether the space is needed by others now.
+    /// Whether other data needs the space now.
     pub(super) fn is_for_space(self) -> bool {
         matches!(self, Self::LowSpace | Self::DiskPressure | Self::Failure(FailureClass::NoSpace))
     }
@@ -70,27 +69,24 @@ impl ReleaseReason {
     }
 }
 
-/// Bytes that were given up, for logs and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Release {
     /// The normalized reference whose pull did not finish.
     pub image: Arc<str>,
     /// `None`: not measured.
     pub bytes: Option<u64>,
-    /// The rule that they fell under.
     pub reason: ReleaseReason,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// When it expires, on the monotonic clock. The first to expire was retained first.
+    /// When it expires, on the monotonic clock. Leases expire in the order in which they were retained.
     pub(super) until: Duration,
     pub(super) image: Arc<str>,
     /// `None`: not measured yet.
     bytes: Option<u64>,
 }
 
-/// What is known of the space for images, and when the next questions are due.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     image_fs: Option<FileSystem>,
@@ -100,7 +96,7 @@ pub(super) struct Space {
 }
 
 impl Core {
-    /// Why nothing can be retained now; `None`: it can.
+    /// Why nothing can be retained now; `None`: retention is possible.
     fn no_retention(&self) -> Option<ReleaseReason> {
         let least = u64::from(self.policy.retain_min_free_percent);
         let is_low = |free: u64, all: u64| u128::from(free) * 100 < u128::from(all) * u128::from(least);
@@ -122,7 +118,7 @@ impl Core {
         self.no_retention().is_none()
     }
 
-    /// Decides what becomes of the lease of a pull that ended. `failure`: the runtime failed it.
+    /// Retains or drops the lease of a pull that ended. `failure`: the runtime failed it.
     pub(super) fn settle_lease(
         &mut self,
         pull: &super::Pull,
@@ -147,7 +143,7 @@ impl Core {
             _ => {
                 let collect = reason.is_some_and(ReleaseReason::is_for_space);
                 fx.push(Effect::Runtime(RuntimeCommand::DropLease { lease, collect }));
-                // Settings that retain nothing release at every end: nothing worth telling.
+                // Settings that disable retention release at every end: not worth a report.
                 if let Some(reason) = reason.filter(|reason| *reason != ReleaseReason::Disabled) {
                     fx.push(Effect::Released(Release { image, bytes, reason }));
                 }
@@ -158,7 +154,7 @@ impl Core {
         }
     }
 
-    /// Until when a retry may use what is in the lease of a pull that ended; `None`: it cannot.
+    /// Until when a retry may use the content of the lease; `None`: it cannot.
     fn retained_until(
         &self,
         pull: &super::Pull,
@@ -168,14 +164,14 @@ impl Core {
     ) -> Option<Duration> {
         match failure {
             _ if *end == End::Succeeded => None,
-            // Says nothing about the content that pulls with other credentials have fetched.
+            // A denial says nothing about the content that pulls with other credentials have fetched.
             Some(FailureClass::Denied) => pull.inherited.filter(|until| *until > now.mono),
             Some(class) if !class.is_resumable() => None,
             _ => Some(now.mono + self.policy.progress_retention),
         }
     }
 
-    /// Hands what a retry can use to the pulls that are using the same lease.
+    /// Passes what a retry can use to the pulls that use the same lease.
     fn bequeath(&mut self, image: &Arc<str>, lease: &str, until: Option<Duration>) {
         for id in self.by_image.get(image).into_iter().flatten() {
             if let Some(heir) = self.pulls.get_mut(id).filter(|pull| pull.lease.as_deref() == Some(lease)) {
@@ -223,7 +219,7 @@ impl Core {
         self.arm(until, Timer::LeaseExpiry(lease));
     }
 
-    /// A pull uses the lease again. Out: until when its content was to be retained.
+    /// A pull uses the lease again. Returns until when its content was retained.
     pub(super) fn take_kept(&mut self, lease: &str, fx: &mut Vec<Effect>) -> Option<Duration> {
         let kept = self.kept.remove(lease)?;
         self.disarm(kept.until, Timer::LeaseExpiry(lease.to_owned()));
@@ -260,7 +256,7 @@ impl Core {
         }
     }
 
-    /// Releases what the budget has no room for: first what alone exceeds it, then the oldest.
+    /// Enforces the budget: releases first what alone exceeds it, then the oldest.
     pub(super) fn keep_budget(&mut self, fx: &mut Vec<Effect>) {
         let most = self.policy.retained_bytes_max;
         let too_large = |kept: &&Kept| kept.bytes.is_some_and(|bytes| bytes > most);
@@ -296,17 +292,17 @@ impl Core {
         self.keep_space(fx);
     }
 
-    /// For the next life of the coordinator: a condition that stays is not reported again.
+    /// For the next life of the coordinator: a persistent condition is not reported again.
     pub(in crate::coordinator) fn has_disk_pressure(&self) -> bool {
         self.space.disk_pressure
     }
 
-    /// Takes over what an earlier core knew. To be called before [`Core::restore`].
+    /// To be called before [`Core::restore`].
     pub(in crate::coordinator) fn set_disk_pressure(&mut self, is_true: bool) {
         self.space.disk_pressure = is_true;
     }
 
-    /// The runtime is back: what it could not be asked is asked now.
+    /// The runtime is up again: sends the queries that failed.
     pub(super) fn ask_about_kept(&self, fx: &mut Vec<Effect>) {
         self.measure_unknown(fx);
         if !self.kept.is_empty() && self.policy.retain_min_free_percent > 0 {
@@ -348,7 +344,7 @@ impl Core {
         leases
     }
 
-    /// Sets the timers of free space and renewals, or stops them where nothing needs them. Free space is also read
+    /// Starts the timers of free space and renewals, or stops them if they are not needed. Free space is also read
     /// while it is low, so that it is known when a pull ends.
     pub(super) fn watch_kept(&mut self, now: Now) {
         let is_low = self.no_retention() == Some(ReleaseReason::LowSpace);
@@ -378,13 +374,12 @@ impl Core {
         self.pulls.get(&id).is_some_and(|pull| pull.lease.is_some())
     }
 
-    /// How many leases are retained for a retry.
     #[must_use]
     pub(crate) fn kept_leases(&self) -> usize {
         self.kept.len()
     }
 
-    /// How many bytes they hold, as far as they are measured.
+    /// The bytes that they hold, as far as measured.
     #[must_use]
     pub(crate) fn retained_bytes(&self) -> u64 {
         self.kept.values().filter_map(|kept| kept.bytes).fold(0, u64::saturating_add)

@@ -1,7 +1,7 @@
-//! How the pulls look from outside.
+//! The pulls as shown by the debug API and metrics.
 //!
-//! Owns: the debug API's `PullList` and `Limit` as made from the core, and the download rate.
-//! Each call costs by what it shows: a queue of ten thousand is counted, not walked.
+//! Owns: the debug API's `PullList` and `Limit`, made from the core, and the download rate. The cost of a call depends
+//! on what it shows: a queue of ten thousand is counted, not walked.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -18,7 +18,6 @@ use crate::{
     runtime::Progress,
 };
 
-/// Readings of the last seconds.
 #[derive(Debug, Default)]
 pub(super) struct Rate {
     readings: VecDeque<(Duration, u64)>,
@@ -36,7 +35,7 @@ impl Rate {
         }
     }
 
-    /// Bytes a second over the window that ends `now`.
+    /// Bytes per second over the window that ends `now`.
     fn per_second(&self, now: Duration) -> u64 {
         let (Some((first, before)), Some((_, after))) = (self.readings.front(), self.readings.back()) else {
             return 0;
@@ -55,7 +54,6 @@ fn narrow(count: usize) -> u32 {
 }
 
 impl Core {
-    /// The limit in force and where it came from.
     #[must_use]
     pub(crate) fn limit_view(&self) -> pb::Limit {
         let wanted = self.policy.enforce_by_runtime;
@@ -80,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Running pulls, the head of the queue, and what ended last.
+    /// Running pulls, the head of the queue, and the last finished pulls.
     #[must_use]
     pub(crate) fn list(&self, max_queued: usize, now: Now) -> pb::PullList {
         let show = |id: &PullId, position| self.pulls.get(id).map(|pull| self.show(pull, position, now));
@@ -108,19 +106,17 @@ impl Core {
             runtime_error: runtime_error.into(),
             retained: narrow(self.kept.len()),
             retained_bytes: self.retained_bytes(),
-            // Such pulls are the front's to count.
+            // The front counts these.
             passed_through: 0,
         }
     }
 
-    /// How long the pull at the head of the queue has waited.
     #[must_use]
     pub(crate) fn oldest_wait(&self, now: Now) -> Option<Duration> {
         let (_, id) = self.queue.places().next()?;
         self.pulls.get(&id).map(|pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
-    /// Counts for metrics: running, running beside the limit, queued, held, callers.
     #[must_use]
     pub(crate) fn counts(&self) -> Counts {
         Counts {
@@ -135,8 +131,8 @@ impl Core {
         }
     }
 
-    /// Whether pulls are stalled: what the node condition `ImagePullsStalled` is made of. Costs the same however long the
-    /// queue is. `durable` is the actor's to know.
+    /// Input of the node condition `ImagePullsStalled`. The cost does not depend on the length of the queue. The actor
+    /// knows whether the state is `durable`.
     #[must_use]
     pub(crate) fn flow(&self, durable: bool, now: Now) -> FlowView {
         let since = |then: Duration| now.mono.saturating_sub(then);
@@ -157,25 +153,24 @@ impl Core {
         }
     }
 
-    /// How many pulls have ended since the core was made.
     #[must_use]
     pub(crate) fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Those of the last event, and of the twenty before, that ended after the first `ended` ones.
+    /// Pulls that ended after the first `ended` ones, among those of the last event and the twenty before.
     pub(crate) fn finished_since(&self, ended: u64) -> impl Iterator<Item = &FinishedPull> {
         let new = usize::try_from(self.ended.saturating_sub(ended)).unwrap_or(usize::MAX);
         self.finished.iter().take(new)
     }
 
-    /// How long the first caller of a pull has waited.
+    /// Wait of the first caller of a pull.
     #[must_use]
     pub(crate) fn waited(&self, id: PullId, now: Now) -> Duration {
         self.pulls.get(&id).map_or(Duration::ZERO, |pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
-    /// The journal as it should be, whole.
+    /// The complete journal as it should be.
     #[must_use]
     pub(crate) fn truth(&self, now: Now) -> Vec<Write> {
         let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
@@ -228,18 +223,16 @@ impl Core {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub running: u32,
-    /// Pulls in flight beside the limit, of present images.
     pub present: u32,
     pub queued: u32,
     /// Pulls from the journal that wait for a caller with credentials.
     pub held: u32,
-    /// Waiters: callers whose call has no answer yet.
+    /// Waiters: callers without an answer.
     pub callers: u32,
     /// The limit in force; 0: none.
     pub limit: u32,
-    /// Leases of unfinished pulls that are retained for a retry.
     pub retained: u32,
-    /// What they hold, as far as it is measured.
+    /// As far as measured.
     pub retained_bytes: u64,
 }
 
