@@ -6,7 +6,7 @@ use keelson_pulls::request::{ImageName, MAX_PATH, MAX_REGISTRY, MAX_TAG};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    // The error carries nothing of its input, by its type.
+    // The error's type holds nothing of its input.
     let Ok(name) = ImageName::parse(text) else { return };
     let full = &**name.full();
     assert_eq!(ImageName::parse(full).as_ref(), Ok(&name), "the full form stands for itself");

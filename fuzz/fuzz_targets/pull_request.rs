@@ -19,7 +19,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(frame::frame(&message), body, "a message that was taken is the whole body");
         decode(message);
     }
-    // Nearly all inputs break the five bytes of the prefix: look behind it as well.
+    // Nearly all inputs break the five bytes of the prefix: decode the body directly as well.
     decode(body);
 });
 
@@ -50,7 +50,7 @@ fn decode(message: Bytes) {
 
 fn shows_no_secret(call: &PullCall, request: &cri::PullImageRequest) {
     let Some(auth) = &request.auth else { return assert!(call.key.credentials.is_none()) };
-    // Shorter ones may be part of anything; the rest of the request may repeat a secret.
+    // A shorter one may be part of anything; the rest of the request may repeat a secret.
     let secret = &auth.password;
     let public = format!("{:?}{:?}{:?}", call.name, call.key.handler, call.pod);
     if secret.len() >= 8 && !public.contains(secret.as_str()) {

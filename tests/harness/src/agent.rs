@@ -1,4 +1,4 @@
-//! Owns: a `keelson agent` of the test's own. In: settings. Out: its sockets and pages, and control over its life.
+//! Owns: a `keelson agent` of the test. In: settings. Out: its sockets and pages, and control of its process.
 
 use crate::command::{self, CommandOutput};
 use crate::cri::Cri;
@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use tokio::process::Command;
 
-/// Settings of an agent beyond the sockets and folders, which the harness sets.
+/// Settings beyond the sockets and folders, which the harness sets.
 #[derive(Clone, Debug, Default)]
 pub struct Settings(toml::Table);
 
 impl Settings {
-    /// None: all defaults.
+    /// All defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With `pulls.max_parallel_image_pulls = limit`.
+    /// Sets `pulls.max_parallel_image_pulls`.
     pub fn limit(limit: i64) -> Self {
         Self::new().set("pulls.max_parallel_image_pulls", limit)
     }
@@ -34,12 +34,11 @@ impl Settings {
         self
     }
 
-    /// These with others over them.
+    /// Merges both; values of `over` win.
     pub fn under(self, over: &Self) -> Self {
         Self(merge(self.0, over.0.clone()))
     }
 
-    /// As a configuration file.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(&self.0).context("the settings are no TOML")
     }
@@ -62,7 +61,7 @@ fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
     }
 }
 
-/// An agent of the test's own. Killed on drop.
+/// Killed on drop.
 #[derive(Debug)]
 pub struct Agent {
     folder: PathBuf,
@@ -81,14 +80,13 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Prepares an agent without starting it.
     pub fn new(scratch: &Scratch, runtime_endpoint: &str, settings: &Settings) -> Result<Self> {
         let free = (0..).map(|n| format!("a{n}")).find(|name| !scratch.path().join(name).exists());
         let folder = scratch.dir(&free.context("there is always another number")?)?;
         Self::new_in(&folder, free_port()?, runtime_endpoint, settings)
     }
 
-    /// Prepares an agent in a folder of the caller's, with its HTTP side on `port`.
+    /// Prepares an agent in a folder of the caller, with its HTTP server on `port`.
     pub fn new_in(folder: &Path, port: u16, runtime_endpoint: &str, settings: &Settings) -> Result<Self> {
         let program = Program {
             name: "keelson agent".to_owned(),
@@ -118,14 +116,13 @@ impl Agent {
         let at = self.folder.display();
         let own = Settings::new()
             .set("agent.node_name", "node")
-            // Nobody comes: suites about restarts set it.
+            // No successor starts, except in suites about restarts, which set it.
             .set("agent.handover_timeout", "0s")
             .set("agent.state_dir", format!("{at}/state"))
             .set("cri.listen", format!("unix://{at}/cri.sock"))
             .set("cri.runtime_endpoint", self.runtime_endpoint.as_str())
-            // How full the machine's own disk is must not decide what the suites see.
+            // The free space and speed of the machine's disk must not change results.
             .set("pulls.retain_min_free_percent", 0)
-            // Nor how fast it is.
             .set("endpoints.write_timeout", "10m")
             .set("debug.listen", format!("unix://{at}/debug.sock"))
             .set("debug.http", format!("127.0.0.1:{}", self.port))
@@ -135,86 +132,74 @@ impl Agent {
         fs::write(self.config(), text).with_context(|| format!("cannot write {}", self.config().display()))
     }
 
-    /// Adds something to the environment of later starts.
     pub fn env(&mut self, name: &str, value: &str) {
         self.program.env.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Adds a flag to the command line of later starts.
     pub fn arg(&mut self, arg: &str) {
         self.program.args.push(arg.to_owned());
     }
 
-    /// Its CRI socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("cri.sock")
     }
 
-    /// Its CRI socket as an endpoint.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket().display())
     }
 
-    /// Its debug socket.
     pub fn debug_socket(&self) -> PathBuf {
         self.folder.join("debug.sock")
     }
 
-    /// Where its Endpoints API is.
     pub fn endpoints_target(&self) -> String {
         format!("unix://{}/endpoints.sock", self.folder.display())
     }
 
-    /// Its state folder.
     pub fn state_dir(&self) -> PathBuf {
         self.folder.join("state")
     }
 
-    /// Its configuration file.
     pub fn config(&self) -> PathBuf {
         self.folder.join("keelson.toml")
     }
 
-    /// Its debug page.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The program, for other subcommands of the same make.
     pub fn program(&self) -> &Path {
         &self.program.path
     }
 
-    /// Its process id, while the harness has it running.
+    /// None unless the harness has it running.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::pid)
     }
 
-    /// A new connection to its CRI socket.
     pub async fn cri(&self) -> Result<Cri> {
         Cri::connect(&self.socket()).await
     }
 
-    /// Runs a command of its program before its debug socket.
+    /// Runs a subcommand of its program with its debug socket.
     pub async fn keelson(&self, args: &[&str]) -> Result<CommandOutput> {
         let mut command = Command::new(self.program());
         command.args(args).args(["--socket", &format!("unix://{}", self.debug_socket().display())]);
         command::run(command).await
     }
 
-    /// Runs a command of its program with its configuration file.
     pub async fn keelson_by_config(&self, args: &[&str]) -> Result<CommandOutput> {
         let mut command = Command::new(self.program());
         command.args(args).arg("--config").arg(self.config());
         command::run(command).await
     }
 
-    /// A value of its `/metrics`, by the name with all labels.
+    /// A value of `/metrics`; `name` includes all labels.
     pub async fn metric(&self, name: &str) -> Result<Option<f64>> {
         metric(&self.http_get("/metrics").await?.success()?.text(), name)
     }
 
-    /// Starts it and waits until it lives: its sockets are there, though the runtime may not be.
+    /// Starts it and waits until its sockets exist. The runtime may not be reachable.
     pub async fn start_live(&mut self) -> Result<()> {
         if self.process.is_some() {
             bail!("the agent is running already");
@@ -223,19 +208,17 @@ impl Agent {
         self.answers("/livez").await
     }
 
-    /// Starts it (again) and waits until it is ready.
     pub async fn start_again(&mut self) -> Result<()> {
         self.start_live().await?;
         self.ready().await
     }
 
-    /// Starts it and expects it to end by itself, as one does that must refuse to run.
+    /// Starts it and expects it to exit by itself, as an agent that refuses to run does.
     pub async fn start_refused(&mut self) -> Result<ExitStatus> {
         let mut process = self.program.start()?;
         process.wait(PATIENCE).await
     }
 
-    /// Waits until it says that it is ready.
     pub async fn ready(&mut self) -> Result<()> {
         self.answers("/readyz").await
     }
@@ -249,7 +232,7 @@ impl Agent {
             let (url, ended) = (url.clone(), ended);
             async move {
                 match ended {
-                    // Nothing more to wait for: told apart below.
+                    // Nothing to wait for: handled below.
                     Some(_) => Ok(()),
                     None => http_get(&url).await?.success().map(drop),
                 }
@@ -264,29 +247,29 @@ impl Agent {
         waited.with_context(|| format!("the agent's log ends:\n{log}"))
     }
 
-    /// Restarts it as planned: SIGTERM, and the next process at once, as an upgrade does. Waits until that serves; the one
-    /// before goes on with the calls that it holds. Needs `agent.handover_timeout`, but neither a state disk nor readiness.
+    /// Restarts it as an upgrade does: SIGTERM, and the next process at once. Waits until that serves; the old process
+    /// continues the calls it holds. Needs `agent.handover_timeout`, but neither a state disk nor readiness.
     pub async fn restart(&mut self) -> Result<()> {
         self.sigterm()?;
         self.start_serving().await
     }
 
-    /// As [`Agent::restart`], of one whose runtime serves. Returns the old process, which ends when it holds no call any
-    /// more, as soon as the new one is ready.
+    /// Like [`Agent::restart`] with a runtime that serves. Returns the old process, which exits when it holds no more
+    /// calls, as soon as the new one is ready.
     pub async fn replace(&mut self) -> Result<Process> {
         self.sigterm()?;
         self.start_successor().await
     }
 
-    /// As [`Agent::replace`], of one that was told to end already.
+    /// Like [`Agent::replace`], after SIGTERM was sent already.
     pub async fn start_successor(&mut self) -> Result<Process> {
         self.start_serving().await?;
         self.ready().await?;
         self.predecessors.pop().context("the agent was running")
     }
 
-    /// Starts the next process beside one that ends, which becomes a predecessor. Until the new one serves, the old one
-    /// may answer in its place.
+    /// Starts the next process beside one that is terminating, which becomes a predecessor. Until the new one serves,
+    /// the old one may answer instead.
     async fn start_serving(&mut self) -> Result<()> {
         const SERVES: &str = "agent serving";
         let old = self.process.take().context("the agent is not running")?;
@@ -297,7 +280,7 @@ impl Agent {
             let (ended, log) = (process.ended(), self.log());
             async move {
                 let serves = log?.matches(SERVES).count() > before;
-                // One that has ended is told apart below.
+                // One that has exited is handled below.
                 ensure!(serves || ended?.is_some(), "it does not");
                 Ok(())
             }
@@ -310,7 +293,7 @@ impl Agent {
         served.with_context(|| format!("its log ends:\n{}", log_tail(&self.log().unwrap_or_default())))
     }
 
-    /// Waits until the running process has the state folder: until then another one may answer.
+    /// Waits until the running process has the state folder; before that the old one may answer.
     pub async fn owns_state(&self) -> Result<()> {
         let pid = self.pid().context("the agent is not running")?.to_string();
         let file = self.state_dir().join("keelson.pid");
@@ -323,82 +306,75 @@ impl Agent {
         .with_context(|| format!("the agent's log ends:\n{}", self.log().unwrap_or_default()))
     }
 
-    /// Sends it SIGKILL and starts it at once, while the kernel still takes the old process down.
+    /// Sends SIGKILL and starts it at once, while the kernel still tears down the old process.
     pub async fn kill9_and_start(&mut self) -> Result<()> {
         let mut old = self.process.take().context("the agent is not running")?;
         old.signal(Signal::SIGKILL)?;
         self.process = Some(self.program.start()?);
-        // Reaps it, so that its log is of no interest.
+        // Reaps it, so that its log is not printed.
         let _ended = old.wait(PATIENCE).await?;
         self.owns_state().await?;
         self.ready().await
     }
 
-    /// Sends it SIGTERM without waiting for its end.
     pub fn sigterm(&mut self) -> Result<()> {
         self.process.as_mut().context("the agent is not running")?.ask_to_end()
     }
 
-    /// Kills it with SIGKILL.
     pub fn kill9(&mut self) -> Result<()> {
         self.process.take().context("the agent is not running")?.kill9()
     }
 
-    /// Waits until it ends by itself, or after [`Agent::sigterm`], and says how it ended.
+    /// Waits until it exits by itself, or after [`Agent::sigterm`].
     pub async fn end(&mut self) -> Result<ExitStatus> {
         self.process.take().context("the agent is not running")?.wait(PATIENCE).await
     }
 
-    /// Ends it with SIGTERM and says how it ended.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.process.take().context("the agent is not running")?.terminate(PATIENCE).await
     }
 
-    /// How many agents that were restarted have not ended yet, because they hold calls.
+    /// Number of restarted agents that have not exited yet because they hold calls.
     pub fn predecessors(&mut self) -> usize {
         self.predecessors.retain_mut(|old| !matches!(old.ended(), Ok(Some(_))));
         self.predecessors.len()
     }
 
-    /// Makes it read its configuration again.
+    /// Makes it reload its configuration.
     pub fn sighup(&mut self) -> Result<()> {
         self.process.as_mut().context("the agent is not running")?.signal(Signal::SIGHUP)
     }
 
-    /// How it ended, or `None` while it runs.
+    /// None while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.process.as_mut().context("the agent was not started")?.ended()
     }
 
-    /// Its log so far, of all its runs.
+    /// The log of all its runs.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
     }
 
-    /// Gets a path of its HTTP side.
     pub async fn http_get(&self, path: &str) -> Result<Answer> {
         http_get(&format!("{}{path}", self.url())).await
     }
 
-    /// Gets a path of its HTTP side as JSON.
     pub async fn json(&self, path: &str) -> Result<serde_json::Value> {
         let answer = self.http_get(path).await?.success()?;
         serde_json::from_slice(&answer.body).with_context(|| format!("{path} is no JSON: {}", answer.text()))
     }
 
-    /// The pulls as it shows them.
     pub async fn pulls_json(&self) -> Result<serde_json::Value> {
         self.json("/debug/pulls").await
     }
 }
 
-/// The last lines of a log.
 fn log_tail(log: &str) -> &str {
     let from = log.char_indices().rev().filter(|(_, c)| *c == '\n').nth(20).map_or(0, |(at, _)| at + 1);
     &log[from..]
 }
 
-/// `over` on top of `base`.
+/// Merges `over` into `base`; values of `over` win.
 fn merge(mut base: toml::Table, over: toml::Table) -> toml::Table {
     for (key, value) in over {
         let value = match (base.remove(&key), value) {

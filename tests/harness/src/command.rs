@@ -1,4 +1,4 @@
-//! Owns: commands that a test runs to their end. In: a command. Out: what it wrote, and how it ended.
+//! Owns: commands that a test runs to their end. In: a command. Out: its output and exit code.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::de::DeserializeOwned;
@@ -6,17 +6,14 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 use tokio::process::Command;
 
-/// The time limit of a command, which takes a fraction of this on a busy machine too.
+/// Time limit of a command; far above what one takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What a command wrote, and how it ended.
 #[derive(Clone, Debug)]
 pub struct CommandOutput {
-    /// Standard output.
     pub out: String,
-    /// Standard error.
     pub err: String,
-    /// The exit code, unless a signal ended it.
+    /// None if a signal ended it.
     pub code: Option<i32>,
 }
 
@@ -28,18 +25,17 @@ impl From<Output> for CommandOutput {
 }
 
 impl CommandOutput {
-    /// Whether the exit code is 0.
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// This, if it is a success.
+    /// Fails unless the exit code is 0.
     pub fn success(self) -> Result<Self> {
         ensure!(self.is_success(), "{self:?}");
         Ok(self)
     }
 
-    /// Standard output as JSON, if it is a success.
+    /// Standard output as JSON; fails unless the exit code is 0.
     pub fn json<T: DeserializeOwned>(self) -> Result<T> {
         let output = self.success()?;
         serde_json::from_str(&output.out)
@@ -47,7 +43,7 @@ impl CommandOutput {
     }
 }
 
-/// Runs a command to its end, without a standard input.
+/// Runs a command to its end, without standard input.
 pub async fn run(mut command: Command) -> Result<CommandOutput> {
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(LIMIT, command.output()).await;

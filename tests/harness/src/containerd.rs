@@ -1,9 +1,9 @@
-//! Owns: a container runtime of the test's own, with root, state and socket in the test's folder: a containerd, or a
-//! CRI-O, whose settings are in [`crate::crio`].
-//! In: which runtime, and settings that a test may need to change. Out: its socket, and control over its life.
+//! Owns: a container runtime of the test, with root, state and socket in the test's folder: a containerd, or a CRI-O,
+//! whose settings are in [`crate::crio`].
+//! In: the kind of runtime, and settings that a test may change. Out: its socket, and control of its process.
 //!
 //! The daemon's own limit on downloads is its default, as on a node. A test that keeps more downloads waiting at the
-//! registry than that sets it to [`MANY_DOWNLOADS`].
+//! registry sets it to [`MANY_DOWNLOADS`].
 
 use crate::cri::Cri;
 use crate::crio;
@@ -20,45 +20,41 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
-/// Which runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Debian's containerd 1.6.
     Debian16,
-    /// containerd 2.4, built from its Go module. It pulls through its transfer service.
+    /// containerd 2.4, built from its Go module. Pulls through its transfer service.
     V2,
     /// CRI-O 1.34, built from its Go module. It has neither leases nor a content API.
     Crio,
 }
 
 impl Kind {
-    /// Both containerds, for tests that run on each.
     pub const ALL: [Self; 2] = [Self::Debian16, Self::V2];
 }
 
-/// The folder of network plugins that only know their version, below the folder of a runtime.
+/// Folder of CNI plugins that only report their version, below the folder of a runtime.
 pub(crate) const NETWORK_PLUGINS: &str = "cni-plugins";
 
-/// A limit on downloads of the daemon's own that no test reaches.
+/// A download limit of the daemon that no test reaches.
 pub const MANY_DOWNLOADS: u32 = 50;
 
-/// What a test may want to be different.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The pause image; needed only by tests that run pods.
+    /// Pause image; needed only by tests that run pods.
     pub sandbox_image: Option<String>,
-    /// The daemon's own limit on blobs in flight: of containerd 1.6 for each pull, of containerd 2 for all.
+    /// The daemon's limit on blobs in flight: per pull in containerd 1.6, for all pulls in containerd 2.
     pub max_concurrent_downloads: u32,
-    /// Whether it deletes layers that it has unpacked.
     pub discard_unpacked_layers: bool,
-    /// Whether layers pass a gate before they are unpacked: [`Containerd::close_unpack_gate`].
+    /// Layers pass a gate before they are unpacked: see [`Containerd::close_unpack_gate`].
     pub unpack_gate: bool,
-    /// Not containerd 1.6: after how long without a byte it gives a pull up.
+    /// Time without a byte after which the runtime cancels a pull. Not supported by containerd 1.6.
     pub image_pull_progress_timeout: Option<String>,
-    /// Registries that are to be reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
+    /// Registries that are reached at another address: name to `127.0.0.1:PORT`, over plain HTTP.
     pub mirrors: BTreeMap<String, String>,
-    /// Whether it has a network configuration, without which a kubelet's node does not get ready. The plugin that it
-    /// names need not be installed as long as every pod uses the host's network.
+    /// Writes a network configuration; without one a kubelet's node does not become ready. The plugin that it names
+    /// need not be installed if every pod uses the host network.
     pub network: bool,
 }
 
@@ -76,7 +72,7 @@ impl Default for Options {
     }
 }
 
-/// A container runtime of the test's own. Killed on drop; what it mounted goes with the test's folder.
+/// Killed on drop; its mounts are removed with the test's folder.
 #[derive(Debug)]
 pub struct Containerd {
     kind: Kind,
@@ -92,7 +88,7 @@ impl Containerd {
         Self::start_in(&folder, kind, options).await
     }
 
-    /// Starts one in a folder of the caller's, whose contents of an earlier run it takes over.
+    /// Starts one in a folder of the caller; contents of an earlier run are reused.
     pub async fn start_in(folder: &Path, kind: Kind, options: &Options) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         if options.network {
@@ -114,7 +110,6 @@ impl Containerd {
         Ok(containerd)
     }
 
-    /// Writes the settings of a containerd and returns the program that runs with them.
     fn program(folder: &Path, kind: Kind, options: &Options, path: PathBuf) -> Result<Program> {
         let config = folder.join("config.toml");
         fs::write(&config, settings(folder, kind, options)?)
@@ -122,7 +117,7 @@ impl Containerd {
         for (name, address) in &options.mirrors {
             reach(folder, name, address)?;
         }
-        // Its shim is looked for in PATH, and must be of its own make.
+        // The shim is looked up in PATH, and must be of the same version.
         let beside = path.parent().map(Path::to_owned).unwrap_or_default();
         let search = std::env::var("PATH").unwrap_or_default();
         Ok(Program {
@@ -134,29 +129,25 @@ impl Containerd {
         })
     }
 
-    /// Which runtime it is.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its socket as a CRI endpoint.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
 
-    /// A new connection to it.
     pub async fn cri(&self) -> Result<Cri> {
         Cri::connect(&self.socket).await
     }
 
-    /// Says that the registry `name` is reached at `address` over plain HTTP, from the next pull on. For a registry
-    /// on loopback the two are the same: without being told, containerd 2 tries TLS there first. CRI-O is told of
-    /// these in advance, and of others in [`Options::mirrors`] alone.
+    /// Makes the registry `name` reached at `address` over plain HTTP, from the next pull on. For a registry on
+    /// loopback the two are the same: by default, containerd 2 tries TLS there first. CRI-O reads these only at start,
+    /// and others only from [`Options::mirrors`].
     pub fn reach(&self, name: &str, address: &str) -> Result<()> {
         match self.kind {
             Kind::Debian16 | Kind::V2 => reach(self.folder()?, name, address),
@@ -165,12 +156,11 @@ impl Containerd {
         }
     }
 
-    /// The folder with everything of its own.
     pub fn folder(&self) -> Result<&Path> {
         self.socket.parent().context("the socket is in a folder")
     }
 
-    /// What PullImage answers for this image, pulled from the registry at `address`.
+    /// What PullImage returns for this image, pulled from the registry at `address`.
     pub fn reference(&self, image: &Image, address: &str) -> String {
         match self.kind {
             Kind::Debian16 | Kind::V2 => image.config.0.clone(),
@@ -178,25 +168,23 @@ impl Containerd {
         }
     }
 
-    /// Its log so far.
     pub fn log(&self) -> Result<String> {
         self.daemon.log()
     }
 
-    /// From now on no layer is unpacked, if it was started with [`Options::unpack_gate`].
+    /// Blocks unpacking of layers. Needs [`Options::unpack_gate`].
     pub fn close_unpack_gate(&self) -> Result<()> {
         let gate = unpack_gate(self.socket.parent().context("the socket is in a folder")?);
         fs::write(&gate, "").with_context(|| format!("cannot write {}", gate.display()))
     }
 
-    /// Layers are unpacked again.
     pub fn open_unpack_gate(&self) -> Result<()> {
         let gate = unpack_gate(self.socket.parent().context("the socket is in a folder")?);
         fs::remove_file(&gate).with_context(|| format!("cannot remove {}", gate.display()))
     }
 
-    /// Kills it with SIGKILL, and what else systemd kills with it: of CRI-O the whole control group, of containerd, whose
-    /// unit says `KillMode=process`, nothing. What it has written stays.
+    /// Sends SIGKILL to what systemd would kill: the whole control group of CRI-O, only the daemon of containerd, whose
+    /// unit has `KillMode=process`. Its files stay.
     pub fn kill9(&mut self) -> Result<()> {
         match self.kind {
             Kind::Crio => self.daemon.kill9_group(),
@@ -204,12 +192,10 @@ impl Containerd {
         }
     }
 
-    /// Ends it with SIGTERM.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.daemon.terminate().await
     }
 
-    /// Starts it after [`Containerd::kill9`] or [`Containerd::terminate`] and waits until its CRI answers.
     pub async fn start_again(&mut self) -> Result<()> {
         let socket = &self.socket;
         self.daemon
@@ -221,7 +207,7 @@ impl Containerd {
     }
 }
 
-/// The snapshotter to use below a folder: overlayfs, or where the file system cannot do that, native.
+/// The snapshotter to use below a folder: overlayfs, or native if the file system does not support overlayfs.
 fn snapshotter(folder: &Path) -> Result<&'static str> {
     let place = tempfile::tempdir_in(folder).context("cannot make a folder")?;
     let part = |name| {
@@ -244,12 +230,12 @@ fn snapshotter(folder: &Path) -> Result<&'static str> {
     }
 }
 
-/// While this file exists, layers wait to be unpacked.
+/// Layers wait to be unpacked while this file exists.
 fn unpack_gate(folder: &Path) -> PathBuf {
     folder.join("unpack-gate-is-closed")
 }
 
-/// A program of the tests that containerd sends each layer through as it unpacks it.
+/// Stream processor configuration: containerd sends each layer through a program of the tests as it unpacks it.
 fn unpack_gate_settings(folder: &Path) -> String {
     let layer = "application/vnd.oci.image.layer.v1.tar";
     let gate = unpack_gate(folder);
@@ -260,7 +246,6 @@ fn unpack_gate_settings(folder: &Path) -> String {
     )
 }
 
-/// The settings of a containerd.
 fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     let snapshotter = snapshotter(folder)?;
     let at = folder.display();
@@ -296,8 +281,8 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
             let images = "io.containerd.cri.v1.images";
             let runtime = "io.containerd.cri.v1.runtime";
             let progress = options.image_pull_progress_timeout.as_ref();
-            // `max_concurrent_downloads` of the CRI plugin must stay as it is: any other value leaves the transfer
-            // service for the old path.
+            // `max_concurrent_downloads` of the CRI plugin must stay as it is: any other value makes it use the old
+            // path instead of the transfer service.
             format!(
                 "{common}[plugins.\"io.containerd.transfer.v1.local\"]\n  max_concurrent_downloads = {downloads}\n\
                  [plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n\
@@ -306,7 +291,7 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
                  [plugins.\"{runtime}\"]\n  restrict_oom_score_adj = true\n\
                  \x20 [plugins.\"{runtime}\".cni]\n    bin_dirs = [\"/usr/lib/cni\"]\n    conf_dir = \"{at}/cni\"\n",
                 common = common(3),
-                // Any value but the default leaves the transfer service for the old path too.
+                // Any value but the default also makes it use the old path.
                 discard = if discard { "  discard_unpacked_layers = true\n" } else { "" },
                 progress = progress
                     .map(|t| format!("  image_pull_progress_timeout = \"{t}\"\n"))
@@ -319,14 +304,13 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     })
 }
 
-/// Writes a network configuration (CNI).
 fn write_network(folder: &Path) -> Result<()> {
     let place = folder.join("cni");
     fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
     let network = "{\"cniVersion\": \"0.4.0\", \"name\": \"test\", \"plugins\": [{\"type\": \"bridge\", \
                    \"ipam\": {\"type\": \"host-local\", \"subnet\": \"10.244.0.0/24\"}}]}\n";
     fs::write(place.join("10-test.conflist"), network).context("cannot write the network configuration")?;
-    // CRI-O asks every plugin for its version before it takes a network for configured.
+    // CRI-O asks every plugin for its version before it treats a network as configured.
     let plugins = folder.join(NETWORK_PLUGINS);
     fs::create_dir_all(&plugins).with_context(|| format!("cannot make {}", plugins.display()))?;
     let plugin = plugins.join("bridge");
@@ -336,7 +320,6 @@ fn write_network(folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", plugin.display()))
 }
 
-/// Writes that the registry `name` is reached at `address` over plain HTTP.
 fn reach(folder: &Path, name: &str, address: &str) -> Result<()> {
     let place = folder.join("certs.d").join(name);
     fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;

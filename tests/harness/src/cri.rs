@@ -1,4 +1,4 @@
-//! Owns: a CRI client like the kubelet's, on tonic. In: a socket. Out: answers and gRPC statuses as they came.
+//! Owns: a CRI client like the kubelet's, on tonic. In: a socket. Out: responses and gRPC statuses, unmodified.
 
 use crate::registry::User;
 use crate::util::{PATIENCE, eventually};
@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-/// What kubelet and containerd allow in both directions.
+/// Limit of kubelet and containerd in both directions, in bytes.
 pub const MAX_MESSAGE: usize = 16 << 20;
 
-/// A connection to a CRI socket. Clones share the connection.
+/// Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Cri {
     images: ImageServiceClient<Channel>,
@@ -30,7 +30,6 @@ pub struct Cri {
     channel: Channel,
 }
 
-/// One PullImage call.
 #[derive(Clone, Debug, Default)]
 pub struct Pull {
     request: PullImageRequest,
@@ -47,12 +46,10 @@ impl Pull {
         }
     }
 
-    /// With the credentials of this user.
     pub fn user(self, user: &User) -> Self {
         self.credentials(user.name, user.password)
     }
 
-    /// With any credentials.
     pub fn credentials(mut self, name: &str, password: &str) -> Self {
         self.request.auth = Some(AuthConfig {
             username: name.to_owned(),
@@ -62,12 +59,11 @@ impl Pull {
         self
     }
 
-    /// For a pod of the namespace `default`.
+    /// For a pod in namespace `default`.
     pub fn pod(self, name: &str, uid: &str) -> Self {
         self.pod_in("default", name, uid)
     }
 
-    /// For a pod.
     pub fn pod_in(mut self, namespace: &str, name: &str, uid: &str) -> Self {
         let metadata = PodSandboxMetadata {
             name: name.to_owned(),
@@ -80,26 +76,24 @@ impl Pull {
         self
     }
 
-    /// With an annotation on the image.
+    /// Adds an annotation to the image spec.
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         let image = self.request.image.get_or_insert_default();
         image.annotations.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// With a runtime handler.
     pub fn runtime_handler(mut self, name: &str) -> Self {
         self.request.image.get_or_insert_default().runtime_handler = name.to_owned();
         self
     }
 
-    /// With a deadline, which the server is told in `grpc-timeout`.
+    /// Sets a deadline, which is sent as `grpc-timeout`.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The call as a tonic request.
     pub fn request(&self) -> Request<PullImageRequest> {
         let mut request = Request::new(self.request.clone());
         if let Some(timeout) = self.timeout {
@@ -110,21 +104,22 @@ impl Pull {
 }
 
 impl Cri {
-    /// Connects to a unix socket, which must be there.
+    /// Connects to a unix socket, which must exist.
     pub async fn connect(socket: &Path) -> Result<Self> {
         let channel = endpoint(socket)?.connect().await;
         Ok(Self::on(channel.with_context(|| format!("cannot connect to {}", socket.display()))?))
     }
 
-    /// A client that connects with the first call, and again after a connection was lost.
+    /// A client that connects at the first call, and again after a connection is lost.
     pub fn lazy(socket: &Path) -> Result<Self> {
         Ok(Self::on(endpoint(socket)?.connect_lazy()))
     }
 
     /// A client for one call, and a token that is cancelled when its connection is closed.
     ///
-    /// Hyper's client can lose a call of a connection that is being closed: the call never ends (seen for 2 of 190,000 calls to
-    /// hyper's own server, which closed connections all the time). A caller that must not wait forever watches the token.
+    /// Hyper's client can lose a call on a connection that is being closed: the call never ends (seen for 2 of 190,000
+    /// calls to hyper's own server, which closed connections all the time). A caller that must not wait forever watches
+    /// the token.
     pub fn for_one_call(socket: &Path) -> Result<(Self, CancellationToken)> {
         let closed = CancellationToken::new();
         let (path, token) = (socket.to_owned(), closed.clone());
@@ -142,7 +137,7 @@ impl Cri {
         Ok((Self::on(endpoint(socket)?.connect_with_connector_lazy(connector)), closed))
     }
 
-    /// Connects when something answers there, and waits for ImageFsInfo to succeed.
+    /// Connects as soon as the socket answers, and waits for ImageFsInfo to succeed.
     pub async fn ready(socket: &Path) -> Result<Self> {
         eventually(PATIENCE, &format!("{} answers ImageFsInfo", socket.display()), || async {
             let cri = Self::connect(socket).await?;
@@ -164,65 +159,58 @@ impl Cri {
         }
     }
 
-    /// The channel, for methods that are not in the generated clients.
+    /// For methods that are not in the generated clients.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// The client of the image service, for calls that need more than the methods here.
     pub fn images(&self) -> ImageServiceClient<Channel> {
         self.images.clone()
     }
 
-    /// The client of the runtime service.
     pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
         self.runtime.clone()
     }
 
-    /// Pulls an image without credentials and returns its reference.
+    /// Pulls without credentials and returns the image reference.
     pub async fn pull_image(&self, image: &str) -> Result<String, Status> {
         self.pull(&Pull::new(image)).await
     }
 
-    /// Pulls an image and returns its reference.
+    /// Returns the image reference.
     pub async fn pull(&self, pull: &Pull) -> Result<String, Status> {
         Ok(self.images().pull_image(pull.request()).await?.into_inner().image_ref)
     }
 
-    /// The image, if the runtime has it.
+    /// None if the runtime does not have the image.
     pub async fn image_status(&self, image: &str) -> Result<Option<Image>, Status> {
         let request = ImageStatusRequest { image: Some(spec(image)), verbose: false };
         Ok(self.images().image_status(request).await?.into_inner().image)
     }
 
-    /// All images of the runtime.
     pub async fn list_images(&self) -> Result<Vec<Image>, Status> {
         Ok(self.images().list_images(ListImagesRequest::default()).await?.into_inner().images)
     }
 
-    /// Removes an image.
     pub async fn remove(&self, image: &str) -> Result<(), Status> {
         self.images().remove_image(RemoveImageRequest { image: Some(spec(image)) }).await.map(drop)
     }
 
-    /// What the images take.
     pub async fn fs_info(&self) -> Result<ImageFsInfoResponse, Status> {
         Ok(self.images().image_fs_info(ImageFsInfoRequest {}).await?.into_inner())
     }
 
-    /// The version of the runtime.
     pub async fn version(&self) -> Result<VersionResponse, Status> {
         let request = VersionRequest { version: "v1".to_owned() };
         Ok(self.runtime().version(request).await?.into_inner())
     }
 
-    /// The status of the runtime.
     pub async fn status(&self) -> Result<StatusResponse, Status> {
         Ok(self.runtime().status(StatusRequest { verbose: false }).await?.into_inner())
     }
 }
 
-/// The status of a call that must have failed.
+/// Returns the status of a call that must have failed.
 pub fn failed<T: std::fmt::Debug>(result: Result<T, Status>, why: &str) -> Result<Status> {
     match result {
         Err(status) => Ok(status),

@@ -1,4 +1,4 @@
-//! Owns: what a CRI-O of the test's own is started with. In: the test's folder and [`Options`]. Out: the program, all of
+//! Owns: the configuration of a CRI-O of the test. In: the test's folder and [`Options`]. Out: the program, all of
 //! whose files, sockets and settings are in that folder; [`crate::containerd::Containerd`] starts and stops it.
 //!
 //! Every registry on loopback is reached over plain HTTP. The folder `policies` holds the signature policies of single
@@ -15,10 +15,10 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// The name of its socket in the folder.
+/// File name of its socket.
 pub(crate) const SOCKET: &str = "crio.sock";
 
-/// The folder of the signature policies of single namespaces, below the folder of the CRI-O.
+/// Folder of the signature policies of single namespaces, below the folder of the CRI-O.
 pub const POLICIES: &str = "policies";
 
 /// Writes the settings into `folder` and returns the program that runs with them. `driver` is a storage driver that
@@ -36,7 +36,7 @@ pub(crate) fn program(folder: &Path, driver: &str, options: &Options) -> Result<
         ("crio.conf", settings),
         ("registries.conf", registries(&options.mirrors)),
         ("policy.json", json!({"default": [{"type": "insecureAcceptAnything"}]}).to_string()),
-        // Read even where every storage setting is given; without it the one of the machine would be.
+        // Read even if every storage setting is given; without it CRI-O reads the file of the machine.
         ("storage.conf", storage(folder, driver)),
     ];
     for (name, text) in files {
@@ -61,8 +61,8 @@ pub(crate) fn program(folder: &Path, driver: &str, options: &Options) -> Result<
     })
 }
 
-/// A runc that leaves out the limits of huge pages, which a kubelet always sets. CRI-O passes them on where the kernel
-/// knows the controller, though no hierarchy may have it; containerd has a setting for that.
+/// A runc that omits the limits of huge pages, which a kubelet always sets. CRI-O passes them on if the kernel knows
+/// the controller, though it may be in no hierarchy; containerd has a setting for that.
 fn runc(folder: &Path) -> Result<PathBuf> {
     let runc = peers::system("runc", "runc")?;
     let path = folder.join("runc-without-huge-pages");

@@ -1,5 +1,5 @@
-//! Owns: a program that a test starts, ends and starts again. In: the program, and how one sees that it serves. Out: control over
-//! its life.
+//! Owns: a program that a test starts, stops and restarts. In: the program, and a readiness check. Out: control of its
+//! process.
 
 use crate::process::{Process, Program};
 use crate::util::{PATIENCE, eventually};
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::process::ExitStatus;
 
-/// A program that runs or does not. Killed on drop.
+/// Killed on drop.
 #[derive(Debug)]
 pub struct Daemon {
     program: Program,
@@ -15,27 +15,22 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// One that is not started.
     pub fn new(program: Program) -> Self {
         Self { program, process: None }
     }
 
-    /// Its process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::pid)
     }
 
-    /// Adds a flag to the command line of later starts.
     pub fn arg(&mut self, arg: &str) {
         self.program.args.push(arg.to_owned());
     }
 
-    /// Its process.
     pub fn process(&mut self) -> Result<&mut Process> {
         self.process.as_mut().with_context(|| format!("{} is not running", self.program.name))
     }
 
-    /// Starts it without waiting for anything.
     pub fn spawn(&mut self) -> Result<()> {
         if self.process.is_some() {
             bail!("{} is running already", self.program.name);
@@ -44,7 +39,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Waits until `check` succeeds, or it ends, which is an error.
+    /// Waits until `check` succeeds. An error if the program exits before.
     pub async fn ready<F: Future<Output = Result<()>>>(
         &mut self,
         mut check: impl FnMut() -> F,
@@ -57,7 +52,7 @@ impl Daemon {
             let check = ended.is_none().then(&mut check);
             async move {
                 match check {
-                    // Nothing more to wait for.
+                    // Nothing to wait for.
                     None => Ok(()),
                     Some(check) => check.await,
                 }
@@ -72,7 +67,7 @@ impl Daemon {
         waited.with_context(|| format!("the log of {name} ends:\n{log}"))
     }
 
-    /// Starts it and waits until `check` succeeds. One that does not serve in time is killed.
+    /// Starts it and waits until `check` succeeds. Killed if it does not serve in time.
     pub async fn start<F: Future<Output = Result<()>>>(&mut self, check: impl FnMut() -> F) -> Result<()> {
         self.spawn()?;
         let ready = self.ready(check).await;
@@ -82,17 +77,15 @@ impl Daemon {
         ready
     }
 
-    /// Kills it with SIGKILL.
     pub fn kill9(&mut self) -> Result<()> {
         self.take()?.kill9()
     }
 
-    /// The same for it and every process of its group.
+    /// Sends SIGKILL to its whole process group.
     pub fn kill9_group(&mut self) -> Result<()> {
         self.take()?.kill9_group()
     }
 
-    /// Ends it with SIGTERM.
     pub async fn terminate(&mut self) -> Result<ExitStatus> {
         self.take()?.terminate(2 * PATIENCE).await
     }
@@ -101,33 +94,31 @@ impl Daemon {
         self.process.take().with_context(|| format!("{} is not running", self.program.name))
     }
 
-    /// Its log so far, of all its runs.
+    /// The log of all its runs.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))
     }
 }
 
-/// Gives a host that has a field `daemon` the control over its life that all of them have.
+/// Gives a type with a field `daemon` the methods that control its process.
 #[macro_export]
 macro_rules! daemon_life {
     ($host:ty) => {
         impl $host {
-            /// Its process id, while it runs.
             pub fn pid(&self) -> Option<u32> {
                 self.daemon.pid()
             }
 
-            /// Kills it with SIGKILL. What it has written stays, and what it started runs on.
+            /// Sends SIGKILL. Its files stay, and its children keep running.
             pub fn kill9(&mut self) -> anyhow::Result<()> {
                 self.daemon.kill9()
             }
 
-            /// Ends it with SIGTERM.
             pub async fn terminate(&mut self) -> anyhow::Result<std::process::ExitStatus> {
                 self.daemon.terminate().await
             }
 
-            /// Its log so far, of all its runs.
+            /// The log of all its runs.
             pub fn log(&self) -> anyhow::Result<String> {
                 self.daemon.log()
             }

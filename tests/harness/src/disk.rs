@@ -1,5 +1,5 @@
-//! Owns: a small file system of the test's own, on a loop device. In: its size and where it is mounted.
-//! Out: a full disk and a disk that does not answer, both always undone.
+//! Owns: a small file system of the test, on a loop device. In: its size and mount point.
+//! Out: a full disk and a disk that does not answer; both are always undone.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::fcntl::posix_fallocate;
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A mounted ext4 file system in a file. Unmounted on drop, which frees the loop device.
+/// An ext4 file system in a file. Unmounted on drop, which frees the loop device.
 #[derive(Debug)]
 pub struct LoopDisk {
     mounted_at: PathBuf,
 }
 
 impl LoopDisk {
-    /// Makes a file system of `bytes` in the file `image` and mounts it at `at`, which is created.
+    /// Makes an ext4 file system of `bytes` in the file `image` and mounts it at `at`, which is created.
     pub fn mount(image: &Path, at: &Path, bytes: u64) -> Result<Self> {
         let file = File::create(image).with_context(|| format!("cannot create {}", image.display()))?;
         file.set_len(bytes).with_context(|| format!("cannot resize {}", image.display()))?;
@@ -28,7 +28,6 @@ impl LoopDisk {
         Ok(Self { mounted_at: at.to_owned() })
     }
 
-    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         &self.mounted_at
     }
@@ -40,21 +39,21 @@ impl LoopDisk {
         Ok(stat.blocks_available() * stat.fragment_size())
     }
 
-    /// Bytes that it has for files, used or not.
+    /// Bytes for files, used or not.
     pub fn capacity(&self) -> Result<u64> {
         let stat = statvfs(&self.mounted_at)
             .with_context(|| format!("cannot get the size of {}", self.mounted_at.display()))?;
         Ok(stat.blocks() * stat.fragment_size())
     }
 
-    /// Takes all but `left` bytes until the guard is dropped.
+    /// Fills all but `left` bytes until the guard is dropped.
     pub fn fill(&self, left: u64) -> Result<Filler> {
         let path = self.mounted_at.join("filler");
         let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         let filler = Filler { path };
         let wanted = self.available()?.saturating_sub(left);
         if wanted > 0 {
-            // ENOSPC: others were faster, and the disk is full as wanted.
+            // ENOSPC: another writer was faster, and the disk is full as wanted.
             match posix_fallocate(&file, 0, i64::try_from(wanted)?) {
                 Ok(()) | Err(nix::errno::Errno::ENOSPC) => {}
                 Err(error) => return Err(error).context("cannot fill the disk"),
@@ -63,7 +62,7 @@ impl LoopDisk {
         Ok(filler)
     }
 
-    /// Blocks every write for `time`. A process of its own thaws the disk, even when this one is killed meanwhile.
+    /// Blocks every write for `time`. A separate process thaws the disk, even if this one is killed meanwhile.
     pub async fn freeze(&self, time: Duration) -> Result<()> {
         let script = "fsfreeze --freeze \"$0\" && { sleep \"$1\"; fsfreeze --unfreeze \"$0\"; }";
         let mut command = Command::new("sh");
@@ -75,7 +74,7 @@ impl LoopDisk {
         Ok(())
     }
 
-    /// Blocks every write until the guard is dropped. A process of its own thaws the disk, even when this one is killed.
+    /// Blocks every write until the guard is dropped. A separate process thaws the disk, even if this one is killed.
     pub fn freeze_until_dropped(&self) -> Result<Frozen> {
         let script = "fsfreeze --freeze \"$0\" && { echo; cat; fsfreeze --unfreeze \"$0\"; }";
         let mut command = Command::new("sh");
@@ -87,13 +86,13 @@ impl LoopDisk {
     }
 }
 
-/// A frozen disk. Thawed on drop, which waits for that.
+/// Thawed on drop, which waits for that.
 #[derive(Debug)]
 pub struct Frozen(Child);
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        // Its input ends with that, and so does the `cat` before it thaws the disk.
+        // Closes its input; then the `cat` exits and the disk is thawed.
         drop(self.0.stdin.take());
         match self.0.wait() {
             Ok(status) if status.success() => {}
@@ -104,14 +103,14 @@ impl Drop for Frozen {
 
 impl Drop for LoopDisk {
     fn drop(&mut self) {
-        // Lazily: what still runs on it is ended by the owner of the folder.
+        // Lazily: the owner of the folder ends what still runs on it.
         if let Err(error) = run("umount", &["--lazy"], &[&self.mounted_at]) {
             eprintln!("{error:#}");
         }
     }
 }
 
-/// A full disk. Freed on drop.
+/// Freed on drop.
 #[derive(Debug)]
 pub struct Filler {
     path: PathBuf,
@@ -128,7 +127,7 @@ impl Drop for Filler {
 }
 
 fn run(program: &str, args: &[&str], paths: &[&Path]) -> Result<()> {
-    // Programs of the system are not in everyone's PATH.
+    // System programs are not in everyone's PATH.
     let search = std::env::var("PATH").unwrap_or_default();
     let output = Command::new(program)
         .args(args)

@@ -1,7 +1,7 @@
-//! Owns: images that the tests make. In: a description. Out: the image in a registry, with every digest known.
+//! Owns: images that the tests make. In: a description. Out: the image in a registry, with all digests.
 //!
-//! Layers are uncompressed tar files of bytes that no compression makes smaller, so that their size on the wire is
-//! what the test asked for; no builder is needed: blobs and manifest are pushed over the registry's HTTP API.
+//! Layers are uncompressed tar files of incompressible bytes, so that their size on the wire is what the test asked
+//! for. No builder is needed: blobs and manifest are pushed over the registry's HTTP API.
 
 use crate::registry::User;
 use crate::util::{Answer, http};
@@ -21,33 +21,25 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// The size of a layer that takes some time: more than the first MiB that containerd writes unseen.
+/// Size in bytes of a layer that takes some time: more than the first MiB that containerd writes unseen.
 pub const LARGE: u64 = 9 << 20;
 
-/// The size of a layer that takes no time.
+/// Size in bytes of a layer that takes no time.
 pub const TINY: u64 = 1 << 10;
 
-/// What one layer holds.
 #[derive(Clone, Debug)]
 pub enum LayerSpec {
     /// One file of random bytes. The same seed gives the same layer, and so the same digest.
-    Random {
-        /// How many bytes.
-        bytes: u64,
-        /// What they are made from.
-        seed: u64,
-    },
+    Random { bytes: u64, seed: u64 },
     /// One executable of this machine.
     Program {
-        /// Where it is.
         from: PathBuf,
-        /// Its path in the image, without the first slash.
+        /// Its path in the image, without the leading slash.
         to: String,
     },
 }
 
 impl LayerSpec {
-    /// A layer of random bytes.
     pub fn random(bytes: u64, seed: u64) -> Self {
         Self::Random { bytes, seed }
     }
@@ -76,26 +68,23 @@ impl LayerSpec {
     }
 }
 
-/// What an image is made of.
 #[derive(Clone, Debug)]
 pub struct ImageSpec {
-    /// The repository, such as `apps/web`.
+    /// Such as `apps/web`.
     pub repo: String,
-    /// The tag.
     pub tag: String,
-    /// The layers, the lowest first.
+    /// The lowest first.
     pub layers: Vec<LayerSpec>,
-    /// What a container of it runs.
     pub entrypoint: Vec<String>,
 }
 
 impl ImageSpec {
-    /// An image with the tag `v1` and one layer of random bytes, its own to this repository name.
+    /// An image with tag `v1` and one layer of random bytes, unique to this repository.
     pub fn single(repo: &str, bytes: u64) -> Self {
         Self::new(repo, &[bytes])
     }
 
-    /// An image with the tag `v1` and layers of these sizes, its own to this repository name.
+    /// An image with tag `v1` and layers of these sizes in bytes, unique to this repository.
     pub fn new(repo: &str, layers: &[u64]) -> Self {
         let own = Sha256::digest(repo.as_bytes());
         let seed = own.iter().take(8).fold(0_u64, |seed, byte| seed << 8 | u64::from(*byte));
@@ -103,14 +92,14 @@ impl ImageSpec {
         Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers: layers.collect(), entrypoint: Vec::new() }
     }
 
-    /// An image whose only file is a static program, which it runs with these arguments.
+    /// An image with a static program as its only file and entrypoint.
     pub fn program(repo: &str, program: &Path, args: &[&str]) -> Self {
         let layer = LayerSpec::Program { from: program.to_owned(), to: "program".to_owned() };
         let entrypoint = std::iter::once("/program").chain(args.iter().copied()).map(str::to_owned).collect();
         Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers: vec![layer], entrypoint }
     }
 
-    /// Packs the image and pushes it into the registry at `address` (`127.0.0.1:PORT`).
+    /// Packs the image and pushes it to the registry at `address` (`127.0.0.1:PORT`).
     pub async fn push(&self, address: &str, user: Option<&User>) -> Result<Image> {
         let push = Push { address, repo: &self.repo, user };
         let mut layers = Vec::new();
@@ -122,7 +111,7 @@ impl ImageSpec {
         let config = json!({
             "architecture": "amd64", "os": "linux",
             "config": { "Entrypoint": self.entrypoint },
-            // The layers are not compressed, so blob and content have one digest.
+            // Uncompressed, so blob and content have the same digest.
             "rootfs": { "type": "layers", "diff_ids": layers.iter().map(|l| &l.digest.0).collect::<Vec<_>>() },
         });
         let config = push.blob(serde_json::to_vec(&config)?.into()).await?;
@@ -136,7 +125,7 @@ impl ImageSpec {
     }
 }
 
-/// Pushes many images, a few at a time.
+/// Pushes a few images at a time.
 pub async fn push_all(specs: &[ImageSpec], address: &str, user: Option<&User>) -> Result<Vec<Image>> {
     futures_util::stream::iter(specs).map(|spec| spec.push(address, user)).buffered(4).try_collect().await
 }
@@ -145,12 +134,11 @@ fn descriptor(media_type: &str, blob: &Blob) -> serde_json::Value {
     json!({ "mediaType": media_type, "digest": blob.digest.0, "size": blob.size })
 }
 
-/// The digest of a blob or manifest, `sha256:` and 64 hexadecimal digits.
+/// `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlobDigest(pub String);
 
 impl BlobDigest {
-    /// The digest of these bytes.
     pub fn of(content: &[u8]) -> Self {
         let hash = Sha256::digest(content);
         Self(hash.iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}")))
@@ -163,42 +151,35 @@ impl fmt::Display for BlobDigest {
     }
 }
 
-/// A blob in a registry.
 #[derive(Clone, Debug)]
 pub struct Blob {
-    /// Its digest.
     pub digest: BlobDigest,
-    /// Its size on the wire.
+    /// Size on the wire, in bytes.
     pub size: u64,
 }
 
-/// An image in a registry.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// The repository.
     pub repo: String,
-    /// The tag.
     pub tag: String,
-    /// The digest of the manifest.
     pub manifest: BlobDigest,
-    /// The digest of the config: what containerd calls the image's id.
+    /// Digest of the config: the image ID of containerd.
     pub config: BlobDigest,
-    /// The layers, the lowest first.
+    /// The lowest first.
     pub layers: Vec<Blob>,
 }
 
 impl Image {
-    /// The name under which it is pulled from `address`: the registry's own, or that of a proxy before it.
+    /// The name with which it is pulled from `address`, of the registry or of a proxy before it.
     pub fn at(&self, address: &str) -> String {
         format!("{address}/{}:{}", self.repo, self.tag)
     }
 
-    /// The name by digest.
     pub fn at_digest(&self, address: &str) -> String {
         format!("{address}/{}@{}", self.repo, self.manifest)
     }
 
-    /// The bytes of all layers.
+    /// Bytes of all layers.
     pub fn size(&self) -> u64 {
         self.layers.iter().map(|layer| layer.size).sum()
     }

@@ -1,16 +1,16 @@
-//! Test hosts: real components, each of them the test's own.
+//! Test hosts: real components, separate for each test.
 //!
 //! Owns: a containerd or CRI-O ([`containerd`], [`crio`]), a registry ([`registry`]), images ([`images`]), a proxy that
-//! measures and breaks what goes between them ([`registry_proxy`]), an agent ([`agent`]), CRI clients of two makes
+//! measures and breaks the traffic between them ([`registry_proxy`]), an agent ([`agent`]), CRI clients in Rust and Go
 //! ([`cri`], [`driver`], and under load [`load`]), small disks that fill up or hang ([`disk`]).
-//! In: the programs that `make test` installs and builds. Out: nothing: every process, mount and file that a test made
-//! is gone when it ends, however it ends.
+//! In: the programs that `make test` installs and builds. Out: nothing: every process, mount and file of a test is
+//! removed when it ends, however it ends.
 //!
-//! A missing component is a failure, never a skip. Everything listens on loopback or on unix sockets in the folder
-//! of the test ([`scratch`]). [`node::Node`] holds what most tests need together. Clusters and the network of a node are in
-//! the crate `keelson-cluster`.
+//! A missing component is a failure, never a skip. Everything listens on loopback or on unix sockets in the folder of
+//! the test ([`scratch`]). [`node::Node`] holds what most tests need together. Clusters and the network of a node are
+//! in the crate `keelson-cluster`.
 
-// A test writes what it does to stderr.
+// Tests log to stderr.
 #![allow(clippy::print_stderr)]
 
 pub mod agent;
@@ -52,8 +52,8 @@ macro_rules! on_both_runtimes {
     };
 }
 
-/// Makes one test on CRI-O of each function named, which takes a [`containerd::Kind`] and returns
-/// `anyhow::Result<()>`: `crio::NAME`.
+/// Makes one test on CRI-O of each function named, which takes a [`containerd::Kind`] and returns `anyhow::Result<()>`:
+/// `crio::NAME`.
 #[macro_export]
 macro_rules! on_crio {
     ($($name:ident),* $(,)?) => {

@@ -1,5 +1,5 @@
-//! Owns: a steady load of CRI calls by the kubelet's own client library (`cri-driver load`).
-//! In: a CRI endpoint and a rate. Out: every failed call with its time, and how long calls took.
+//! Owns: a steady load of CRI calls by the kubelet's client library (`cri-driver load`).
+//! In: a CRI endpoint and a rate. Out: every failed call with its time, and latencies.
 
 use crate::peers;
 use anyhow::{Context as _, Result, bail};
@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
-/// A running load. It ends with this process.
+/// Ends with this process.
 #[derive(Debug)]
 pub struct Load {
     child: Child,
@@ -18,55 +18,41 @@ pub struct Load {
     reader: JoinHandle<Result<LoadReport>>,
 }
 
-/// What became of all calls of a load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// The sums.
     pub result: LoadResult,
-    /// Every call that failed.
     pub failures: Vec<FailedCall>,
 }
 
-/// Sums of a load. Latencies count from the moment at which a call was due.
+/// Totals. Latencies count from the moment at which a call was due.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadResult {
-    /// Calls made.
     pub calls: u64,
-    /// Calls that failed.
     pub failed: u64,
-    /// The median latency.
     pub median_micros: u64,
-    /// The latency that 99 of 100 calls stay below.
     pub p99_micros: u64,
-    /// The longest latency.
     pub longest_micros: u64,
 }
 
-/// A call that failed.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedCall {
-    /// The method.
     pub call: String,
     /// When it was due, in Unix milliseconds.
     pub started_millis: u64,
     /// When it failed, in Unix milliseconds.
     pub ended_millis: u64,
-    /// Why.
     pub error: CallError,
 }
 
-/// Why a call failed.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub struct CallError {
-    /// The name of the gRPC code.
+    /// Name of the gRPC code.
     pub code: String,
-    /// The message of the status.
     pub message: String,
 }
 
-/// A line of the driver.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -75,8 +61,8 @@ enum Line {
 }
 
 impl Load {
-    /// Starts `rate` calls a second over `clients` pairs of connections (one for each CRI service, as a kubelet has
-    /// them), and waits until all are connected. `ImageStatus` asks for `image`.
+    /// Starts `rate` calls a second over `clients` pairs of connections (one for each CRI service, as in a kubelet),
+    /// and waits until all are connected. `ImageStatus` asks for `image`.
     pub async fn start(endpoint: &str, rate: u32, clients: u32, image: &str) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(peers::cri_driver()?);
@@ -94,7 +80,7 @@ impl Load {
         Ok(Self { child, stdin, reader: tokio::spawn(read(lines)) })
     }
 
-    /// Whether it has ended by itself, which it must not.
+    /// Whether it has ended by itself, which is an error.
     pub fn has_ended(&self) -> bool {
         self.reader.is_finished()
     }

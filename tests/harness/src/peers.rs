@@ -1,4 +1,4 @@
-//! Owns: where the real components are. In: nothing. Out: paths of the programs, built or found once a test process.
+//! Owns: paths of the real components, built or found once per test process.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use std::collections::HashMap;
@@ -16,12 +16,12 @@ pub fn crio() -> Result<PathBuf> {
     built("crio")
 }
 
-/// The CRI client of another make, built from `tests/peers/cri-driver`.
+/// The CRI client in Go, built from `tests/peers/cri-driver`.
 pub fn cri_driver() -> Result<PathBuf> {
     Ok(built("cri-driver")?.join("cri-driver"))
 }
 
-/// Many nodes that watch and renew by client-go, built from `tests/peers/reflectors`.
+/// Many nodes that watch and renew with client-go, built from `tests/peers/reflectors`.
 pub fn reflectors() -> Result<PathBuf> {
     Ok(built("reflectors")?.join("reflectors"))
 }
@@ -37,7 +37,7 @@ pub enum Kubernetes {
 }
 
 impl Kubernetes {
-    /// Which one the environment asks for.
+    /// The version that the environment asks for.
     pub fn chosen() -> Result<Self> {
         match std::env::var("KEELSON_TEST_KUBERNETES").as_deref() {
             Err(_) | Ok("1.36") => Ok(Self::Newest),
@@ -54,13 +54,13 @@ impl Kubernetes {
     }
 }
 
-/// A program of the control plane that is tested against: `kube-apiserver` or `kube-controller-manager`.
+/// `kube-apiserver` or `kube-controller-manager`.
 pub fn control_plane(program: &str) -> Result<PathBuf> {
     kubernetes_program(Kubernetes::chosen()?, program)
 }
 
-/// The server of etcd and the program that restores its snapshots. The newest control plane has etcd 3.6, built from
-/// `tests/peers/etcd`; the oldest one has Debian's 3.4, as has every one that is to know no streaming lists.
+/// The etcd server and the program that restores its snapshots. The newest control plane has etcd 3.6, built from
+/// `tests/peers/etcd`; the oldest one has Debian's 3.4, as has every one without streaming lists.
 pub fn etcd(streaming_lists: bool) -> Result<(PathBuf, PathBuf)> {
     match Kubernetes::chosen()? {
         Kubernetes::Newest if streaming_lists => {
@@ -71,7 +71,7 @@ pub fn etcd(streaming_lists: bool) -> Result<(PathBuf, PathBuf)> {
     }
 }
 
-/// A program of a node of Kubernetes 1.36: `kube-proxy` or `kubelet`.
+/// `kube-proxy` or `kubelet` of Kubernetes 1.36.
 pub fn kubernetes(program: &str) -> Result<PathBuf> {
     kubernetes_program(Kubernetes::Newest, program)
 }
@@ -84,7 +84,7 @@ fn kubernetes_program(version: Kubernetes, program: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The library that gives a program another wall clock when it is named in `LD_PRELOAD`.
+/// The library that gives a program another wall clock if it is in `LD_PRELOAD`.
 pub fn libfaketime() -> Result<PathBuf> {
     let folder = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
     let path = Path::new(&folder).join("libfaketime.so.1");
@@ -104,7 +104,7 @@ pub fn system(program: &str, package: &str) -> Result<PathBuf> {
         .ok_or_else(|| anyhow!("{program} is missing: install the Debian package {package} (make test does)"))
 }
 
-/// The `keelson` program: `KEELSON_BIN`, or the one in the target folder that this program was built into.
+/// `KEELSON_BIN`, or the `keelson` in the target folder that this program was built into.
 pub fn keelson() -> Result<PathBuf> {
     let path = match std::env::var_os("KEELSON_BIN") {
         Some(path) => PathBuf::from(path),
@@ -126,8 +126,8 @@ pub fn keelson() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The folder of a peer: the one that `KEELSON_PEERS` names, which is what `build.sh` wrote, or the one that `build.sh` has or
-/// makes now.
+/// The folder of a peer: from `KEELSON_PEERS`, which holds the output of `build.sh`, or from `build.sh`, which builds
+/// it if necessary.
 fn built(name: &'static str) -> Result<PathBuf> {
     let known = std::env::var("KEELSON_PEERS").unwrap_or_default();
     if let Some(folder) = folder_of(name, &known) {
@@ -135,7 +135,7 @@ fn built(name: &'static str) -> Result<PathBuf> {
     }
     type Outcomes = HashMap<&'static str, Result<PathBuf, String>>;
     static BUILT: OnceLock<Mutex<Outcomes>> = OnceLock::new();
-    // Held while it is built: a test that needs the same peer waits for it anyway.
+    // Held during the build: a test that needs the same peer waits for it anyway.
     let mut outcomes = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = outcomes.entry(name).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
     outcome.clone().map_err(|e| anyhow!("{e}"))
@@ -155,7 +155,7 @@ fn build(name: &str) -> Result<PathBuf> {
     folder_of(name, &answer).with_context(|| format!("{} {name} answered {answer:?}", script.display()))
 }
 
-/// What `build.sh` writes of this peer.
+/// Finds the peer in the output of `build.sh`.
 fn folder_of(name: &str, answer: &str) -> Option<PathBuf> {
     answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(PathBuf::from)
 }

@@ -1,6 +1,6 @@
 //! Owns: the processes that a test starts.
-//! In: a command. Out: a running process whose output goes to a log file, that ends with the test whatever happens
-//! to it, and whose log is shown when the test fails.
+//! In: a command. Out: a running process that writes to a log file and ends with the test in any case; its log is
+//! printed if the test fails.
 
 use crate::util::until;
 use anyhow::{Context as _, Result, bail};
@@ -17,33 +17,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How much of a log is shown when a test fails.
+/// Bytes of a log that are printed when a test fails.
 const LOG_TAIL: usize = 16 * 1024;
 
-/// A program with its arguments, environment and log file, which can be started again and again.
+/// A program that can be started repeatedly.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub name: String,
-    /// The executable.
     pub path: PathBuf,
-    /// Its arguments.
     pub args: Vec<String>,
-    /// What is added to the environment.
+    /// Added to the environment.
     pub env: Vec<(String, String)>,
     /// The file that stdout and stderr are appended to.
     pub log: PathBuf,
 }
 
 impl Program {
-    /// Starts it. It gets SIGKILL when this process ends in whatever way.
+    /// Starts it. It gets SIGKILL when this process ends in any way.
     pub fn start(&self) -> Result<Process> {
         let log = File::options().create(true).append(true).open(&self.log);
         let log = log.with_context(|| format!("cannot open the log {}", self.log.display()))?;
         let errors = log.try_clone().context("cannot share the log file")?;
         let mut command = bound(&self.path, &self.args);
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
-        // A group of its own: Ctrl-C is for this process, which ends what it started in its own order.
+        // A separate group: Ctrl-C is for this process, which ends its children in its own order.
         command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         let child = spawn(command)
             .with_context(|| format!("cannot start {} ({})", self.name, self.path.display()))?;
@@ -58,16 +56,16 @@ pub fn attached(path: &Path, args: &[String]) -> Result<Child> {
     spawn(command).with_context(|| format!("cannot start {}", path.display()))
 }
 
-/// A program that gets SIGKILL when this process ends: setpriv asks the kernel for it and becomes the program, so
-/// the pid is the program's.
+/// A program that gets SIGKILL when this process ends: setpriv asks the kernel for it and executes the program, so the
+/// pid is the program's.
 fn bound(path: &Path, args: &[String]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(path).args(args);
     command
 }
 
-/// Starts a command from a thread that lives as long as this process: the parent-death signal comes when the
-/// *thread* that forked ends, and threads of a runtime come and go.
+/// Starts a command from a thread that lives as long as this process: the parent-death signal is sent when the *thread*
+/// that forked ends, and threads of a runtime end at any time.
 fn spawn(command: Command) -> io::Result<Child> {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
@@ -76,7 +74,7 @@ fn spawn(command: Command) -> io::Result<Child> {
         let (jobs, queue) = mpsc::channel::<Job>();
         std::thread::spawn(move || {
             for (mut command, answer) in queue {
-                // Nobody waits for the answer only when the caller has panicked meanwhile.
+                // Nobody receives the result only if the caller has panicked meanwhile.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -87,31 +85,30 @@ fn spawn(command: Command) -> io::Result<Child> {
     result.recv().map_err(|_| gone())?
 }
 
-/// A started process. Killed on drop; the end of its log is then printed, which is seen when the test fails.
+/// Killed on drop; the end of its log is then printed, which is shown if the test fails.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     log: PathBuf,
     child: Child,
     ended: Option<ExitStatus>,
-    /// Whether the test made it end: then its log is of no interest any more.
+    /// The test made it end: its log is not printed.
     asked: bool,
 }
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// From now on no log is printed on drop: for a program that talks to a person.
+/// Prints no more logs on drop: for programs with a terminal user interface.
 pub fn quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
 impl Process {
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, or `None` while it runs.
+    /// None while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().with_context(|| format!("cannot wait for {}", self.name))?;
@@ -119,7 +116,7 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Sends a signal. That it has ended already is an error.
+    /// Fails if the process has exited.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if let Some(status) = self.ended()? {
             bail!("{} has ended already with {status}; its log ends:\n{}", self.name, self.log_tail());
@@ -128,14 +125,12 @@ impl Process {
         kill(pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
-    /// Asks it to end with SIGTERM.
     pub fn ask_to_end(&mut self) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
         self.asked = true;
         Ok(())
     }
 
-    /// Kills it with SIGKILL and waits until it is gone.
     pub fn kill9(&mut self) -> Result<()> {
         self.signal(Signal::SIGKILL)?;
         self.asked = true;
@@ -143,7 +138,7 @@ impl Process {
         Ok(())
     }
 
-    /// The same for it and every process of its group, as systemd does with a control group.
+    /// Sends SIGKILL to its whole process group, as systemd does with a control group.
     pub fn kill9_group(&mut self) -> Result<()> {
         let group = Pid::from_raw(self.child.id().try_into().context("a pid is positive")?);
         killpg(group, Signal::SIGKILL).with_context(|| format!("cannot kill the group of {}", self.name))?;
@@ -152,7 +147,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits for it to end by itself.
+    /// Waits for it to exit by itself.
     pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let until = Instant::now() + timeout;
         loop {
@@ -166,13 +161,11 @@ impl Process {
         }
     }
 
-    /// Asks it to end with SIGTERM and waits for that.
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.ask_to_end()?;
         self.wait(timeout).await
     }
 
-    /// The end of its log.
     pub fn log_tail(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&log[log.len().saturating_sub(LOG_TAIL)..]).into_owned()
@@ -182,12 +175,12 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.ended.is_none() {
-            // An error here means that it ended at this very moment.
+            // An error here means that it exited at this moment.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        // Tests end with an error more often than with a panic, so this cannot be told from `panicking`; the output of
-        // a test that succeeds is not shown.
+        // Tests end with an error more often than with a panic, so `panicking` cannot tell; the output of a test that
+        // succeeds is not shown.
         if !self.asked && !QUIET.load(Ordering::Relaxed) {
             eprintln!(
                 "---- end of the log of {} ({}) ----\n{}",
@@ -199,7 +192,7 @@ impl Drop for Process {
     }
 }
 
-/// Programs that may run on when the process that started them is gone.
+/// Programs that may keep running after the process that started them has exited.
 const STRAYS: [&str; 16] = [
     "containerd-shim-runc-v2",
     "containerd-shim",
@@ -219,8 +212,8 @@ const STRAYS: [&str; 16] = [
     "chrome_crashpad_handler",
 ];
 
-/// Kills what outlives its starter and names something below `folder` in its command line, and its children: the
-/// shims that a runtime leaves behind, the containers under them, and browsers whose driver was killed.
+/// Kills processes that outlive their parent and name something below `folder` in their command line, and their
+/// children: shims that a runtime leaves behind, the containers under them, and browsers whose driver was killed.
 pub fn end_all_of(folder: &Path) {
     let own = std::process::id();
     let needle = folder.as_os_str().as_encoded_bytes();
@@ -237,7 +230,8 @@ pub fn end_all_of(folder: &Path) {
         })
         .map(|(pid, _)| *pid)
         .collect();
-    // Only shims have children that do not name the folder; a parent is always older, but pids wrap, so: to the end.
+    // Only shims have children that do not name the folder; a parent is always older, but pids wrap, so repeat until
+    // nothing is added.
     loop {
         let children: Vec<_> =
             all.iter().filter(|(pid, parent)| doomed.contains(parent) && !doomed.contains(pid)).collect();
@@ -258,7 +252,6 @@ pub fn end_all_of(folder: &Path) {
     }
 }
 
-/// Whether a process runs that is called `program`.
 pub fn is_program(pid: u32, program: &str) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -266,14 +259,14 @@ pub fn is_program(pid: u32, program: &str) -> bool {
     called && runs(pid)
 }
 
-/// Whether an argument names `folder` or something in it, and not a folder whose name merely begins alike.
+/// Whether an argument names `folder` or something in it, but not a folder whose name only has the same prefix.
 fn names(arg: &[u8], folder: &[u8]) -> bool {
     arg.windows(folder.len())
         .enumerate()
         .any(|(at, part)| part == folder && matches!(arg.get(at + folder.len()), None | Some(b'/')))
 }
 
-/// Every process with its parent.
+/// Pid and parent pid of every process.
 fn all_processes() -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
@@ -286,7 +279,7 @@ fn all_processes() -> Vec<(u32, u32)> {
 /// State and parent of a process.
 fn stat(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may itself hold any character.
+    // The name in parentheses may hold any character.
     let mut rest = stat.rsplit_once(')')?.1.split_whitespace();
     Some((rest.next()?.chars().next()?, rest.next()?.parse().ok()?))
 }
@@ -296,14 +289,13 @@ pub fn runs(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| state != 'Z')
 }
 
-/// The resident memory of a process, in KiB.
 pub fn resident_kib(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read its memory")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     line.split_whitespace().next().and_then(|number| number.parse().ok()).context("VmRSS is no number")
 }
 
-/// Stops a process with SIGSTOP and waits until every thread of it stands still.
+/// Sends SIGSTOP and waits until every thread has stopped.
 pub async fn pause(pid: u32) -> Result<()> {
     kill(Pid::from_raw(pid.try_into()?), Signal::SIGSTOP)
         .with_context(|| format!("cannot stop process {pid}"))?;
@@ -313,7 +305,7 @@ pub async fn pause(pid: u32) -> Result<()> {
 fn threads_stopped(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     threads.flatten().all(|thread| {
-        // A thread that has ended meanwhile answers nothing either.
+        // A thread that has exited meanwhile has no status.
         let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
         status.lines().find(|line| line.starts_with("State:")).is_none_or(|line| line.contains("T (stopped)"))
     })

@@ -1,4 +1,4 @@
-//! Owns: a registry (docker-registry) of the test's own. In: whether it asks for credentials. Out: its address.
+//! Owns: a registry (docker-registry) of the test. In: whether it asks for credentials. Out: its address.
 
 use crate::images::Image;
 use crate::peers;
@@ -12,12 +12,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-/// A user that a registry with authentication lets in.
 #[derive(Debug, PartialEq, Eq)]
 pub struct User {
-    /// The name.
     pub name: &'static str,
-    /// The password.
     pub password: &'static str,
     /// The `Authorization` header of name and password.
     pub basic: &'static str,
@@ -25,7 +22,6 @@ pub struct User {
     hash: &'static str,
 }
 
-/// One user.
 pub const ALICE: User = User {
     name: "alice",
     password: "keelson-alice-password",
@@ -33,7 +29,6 @@ pub const ALICE: User = User {
     hash: "$2b$04$T90GSrsNWTLyoRuBZmVXRu1PBSMAALc0yNUiRxRyi5zKm8r4cpwSS",
 };
 
-/// Another user.
 pub const BOB: User = User {
     name: "bob",
     password: "keelson-bob-password",
@@ -41,16 +36,14 @@ pub const BOB: User = User {
     hash: "$2b$04$.aAep.Ko5r8vDKSUZqjICuSKI3xGGvhzaME/Emv/tIAYDoeBDnyu2",
 };
 
-/// Who may use a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Everyone.
     Anonymous,
     /// [`ALICE`] and [`BOB`], with basic authentication.
     Users,
 }
 
-/// A running registry. It and what it stores end with it.
+/// Stopped on drop.
 #[derive(Debug)]
 pub struct Registry {
     address: String,
@@ -60,13 +53,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts a registry that keeps its data below `scratch` and listens on a free port of loopback.
+    /// Starts a registry that stores its data below `scratch` and listens on a free port of loopback.
     pub async fn start(scratch: &Scratch, access: Access) -> Result<Self> {
         let port = free_port()?;
         Self::start_at(scratch.dir(&format!("registry-{port}"))?, port, access).await
     }
 
-    /// Starts a registry in a folder of the caller's.
     pub async fn start_at(folder: PathBuf, port: u16, access: Access) -> Result<Self> {
         let address = format!("127.0.0.1:{port}");
         let mut settings = format!(
@@ -89,7 +81,7 @@ impl Registry {
             name: "docker-registry".to_owned(),
             path: peers::system("docker-registry", "docker-registry")?,
             args: vec!["serve".to_owned(), file.display().to_string()],
-            // Its exporter of traces would otherwise look for a collector.
+            // Otherwise its trace exporter looks for a collector.
             env: vec![("OTEL_TRACES_EXPORTER".to_owned(), "none".to_owned())],
             log: folder.join("registry.log"),
         };
@@ -99,12 +91,12 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Where it listens: `127.0.0.1:PORT`, which is also how its images are named.
+    /// `127.0.0.1:PORT`, which is also the registry part of its image names.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Deletes an image and its layers from the disk. Nobody may need one of them any more.
+    /// Deletes an image and its layers from the disk. Nothing may need its layers any more.
     pub fn forget(&self, image: &Image) -> Result<()> {
         let data = self.folder.join("data/docker/registry/v2");
         let blobs = image.layers.iter().map(|layer| &layer.digest).chain([&image.config, &image.manifest]);

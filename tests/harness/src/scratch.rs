@@ -1,7 +1,7 @@
-//! Owns: the folder of one test, and that nothing of it is left.
-//! In: a name. Out: a folder under the temporary folder of the system; on drop every process that was started from
-//! it and went its own way (shims, containers) is ended, what is mounted below it is unmounted, and it is removed.
-//! Folders that a killed test run left are swept away by the next one.
+//! Owns: the folder of one test, and its removal.
+//! In: a name. Out: a folder in the temporary folder of the system. On drop every process that was started from it and
+//! detached (shims, containers) is ended, mounts below it are unmounted, and it is removed. The next test run removes
+//! folders that a killed one left.
 
 use crate::process;
 use anyhow::{Context as _, Result};
@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const PREFIX: &str = "keelson-test-";
 
-/// The folder of one test. Keep it alive for as long as anything runs in it.
+/// Keep it alive for as long as anything runs in it.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// Makes a new folder. Its path is short, because a socket's path may have 107 bytes only.
+    /// Makes a new folder with a short path: the path of a socket may have at most 107 bytes.
     pub fn new() -> Result<Self> {
         static SWEEP: Once = Once::new();
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -31,12 +31,11 @@ impl Scratch {
         Ok(Self { path })
     }
 
-    /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes a folder in it, parents included, and returns its path.
+    /// Creates a folder in it, with parents.
     pub fn dir(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -50,7 +49,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Ends what still runs from a folder, unmounts what is mounted below it, and removes it.
+/// Ends processes that run from a folder, unmounts what is mounted below it, and removes it.
 pub fn clear(path: &Path) {
     process::end_all_of(path);
     for mount in mounts_below(path) {
@@ -65,7 +64,7 @@ pub fn clear(path: &Path) {
     }
 }
 
-/// The mounts below a folder, the innermost first.
+/// The innermost first.
 pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
     // Field 5 is the mount point, with spaces and the like as octal escapes; our folders have none.
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -79,7 +78,7 @@ pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
     mounts
 }
 
-/// Clears the folders of test processes that are gone.
+/// Clears the folders of test processes that have exited.
 fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.flatten() {

@@ -1,5 +1,6 @@
-//! Owns: suites whose tests share a peer that is too expensive to start for each of them. In: tests. Out: one runtime, a
-//! limit of time for each test, a peer that lives for as long as a test has it, and all tests of a suite in one process.
+//! Owns: suites whose tests share a peer that is too expensive to start for each of them. In: tests. Out: one runtime,
+//! a time limit for each test, a peer that lives for as long as a test uses it, and all tests of a suite in one
+//! process.
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use std::io::{BufRead as _, BufReader};
@@ -11,10 +12,10 @@ use std::{env, fs};
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 
-/// The time after which a test fails: what it waits for comes in a fraction of this, on a busy machine too.
+/// Timeout of a test; far above what one takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// Runs a test on the runtime of all tests of the process: clients belong to the runtime that they were made on.
+/// Runs a test on the one runtime of the process: clients belong to the runtime that they were created on.
 pub fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
     static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(Runtime::new);
     let runtime = RUNTIME.as_ref().map_err(|error| anyhow!("there is no runtime: {error}"))?;
@@ -24,18 +25,16 @@ pub fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
     outcome.unwrap_or_else(|_| Err(anyhow!("the test has not ended after {LIMIT:?}")))
 }
 
-/// A peer that tests of one process share. The first test that asks starts it; it ends with the last one that has it.
+/// A peer that tests of one process share. The first test that asks starts it; it ends with the last one that uses it.
 #[derive(Debug)]
 pub struct Shared<T>(Mutex<Weak<T>>);
 
 impl<T> Shared<T> {
-    /// One that is not started.
     #[allow(clippy::new_without_default)] // For statics.
     pub const fn new() -> Self {
         Self(Mutex::const_new(Weak::new()))
     }
 
-    /// The running one, or a new one.
     pub async fn get<F: Future<Output = Result<T>>>(&self, start: impl FnOnce() -> F) -> Result<Arc<T>> {
         let mut shared = self.0.lock().await;
         if let Some(shared) = shared.upgrade() {
@@ -47,22 +46,20 @@ impl<T> Shared<T> {
     }
 }
 
-/// A suite as one test, because nextest runs each test in a process of its own. Does nothing but under nextest. When nextest
-/// tries it again, only the tests that failed are repeated, so that nextest reports them as flaky.
+/// A suite as one test, because nextest runs each test in a separate process. Does nothing outside nextest. When
+/// nextest retries it, only the tests that failed are repeated, so that nextest reports them as flaky.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
     /// The test that calls this, which is left out.
     pub test: &'static str,
-    /// Tests at a time.
+    /// Number of tests that run at the same time.
     pub threads: u32,
-    /// Tests that are left out, by parts of their names.
+    /// Parts of the names of tests that are left out.
     pub skip: &'static [&'static str],
-    /// Additions to the environment.
     pub env: &'static [(&'static str, &'static str)],
 }
 
 impl Suite {
-    /// Runs the tests of this program.
     pub fn run(self) -> Result<()> {
         let Ok(run) = env::var("NEXTEST_RUN_ID") else { return Ok(()) };
         let program = env::current_exe().context("cannot tell where this program is")?;
@@ -84,7 +81,7 @@ impl Suite {
         self.follow(command, failures)
     }
 
-    /// Repeats what the tests write, and notes which of them failed.
+    /// Passes the output of the tests through, and records which of them failed.
     fn follow(self, mut command: Command, failures: PathBuf) -> Result<()> {
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the suite")?;
         let mut failed = String::new();
@@ -98,7 +95,7 @@ impl Suite {
         }
         let status = child.wait().context("cannot wait for the suite")?;
         if failed.is_empty() {
-            // That it is not there is the rule.
+            // Usually it does not exist.
             let _ = fs::remove_file(&failures);
         } else {
             fs::write(&failures, &failed).context("cannot note which tests failed")?;

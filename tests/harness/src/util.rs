@@ -1,4 +1,4 @@
-//! Owns: small things that every suite needs. In: nothing. Out: waiting, ports, seeds, free-standing HTTP requests.
+//! Owns: helpers for every suite: waiting, ports, seeds, single HTTP requests.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
@@ -15,10 +15,10 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// What a test waits for at most when something must happen: long, because the machine may be slow and busy.
+/// Timeout of a wait in a test: long, because the machine may be slow and busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Tries `check` until it gives `Ok`, and fails with its last error after `timeout`.
+/// Repeats `check` until it returns `Ok`, and fails with its last error after `timeout`.
 pub async fn eventually<T, F>(timeout: Duration, what: &str, check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -26,7 +26,7 @@ where
     eventually_every(Duration::from_millis(20), timeout, what, check).await
 }
 
-/// The same with another pause between tries, for a check that is work.
+/// Like [`eventually`] with another interval, for a check that is expensive.
 pub async fn eventually_every<T, F>(
     pause: Duration,
     timeout: Duration,
@@ -52,7 +52,7 @@ where
     }
 }
 
-/// Like [`eventually`] for a condition: waits [`PATIENCE`] until it is true.
+/// Waits [`PATIENCE`] until a condition is true.
 pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     eventually(PATIENCE, what, || {
         let holds = condition();
@@ -61,12 +61,12 @@ pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()
     .await
 }
 
-/// Below what Linux gives to outgoing connections (32768 and up) and what API servers give to Services (30000 and up): a
-/// server that is started again finds its port as it left it.
+/// Below the range of Linux for outgoing connections (32768 and up) and of API servers for Services (30000 and up), so
+/// that a restarted server can use its port again.
 const PORTS: Range<u16> = 10_000..30_000;
 
-/// A TCP port on loopback that nothing listens on. It belongs to this process until it ends: a locked file says so to the other
-/// suites, which run at the same time.
+/// A TCP port on loopback that nothing listens on. It is reserved for this process until it exits: a locked file tells
+/// the other suites, which run at the same time.
 pub fn free_port() -> Result<u16> {
     static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let folder = std::env::temp_dir().join("keelson-ports");
@@ -84,46 +84,38 @@ pub fn free_port() -> Result<u16> {
     bail!("found no free port on loopback in 100 tries")
 }
 
-/// A random number generator whose seed is printed when the test fails, and can be set with `KEELSON_SEED`.
+/// Prints its seed, which `KEELSON_SEED` sets.
 #[derive(Debug)]
 pub struct Seeded(SmallRng);
 
 impl Seeded {
-    /// Takes the seed from `KEELSON_SEED`, or makes one.
     pub fn new() -> Result<Self> {
         let seed = match std::env::var("KEELSON_SEED") {
             Ok(text) => text.parse().with_context(|| format!("KEELSON_SEED is {text:?}, not a number"))?,
             Err(_) => rand::rng().random(),
         };
-        // Shown when the test fails.
         eprintln!("to repeat this run: KEELSON_SEED={seed}");
         Ok(Self(SmallRng::seed_from_u64(seed)))
     }
 
-    /// The generator.
     pub fn rng(&mut self) -> &mut SmallRng {
         &mut self.0
     }
 }
 
-/// A whole HTTP response.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The status.
     pub status: StatusCode,
-    /// The headers.
     pub headers: HeaderMap,
-    /// The whole body.
     pub body: Bytes,
 }
 
 impl Answer {
-    /// The body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body, if the status is one of success.
+    /// Fails unless the status is 2xx.
     pub fn success(self) -> Result<Self> {
         if !self.status.is_success() {
             bail!("HTTP {}: {}", self.status, self.text());
@@ -138,7 +130,7 @@ pub(crate) fn http_client() -> HttpClient {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// Sends one HTTP request over a connection of its own.
+/// Sends one HTTP request over a new connection.
 pub async fn http(method: Method, url: &str, headers: &[(&str, &str)], body: Bytes) -> Result<Answer> {
     let mut request = Request::builder().method(method.clone()).uri(url);
     for (name, value) in headers {
@@ -152,13 +144,12 @@ pub async fn http(method: Method, url: &str, headers: &[(&str, &str)], body: Byt
     Ok(Answer { status: head.status, headers: head.headers, body })
 }
 
-/// The value of the metric of this name, labels included, in what `/metrics` answers.
+/// The value of a metric in the text of `/metrics`; `name` includes all labels.
 pub fn metric(text: &str, name: &str) -> Result<Option<f64>> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.map(|value| value.trim().parse().with_context(|| format!("{name} is {value:?}"))).transpose()
 }
 
-/// Gets a URL.
 pub async fn http_get(url: &str) -> Result<Answer> {
     http(Method::GET, url, &[], Bytes::new()).await
 }

@@ -1,4 +1,4 @@
-//! The harness itself, on both runtimes and without an agent: what the suites build on must hold first.
+//! The harness itself, on both runtimes and without an agent: the suites depend on it.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -50,7 +50,7 @@ async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
     };
     ensure!(version.starts_with(expected), "the runtime says that it is {version}");
 
-    // All three wait for the last: that they overlap is not a matter of luck.
+    // All three wait for the last, so they overlap in every run.
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(TINY));
     let pulls: Vec<_> = images
         .iter()
@@ -72,7 +72,7 @@ async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
         assert_eq!(records.fetches(&image.layers[0]), 1.0, "{:?}", records.gets(&image.layers[0].digest));
         assert_eq!(records.full_fetches(&image.layers[0]), 1);
         let found = cri.image_status(&node.name(image)).await?.context("the image is not there")?;
-        // CRI-O leaves the algorithm out.
+        // CRI-O omits the algorithm.
         let id = image.config.0.as_str();
         assert_eq!(found.id, if kind == Kind::Crio { id.trim_start_matches("sha256:") } else { id });
     }
@@ -121,7 +121,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
         async move { cri.pull_image(&name).await }
     });
     until("5 MiB are sent", || node.proxy.records().bytes_sent(&layer.digest) == 5 << 20).await?;
-    // The proxy has sent it; give the runtime the time to write it down.
+    // The proxy has sent it; give the runtime time to write it.
     until("the runtime has written 4 MiB", || ingested(&node).is_some_and(|bytes| bytes >= 4 << 20)).await?;
     node.runtime.kill9()?;
     failed(pull.await?, "the runtime is dead")?;
@@ -143,7 +143,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of the only layer that the runtime is writing.
+/// Size of the only layer that the runtime is writing.
 fn ingested(node: &Node) -> Option<u64> {
     let root = node.runtime.socket().parent()?.join("root/io.containerd.content.v1.content/ingest");
     let sizes = std::fs::read_dir(root).ok()?.flatten();
@@ -162,7 +162,7 @@ async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
     node.proxy.remove(refusal);
 
     node.proxy.rule_times(Match::layers(), Fault::ResetAfter(1 << 20), 1);
-    // What a runtime makes of a broken connection is its own matter; the second time the registry is well.
+    // What a runtime makes of a broken connection is not tested here; the second pull succeeds.
     if cri.pull_image(&name).await.is_err() {
         cri.pull_image(&name).await?;
     }
@@ -219,7 +219,7 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     let late =
         driver.run(&["exec-sync", "--exec-timeout", "1s", container, "/program", "sleep", "1h"]).await?;
     if kind == Kind::Crio {
-        // It answers with an exit code of its own.
+        // It answers with a separate exit code.
         assert_eq!(late.success()?["stderr"], "command timed out");
     } else {
         assert_eq!(late.failure()?.code, "DeadlineExceeded");
@@ -241,7 +241,7 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// The processes that name the folder in their command line.
+/// Processes that name the folder in their command line.
 fn shims_of(folder: &std::path::Path) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -265,7 +265,7 @@ async fn the_proxy_does_what_its_rules_say() -> Result<()> {
     let manifest = format!("http://{}/v2/app/manifests/v1", proxy.address());
     let records = proxy.records();
 
-    // The manifest teaches the proxy which blobs are layers.
+    // The proxy learns from the manifest which blobs are layers.
     let accept = [("accept", "application/vnd.oci.image.manifest.v1+json")];
     http(Method::GET, &manifest, &accept, Bytes::new()).await?.success()?;
     assert_eq!(http_get(&url).await?.success()?.body.len() as u64, layer.size);
@@ -315,7 +315,7 @@ async fn the_proxy_does_what_its_rules_say() -> Result<()> {
     assert!(started.elapsed() >= Duration::from_millis(490), "{:?}", started.elapsed());
     proxy.throttle(None);
 
-    // A client that goes away is seen, though nothing is being sent to it.
+    // A disconnected client is detected, though nothing is being sent to it.
     let hold = proxy.rule(Match::layers(), Fault::StallAfter(500));
     let gone = tokio::time::timeout(Duration::from_millis(300), http_get(&url)).await;
     assert!(gone.is_err());

@@ -1,6 +1,6 @@
 //! Owns: an HTTP proxy before a registry, inside the test process.
 //! In: the registry's address, and rules that may change while requests run. Out: slow, hanging, broken or refused
-//! answers where a rule says so, and a record of every request.
+//! responses where a rule says so, and a record of every request.
 //!
 //! This is where the suites measure limits and repeated bytes: outside the agent and outside the runtime.
 
@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Bytes that the kernel may hold of one connection.
+/// Bytes that the kernel may buffer for one connection.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// A running proxy. It takes no connection any more when it is dropped.
+/// Accepts no more connections after drop.
 #[derive(Debug)]
 pub struct RegistryProxy {
     address: String,
@@ -50,7 +50,7 @@ struct Shared {
     client: HttpClient,
     rules: Rules,
     records: Records,
-    /// Bytes a second for one blob; 0 is no limit.
+    /// Bytes per second for one blob; 0 is no limit.
     rate: Arc<AtomicU64>,
 }
 
@@ -68,7 +68,7 @@ impl RegistryProxy {
             rate: Arc::default(),
         };
         let router = axum::Router::new().fallback(serve).with_state(shared.clone());
-        // What lies in a socket was sent by the record, but may never arrive.
+        // Bytes in a socket buffer count as sent in the record, but may never arrive.
         let listener = listener.tap_io(|connection| {
             let _ = SockRef::from(&*connection).set_send_buffer_size(SEND_BUFFER);
         });
@@ -80,37 +80,36 @@ impl RegistryProxy {
         Ok(Self { address, shared, server })
     }
 
-    /// Where it listens: `127.0.0.1:PORT`, which is also how images are named that are to come through it.
+    /// `127.0.0.1:PORT`, which is also the registry part of names of images pulled through it.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Limits every blob to so many bytes a second, those that are being sent included; `None` is no limit.
+    /// Limits every blob to this many bytes per second, also those that are being sent; `None` is no limit.
     pub fn throttle(&self, bytes_a_second: Option<u64>) {
         self.shared.rate.store(bytes_a_second.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// From now on, does this to matching requests. The first rule that matches decides.
+    /// Applies a fault to matching requests. The first rule that matches decides.
     pub fn rule(&self, matches: Match, fault: Fault) -> RuleId {
         self.shared.rules.add(matches, fault, None)
     }
 
-    /// Does this to the next `times` matching requests.
+    /// Applies a fault to the next `times` matching requests.
     pub fn rule_times(&self, matches: Match, fault: Fault, times: usize) -> RuleId {
         self.shared.rules.add(matches, fault, Some(times))
     }
 
-    /// Removes a rule; requests that it holds go on.
+    /// Removes a rule; requests that it holds continue.
     pub fn remove(&self, rule: RuleId) {
         self.shared.rules.remove(rule);
     }
 
-    /// Removes all rules; requests that they hold go on.
+    /// Removes all rules; requests that they hold continue.
     pub fn clear_rules(&self) {
         self.shared.rules.clear();
     }
 
-    /// What went through it.
     pub fn records(&self) -> &Records {
         &self.shared.records
     }
@@ -146,7 +145,6 @@ async fn serve(State(shared): State<Shared>, request: Request<Body>) -> Response
     }
 }
 
-/// What a request is for, in the two forms that rules and records need.
 fn describe(records: &Records, request: &Request<Body>) -> (Target, Seen) {
     let path = request.uri().path().to_owned();
     let (repo, kind, digest) = match path.strip_prefix("/v2/") {
@@ -204,7 +202,7 @@ fn refuse(ticket: Ticket, code: u16, retry_after: Option<u32>) -> Response {
     response
 }
 
-/// A pre-signed URL at a port where nobody listens.
+/// A pre-signed URL at a port where nothing listens.
 fn redirect(ticket: Ticket) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
@@ -274,14 +272,14 @@ async fn forward(
     let mut response = Response::new(Body::from_stream(body));
     *response.status_mut() = head.status;
     pass_headers(&head.headers, response.headers_mut());
-    // HEAD has no body, so its length has to be passed on; everywhere else it is the body's anyway.
+    // HEAD has no body, so its length has to be passed on; otherwise it is the length of the body.
     if let Some(length) = length {
         response.headers_mut().insert(header::CONTENT_LENGTH, length);
     }
     Ok(response)
 }
 
-/// Copies the headers that are not about one connection only.
+/// Copies the headers that are not specific to one connection.
 fn pass_headers(from: &HeaderMap, to: &mut HeaderMap) {
     let own = [header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH, header::HOST];
     for (name, value) in from.iter().filter(|(name, _)| !own.contains(name)) {
@@ -289,28 +287,26 @@ fn pass_headers(from: &HeaderMap, to: &mut HeaderMap) {
     }
 }
 
-/// The digests that a manifest names as layers.
+/// Digests of the layers in a manifest.
 fn layers_of(manifest: &[u8]) -> Vec<BlobDigest> {
     let manifest: serde_json::Value = serde_json::from_slice(manifest).unwrap_or_default();
     let layers = manifest["layers"].as_array().cloned().unwrap_or_default();
     layers.iter().filter_map(|layer| Some(BlobDigest(layer["digest"].as_str()?.to_owned()))).collect()
 }
 
-/// Where the bytes of an answer come from.
 struct Source {
     upstream: Option<Body>,
     ready: VecDeque<Bytes>,
 }
 
-/// One answer on its way to the client.
 struct Sending {
     source: Source,
     ruling: Option<Ruling>,
     rate: Option<Arc<AtomicU64>>,
     sent: u64,
-    /// How many bytes it has in all, where that is known.
+    /// Length of the whole response in bytes, if known.
     expected: Option<u64>,
-    /// Taken when the answer ends; dropped with the rest when the client goes away.
+    /// Taken when the response ends; dropped with the rest when the client disconnects.
     ticket: Option<Ticket>,
 }
 
@@ -322,7 +318,7 @@ impl Sending {
         self.send(u64::MAX).await
     }
 
-    /// Does what the rule says at this place, and tells how many bytes may be sent before it has to be asked again.
+    /// Applies the rule at this offset, and returns how many bytes may be sent before it is asked again.
     async fn obey_rule(&mut self) -> io::Result<Option<u64>> {
         let Some(ruling) = &mut self.ruling else { return Ok(None) };
         match ruling.fault {
@@ -343,7 +339,7 @@ impl Sending {
 
     async fn send(&mut self, limit: u64) -> io::Result<Option<Bytes>> {
         let rate = self.rate.as_ref().map_or(0, |rate| rate.load(Ordering::Relaxed));
-        // Twenty parts a second look smooth, and a change of the rate is soon obeyed.
+        // Twenty parts per second are smooth, and apply a change of the rate soon.
         let part = if rate == 0 { 64 << 10 } else { (rate / 20).clamp(1, 64 << 10) };
         let part = usize::try_from(part.min(limit)).unwrap_or(usize::MAX);
         let Some(bytes) = self.source.take(part).await.inspect_err(|_| self.end(Outcome::Broken))? else {
@@ -361,7 +357,7 @@ impl Sending {
         Ok(Some(bytes))
     }
 
-    /// A server does not ask for more when it has what the length promised, so the end is seen here.
+    /// A server asks for no more data after the promised length, so the end is detected here.
     fn end_if_complete(&mut self) {
         if self.expected == Some(self.sent) {
             self.end(Outcome::Complete);
@@ -376,7 +372,6 @@ impl Sending {
 }
 
 impl Source {
-    /// The next bytes, at most `limit`.
     async fn take(&mut self, limit: usize) -> io::Result<Option<Bytes>> {
         loop {
             if let Some(mut first) = self.ready.pop_front() {

@@ -1,64 +1,50 @@
-//! Owns: what went through the proxy. In: requests and the bytes sent for them. Out: counts that the suites assert.
+//! Owns: a record of the requests through the proxy. In: requests and the bytes sent for them. Out: counts that the
+//! suites assert.
 
 use crate::images::{Blob, BlobDigest, Image};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What a request was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The version check, `/v2/`.
     Ping,
-    /// A manifest.
     Manifest,
     /// A blob that a manifest names as a layer.
     Layer,
     /// Another blob, such as a config.
     Blob,
-    /// Anything else.
     Other,
 }
 
-/// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has not.
     Open,
-    /// The whole answer was sent.
     Complete,
-    /// The client went away before.
+    /// The client disconnected before.
     Aborted,
-    /// The proxy broke the connection, or the registry did.
+    /// The proxy or the registry broke the connection.
     Broken,
 }
 
-/// One request.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The method.
     pub method: http::Method,
-    /// The path.
     pub path: String,
-    /// What it was for.
     pub kind: Kind,
-    /// The repository.
     pub repo: Option<String>,
-    /// The digest in the path.
     pub digest: Option<BlobDigest>,
-    /// The `Authorization` header. (The users of the tests are no secret.)
+    /// The `Authorization` header. (The users of the tests are not secret.)
     pub authorization: Option<String>,
-    /// Where the range that was asked for begins.
+    /// Start of the requested range.
     pub range_start: Option<u64>,
-    /// The status of the answer; `None` while there is none.
+    /// None before the response.
     pub status: Option<u16>,
-    /// How many bytes of the body were sent so far.
+    /// Bytes of the body sent so far.
     pub bytes: u64,
-    /// When it came.
     pub started: Instant,
-    /// When it ended.
     pub finished: Option<Instant>,
-    /// How it ended.
     pub outcome: Outcome,
 }
 
@@ -68,7 +54,6 @@ impl Seen {
     }
 }
 
-/// Everything that went through one proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Records(Arc<Mutex<Inner>>);
 
@@ -97,52 +82,50 @@ impl Records {
         Ticket { records: self.clone(), at: inner.seen.len() - 1, outcome: Outcome::Aborted }
     }
 
-    /// Every request so far, in the order they came.
+    /// In the order they came.
     pub fn all(&self) -> Vec<Seen> {
         self.lock().seen.clone()
     }
 
-    /// How many requests came so far: a mark for [`Records::since`].
+    /// A mark for [`Records::since`].
     pub fn count(&self) -> usize {
         self.lock().seen.len()
     }
 
-    /// The requests after a mark.
     pub fn since(&self, mark: usize) -> Vec<Seen> {
         self.lock().seen.iter().skip(mark).cloned().collect()
     }
 
-    /// The GETs of one blob, in the order they came.
+    /// In the order they came.
     pub fn gets(&self, digest: &BlobDigest) -> Vec<Seen> {
         self.lock().seen.iter().filter(|s| s.is_get() && s.digest.as_ref() == Some(digest)).cloned().collect()
     }
 
-    /// The bytes of a blob that were sent in all.
     pub fn bytes_sent(&self, digest: &BlobDigest) -> u64 {
         self.gets(digest).iter().map(|seen| seen.bytes).sum()
     }
 
-    /// How many times over a blob was sent: 1.0 when no byte was sent twice.
+    /// How many times over a blob was sent: 1.0 if no byte was sent twice.
     pub fn fetches(&self, blob: &Blob) -> f64 {
         self.bytes_sent(&blob.digest) as f64 / blob.size as f64
     }
 
-    /// How many times a blob was sent in full from its first byte to its last.
+    /// How many times a blob was sent from its first byte to its last.
     pub fn full_fetches(&self, blob: &Blob) -> usize {
         self.gets(&blob.digest).iter().filter(|seen| seen.bytes >= blob.size).count()
     }
 
-    /// The most of [`Records::fetches`] among the layers of an image.
+    /// Maximum of [`Records::fetches`] over the layers of an image.
     pub fn most_fetches(&self, image: &Image) -> f64 {
         image.layers.iter().map(|layer| self.fetches(layer)).fold(0.0, f64::max)
     }
 
-    /// How many blobs were being sent at once at the most.
+    /// Maximum number of blobs sent at the same time.
     pub fn max_concurrent_blob_gets(&self) -> usize {
         self.peak(|seen| matches!(seen.kind, Kind::Layer | Kind::Blob), |all| all.len())
     }
 
-    /// From how many repositories layers were being sent at once at the most: the pulls that really ran together.
+    /// Maximum number of repositories that layers were sent from at the same time: the pulls that really ran together.
     pub fn max_concurrent_repos(&self) -> usize {
         self.peak(
             |seen| seen.kind == Kind::Layer,
@@ -150,14 +133,14 @@ impl Records {
         )
     }
 
-    /// The repositories that layers are being sent from now.
+    /// Repositories that layers are being sent from now.
     pub fn active_repos(&self) -> BTreeSet<String> {
         let inner = self.lock();
         let open = inner.seen.iter().filter(|s| s.is_get() && s.kind == Kind::Layer && s.finished.is_none());
         open.filter_map(|seen| seen.repo.clone()).collect()
     }
 
-    /// The repositories in the order of the first request for a manifest of each.
+    /// Repositories in the order of the first request for a manifest of each.
     pub fn order(&self) -> Vec<String> {
         let inner = self.lock();
         let mut known = HashSet::new();
@@ -169,7 +152,7 @@ impl Records {
     fn peak(&self, wanted: impl Fn(&Seen) -> bool, measure: impl Fn(&[&Seen]) -> usize) -> usize {
         let inner = self.lock();
         let gets: Vec<_> = inner.seen.iter().filter(|seen| seen.is_get() && wanted(seen)).collect();
-        // (moment, whether it begins, which): an end goes before a beginning at the same moment.
+        // (moment, whether it begins, index): an end sorts before a beginning at the same moment.
         let mut moments: Vec<_> =
             gets.iter().enumerate().map(|(at, seen)| (seen.started, true, at)).collect();
         moments.extend(gets.iter().enumerate().filter_map(|(at, seen)| Some((seen.finished?, false, at))));
@@ -188,7 +171,7 @@ impl Records {
     }
 }
 
-/// The open record of one request. Dropped before [`Ticket::end`] it means that the client went away.
+/// The open record of one request. If dropped before [`Ticket::end`], the client disconnected.
 #[derive(Debug)]
 pub(super) struct Ticket {
     records: Records,

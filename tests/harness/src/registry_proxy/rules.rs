@@ -1,11 +1,11 @@
-//! Owns: what the proxy does to which requests. In: rules, at any moment. Out: the fault for one request, if any.
+//! Owns: the faults that the proxy injects. In: rules, at any moment. Out: the fault for one request, if any.
 
 use super::record::Kind;
 use crate::images::BlobDigest;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
-/// Which requests a rule is about. Everything that is set must agree; nothing set means every GET and HEAD.
+/// All fields that are set must match; with none set it matches every GET and HEAD.
 #[derive(Clone, Debug, Default)]
 pub struct Match {
     repo: Option<String>,
@@ -15,33 +15,28 @@ pub struct Match {
 }
 
 impl Match {
-    /// Every request.
     pub fn any() -> Self {
         Self::default()
     }
 
-    /// Requests for a manifest.
     pub fn manifests() -> Self {
         Self { kind: Some(Kind::Manifest), ..Self::default() }
     }
 
-    /// Requests for a layer.
     pub fn layers() -> Self {
         Self { kind: Some(Kind::Layer), ..Self::default() }
     }
 
-    /// Requests for this blob, or for this manifest by its digest.
+    /// A blob, or a manifest requested by digest.
     pub fn digest(digest: &BlobDigest) -> Self {
         Self { digest: Some(digest.clone()), ..Self::default() }
     }
 
-    /// Only in this repository.
     pub fn repo(mut self, repo: &str) -> Self {
         self.repo = Some(repo.to_owned());
         self
     }
 
-    /// Only with this method.
     pub fn method(mut self, method: http::Method) -> Self {
         self.method = Some(method);
         self
@@ -55,7 +50,6 @@ impl Match {
     }
 }
 
-/// What a request asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) method: http::Method,
@@ -64,10 +58,10 @@ pub(super) struct Target {
     pub(super) digest: Option<BlobDigest>,
 }
 
-/// What the proxy does to a request. Counts of bytes are of one answer, wherever its range begins.
+/// Byte counts are of one response, wherever its range begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Answers nothing until the rule is removed; then the request goes on.
+    /// Answers nothing until the rule is removed; then the request continues.
     Hang,
     /// Sends this many bytes of the body, then nothing until the rule is removed; then the rest.
     StallAfter(u64),
@@ -75,29 +69,27 @@ pub enum Fault {
     ResetAfter(u64),
     /// Answers with this status instead of asking the registry.
     Status {
-        /// The code.
         code: u16,
         /// The `Retry-After` header, in seconds.
         retry_after: Option<u32>,
     },
     /// Ignores the `Range` header: the whole content is sent.
     IgnoreRange,
-    /// Redirects to a storage server that refuses connections, by a URL that carries [`SIGNATURE`], as registries do
-    /// that keep layers in an object store.
+    /// Redirects to a storage server that refuses connections, with a URL that holds [`SIGNATURE`], like registries
+    /// that store layers in an object store.
     SignedRedirect,
 }
 
-/// What signs the URLs of [`Fault::SignedRedirect`].
+/// Signature in the URLs of [`Fault::SignedRedirect`].
 pub const SIGNATURE: &str = "signature-5e0c91d7";
 
 impl Fault {
-    /// Answers with this status.
     pub fn status(code: u16) -> Self {
         Self::Status { code, retry_after: None }
     }
 }
 
-/// A rule that is in force; what [`super::RegistryProxy::remove`] takes.
+/// Argument of [`super::RegistryProxy::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleId(u64);
 
@@ -106,13 +98,13 @@ struct Rule {
     id: RuleId,
     matches: Match,
     fault: Fault,
-    /// How many more requests it applies to; `None` is all.
+    /// Number of requests it still applies to; `None` is all.
     left: Option<usize>,
-    /// Dropped with the rule, which lets go what it holds.
+    /// Dropped with the rule, which releases the requests it holds.
     removed: watch::Sender<()>,
 }
 
-/// A fault with the means to learn that its rule was removed.
+/// A fault, and a receiver that tells when its rule was removed.
 #[derive(Clone, Debug)]
 pub(super) struct Ruling {
     pub(super) fault: Fault,
@@ -120,14 +112,12 @@ pub(super) struct Ruling {
 }
 
 impl Ruling {
-    /// Waits until the rule is removed.
     pub(super) async fn removed(&mut self) {
-        // Nothing is ever sent: the error says that the sender, and with it the rule, is gone.
+        // Nothing is ever sent: an error means that the sender, and so the rule, is gone.
         while self.removed.changed().await.is_ok() {}
     }
 }
 
-/// The rules of one proxy.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rules(Arc<Mutex<Inner>>);
 
