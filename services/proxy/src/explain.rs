@@ -1,7 +1,7 @@
 //! Questions about packets, which a backend answers with an explanation.
 //!
-//! Owns: [`Question`], and how addresses, ports, protocols and sources are written. In: texts and numbers of a request.
-//! Out: values, or what is wrong with them. Names are never looked up: an explanation is of one address.
+//! Owns: [`Question`], and the parsing of addresses, ports, protocols and sources. In: texts and numbers of a request.
+//! Out: values or errors. Names are never resolved: an explanation is for one address.
 
 use std::{
     fmt,
@@ -13,74 +13,60 @@ use keelson_proto::proxy as pb;
 
 use crate::model::{Family, Protocol};
 
-/// The destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// The address. One that IPv6 writes for an IPv4 address counts as that.
+    /// An IPv4-mapped IPv6 address counts as IPv4.
     pub address: IpAddr,
-    /// The port, never 0.
+    /// Never 0.
     pub port: u16,
-    /// The protocol.
     pub protocol: Protocol,
 }
 
-/// The source of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// Each of the others.
+    /// Every other variant in turn.
     Any,
-    /// A pod.
     Pod,
     /// A process of the node itself, or a pod in the node's network.
     Node,
     /// Neither a pod of this node nor the node.
     Outside,
-    /// This address.
     Address(IpAddr),
 }
 
-/// Which rules does the first packet of a connection meet?
+/// Asks which rules the first packet of a connection meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
-    /// Destination.
     pub target: Target,
-    /// Source. An address is of the target's family.
+    /// An address is of the target's family.
     pub from: Source,
 }
 
-/// What is wrong with a question. Each says what would be right.
+/// Each error says what would be valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
-    /// Neither address and port nor those and a protocol.
     #[error(
         "{0:?} is not ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80, [fd00:96::a]:53/UDP; \
          names are not resolved"
     )]
     Target(String),
-    /// Not an address.
     #[error("{0:?} is not an IP address; names are not resolved")]
     Address(String),
-    /// Not a port.
     #[error("{0} is not a port; ports are 1 to 65535")]
     Port(u32),
     /// Not a protocol that Services can have.
     #[error("{0:?} is not a protocol of Services; use TCP, UDP or SCTP")]
     Protocol(String),
-    /// Not a source.
     #[error("{0:?} is not a source; use an IP address, pod, node or outside")]
     Source(String),
-    /// Source and destination are of different families.
     #[error("{from} cannot send to {to}: the IP families differ")]
     Families {
-        /// Source.
         from: IpAddr,
-        /// Destination.
         to: IpAddr,
     },
 }
 
 impl Target {
-    /// The family.
     #[must_use]
     pub const fn family(&self) -> Family {
         Family::of(&self.address)
@@ -88,7 +74,7 @@ impl Target {
 }
 
 impl fmt::Display for Target {
-    /// As it is read: `10.96.0.10:80/TCP`.
+    /// In the form that is parsed: `10.96.0.10:80/TCP`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", SocketAddr::new(self.address, self.port), self.protocol)
     }
@@ -97,7 +83,7 @@ impl fmt::Display for Target {
 impl FromStr for Target {
     type Err = QuestionError;
 
-    /// Reads `10.96.0.10:80`, `10.96.0.10:53/udp`, `[fd00:96::a]:80`.
+    /// Parses `10.96.0.10:80`, `10.96.0.10:53/udp`, `[fd00:96::a]:80`.
     fn from_str(text: &str) -> Result<Self, QuestionError> {
         let (socket, named) = text.split_once('/').unwrap_or((text, ""));
         let socket: SocketAddr = socket.parse().map_err(|_| QuestionError::Target(text.into()))?;
@@ -139,8 +125,6 @@ impl FromStr for Source {
 }
 
 impl Question {
-    /// Of a destination and a source that can reach it.
-    ///
     /// # Errors
     /// Source and destination are of different families.
     pub fn new(target: Target, from: Source) -> Result<Self, QuestionError> {
@@ -178,7 +162,7 @@ impl From<Question> for pb::ExplainRequest {
     }
 }
 
-/// A protocol by its name in any case; empty: TCP.
+/// Parses a name in any case; empty: TCP.
 fn protocol(name: &str) -> Result<Protocol, QuestionError> {
     if name.is_empty() {
         return Ok(Protocol::Tcp);

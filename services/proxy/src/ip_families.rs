@@ -1,20 +1,20 @@
-//! Which IP families a node supports.
+//! IP families that a node supports.
 //!
-//! Owns: the decision of kube-proxy (`platformCheckSupported`). In: files of /proc, read in the network namespace of the
-//! calling thread. Out: the reason why a family is disabled. Whether the kernel has what a backend needs of a family is decided
-//! by the backend.
+//! Owns: the decision of kube-proxy (`platformCheckSupported`). In: files of /proc, read in the network namespace of
+//! the calling thread. Out: why a family is disabled. The backend decides whether the kernel has what it needs of a
+//! family.
 
 use std::{fs, path::Path};
 
 use crate::model::Family;
 
-/// Absent if the kernel has no IPv6, or was started with `ipv6.disable=1`. Read by thread, since `/proc/net` is the network
-/// namespace of the main thread.
+/// Absent if the kernel has no IPv6, or was started with `ipv6.disable=1`. Read per thread, because `/proc/net` is the
+/// network namespace of the main thread.
 const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
 
 const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
 
-/// The reason why the system has no such family; `None`: it has it.
+/// Why the system does not support a family; `None` if it does.
 #[must_use]
 pub fn disabled(family: Family) -> Option<&'static str> {
     match family {

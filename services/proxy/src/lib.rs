@@ -1,8 +1,8 @@
 //! The service proxy of a node, without the backends.
 //!
-//! Owns: the interface that backends implement ([`backend`]), the model of Services, the sync loop, health, conntrack, metrics and
-//! the servers of a proxy. In: the states of the Endpoints API (by `keelson_client`), a [`backend::Driver`]. Out: calls of the
-//! backend, which makes rules in the kernel.
+//! Owns: the interface that backends implement ([`backend`]), the model of Services, the sync loop, health, conntrack,
+//! metrics and the servers of a proxy. In: the states of the Endpoints API (through `keelson_client`), a
+//! [`backend::Driver`]. Out: calls of the backend, which programs the kernel.
 
 pub mod addresses;
 pub mod backend;

@@ -1,8 +1,8 @@
 //! Metrics of the proxy.
 //!
-//! kube-proxy's names where it has the metric (those of its nftables mode), and `keelson_proxy_*` beside them;
-//! [`NoLocalEndpoints`] keeps one of them right change by change. Labels are families, policies and statuses: no name of an
-//! object becomes a label.
+//! kube-proxy's names if it has the metric in its nftables mode, and `keelson_proxy_*` otherwise. [`NoLocalEndpoints`]
+//! updates one of them with each change. Labels are families, policies and statuses: no name of an object becomes a
+//! label.
 
 mod no_local;
 
@@ -26,7 +26,6 @@ pub(crate) use no_local::NoLocalEndpoints;
 use crate::model::Family;
 use no_local::Policy;
 
-/// Label by family, as kube-proxy writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct FamilyLabel {
     /// `IPv4` or `IPv6`.
@@ -39,7 +38,6 @@ impl From<Family> for FamilyLabel {
     }
 }
 
-/// Label by traffic policy and family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct PolicyLabel {
     /// `internal` or `external`.
@@ -48,14 +46,12 @@ pub(crate) struct PolicyLabel {
     pub(crate) ip_family: &'static str,
 }
 
-/// Label by HTTP status.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct CodeLabel {
     /// `200` or `503`.
     pub(crate) code: u16,
 }
 
-/// Label by map of session affinity and family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AffinityLabel {
     ip_family: &'static str,
@@ -69,12 +65,11 @@ struct BuildLabel {
     backend: &'static str,
 }
 
-/// What kind of a sync it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SyncKind {
-    /// Everything was compared with what is in the kernel.
+    /// Compares everything with the kernel.
     Full,
-    /// Only what had changed was looked at.
+    /// Only what had changed.
     Partial,
 }
 
@@ -83,7 +78,7 @@ fn sync_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// kube-proxy's: 0, then 0.25 s to 5 min, fine where its service level objective is.
+/// kube-proxy's: 0, then 0.25 s to 5 min, finer near its service level objective.
 fn programming_buckets() -> Histogram {
     let parts = [(0.25, 0.25, 2), (1.0, 1.0, 59), (60.0, 5.0, 12), (120.0, 30.0, 7)];
     let rest = parts.into_iter().flat_map(|(start, width, length)| linear_buckets(start, width, length));
@@ -150,7 +145,7 @@ families! {
 }
 
 impl ProxyMetrics {
-    /// Enters every family into `registry`. `backend`: kube-proxy's name of it, such as `nftables`, in the build info.
+    /// `backend`: kube-proxy's name of it, such as `nftables`, for the build info.
     pub(crate) fn register(&self, registry: &mut Registry, backend: &'static str) {
         self.register_families(registry);
         let build = Info::new(BuildLabel { version: env!("CARGO_PKG_VERSION"), backend });
@@ -160,18 +155,16 @@ impl ProxyMetrics {
 }
 
 impl ProxyMetrics {
-    /// A sync of this family has been asked for.
+    /// A sync of this family was requested.
     pub(crate) fn queued(&self, family: Family) {
         self.last_queued.get_or_create(&family.into()).set(unix_seconds());
     }
 
-    /// A sync of this family has ended with success.
     pub(crate) fn synced(&self, family: Family, kind: SyncKind, took: Duration) {
         self.took(family, kind, took);
         self.last_synced.get_or_create(&family.into()).set(unix_seconds());
     }
 
-    /// A sync of this family has failed.
     pub(crate) fn sync_failed(&self, family: Family, kind: SyncKind, took: Duration) {
         self.took(family, kind, took);
         self.sync_failures.get_or_create(&family.into()).inc();
@@ -187,13 +180,13 @@ impl ProxyMetrics {
         }
     }
 
-    /// A change is in the kernel; `took`: since the time that its EndpointSlice names
-    /// (`endpoints.kubernetes.io/last-change-trigger-time`), where that is not before this process started.
+    /// A change is programmed. `took`: since the time in its EndpointSlice
+    /// (`endpoints.kubernetes.io/last-change-trigger-time`), if that is not before the start of this process.
     pub(crate) fn programmed(&self, family: Family, took: Duration) {
         self.network_programming.get_or_create(&family.into()).observe(took.as_secs_f64());
     }
 
-    /// Changes of Services and of endpoints that were heard of: they are pending until [`Self::nothing_pending`].
+    /// Received changes of Services and of endpoints. They are pending until [`Self::nothing_pending`].
     pub(crate) fn changes_heard(&self, services: u64, endpoints: u64) {
         for (number, total, pending) in [
             (services, &self.service_changes, &self.service_changes_pending),
@@ -204,72 +197,62 @@ impl ProxyMetrics {
         }
     }
 
-    /// Every change that was heard of is in the kernel.
+    /// Every received change is programmed.
     pub(crate) fn nothing_pending(&self) {
         self.service_changes_pending.set(0);
         self.endpoint_changes_pending.set(0);
     }
 
-    /// A search for stale UDP flows has ended, which deleted this many.
     pub(crate) fn conntrack_cleaned(&self, family: Family, took: Duration, deleted: u64) {
         self.conntrack_duration.get_or_create(&family.into()).observe(took.as_secs_f64());
         self.conntrack_deleted.get_or_create(&family.into()).inc_by(deleted);
     }
 
-    /// So many searches for stale UDP flows, or deletions of one, have failed.
     pub(crate) fn conntrack_failed(&self, family: Family, failures: u64) {
         self.conntrack_failures.get_or_create(&family.into()).inc_by(failures);
     }
 
-    /// Number of clients with session affinity in a map.
     pub(crate) fn affinity_clients(&self, family: Family, map: &'static str, clients: usize) {
         let label = AffinityLabel { ip_family: family.as_str(), map };
         self.affinity_clients.get_or_create(&label).set(i64::try_from(clients).unwrap_or(i64::MAX));
     }
 
-    /// Number of clients that each map can hold.
     pub(crate) fn affinity_clients_max(&self, clients: u64) {
         self.affinity_clients_max.set(i64::try_from(clients).unwrap_or(i64::MAX));
     }
 
-    /// How many elements of this family are in the kernel.
     pub(crate) fn elements(&self, family: Family, number: usize) {
         self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// The kernel has taken transactions with this number of operations in total.
     pub(crate) fn transactions(&self, family: Family, transactions: usize, operations: usize) {
         self.transactions.get_or_create(&family.into()).inc_by(transactions as u64);
         self.operations.get_or_create(&family.into()).inc_by(operations as u64);
     }
 
-    /// Whether this node supports a family.
     pub(crate) fn family_enabled(&self, family: Family, is_enabled: bool) {
         self.family_enabled.get_or_create(&family.into()).set(i64::from(is_enabled));
     }
 
-    /// This many elements, chains and sets that another program had modified were repaired.
+    /// `number`: elements, chains and sets that another program had modified.
     pub(crate) fn repaired(&self, family: Family, number: usize) {
         self.repaired.get_or_create(&family.into()).inc_by(number as u64);
     }
 
-    /// The agent's state of this revision, with so many Services, is in the kernel.
+    /// The agent's state of this revision is programmed.
     pub(crate) fn applied(&self, rev: u64, services: usize) {
         self.applied_rev.set(i64::try_from(rev).unwrap_or(i64::MAX));
         self.services.set(i64::try_from(services).unwrap_or(i64::MAX));
     }
 
-    /// Whether the agent is heard.
     pub(crate) fn connected(&self, connected: bool) {
         self.connected.set(i64::from(connected));
     }
 
-    /// `/healthz` was answered.
     pub(crate) fn healthz(&self, code: u16) {
         self.healthz.get_or_create(&CodeLabel { code }).inc();
     }
 
-    /// `/livez` was answered.
     pub(crate) fn livez(&self, code: u16) {
         self.livez.get_or_create(&CodeLabel { code }).inc();
     }
@@ -397,7 +380,7 @@ mod tests {
             ServicePort { internal_local: true, external_local: true, has_any: false, ..port("case-39") };
         set("c", &[case_39, port("cluster")]);
         assert_eq!(counts(), [1, 1]);
-        // The same again, both at once, a second port, one of them no more, and away.
+        // The same again, both policies at once, a second port, one of them with local endpoints, and deleted.
         set("a", std::slice::from_ref(&case_32));
         assert_eq!(counts(), [1, 1]);
         let both = ServicePort { external_local: true, ..case_32.clone() };

@@ -1,34 +1,33 @@
-//! How often changes are committed.
+//! Limits how often changes are committed.
 //!
-//! Owns: [`Pace`], a pure decision. In: commits and the size of the tables. Out: pauses.
+//! Owns: [`Pace`]. In: commits and the size of the tables. Out: pauses. Pure.
 //!
-//! Every commit interrupts programs that read nftables in this network namespace: `nft list ruleset` begins again when the ruleset
-//! has changed meanwhile. So commits of a lasting burst have a limit, and now and then stop for long enough that a reader of
-//! everything comes to its end. A change that comes alone never waits.
+//! Every commit interrupts programs that read nftables in this network namespace: `nft list ruleset` starts again when
+//! the ruleset has changed. So commits of a lasting burst are limited, and pause from time to time for long enough that
+//! a reader of the whole ruleset can finish. A single change never waits.
 
 use std::time::{Duration, Instant};
 
-/// Commits that may follow each other at once after a quiet time.
+/// Commits without a pause after a quiet time.
 const BURST: u32 = 10;
 
-/// What `nft list ruleset` (1.0.6) takes to read an element, with some room: 13 microseconds of CPU time were measured for
-/// each of 110,000.
+/// Time in which `nft list ruleset` (1.0.6) reads an element, with a margin: 13 microseconds of CPU time were measured
+/// for each of 110,000.
 const READ_PER_ELEMENT: Duration = Duration::from_micros(20);
 
-/// The longest pause for readers.
+/// Maximum pause for readers.
 const READ_MOST: Duration = Duration::from_secs(5);
 
-/// Changes that go on for so long without a pause for readers are given one.
+/// Maximum duration of a burst without a pause for readers.
 const BUSY_MOST: Duration = Duration::from_secs(60);
 
-/// When the next commit may be made.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    /// Between commits of a lasting burst; 0: no limit.
+    /// Minimum time between commits of a lasting burst; 0: no limit.
     period: Duration,
     /// When the allowance of commits is full again.
     full_at: Option<Instant>,
-    /// The last commit, and the first one since readers last had a pause.
+    /// The last commit, and the first one since the last pause for readers.
     last: Option<(Instant, Instant)>,
 }
 
@@ -37,7 +36,7 @@ impl Pace {
         Self { period, full_at: None, last: None }
     }
 
-    /// Notes a commit. Returns the pause until the next one. `elements`: of all our tables.
+    /// Records a commit. Returns the pause until the next one. `elements`: of all our tables.
     pub(crate) fn committed(&mut self, now: Instant, elements: usize) -> Duration {
         if self.period.is_zero() {
             return Duration::ZERO;
@@ -70,7 +69,7 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_millis(100);
 
-    /// Changes at a constant rate. Returns when each commit was made and how long the change before it had waited at most.
+    /// Changes at a constant rate. Returns when each commit was made, and the longest wait of the change before it.
     fn commits(
         pace: &mut Pace,
         begun: Instant,
@@ -113,7 +112,7 @@ mod tests {
             assert!(in_first_second.contains(&first), "{period:?}: {first} in the first second");
             assert!(in_ten_seconds.contains(&all.len()), "{period:?}: {} in ten seconds", all.len());
         }
-        // After a quiet time it is as at first.
+        // A quiet time resets the allowance.
         let mut pace = Pace::new(PERIOD);
         let first = commits(&mut pace, begun, ms(10), ms(3_000), 1_000);
         let again = commits(&mut pace, begun + ms(5_000), ms(10), ms(3_000), 1_000);
@@ -133,7 +132,7 @@ mod tests {
         // 10,000 Services of 10 endpoints.
         assert_eq!(longest(ms(10), 110_000), (ms(2_200), 3));
         assert_eq!(longest(ms(10), 10_000_000).0, READ_MOST);
-        // The usual pauses are long enough for a small table, and changes that come seldom leave enough time.
+        // For a small table, the usual pauses are long enough; so are those between rare changes.
         assert_eq!(longest(ms(10), 5_000).0, PERIOD);
         assert_eq!(longest(ms(3_000), 110_000).0, ms(3_000));
     }

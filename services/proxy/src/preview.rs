@@ -1,7 +1,7 @@
-//! What a proxy would program for one state: the ruleset as text, and what would change.
+//! What a proxy would program for one state: the ruleset as text, and the differences.
 //!
-//! Owns: [`Preview`]. In: a full state of the agent, a backend that was opened to compare or to print. Out: text. Nothing is
-//! changed.
+//! Owns: [`Preview`]. In: a full state of the agent, a backend that was opened to compare or to print. Out: text.
+//! Nothing is changed.
 
 use std::{fmt, time::Instant};
 
@@ -15,32 +15,24 @@ use crate::{
     sync::SyncLoop,
 };
 
-/// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
 pub enum PreviewError {
-    /// The kernel cannot be read.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The node's addresses cannot be read.
     #[error(transparent)]
     Addresses(#[from] AddressError),
-    /// What the agent sent is damaged.
+    /// The agent's state cannot be decoded.
     #[error(transparent)]
     State(#[from] keelson_client::Error),
-    /// `NodeCIDR` and no pod CIDR.
     #[error("the Node has no spec.podCIDRs, which detect_local_mode NodeCIDR requires")]
     NoPodCidrs,
 }
 
-/// What would be programmed for one state.
 #[derive(Debug)]
 pub struct Preview(SyncLoop);
 
 impl Preview {
-    /// Of a full state.
-    ///
-    /// # Errors
-    /// See [`PreviewError`].
+    /// `state`: a full state.
     pub fn new(backend: Box<dyn Backend>, options: Options, state: &State) -> Result<Self, PreviewError> {
         let mut sync = SyncLoop::new(backend, options);
         let now = Instant::now();
@@ -59,18 +51,12 @@ impl Preview {
         Ok(Self(sync))
     }
 
-    /// The rulesets of all families, as text that the backend's tools read.
-    ///
-    /// # Errors
-    /// `out` refuses.
+    /// Prints the rulesets of all families, as text that the backend's tools read.
     pub fn print(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         (self.0.backend().ruleset())(out)
     }
 
     /// What a proxy would change, one line each.
-    ///
-    /// # Errors
-    /// The kernel cannot be read.
     pub fn changes(&mut self) -> Result<Vec<String>, BackendError> {
         self.0.changes()
     }

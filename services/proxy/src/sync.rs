@@ -3,7 +3,7 @@
 //! Owns: [`SyncLoop`], a [`Backend`] and the schedule of its syncs and checks. In: Services, the node, the node's addresses,
 //! ticks. Out: calls of the backend; their results.
 //!
-//! The families are independent: an error in one delays nothing in the other.
+//! The families are independent: an error in one does not delay the other.
 
 use std::{
     net::IpAddr,
@@ -20,19 +20,18 @@ use crate::{
     pace::Pace,
 };
 
-/// Interval of asking whether another program has changed anything.
+/// Interval of checking whether another program has changed anything.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// If one has, the rules are read and compared at most this often.
+/// After such a change, minimum time between two reads of the rules.
 pub const READ_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The first pause after a failure; each further one is twice as long, up to the sync period.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A failure that has not been followed by a success.
+/// Failed syncs since the last success.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// The last error.
     pub error: BackendError,
     /// Number of failures in a row.
     pub times: u32,
@@ -42,55 +41,45 @@ pub struct Failure {
 /// Totals of the syncs of a family.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Syncs that did not fail.
+    /// Successful syncs.
     pub syncs: u64,
-    /// Those of them that compared everything.
+    /// Successful full syncs.
     pub full: u64,
-    /// Those that failed.
     pub failures: u64,
-    /// Those that repaired drift.
+    /// Successful syncs that repaired drift.
     pub repaired: u64,
-    /// Result of the last one.
+    /// Result of the last successful sync.
     pub last: Outcome,
-    /// Duration of the last one.
+    /// Duration of the last successful sync.
     pub took: Duration,
 }
 
-/// Sync status of a family.
 #[derive(Debug, Default)]
 pub struct FamilySync {
     /// Since when a change waits for a sync.
     pub pending: Option<Instant>,
-    /// Why the last sync failed.
     pub failure: Option<Failure>,
-    /// Totals.
     pub tally: Tally,
     last_read: Option<Instant>,
 }
 
-/// Result of the sync of a family.
 #[derive(Debug)]
 pub struct Synced {
-    /// The family.
     pub family: Family,
-    /// What was done, or why not.
     pub result: Result<Outcome, BackendError>,
-    /// Duration.
     pub took: Duration,
 }
 
-/// Result of a check of a family.
 #[derive(Debug)]
 pub enum Checked {
     /// Changes wait for a sync: check again soon.
     Postponed,
     /// No drift.
     Clean,
-    /// Drift, and it was repaired or the repair failed.
+    /// Drift: repaired, or the repair failed.
     Repaired(Synced),
 }
 
-/// A backend and the schedule of its syncs.
 pub struct SyncLoop {
     backend: Box<dyn Backend>,
     options: Options,
@@ -100,10 +89,10 @@ pub struct SyncLoop {
     families: [FamilySync; 2],
     /// A full state has been received.
     has_state: bool,
-    /// The node is known as far as rules depend on it.
+    /// The rules' dependencies on the node are known.
     has_node: bool,
     pace: Pace,
-    /// The pace allows no commit before.
+    /// Earliest time of the next commit, by the pace.
     not_before: Option<Instant>,
 }
 
@@ -114,7 +103,7 @@ impl std::fmt::Debug for SyncLoop {
 }
 
 impl SyncLoop {
-    /// With an opened backend. Nothing is programmed before [`Self::begin`].
+    /// Nothing is programmed before [`Self::begin`].
     #[must_use]
     pub fn new(backend: Box<dyn Backend>, options: Options) -> Self {
         Self {
@@ -131,13 +120,11 @@ impl SyncLoop {
         }
     }
 
-    /// The backend, to read what it has.
     #[must_use]
     pub fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
     }
 
-    /// Sync status of a family.
     #[must_use]
     pub fn family(&self, family: Family) -> &FamilySync {
         &self.families[family as usize]
@@ -154,19 +141,16 @@ impl SyncLoop {
         self.enabled().all(|family| self.backend.has_synced(family))
     }
 
-    /// Options of the proxy.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The Node, as the agent reports it.
     #[must_use]
     pub fn node(&self) -> &NodeInfo {
         &self.node
     }
 
-    /// The node's own addresses.
     #[must_use]
     pub fn local_addresses(&self) -> &[IpAddr] {
         &self.local
@@ -178,8 +162,7 @@ impl SyncLoop {
         self.has_state && !self.has_node
     }
 
-    /// A Service is new or has changed, with these ports by family; without any it is gone. Nothing is programmed before
-    /// [`Self::sync`].
+    /// Sets all ports of a Service, by family; without any it is deleted. Nothing is programmed before [`Self::sync`].
     pub fn set(&mut self, name: &ServiceName, ports: [Vec<ServicePort>; 2], now: Instant) {
         for (family, mut ports) in Family::ALL.into_iter().zip(ports) {
             if self.backend.disabled_reason(family).is_some() {
@@ -193,7 +176,6 @@ impl SyncLoop {
         }
     }
 
-    /// The Node is known, or has changed.
     pub fn set_node(&mut self, node: NodeInfo, now: Instant) {
         if self.node != node {
             self.node = node;
@@ -201,7 +183,6 @@ impl SyncLoop {
         }
     }
 
-    /// The node's own addresses.
     pub fn set_addresses(&mut self, local: &[IpAddr], now: Instant) {
         if self.local != local {
             self.local = local.to_vec();
@@ -209,7 +190,6 @@ impl SyncLoop {
         }
     }
 
-    /// The node's interfaces.
     pub fn set_interfaces(&mut self, interfaces: &[Interface]) {
         if self.interfaces.as_deref() != Some(interfaces) {
             self.interfaces = Some(interfaces.to_vec());
@@ -217,7 +197,7 @@ impl SyncLoop {
         }
     }
 
-    /// The Services of a full state have been set: from now on they may be programmed.
+    /// The Services of a full state have been set and may be programmed.
     pub fn begin(&mut self, now: Instant) {
         if !self.has_state {
             self.has_state = true;
@@ -231,7 +211,7 @@ impl SyncLoop {
                 continue;
             }
             let Some(config) = self.options.node_config(&self.node, &self.local, family) else {
-                // Rules that are in effect stay.
+                // Existing rules stay in effect.
                 return;
             };
             self.backend.set_node(config);
@@ -240,7 +220,7 @@ impl SyncLoop {
         self.has_node = true;
     }
 
-    /// When to call [`Self::sync`], if changes wait for the pace alone.
+    /// When to call [`Self::sync`], if changes wait only for the pace.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         let waits = self.families.iter().any(|family| family.pending.is_some() && family.failure.is_none());
@@ -253,8 +233,8 @@ impl SyncLoop {
         self.families.iter().all(|family| family.pending.is_none() && family.failure.is_none())
     }
 
-    /// Programs what waits, except in a family whose pause after a failure is not over, and not before the pace allows it.
-    /// Returns the families that were synced.
+    /// Programs pending changes, unless the family waits after a failure or the pace defers them. Returns the families
+    /// that were synced.
     pub fn sync(&mut self, now: Instant) -> Vec<Synced> {
         if !self.has_state || !self.has_node || self.is_too_early(now) {
             return Vec::new();
@@ -285,7 +265,7 @@ impl SyncLoop {
         self.not_before.is_some_and(|at| now < at)
     }
 
-    /// Retries failed syncs and does the backend's maintenance. Call it at least once a second.
+    /// Retries failed syncs and does the backend's maintenance. Must be called at least once a second.
     pub fn tick(&mut self, now: Instant) -> Vec<Synced> {
         let mut all = self.sync(now);
         if self.is_too_early(now) {
@@ -305,8 +285,8 @@ impl SyncLoop {
         all
     }
 
-    /// Families whose rules another program may have changed. Have them read by an observer, without holding this, and call
-    /// [`Self::check`]. To be called every [`CHECK_INTERVAL`].
+    /// Families whose rules another program may have changed. The caller has an observer read them, without holding the
+    /// sync loop, and calls [`Self::check`]. Must be called every [`CHECK_INTERVAL`].
     pub fn begin_checks(&mut self, now: Instant) -> Vec<Family> {
         let pause = READ_INTERVAL.min(self.options.sync_period);
         let mut families = Vec::new();
@@ -360,9 +340,6 @@ impl SyncLoop {
     }
 
     /// What a full sync would change, one line each.
-    ///
-    /// # Errors
-    /// The kernel cannot be read.
     pub fn changes(&mut self) -> Result<Vec<String>, BackendError> {
         self.backend.changes()
     }
@@ -403,7 +380,7 @@ impl SyncLoop {
     }
 }
 
-/// The pause after this many failures in a row, 1 or more.
+/// `failures`: in a row, at least 1.
 #[must_use]
 pub fn retry_pause(failures: u32, longest: Duration) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest)

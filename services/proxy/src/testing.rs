@@ -1,11 +1,11 @@
-//! What tests of the kernel share, in this crate and in those of backends.
+//! Helpers for tests with the kernel, in this crate and in those of backends.
 
 use std::{process::Command, thread};
 
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs `test` on a thread within a network namespace of its own, whose loopback interface is up. Programs and threads that it
-/// starts are within as well. Needs root. The namespace goes with the last of them.
+/// Runs `test` on a thread in a new network namespace with the loopback interface up. Programs and threads that it
+/// starts are in the namespace, too. Needs root. The namespace ends with the last of them.
 pub(crate) fn in_namespace<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     let inside = || {
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace needs root");

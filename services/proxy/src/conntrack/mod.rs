@@ -1,12 +1,12 @@
-//! UDP flows that still go to endpoints which serve no more.
+//! Deletes UDP flows to endpoints that no longer serve.
 //!
-//! Owns: which flows are stale ([`UdpFrontends`]), and the search for them and their deletion in the kernel
-//! ([`clean`]). In: the UDP service ports with all their serving endpoints. Out: deleted conntrack entries; a client's next
-//! packet is translated anew.
+//! Owns: which flows are stale ([`UdpFrontends`]), and their search and deletion in the kernel ([`clean`]). In: the UDP
+//! service ports with all their serving endpoints. Out: deleted conntrack entries; a client's next packet is translated
+//! anew.
 //!
-//! TCP and SCTP notice a dead endpoint by themselves; a UDP flow goes on for as long as its client sends. Flows of service
-//! ports without a serving endpoint are left alone until there is one again, and so are those of deleted Services: there is
-//! nothing better for them.
+//! TCP and SCTP detect a dead endpoint themselves; a UDP flow continues for as long as its client sends. Flows of
+//! service ports without a serving endpoint are kept until there is one again, and flows of deleted Services are kept:
+//! there is no better endpoint for them.
 
 mod error;
 mod frontends;
@@ -25,50 +25,42 @@ pub use settings::{ConntrackOptions, ProcSys, Setting, Sysctls, Wanted, apply};
 
 use crate::model::Family;
 
-/// One direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
-    /// Source address.
     pub source: IpAddr,
-    /// Destination address.
     pub destination: IpAddr,
-    /// Source port.
     pub source_port: u16,
-    /// Destination port.
     pub destination_port: u16,
     /// The zone of this direction, if it has one of its own (CTA_TUPLE_ZONE).
     pub zone: Option<u16>,
 }
 
-/// An entry of conntrack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
-    /// The protocol's number in IP headers.
+    /// Number of the protocol in IP headers.
     pub protocol: u8,
     /// As the client sent it.
     pub original: Tuple,
-    /// As answers come: from whom the flow was translated to.
+    /// As replies come: the source is the endpoint.
     pub reply: Tuple,
     /// Its zone, if that is not the default one (CTA_ZONE).
     pub zone: Option<u16>,
-    /// By which the kernel tells it from a later one with the same tuples.
+    /// Distinguishes the entry from a later one with the same tuples.
     pub id: Option<u32>,
 }
 
-/// What [`clean`] did.
 #[derive(Debug, Default)]
 pub struct Cleaned {
-    /// Entries that were deleted.
     pub deleted: u64,
-    /// Entries that could not be.
+    /// Number of entries that could not be deleted.
     pub failed: u64,
-    /// Why the first of them could not.
+    /// The first of these errors.
     pub error: Option<ConntrackError>,
-    /// The list was incomplete each time it was asked for; what it held was used.
+    /// Every listing was interrupted; what it returned was used.
     pub interrupted: bool,
 }
 
-/// Deletes the stale flows of a family. Blocks: the time is in proportion to the UDP flows that there are.
+/// Deletes the stale flows of a family. Blocks: the time is in proportion to the number of UDP flows.
 ///
 /// # Errors
 /// The kernel does not list its flows. A flow that cannot be deleted is no error here: see [`Cleaned`].
@@ -86,7 +78,7 @@ pub fn clean(family: Family, frontends: &UdpFrontends) -> Result<Cleaned, Conntr
                 tracing::debug!(?flow, "stale UDP flow deleted");
                 cleaned.deleted += 1;
             }
-            // Gone by itself.
+            // The flow ended in the meantime.
             Ok(false) => {}
             Err(error) => {
                 cleaned.failed += 1;

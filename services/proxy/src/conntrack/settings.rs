@@ -15,7 +15,6 @@ const MAX_SCALED: u64 = 1 << 20;
 /// Entries per bucket of the hash table when the limit is reached. Source: kube-proxy.
 const ENTRIES_PER_BUCKET: u64 = 4;
 
-/// Maximum number of entries.
 const MAX: &str = "nf_conntrack_max";
 /// Number of buckets of the hash table.
 const BUCKETS: &str = "nf_conntrack_buckets";
@@ -46,7 +45,6 @@ pub struct ConntrackOptions {
     pub sysctl_dir: PathBuf,
 }
 
-/// A wanted value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
     /// Name of the sysctl below `net.netfilter`.
@@ -95,22 +93,16 @@ impl ConntrackOptions {
     }
 }
 
-/// Access to the kernel's values.
 pub trait Sysctls {
-    /// Returns the current value.
-    ///
     /// # Errors
     /// The sysctl does not exist (module `nf_conntrack` not loaded) or cannot be read.
     fn read(&self, name: &str) -> io::Result<u64>;
 
-    /// Writes the value.
-    ///
     /// # Errors
     /// The sysctl cannot be written, or the kernel rejects the value.
     fn write(&self, name: &str, value: u64) -> io::Result<()>;
 }
 
-/// Files of a directory such as `/proc/sys/net/netfilter`.
 #[derive(Debug, Clone)]
 pub struct ProcSys(pub PathBuf);
 
@@ -129,21 +121,18 @@ impl Sysctls for ProcSys {
     }
 }
 
-/// Result of applying one wanted value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// As in [`Wanted::name`].
     pub name: &'static str,
-    /// Wanted value.
     pub wanted: u64,
-    /// Current value; `None` if it cannot be read.
+    /// `None` if it cannot be read.
     pub now: Option<u64>,
     /// Why the current value is not the wanted one.
     pub refused: Option<String>,
 }
 
 impl fmt::Display for Setting {
-    /// The form shown by `keelson proxy state`: `nf_conntrack_max: 131072`.
+    /// As shown by `keelson proxy state`: `nf_conntrack_max: 131072`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, wanted, now, refused } = self;
         match (refused, now) {

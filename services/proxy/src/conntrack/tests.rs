@@ -1,5 +1,5 @@
-//! In the kernel: real flows in a namespace of the test's own, looked at with the program `conntrack` as well. And the rule by
-//! itself, held to its plain wording.
+//! Tests with real flows in a network namespace, checked with the program `conntrack`; and the rule alone, against a
+//! plain restatement.
 
 use std::{
     io::Write as _,
@@ -14,22 +14,21 @@ use crate::{model::Endpoint, testing::in_namespace};
 
 const UDP: u8 = 17;
 
-/// The stale ones of these flows.
 fn stale(flows: impl IntoIterator<Item = Flow>, frontends: &UdpFrontends) -> Vec<Flow> {
     flows.into_iter().filter(|flow| frontends.is_stale(flow)).collect()
 }
 
-/// A node with a Service's addresses, whose pods' addresses are its own.
+/// A node with a Service's addresses. The addresses of the pods are local, too.
 pub(super) struct Node {
     family: Family,
-    /// The source of everything.
+    /// The source of all flows.
     client: IpAddr,
     /// V, X, W; `np` is an address of the node.
     pub(super) v: IpAddr,
     x: IpAddr,
     w: IpAddr,
     np: IpAddr,
-    /// Of no Service.
+    /// An address of no Service.
     other: IpAddr,
     first: Endpoint,
     second: Endpoint,
@@ -69,7 +68,7 @@ impl Node {
         for local in [node.client, node.np, node.first.ip, node.second.ip] {
             let local = local.to_string();
             run("ip", &["address", "add", &local, "dev", "lo"]);
-            // The kernel makes the route of an IPv6 address a moment later.
+            // The kernel adds the route of an IPv6 address a moment later.
             while !run("ip", &["route", "get", &local]).starts_with("local") {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
@@ -80,8 +79,8 @@ impl Node {
         node
     }
 
-    /// Client port 4001 is served by the first endpoint, 4002 by the second, 4010 and 4011 by the first in zones of their own;
-    /// 4003 is not translated. TCP: the first.
+    /// Client port 4001 is served by the first endpoint, 4002 by the second, 4010 and 4011 by the first in zones of
+    /// their own; 4003 is not translated. TCP goes to the first.
     pub(super) fn nat(&self) {
         let table = if self.family == Family::V4 { "ip" } else { "ip6" };
         let (first, second) = (self.first, self.second);
@@ -101,7 +100,7 @@ impl Node {
     }
 
     pub(super) fn send(&self, from: u16, to: IpAddr, port: u16) {
-        // A program that another test is about to start has the sockets of this process until it is there.
+        // A child process that another test starts holds copies of this process's sockets until its exec.
         let socket = loop {
             match UdpSocket::bind((self.client, from)) {
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => std::thread::yield_now(),
@@ -111,7 +110,7 @@ impl Node {
         socket.send_to(b"?", (to, port)).unwrap();
     }
 
-    /// A TCP connection to the first endpoint, both ends.
+    /// Opens a TCP connection to the first endpoint and returns both ends.
     pub(super) fn connect(&self, to: IpAddr, port: u16) -> (TcpListener, TcpStream) {
         let listener = TcpListener::bind(SocketAddr::new(self.first.ip, self.first.port)).unwrap();
         let stream = TcpStream::connect((to, port)).unwrap();
@@ -133,7 +132,7 @@ impl Node {
         cleaned.deleted
     }
 
-    /// What the program `conntrack` shows: protocol, client port, original destination and its port; ordered.
+    /// Output of the program `conntrack`: protocol, client port, original destination and its port; ordered.
     fn flows(&self) -> Vec<(String, u16, IpAddr, u16)> {
         let family = if self.family == Family::V4 { "ipv4" } else { "ipv6" };
         let listed = run("conntrack", &["-L", "-f", family]);
@@ -186,7 +185,7 @@ fn case_48_flows_to_an_endpoint_that_is_gone_are_deleted_whichever_way_they_came
             }
             node.send(4010, node.v, 53);
             node.send(4011, node.v, 53);
-            // Other flows: of TCP to the same endpoint, to another address with the port, to V with another.
+            // Flows that must stay: TCP to the same endpoint, to another address with the port, to V with another port.
             let _connection = node.connect(node.v, 53);
             node.send(4003, node.other, 53);
             node.send(4003, node.v, 54);
@@ -212,14 +211,14 @@ fn case_49_flows_without_translation_go_with_the_first_endpoint_and_none_go_with
     for family in Family::ALL {
         Node::run(family, |node| {
             node.nat();
-            // No endpoint: V is not translated. Another flow is from before, to an endpoint that was the last.
+            // V has no endpoint and is not translated. The other flow is older, to the last endpoint that was removed.
             node.send(4003, node.v, 53);
             node.send(4001, node.v, 53);
             assert_eq!(node.clean(&[]), 0);
             assert_eq!(node.flows(), [udp(4001, node.v, 53), udp(4003, node.v, 53)]);
             assert_eq!(node.clean(&[node.second]), 2, "an endpoint has come");
             assert_eq!(node.flows(), []);
-            // And the same endpoint returning.
+            // The same endpoint returns.
             node.send(4003, node.v, 53);
             node.send(4001, node.v, 53);
             assert_eq!(node.clean(&[]), 0);
@@ -234,7 +233,7 @@ fn case_50_flows_to_any_serving_endpoint_are_kept_and_a_port_that_changed_is_ano
     for family in Family::ALL {
         Node::run(family, |node| {
             node.nat();
-            // The policies, topology and readiness of endpoints have no part in it: every server is in the list.
+            // The policies, topology and readiness of endpoints do not matter: every serving endpoint is in the list.
             node.send(4001, node.np, 30_053);
             node.send(4002, node.w, 53);
             assert_eq!(node.clean(&[node.first, node.second]), 0);
@@ -302,7 +301,7 @@ fn some_frontend() -> impl Strategy<Value = UdpFrontend> {
 }
 
 proptest! {
-    /// The rule as it is worded, for one service port.
+    /// The rule restated, for one service port.
     #[test]
     fn a_flow_is_stale_if_it_goes_to_the_frontend_and_to_no_serving_endpoint(
         flows in prop::collection::vec(some_flow(), 0..20),
@@ -331,7 +330,7 @@ fn many_flows_and_services_are_judged_one_by_one() {
         .collect();
     let flow = |n: u32| {
         let client = IpAddr::from((0x0b00_0000 + n).to_be_bytes());
-        // Every tenth goes to the pod of another Service.
+        // Every tenth flow goes to the pod of another Service.
         let pod = pod(if n.is_multiple_of(10) { (n + 1) % 1_000 } else { n % 1_000 });
         let tuple = |source, source_port, destination, destination_port| Tuple {
             source,

@@ -1,7 +1,7 @@
-//! Flows in the kernel's form.
+//! Netlink messages of conntrack.
 //!
-//! Owns: requests and how entries are read (linux/netfilter/nfnetlink_conntrack.h). In: [`Flow`]s, messages. Out: the same the
-//! other way round.
+//! Owns: encoding of requests and decoding of entries (linux/netfilter/nfnetlink_conntrack.h). In and out: [`Flow`]s
+//! and messages.
 
 use netlink_packet_core::{DefaultNla, NLA_F_NESTED, Nla as _};
 use netlink_packet_netfilter::{
@@ -19,11 +19,11 @@ const CTA_ZONE: u16 = 18;
 const CTA_FILTER: u16 = 25;
 const CTA_TUPLE_ZONE: u16 = 3;
 const CTA_FILTER_ORIG_FLAGS: u16 = 1;
-/// The dump has entries of the protocol in CTA_TUPLE_ORIG alone. Not in the kernel's exported headers, but what
-/// libnetfilter_conntrack sends (since Linux 5.8; before, it is ignored, and everything comes).
+/// The dump contains entries whose CTA_TUPLE_ORIG has the protocol. Not in the kernel's exported headers, but what
+/// libnetfilter_conntrack sends. Since Linux 5.8; older kernels ignore it and dump everything.
 const CTA_FILTER_F_CTA_PROTO_NUM: u32 = 1 << 3;
 
-/// Asks for every UDP entry of the family of the message's header.
+/// Requests every UDP entry of the family in the message's header.
 pub(super) fn dump_udp() -> NetfilterMessageInner {
     let protocol = TupleAttribute::Proto(vec![ProtoTuple::Protocol(Protocol::Udp)]);
     let tuple = ConntrackAttribute::CtaTupleOrig(vec![protocol]);
@@ -33,7 +33,7 @@ pub(super) fn dump_udp() -> NetfilterMessageInner {
     flags.extend(8_u16.to_ne_bytes());
     flags.extend(CTA_FILTER_ORIG_FLAGS.to_ne_bytes());
     flags.extend(CTA_FILTER_F_CTA_PROTO_NUM.to_ne_bytes());
-    // The kernel insists on NLA_F_NESTED at CTA_FILTER, which a ConntrackAttribute::Other would lose.
+    // The kernel requires NLA_F_NESTED at CTA_FILTER, which ConntrackAttribute::Other would not set.
     NetfilterMessageInner::Other {
         subsys: NetfilterSubsystem::Conntrack,
         message_type: ConntrackMessageType::Get.into(),
@@ -44,13 +44,12 @@ pub(super) fn dump_udp() -> NetfilterMessageInner {
     }
 }
 
-/// Asks for every entry of the family.
 pub(super) fn dump_all() -> NetfilterMessageInner {
     ConntrackMessage::Get(Vec::new()).into()
 }
 
-/// Asks to delete one: the one of this original tuple, zone and number. Without a tuple the kernel would delete everything, so
-/// that there is always one.
+/// Deletes the entry with this original tuple, zone and ID. The tuple is always set: without one the kernel would
+/// delete everything.
 pub(super) fn delete(flow: &Flow) -> NetfilterMessageInner {
     let mut attributes = vec![ConntrackAttribute::CtaTupleOrig(tuple(&flow.original, flow.protocol))];
     if let Some(zone) = flow.zone {
@@ -81,7 +80,7 @@ fn tuple(tuple: &Tuple, protocol: u8) -> Vec<TupleAttribute> {
     attributes
 }
 
-/// Reads an entry; `None`: it has no ports, as those of ICMP.
+/// Decodes an entry; `None`: it has no ports, such as ICMP.
 pub(super) fn flow(attributes: &[ConntrackAttribute]) -> Option<Flow> {
     let (mut original, mut reply, mut zone, mut id) = (None, None, None, None);
     for attribute in attributes {
@@ -141,7 +140,7 @@ fn read_tuple(parts: &[TupleAttribute]) -> Option<(Tuple, u8)> {
     Some((tuple, protocol?))
 }
 
-/// The bytes of an attribute, if they are as many as its type has.
+/// The bytes of an attribute; `None` if the length is wrong.
 fn be<const N: usize>(attribute: &DefaultNla) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     (attribute.value_len() == N).then(|| attribute.emit_value(&mut bytes))?;

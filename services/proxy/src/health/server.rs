@@ -1,7 +1,7 @@
-//! The two servers that the settings name: health and metrics.
+//! The health server and the metrics server.
 //!
-//! Owns: [`BoundServer`], which retries to bind and reports its state. In: an address, what to serve.
-//! Out: `/livez` and `/healthz`, or what kube-proxy has at its metrics address.
+//! Owns: [`BoundServer`], which retries to bind and reports its state. In: an address, the pages. Out: `/livez` and
+//! `/healthz`, or the pages of kube-proxy's metrics address.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,19 +23,17 @@ use super::{
 };
 use crate::metrics::ProxyMetrics;
 
-/// After a bind that failed, as kube-proxy waits.
+/// Pause after a failed bind. Source: kube-proxy.
 const BIND_RETRY: Duration = Duration::from_secs(5);
 pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const JSON: &str = "application/json";
 
-/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServerState {
-    /// It has not tried yet.
+    /// No bind was attempted yet.
     Starting,
-    /// It answers at this address.
     At(SocketAddr),
-    /// It cannot listen, for this reason, and tries again.
+    /// It cannot listen, for this reason, and retries.
     Failing(String),
 }
 
@@ -47,23 +45,22 @@ pub(crate) struct BoundServer {
 }
 
 impl BoundServer {
-    /// `/livez` and `/healthz` (`proxy.healthz_bind_address`): requests are counted in `metrics`.
+    /// Serves `/livez` and `/healthz` (`proxy.healthz_bind_address`), and counts requests in `metrics`.
     ///
-    /// An address that is not free is tried again every 5 s, and logged; nothing else waits for it. Must be called within a
-    /// runtime.
+    /// A failed bind is logged and retried every 5 s; nothing else waits for it. Must be called within a runtime.
     pub(crate) fn health(address: SocketAddr, health: Health, metrics: ProxyMetrics) -> Self {
         Self::start("health", address, Arc::new(HealthPages { health, metrics }), BIND_RETRY)
     }
 
-    /// The pages of [`MetricsPages`] (`proxy.metrics_bind_address`). As [`Self::health`].
+    /// Serves [`MetricsPages`] (`proxy.metrics_bind_address`). As [`Self::health`].
     pub(crate) fn metrics(address: SocketAddr, pages: MetricsPages) -> Self {
         Self::start("metrics", address, Arc::new(pages), BIND_RETRY)
     }
 
-    /// Waits for its first attempt to listen.
+    /// Waits for the first attempt to listen.
     ///
     /// # Errors
-    /// It cannot, for this reason.
+    /// Why the bind failed.
     pub(crate) async fn bound(&self) -> Result<SocketAddr, String> {
         let mut state = self.state();
         let tried = state.wait_for(|state| *state != ServerState::Starting).await;
@@ -74,7 +71,6 @@ impl BoundServer {
         }
     }
 
-    /// Its state, live.
     pub(crate) fn state(&self) -> watch::Receiver<ServerState> {
         self.state.clone()
     }
@@ -87,7 +83,7 @@ impl BoundServer {
                     Ok((listener, at)) => {
                         tracing::info!(server = what, address = %at, "listening");
                         sender.send_replace(ServerState::At(at));
-                        // It ends with this task alone.
+                        // The server ends with this task only.
                         serve(listener, pages.clone(), CancellationToken::new()).await;
                     }
                     Err(error) => report_failure(what, address, &error, retry, &sender),
@@ -111,7 +107,7 @@ fn bind(address: SocketAddr) -> io::Result<(tokio::net::TcpListener, SocketAddr)
     Ok((listener, at))
 }
 
-/// Logs a failure once for each reason.
+/// Logs a failure once per reason.
 fn report_failure(
     what: &str,
     address: SocketAddr,
@@ -165,11 +161,10 @@ fn not_found(path: &str, there_is: &str) -> Answer {
     answer(StatusCode::NOT_FOUND, TEXT, format!("path {path} not found; available: {there_is}\n"))
 }
 
-/// The pages of the metrics server, and the parts of their paths that `/statusz` lists.
+/// The pages of the metrics server, as `/statusz` lists them.
 const PATHS: &str = "/metrics /metrics/slis /healthz /proxyMode /configz /flagz /statusz";
 const LISTED: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
 
-/// What the metrics server shows.
 #[derive(Debug)]
 pub(crate) struct MetricsPages {
     registry: Arc<Registry>,
@@ -179,8 +174,8 @@ pub(crate) struct MetricsPages {
 }
 
 impl MetricsPages {
-    /// `mode`: kube-proxy's name of the backend, such as `nftables`. `settings`: those in force as JSON, without anything
-    /// secret.
+    /// `mode`: kube-proxy's name of the backend, such as `nftables`. `settings`: the settings in force as JSON, without
+    /// secrets.
     pub(crate) fn new(registry: Arc<Registry>, mode: &'static str, settings: serde_json::Value) -> Self {
         let zpages = Zpages::new(&settings, &LISTED);
         Self { registry, mode, settings, zpages }
@@ -246,7 +241,7 @@ mod tests {
 
     #[tokio::test]
     async fn case_54_and_55_over_http() {
-        // A sync period of 0: whatever waits is late.
+        // With a sync period of 0, every pending change is late.
         let health = Health::new(Duration::ZERO, None);
         let metrics = ProxyMetrics::default();
         let server = BoundServer::health(any_port(), health.clone(), metrics.clone());
@@ -303,7 +298,7 @@ mod tests {
         assert_eq!(get(at, "/").await.status, 404);
     }
 
-    /// P20: as kube-proxy 1.36 has them.
+    /// As in kube-proxy 1.36.
     #[tokio::test]
     async fn p20_flagz_statusz_and_slis_are_served_at_the_metrics_address() {
         let settings = json!({"file": null, "settings": {

@@ -1,7 +1,7 @@
-//! Whether changes reach the kernel in time, and whether the node is one to send traffic to.
+//! Health of the proxy, and whether the node may receive traffic.
 //!
-//! Owns: [`ProxyHealth`], a value, [`Health`], which is shared, and the documents of `/livez` and `/healthz`. In: changes that
-//! were queued and written, the node, and times. Out: statuses and JSON.
+//! Owns: [`ProxyHealth`], a value; [`Health`], which is shared; and the documents of `/livez` and `/healthz`. In:
+//! changes that were queued and programmed, the node, and times. Out: statuses and JSON.
 
 use std::{
     collections::BTreeMap,
@@ -15,67 +15,62 @@ use serde::Serialize;
 
 use crate::model::Family;
 
-/// What Go writes for a time that never was.
+/// Go's text for a zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// Now, by the clock that is never set and by the one on the wall.
+/// The current time of the monotonic clock and of the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// What durations are measured by.
+    /// For durations.
     pub(crate) instant: Instant,
-    /// What people are told.
+    /// For display.
     pub(crate) wall: Timestamp,
 }
 
 impl Moment {
-    /// Now.
     pub(crate) fn now() -> Self {
         Self { instant: Instant::now(), wall: Timestamp::now() }
     }
 }
 
-/// How a family fares.
 #[derive(Debug, Clone, Copy, Default)]
 struct FamilyHealth {
-    /// When all of it was in the kernel last; at first, when the proxy started (`SyncLoop` of kube-proxy).
+    /// When all of it was last programmed; at first, when the proxy started (`SyncLoop` of kube-proxy).
     synced: Option<Moment>,
-    /// Since when a change waits.
+    /// Since when the oldest change waits.
     queued: Option<Instant>,
 }
 
 impl FamilyHealth {
-    /// A family is late once its oldest waiting change is, whether or not anything of it was ever in the kernel.
+    /// A family is late once its oldest pending change is late, whether or not it was ever synced.
     fn is_healthy(&self, late_after: Duration, now: Instant) -> bool {
         self.queued.is_none_or(|queued| now.saturating_duration_since(queued) < late_after)
     }
 }
 
-/// Whether the proxy is well.
 #[derive(Debug, Clone)]
 pub(crate) struct ProxyHealth {
     late_after: Duration,
     v4: FamilyHealth,
     v6: FamilyHealth,
     max_staleness: Option<Duration>,
-    /// When the endpoints were current last, in Unix milliseconds, as the agent says; none: they are current.
+    /// When the endpoints were last current, in Unix milliseconds, as reported by the agent; `None`: they are current.
     stale_since_unix_ms: Option<i64>,
     /// Since when the agent cannot be reached.
     agent_gone: Option<Instant>,
-    /// Load balancers may send traffic here: the Node is not being deleted and has no taint that says so. A Node that was
-    /// deleted counts as it was last seen, as in kube-proxy. False until the Node is known.
+    /// Load balancers may send traffic here: the Node is not being deleted and has no taint that excludes it. A deleted
+    /// Node counts as last seen, as in kube-proxy. False until the Node is known.
     node_eligible: bool,
 }
 
-/// An answer of `/livez` or `/healthz`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Report {
     /// 200 or 503.
     pub(crate) status: u16,
-    /// JSON.
     pub(crate) body: String,
 }
 
-/// The document, in kube-proxy's order.
+/// In kube-proxy's order of fields.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -99,8 +94,8 @@ struct FamilyDocument {
 }
 
 impl ProxyHealth {
-    /// Of a proxy that starts. A change that waits for twice `sync_period` is late; endpoints that nobody has confirmed for
-    /// `max_staleness` take no traffic.
+    /// A change that waits for twice `sync_period` is late. Endpoints that are stale for `max_staleness` receive no
+    /// traffic.
     pub(crate) fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
         let idle = FamilyHealth::default();
         Self {
@@ -121,32 +116,30 @@ impl ProxyHealth {
         }
     }
 
-    /// A change of this family has been heard of and is not in the kernel yet. The oldest counts.
+    /// A change of this family was received and is not programmed yet. The oldest counts.
     pub(crate) fn queued(&mut self, family: Family, now: Instant) {
         self.family(family).queued.get_or_insert(now);
     }
 
-    /// Everything of this family that was heard of is in the kernel.
+    /// All changes received of this family are programmed.
     pub(crate) fn synced(&mut self, family: Family, now: Moment) {
         *self.family(family) = FamilyHealth { synced: Some(now), queued: None };
     }
 
-    /// Whether load balancers may send traffic to the node.
     pub(crate) fn node(&mut self, eligible: bool) {
         self.node_eligible = eligible;
     }
 
-    /// When the endpoints were current last, in Unix milliseconds; none: they are current.
+    /// When the endpoints were last current, in Unix milliseconds; `None`: they are current.
     pub(crate) fn stale_since(&mut self, unix_ms: Option<i64>) {
         self.stale_since_unix_ms = unix_ms;
     }
 
-    /// Whether the agent can be reached.
     pub(crate) fn agent(&mut self, is_reached: bool, now: Instant) {
         self.agent_gone = if is_reached { None } else { self.agent_gone.or(Some(now)) };
     }
 
-    /// Whether the endpoints have been stale for too long to send traffic here.
+    /// Whether the endpoints have been stale for too long to receive traffic.
     pub(crate) fn is_too_stale(&self, now: Moment) -> bool {
         let Some(limit) = self.max_staleness else { return false };
         let gone = self.agent_gone.map(|since| now.instant.saturating_duration_since(since));
@@ -157,22 +150,20 @@ impl ProxyHealth {
         gone.max(stale).is_some_and(|passed| passed >= limit)
     }
 
-    /// Whether no family is late: what `/livez` and health check node ports say. The node has no part in it.
+    /// Whether no family is late: the result of `/livez` and health check node ports. The node does not matter.
     pub(crate) fn is_healthy(&self, now: Instant) -> bool {
         [self.v4, self.v6].iter().all(|family| family.is_healthy(self.late_after, now))
     }
 
-    /// Whether load balancers may send traffic to the node.
     pub(crate) fn is_node_eligible(&self) -> bool {
         self.node_eligible
     }
 
-    /// The answer of `/livez`.
     pub(crate) fn livez(&self, now: Moment) -> Report {
         self.report(None, now)
     }
 
-    /// The answer of `/healthz`: 200 needs an eligible node, too.
+    /// 200 also needs an eligible node.
     pub(crate) fn healthz(&self, now: Moment) -> Report {
         self.report(Some(self.node_eligible), now)
     }
@@ -189,7 +180,7 @@ impl ProxyHealth {
         });
         let last = families.iter().filter_map(|(_, state)| state.synced).max_by_key(|synced| synced.instant);
         let last_updated = match passed {
-            // As old kube-proxies did, to whose readers a time that is not recent means trouble.
+            // As in older kube-proxies: readers may take an old time for a failure.
             true => now.wall.to_string(),
             false => last.map_or_else(|| NEVER.to_owned(), |synced| synced.wall.to_string()),
         };
@@ -204,73 +195,63 @@ impl ProxyHealth {
         };
         Report {
             status: if passed { 200 } else { 503 },
-            // Strings and booleans under names that are strings: it cannot fail.
+            // The document has string keys, strings and booleans only: serializing cannot fail.
             body: serde_json::to_string(&document).unwrap_or_default(),
         }
     }
 }
 
-/// A [`ProxyHealth`] shared by those who say and those who ask. Cheap to clone.
+/// Shared [`ProxyHealth`]. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Health(Arc<Mutex<ProxyHealth>>);
 
 impl Health {
-    /// Of a proxy that starts.
     pub(crate) fn new(sync_period: Duration, max_staleness: Option<Duration>) -> Self {
         Self(Arc::new(Mutex::new(ProxyHealth::new(sync_period, max_staleness))))
     }
 
     fn lock(&self) -> MutexGuard<'_, ProxyHealth> {
-        // No step in between leaves it half written.
+        // No method can leave the value inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// [`ProxyHealth::queued`], now.
     pub(crate) fn queued(&self, family: Family) {
         self.lock().queued(family, Instant::now());
     }
 
-    /// [`ProxyHealth::synced`], now.
     pub(crate) fn synced(&self, family: Family) {
         self.lock().synced(family, Moment::now());
     }
 
-    /// [`ProxyHealth::node`], of what the agent says of the node; `None`: it says nothing.
+    /// `None`: the agent reports no Node.
     pub(crate) fn node(&self, node: Option<&NodeInfo>) {
         self.lock().node(node.is_some_and(|node| node.eligible));
     }
 
-    /// [`ProxyHealth::stale_since`].
     pub(crate) fn stale_since(&self, unix_ms: Option<i64>) {
         self.lock().stale_since(unix_ms);
     }
 
-    /// [`ProxyHealth::agent`], now.
     pub(crate) fn agent(&self, is_reached: bool) {
         self.lock().agent(is_reached, Instant::now());
     }
 
-    /// [`ProxyHealth::is_healthy`], now.
     pub(crate) fn is_healthy(&self) -> bool {
         self.lock().is_healthy(Instant::now())
     }
 
-    /// [`ProxyHealth::is_too_stale`], now.
     pub(crate) fn is_too_stale(&self) -> bool {
         self.lock().is_too_stale(Moment::now())
     }
 
-    /// [`ProxyHealth::is_node_eligible`].
     pub(crate) fn is_node_eligible(&self) -> bool {
         self.lock().is_node_eligible()
     }
 
-    /// [`ProxyHealth::livez`], now.
     pub(crate) fn livez(&self) -> Report {
         self.lock().livez(Moment::now())
     }
 
-    /// [`ProxyHealth::healthz`], now.
     pub(crate) fn healthz(&self) -> Report {
         self.lock().healthz(Moment::now())
     }
@@ -284,7 +265,7 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_secs(30);
 
-    /// A clock that starts at 2026-01-02T03:04:05.5Z.
+    /// Starts at 2026-01-02T03:04:05.5Z.
     struct Clock(Moment);
 
     impl Clock {
@@ -326,7 +307,7 @@ mod tests {
             health.synced(family, clock.at(0));
         }
         health.queued(Family::V6, clock.at(10).instant);
-        // A later change does not make the older one younger.
+        // A later change does not reset the age of the older one.
         health.queued(Family::V6, clock.at(60).instant);
         assert_eq!(statuses(&health, clock.at(69)), (200, 200));
         assert_eq!(statuses(&health, clock.at(70)), (503, 503), "exactly twice the period is late");
@@ -338,7 +319,7 @@ mod tests {
         assert_eq!(statuses(&health, clock.at(9_999)), (200, 200), "nothing waits");
     }
 
-    /// P5: a family that never reaches the kernel is late like any other.
+    /// P5: a family that has never synced is late like any other.
     #[test]
     fn p5_a_proxy_that_starts_is_healthy_until_its_first_change_is_late() {
         let clock = Clock::new();
@@ -381,7 +362,7 @@ mod tests {
             health.stale_since(None);
             assert_eq!(statuses(&health, clock.at(9_999)), (200, 200), "{name}");
         }
-        // A clock that was set back makes nothing old; without a limit nothing is.
+        // A clock that was set back makes nothing stale; neither does a missing limit.
         let clock = Clock::new();
         let mut health = ProxyHealth::new(PERIOD, Some(Duration::from_secs(100)));
         health.node(true);

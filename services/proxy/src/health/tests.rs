@@ -1,4 +1,4 @@
-//! What tests of the servers share: a client that reads what was sent, byte for byte.
+//! An HTTP client for tests of the servers, which returns responses byte for byte.
 
 use std::net::SocketAddr;
 
@@ -7,11 +7,10 @@ use tokio::{
     net::TcpStream,
 };
 
-/// An answer as it came.
 #[derive(Debug)]
 pub(super) struct Got {
     pub(super) status: u16,
-    /// With the status line; names in lower case.
+    /// Includes the status line; names in lower case.
     pub(super) headers: String,
     pub(super) body: String,
 }
@@ -26,7 +25,7 @@ pub(super) async fn request(at: SocketAddr, method: &str, path: &str) -> Got {
     request_with(at, method, path, "").await
 }
 
-/// The same with headers, each with its end of line.
+/// `headers`: each with its end of line.
 pub(super) async fn request_with(at: SocketAddr, method: &str, path: &str, headers: &str) -> Got {
     let mut stream = TcpStream::connect(at).await.unwrap_or_else(|error| panic!("{at}: {error}"));
     let request = format!("{method} {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n{headers}\r\n");

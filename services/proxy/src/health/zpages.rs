@@ -1,8 +1,8 @@
-//! `/flagz`, `/statusz` and `/metrics/slis`, as components of Kubernetes have them.
+//! `/flagz`, `/statusz` and `/metrics/slis`, as in Kubernetes components.
 //!
-//! Owns: [`Zpages`]: the documents and which form of them a client gets. In: the settings in force, the Accept header. Out:
-//! text for people, or `Flagz` and `Statusz` of `config.k8s.io` in JSON or YAML. Source: `k8s.io/apiserver/pkg/server/flagz`
-//! and `statusz`, `k8s.io/component-base/metrics/prometheus/slis` (1.36).
+//! Owns: [`Zpages`]: the documents and the negotiation of their form. In: the settings in force, the Accept header.
+//! Out: plain text, or `Flagz` and `Statusz` of `config.k8s.io` in JSON or YAML. Source:
+//! `k8s.io/apiserver/pkg/server/flagz` and `statusz`, `k8s.io/component-base/metrics/prometheus/slis` (1.36).
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -28,10 +28,9 @@ const YAML: &str = "application/yaml";
 const GROUP: &str = "config.k8s.io";
 const NOTICE: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and \
                       is for debugging purposes only.";
-/// The check of `/healthz` at the metrics address, as kube-proxy names it.
+/// The check of `/healthz` at the metrics address. Source: kube-proxy.
 const PING: CheckLabel = CheckLabel { name: "ping", r#type: "healthz" };
 
-/// A document of these pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Flagz,
@@ -54,7 +53,6 @@ impl Kind {
     }
 }
 
-/// How a document is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
@@ -95,7 +93,6 @@ struct ResultLabel {
     status: &'static str,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Zpages {
     flags: BTreeMap<String, String>,
@@ -106,7 +103,7 @@ pub(super) struct Zpages {
 }
 
 impl Zpages {
-    /// `settings`: as `/configz` shows them. `paths`: what else there is at the address.
+    /// `settings`: as in `/configz`. `paths`: the other pages at the address.
     pub(super) fn new(settings: &Value, paths: &[&'static str]) -> Self {
         Self {
             flags: flags(settings),
@@ -117,7 +114,7 @@ impl Zpages {
         }
     }
 
-    /// `/healthz` of the metrics address was answered, which is always with success.
+    /// Counts a request of `/healthz` at the metrics address, which always succeeds.
     pub(super) fn pinged(&self) {
         self.check.get_or_create(&PING).set(1);
         let CheckLabel { name, r#type } = PING;
@@ -126,7 +123,7 @@ impl Zpages {
 
     pub(super) fn flagz(&self, accept: &str) -> Answer {
         let lines = self.flags.iter().fold(String::new(), |mut text, (name, value)| {
-            // Strings refuse nothing.
+            // Writing to a String cannot fail.
             let _ = writeln!(text, "{name}={value}");
             text
         });
@@ -154,7 +151,7 @@ impl Zpages {
         page(Kind::Statusz, accept, &lines, &document)
     }
 
-    /// DELETE begins to count anew.
+    /// DELETE resets the counters.
     pub(super) fn slis(&self, method: &Method) -> Answer {
         if method == Method::DELETE {
             self.check.clear();
@@ -188,7 +185,7 @@ impl Zpages {
     }
 }
 
-/// The settings of the proxy and of logging by name, as `keelson config show -o json` has them.
+/// The settings of the proxy and of logging by name, as in `keelson config show -o json`.
 fn flags(settings: &Value) -> BTreeMap<String, String> {
     let all = settings.get("settings").and_then(Value::as_object);
     let ours = all
@@ -252,8 +249,9 @@ fn not_acceptable() -> Answer {
     answer(StatusCode::NOT_ACCEPTABLE, JSON, format!("{status}\n"))
 }
 
-/// The form that an Accept header asks for; `None`: there is none of these. Without one it is text; JSON and YAML name what
-/// they want: `application/json;as=Flagz;v=v1beta1;g=config.k8s.io`. Source: `negotiation.NegotiateOutputMediaType`.
+/// The form that an Accept header requests; `None` if none is supported. Without a header it is text. JSON and YAML
+/// need the kind: `application/json;as=Flagz;v=v1beta1;g=config.k8s.io`. Source:
+/// `negotiation.NegotiateOutputMediaType`.
 fn negotiate(accept: &str, kind: Kind) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
@@ -263,7 +261,7 @@ fn negotiate(accept: &str, kind: Kind) -> Option<Form> {
     clauses.into_iter().find_map(|(quality, form)| form.filter(|_| quality > 0.0))
 }
 
-/// A clause of an Accept header: its quality, and the form that it stands for.
+/// The quality of a clause of an Accept header, and its form.
 fn form(clause: &str, kind: Kind) -> (f32, Option<Form>) {
     let mut parts = clause.split(';').map(str::trim);
     let media_type = parts.next().unwrap_or_default();
@@ -302,7 +300,7 @@ mod tests {
                 Some(Form::Json(Version::V1Alpha1)),
             ),
             (format!("text/plain;q=0.5, application/json;{beta}"), Some(Form::Json(Version::V1Beta1))),
-            // Kubernetes has no JSON without a version, nor of another kind.
+            // Kubernetes serves no JSON without a version, or of another kind.
             ("application/json".to_owned(), None),
             ("application/json;as=Statusz;v=v1beta1;g=config.k8s.io".to_owned(), None),
             ("application/json;as=Flagz;v=v1;g=config.k8s.io".to_owned(), None),

@@ -1,4 +1,4 @@
-//! A scripted proxy for tests: it answers what it was told to.
+//! A scripted proxy for tests.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -14,15 +14,15 @@ use crate::explain::Question;
 pub(super) struct Script {
     pub(super) state: Result<pb::State, ViewError>,
     pub(super) explanation: Result<pb::Explanation, ViewError>,
-    /// The ruleset, in these pieces.
+    /// The ruleset, in chunks.
     pub(super) text: Result<Vec<Result<String, ViewError>>, ViewError>,
-    /// After the pieces none comes, and no end either.
+    /// The stream never ends after the chunks.
     pub(super) endless: bool,
     pub(super) live: Vec<Check>,
     pub(super) ready: Vec<Check>,
-    /// No answer ever comes.
+    /// No call is ever answered.
     pub(super) stuck: bool,
-    /// Every question about packets.
+    /// Every question that was received.
     pub(super) asked: Vec<Question>,
 }
 
@@ -89,7 +89,6 @@ impl Fake {
         self.script.lock().unwrap()
     }
 
-    /// The revision becomes `rev`.
     pub(super) fn advance(&self, rev: u64) {
         if let Ok(state) = &mut self.script().state {
             state.rev = rev;

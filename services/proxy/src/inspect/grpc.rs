@@ -1,8 +1,8 @@
 //! `keelson.proxy.v1.Proxy`.
 //!
-//! Owns: the server on the unix socket. In: a bound listener, the view, and the end; requests. Out: the view's answers, or a
-//! status: INVALID_ARGUMENT (what is wrong with the question), RESOURCE_EXHAUSTED (busy: ask again), UNAVAILABLE (nothing
-//! is known yet, or there is no answer).
+//! Owns: the server on the unix socket. In: a bound listener, the view, a shutdown future, requests. Out: the view's
+//! results, or a status: INVALID_ARGUMENT (the question is invalid), RESOURCE_EXHAUSTED (busy: retry), UNAVAILABLE
+//! (nothing is known yet, or the view does not answer).
 
 use std::{future::Future, pin::Pin};
 
@@ -32,7 +32,7 @@ const API: GrpcApi =
 /// [`ProxyView::readyz`].
 ///
 /// # Errors
-/// The descriptors are broken.
+/// The descriptors are invalid.
 pub async fn serve_grpc<V: ProxyView>(
     listener: UnixListener,
     view: V,
@@ -75,13 +75,13 @@ impl<V: ProxyView> Proxy for Service<V> {
 
     async fn print(&self, _: Request<pb::PrintRequest>) -> Result<Response<Texts>, Status> {
         let texts = self.prints.print(&self.view).await?.map(|piece| Ok(pb::Text { text: piece? }));
-        // A text that stops in the middle ends with an error, so that no client takes it for complete.
+        // An incomplete text ends with an error, so that no client takes it for complete.
         let stopping = Status::unavailable("the proxy is stopping");
         Ok(Response::new(Box::pin(until(texts, self.stop.clone(), Err(stopping)))))
     }
 }
 
-/// The items, until `stop`; then `last`.
+/// The items until `stop`, then `last`.
 fn until<T: Send>(
     items: impl Stream<Item = T> + Send,
     stop: CancellationToken,
@@ -124,7 +124,6 @@ mod tests {
         view::PRINTS,
     };
 
-    /// A server on a socket of its own.
     struct Served {
         _folder: TempDir,
         socket: PathBuf,

@@ -1,8 +1,8 @@
-//! Inspection over HTTP, and the page.
+//! The debug API over HTTP, and the page.
 //!
-//! Owns: the routes. In: a bound listener, the view, and the end; GET and HEAD requests. Out: probes, metrics, JSON with the
-//! field names of proxy.proto, the ruleset as text, events, the files of `services/proxy/page/`; errors are
-//! `{"error": "..."}`.
+//! Owns: the routes. In: a bound listener, the view, a shutdown future; GET and HEAD requests. Out: probes, metrics,
+//! JSON with the field names of proxy.proto, the ruleset as text, events, the files of `services/proxy/page/`; errors
+//! are `{"error": "..."}`.
 
 mod events;
 mod page;
@@ -34,7 +34,6 @@ use super::{
 };
 use crate::explain::{Question, QuestionError, Target};
 
-/// What the handlers share.
 #[derive(Debug, Clone)]
 struct Shared<V> {
     view: V,
@@ -44,11 +43,11 @@ struct Shared<V> {
 
 /// Serves probes, metrics, JSON and the page on `listener` until `shutdown`.
 ///
-/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than `localhost` and those in `names`
-/// (`proxy.http_hosts`) are refused, so that no web site can reach it through the user's browser.
+/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than `localhost` and those in
+/// `names` (`proxy.http_hosts`) are refused, so that no web site can reach it through the user's browser.
 ///
 /// # Errors
-/// The listener has no local address; a single connection's trouble is no error.
+/// The listener has no local address. An error of a single connection is no error here.
 pub async fn serve_http<V: ProxyView>(
     listener: TcpListener,
     view: V,
@@ -60,7 +59,6 @@ pub async fn serve_http<V: ProxyView>(
     http::serve(listener, |bound, stop| router(view, prints, own(bound), stop), shutdown).await
 }
 
-/// All routes, behind the gate.
 fn router<V: ProxyView>(view: V, prints: PrintSlots, own: Hosts, stop: CancellationToken) -> Router {
     let shared = Shared { view, event_streams: EventStreams::new(stop), prints };
     let routes = page::PAGE
@@ -86,7 +84,7 @@ async fn readyz<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): 
     probe("readyz", within(shared.view.readyz()).await, query.as_deref())
 }
 
-/// The checks of both.
+/// The checks of `/livez` and `/readyz`.
 async fn healthz<V: ProxyView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
     let both = async {
         let (mut checks, ready) = tokio::join!(shared.view.livez(), shared.view.readyz());
@@ -130,7 +128,7 @@ async fn explain<V: ProxyView>(
     Ok(Document(answer(shared.view.explain(question)).await?))
 }
 
-/// The ruleset. A text that cannot be finished ends with the connection, so that no client takes it for complete.
+/// An incomplete text ends with a broken connection, so that no client takes it for complete.
 async fn print<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
     let text = shared.prints.print(&shared.view).await?;
     Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(text)).into_response())

@@ -1,10 +1,9 @@
-//! Looking into a proxy while it works.
+//! Inspection of a running proxy.
 //!
-//! Owns: the gRPC service `keelson.proxy.v1.Proxy` with reflection and `grpc.health.v1` ([`serve_grpc`]), and over HTTP the
-//! probes, metrics, JSON documents, the event stream, the ruleset as text and the page ([`serve_http`]).
-//! In: bound listeners, and a [`ProxyView`], the trait by which a proxy lets itself be looked at.
-//! Out: answers. Nothing can be changed here. Connections are bounded and watched as those of the agent's debug endpoint
-//! are, by the same code.
+//! Owns: the gRPC service `keelson.proxy.v1.Proxy` with reflection and `grpc.health.v1` ([`serve_grpc`]), and over HTTP
+//! the probes, metrics, JSON documents, the event stream, the ruleset as text and the page ([`serve_http`]). In: bound
+//! listeners, and a [`ProxyView`]. Out: responses. Nothing can be changed here. Connections are limited by the same
+//! code as those of the agent's debug endpoint.
 
 mod grpc;
 mod http;

@@ -1,7 +1,7 @@
-//! What looking into a proxy needs from it.
+//! What the debug API needs from a proxy.
 //!
-//! Owns: [`ProxyView`], and the bound on how long it may take to answer. In: calls from the gRPC and HTTP sides.
-//! Out: the documents of `keelson.proxy.v1`.
+//! Owns: [`ProxyView`], and the timeout of its calls. In: calls of the gRPC and HTTP servers. Out: the documents of
+//! `keelson.proxy.v1`.
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
@@ -12,35 +12,32 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::explain::{Question, QuestionError};
 
-/// A ruleset as text, in pieces of any size.
+/// A ruleset as text, in chunks of any size.
 pub type Chunks = Pin<Box<dyn Stream<Item = Result<String, ViewError>> + Send>>;
 
-/// No message that carries text is larger, in bytes: clients take messages of 4 MiB by default.
+/// Maximum size of a message with text, in bytes: clients accept messages of 4 MiB by default.
 const PIECE_BYTES: usize = 64 * 1024;
 
 /// Maximum number of readers of the ruleset over gRPC and HTTP: each may hold a snapshot of some hundred megabytes.
 pub(super) const PRINTS: usize = 2;
 
-/// A proxy as seen from outside. The binary implements it on the task that programs the kernel; tests script it.
-///
-/// Implementations are cheap to clone. A call that waits delays none but calls of the same method.
+/// A running proxy; tests script it. Cheap to clone. A call that waits delays only calls of the same method.
 pub trait ProxyView: Clone + Send + Sync + 'static {
-    /// How it fares.
     fn state(&self) -> impl Future<Output = Result<pb::State, ViewError>> + Send;
 
-    /// The way of a packet, in words.
     fn explain(&self, question: Question) -> impl Future<Output = Result<pb::Explanation, ViewError>> + Send;
 
-    /// The whole ruleset, as text for `nft -f`. What is printed is one state, whatever changes while it is read.
+    /// The whole ruleset, as text for `nft -f`. It is one state, whatever changes while it is read.
     fn print(&self) -> impl Future<Output = Result<Chunks, ViewError>> + Send;
 
-    /// Bumped whenever the state changed. A bump too many costs little, one too few leaves a page with old news.
+    /// Incremented whenever the state has changed. A spurious increment costs little; a missed one leaves a page
+    /// outdated.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Whether the process should go on: fails for what only a restart can repair.
+    /// Whether the process should continue: fails only for what a restart can repair.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;
 
-    /// Whether Services work here as the newest known state says.
+    /// Whether Services work here as in the newest known state.
     fn readyz(&self) -> impl Future<Output = Vec<Check>> + Send;
 
     /// All metrics as OpenMetrics text, `# EOF` included.
@@ -53,17 +50,17 @@ impl From<QuestionError> for ViewError {
     }
 }
 
-/// Waits for an answer, but not for ever.
+/// Waits for an answer, with a timeout.
 pub(super) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
     within_time("the proxy did not answer", "it may be blocked in the kernel", answer).await
 }
 
-/// [`within`] for answers that may be errors themselves.
+/// [`within`] for fallible answers.
 pub(super) async fn answer<T>(answer: impl Future<Output = Result<T, ViewError>>) -> Result<T, ViewError> {
     within(answer).await.and_then(|answer| answer)
 }
 
-/// Slots for readers of the ruleset, which the servers of a proxy share.
+/// Slots for readers of the ruleset, shared by the servers of a proxy.
 #[derive(Debug, Clone)]
 pub struct PrintSlots(Arc<Semaphore>);
 
@@ -74,7 +71,7 @@ impl Default for PrintSlots {
 }
 
 impl PrintSlots {
-    /// The ruleset in pieces that fit into a message. The slot is held as long as the stream.
+    /// The ruleset in chunks that fit into a message. The slot is held as long as the stream.
     pub(super) async fn print<V: ProxyView>(
         &self,
         view: &V,
@@ -89,7 +86,7 @@ impl PrintSlots {
     }
 }
 
-/// The text in pieces that fit into a message.
+/// Splits the text into chunks that fit into a message.
 fn pieces(chunks: Chunks) -> impl Stream<Item = Result<String, ViewError>> + Send {
     chunks.flat_map(|chunk| {
         stream::iter(match chunk {
@@ -102,7 +99,7 @@ fn pieces(chunks: Chunks) -> impl Stream<Item = Result<String, ViewError>> + Sen
 fn cut(mut text: String) -> Vec<String> {
     let mut pieces = Vec::new();
     while text.len() > PIECE_BYTES {
-        // A character has at most 4 bytes, so there is a boundary.
+        // A character has at most 4 bytes, so a boundary exists.
         let end = (0..=PIECE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(text.len());
         let rest = text.split_off(end);
         pieces.push(std::mem::replace(&mut text, rest));

@@ -1,7 +1,7 @@
 //! Chains of kube-proxy in iptables.
 //!
-//! Owns: which chains are kube-proxy's, and [`Plan`], what removes them. In: what `iptables-save` prints. Out: what
-//! `iptables-restore --noflush` reads.
+//! Owns: which chains are kube-proxy's, and [`Plan`], which removes them. In: output of `iptables-save`. Out: input of
+//! `iptables-restore --noflush`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use super::run;
 use crate::model::Family;
 
 /// Chains of the modes iptables and ipvs. Source: `pkg/proxy/iptables` and `pkg/proxy/ipvs` of 1.36.3. The kubelet's
-/// (KUBE-FIREWALL, KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY) are not among them.
+/// chains (KUBE-FIREWALL, KUBE-IPTABLES-HINT, KUBE-KUBELET-CANARY) are not among them.
 const CHAINS: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -32,14 +32,13 @@ const CHAINS: [&str; 13] = [
 ];
 const PREFIXES: [&str; 5] = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-FW-", "KUBE-EXT-", "KUBE-SEP-"];
 
-/// What they mark is masqueraded there: a chain that uses the one needs the other.
+/// Packets that it marks are masqueraded in [`MASQUERADE`]: a program that uses the one needs the other.
 const MARK: &str = "KUBE-MARK-MASQ";
 const MASQUERADE: &str = "KUBE-POSTROUTING";
 
-/// The programs of one iptables.
 #[derive(Debug)]
 pub(super) struct Tool {
-    /// `iptables-legacy` or the like.
+    /// Such as `iptables-legacy`.
     pub(super) name: String,
     pub(super) family: Family,
     pub(super) is_legacy: bool,
@@ -47,7 +46,7 @@ pub(super) struct Tool {
     pub(super) restore: PathBuf,
 }
 
-/// Those that there are. Without a program that names its kind, the one without a kind is taken.
+/// The installed programs. Without one whose name tells its kind, the plain one is used.
 pub(super) fn tools(folders: &[PathBuf]) -> Vec<Tool> {
     let mut all = Vec::new();
     for (family, program) in [(Family::V4, "iptables"), (Family::V6, "ip6tables")] {
@@ -72,13 +71,13 @@ fn tool(folders: &[PathBuf], program: &str, kind: &str, family: Family, is_legac
     Some(Tool { name, family, is_legacy, save, restore })
 }
 
-/// Whether the version of a program names no nf_tables: before 1.8 there was nothing but legacy, and no name.
+/// Whether the version of a program does not name nf_tables: before 1.8 there was only legacy, and it was not named.
 fn is_legacy(save: &Path) -> bool {
     !run(save, &["-V"], None).is_ok_and(|version| version.contains("nf_tables"))
 }
 
-/// Why chains of kube-proxy may be in tables of iptables-legacy, which only its programs can list. `names`: the file that names
-/// the tables, which only root may read, and which is there once the module is loaded.
+/// Why chains of kube-proxy may be in tables of iptables-legacy, which only its programs can list. `names`: the file
+/// with the names of the tables; only root may read it, and it exists once the module is loaded.
 pub(super) fn unseen(names: &io::Result<String>) -> Option<&'static str> {
     match names {
         Ok(names) if names.lines().any(|name| name == "nat") => Some("it has a table nat"),
@@ -89,19 +88,18 @@ pub(super) fn unseen(names: &io::Result<String>) -> Option<&'static str> {
     }
 }
 
-/// What removes kube-proxy's chains.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// For `iptables-restore --noflush`; empty: there is nothing to remove.
     pub input: String,
-    /// Number of chains that go.
+    /// Number of removed chains.
     pub chains: usize,
-    /// Chains that stay, and a chain of another program that uses each.
+    /// Chains that stay, each with a chain of another program that uses it.
     pub kept: BTreeMap<String, String>,
 }
 
 impl Plan {
-    /// Of what `iptables-save` prints.
+    /// `saved`: output of `iptables-save`.
     #[must_use]
     pub fn of(saved: &str) -> Self {
         let mut plan = Self::default();
@@ -111,7 +109,6 @@ impl Plan {
         plan
     }
 
-    /// Whether there is nothing to remove.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.chains == 0
@@ -130,7 +127,7 @@ impl Plan {
             return;
         }
         self.chains += gone.len();
-        // Strings refuse nothing. A chain that is declared is emptied.
+        // Writing to a String cannot fail. Declaring a chain flushes it.
         let text = &mut self.input;
         let _ = writeln!(text, "*{}", table.name);
         for chain in &gone {
@@ -156,7 +153,7 @@ fn is_ours(chain: &str) -> bool {
 struct Table<'a> {
     name: &'a str,
     chains: Vec<&'a str>,
-    /// Those that have no policy, which are not the kernel's own.
+    /// Chains without a policy, which are not built in.
     made: BTreeSet<&'a str>,
     rules: Vec<Rule<'a>>,
 }
@@ -182,7 +179,7 @@ impl<'a> Table<'a> {
         if let (Some(by), true) = (kept.get(MARK).copied(), self.chains.contains(&MASQUERADE)) {
             kept.entry(MASQUERADE).or_insert(by);
         }
-        // What a chain that stays leads to stays.
+        // Chains that a kept chain leads to are kept, too.
         loop {
             let more: Vec<_> = self
                 .rules
@@ -222,7 +219,7 @@ fn tables(saved: &str) -> Vec<Table<'_>> {
 
 fn rule(text: &str) -> Rule<'_> {
     let chain = text.split(' ').next().unwrap_or_default();
-    // A comment may hold any words, and stands between quotes.
+    // A comment may contain any words, and is quoted.
     let mut is_quoted = false;
     let mut plain = text.split(' ').filter(move |word| {
         let was_quoted = is_quoted;

@@ -5,7 +5,7 @@ use std::fs;
 use super::{INTERFACE, Places, Removal, netlink};
 use crate::model::Family;
 
-/// The sets of the mode ipvs; those of IPv6 have `KUBE-6-` for `KUBE-`. Source: `pkg/proxy/ipvs/ipset.go` of 1.36.3.
+/// Sets of the mode ipvs; those of IPv6 have `KUBE-6-` instead of `KUBE-`. Source: `pkg/proxy/ipvs/ipset.go` of 1.36.3.
 const SETS: [&str; 17] = [
     "LOOP-BACK",
     "CLUSTER-IP",
@@ -26,10 +26,10 @@ const SETS: [&str; 17] = [
     "IPVS-IPS",
 ];
 
-/// Longer names are cut, as by kube-proxy.
+/// Longer names are truncated. Source: kube-proxy.
 const SET_NAME_MAX: usize = 31;
 
-/// Virtual servers and the interface that says that they are kube-proxy's.
+/// Virtual servers, and the interface that identifies them as kube-proxy's.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seen {
     /// By family.
@@ -43,7 +43,7 @@ impl Seen {
         Self::of(&read("ip_vs"), &read("dev"))
     }
 
-    /// Of `/proc/net/ip_vs` and `/proc/net/dev`.
+    /// Parses `/proc/net/ip_vs` and `/proc/net/dev`.
     pub(super) fn of(servers: &str, interfaces: &str) -> Self {
         let mut seen = Self::default();
         for line in servers.lines() {
@@ -60,10 +60,9 @@ impl Seen {
         seen
     }
 
-    /// In words, for each family that has any.
     pub(super) fn describe(self) -> Vec<(Family, String)> {
         if !self.has_interface {
-            // The virtual servers of another program.
+            // The virtual servers belong to another program.
             return Vec::new();
         }
         let mut all = vec![(Family::V4, format!("interface {INTERFACE} of a kube-proxy (mode ipvs)"))];
@@ -75,7 +74,7 @@ impl Seen {
     }
 }
 
-/// As kube-proxy: all virtual servers go, of any program, but only beside its interface.
+/// As in kube-proxy: removes all virtual servers, of any program, but only if its interface exists.
 pub(super) fn remove(places: &Places, removal: &mut Removal) {
     let seen = Seen::now(places);
     let servers: usize = seen.servers.iter().sum();
@@ -90,7 +89,7 @@ pub(super) fn remove(places: &Places, removal: &mut Removal) {
              another program"
         ));
     }
-    // The rules that name them are gone by now.
+    // The rules that refer to them were removed before.
     for mut set in SETS.iter().flat_map(|name| [format!("KUBE-{name}"), format!("KUBE-6-{name}")]) {
         set.truncate(SET_NAME_MAX);
         match netlink::destroy_set(&set) {

@@ -1,10 +1,11 @@
-//! What a kube-proxy left on the node in its modes iptables and ipvs.
+//! Rules that a kube-proxy left on the node in its modes iptables and ipvs.
 //!
-//! Owns: how it is found ([`found`]), and removed ([`remove`]). In: files below /proc, the programs of iptables. Out: sentences;
-//! rules, virtual servers, sets and an interface that are gone. Tables of the mode nftables are the nftables backend's.
+//! Owns: how they are found ([`found`]), and removed ([`remove`]). In: files below /proc, the programs of iptables.
+//! Out: descriptions; removed rules, virtual servers, sets and an interface. Tables of the mode nftables belong to the
+//! nftables backend.
 //!
-//! Finding needs no program and no right but to read /proc. Removing needs the programs of the iptables that made the rules:
-//! those of the old kind are in tables of their own, which only these programs can change.
+//! Finding needs no program, and no right but to read /proc. Removing needs the programs of the iptables that made the
+//! rules: iptables-legacy has tables of its own, which only its programs can change.
 
 mod iptables;
 mod ipvs;
@@ -26,15 +27,15 @@ use crate::model::Family;
 /// The dummy interface of the mode ipvs, which has the addresses of Services.
 const INTERFACE: &str = "kube-ipvs0";
 
-/// How long iptables-legacy waits for its lock, as kube-proxy does. iptables-nft has none and ignores it.
+/// How long iptables-legacy waits for its lock, as in kube-proxy. iptables-nft has no lock and ignores it.
 const LOCK_SECONDS: &str = "5";
 
-/// Where leftovers are looked for; tests have other places.
+/// Where to look for leftovers; tests use other folders.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// Files of the network namespace of the calling thread: `/proc/thread-self/net`.
     proc_net: PathBuf,
-    /// Folders of the programs of iptables.
+    /// Folders of the iptables programs.
     programs: Vec<PathBuf>,
 }
 
@@ -47,13 +48,13 @@ impl Default for Places {
     }
 }
 
-/// What is left of the mode ipvs, by family. nft tables and chains are not looked for here.
+/// Leftovers of the mode ipvs, by family. nft tables and chains are not checked here.
 #[must_use]
 pub fn found(places: &Places) -> Vec<(Family, String)> {
     ipvs::Seen::now(places).describe()
 }
 
-/// The families of which iptables-legacy may have chains of kube-proxy that cannot be listed, and why that may be.
+/// The families in which iptables-legacy may have chains of kube-proxy that cannot be listed, and why.
 #[must_use]
 pub fn unseen(places: &Places) -> Vec<(Family, &'static str)> {
     let files = [(Family::V4, "ip_tables_names"), (Family::V6, "ip6_tables_names")];
@@ -61,19 +62,17 @@ pub fn unseen(places: &Places) -> Vec<(Family, &'static str)> {
     files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
 }
 
-/// What [`remove`] did.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Removal {
-    /// What is gone.
     pub removed: Vec<String>,
-    /// What is known to be there still, and why.
+    /// What could not be removed, and why.
     pub failed: Vec<String>,
-    /// What could not be looked at or was left for others.
+    /// What could not be checked, or belongs to others.
     pub notes: Vec<String>,
 }
 
-/// Removes chains and rules of iptables, both kinds and both families, then virtual servers, interface and sets of the mode
-/// ipvs. Source: kube-proxy's `CleanupLeftovers`. Chains of the kubelet stay.
+/// Removes chains and rules of iptables, both kinds and both families, then virtual servers, interface and sets of the
+/// mode ipvs. Source: kube-proxy's `CleanupLeftovers`. Chains of the kubelet stay.
 #[must_use]
 pub fn remove(places: &Places) -> Removal {
     let mut removal = Removal::default();
@@ -115,16 +114,16 @@ fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
     }
 }
 
-/// Runs a program to its end and gives what it wrote.
+/// Runs a program to its end and returns its output.
 fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> io::Result<String> {
     let mut command = Command::new(program);
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.spawn()?;
-    // It reads everything before it writes: nothing can wait for each other.
+    // The program reads all input before it writes, so neither side can block the other.
     if let (Some(mut pipe), Some(input)) = (child.stdin.take(), input) {
         match pipe.write_all(input.as_bytes()) {
-            // It ended early, and says why.
+            // The program exited early, and reports why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             written => written?,
         }

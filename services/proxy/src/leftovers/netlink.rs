@@ -1,7 +1,7 @@
-//! Requests that leftovers of the mode ipvs are removed by.
+//! Netlink requests to remove leftovers of the mode ipvs.
 //!
-//! Owns: messages of three kinds of netlink, each of a few bytes. In: names. Out: the kernel's answer. `netlink-packet-*` has none
-//! of these messages.
+//! Owns: messages of three kinds of netlink, each of a few bytes, which `netlink-packet-*` does not have. In: names.
+//! Out: the kernel's answer.
 
 use std::io;
 
@@ -41,13 +41,13 @@ pub(super) fn delete_interface(name: &str) -> io::Result<()> {
     /// `RTM_DELLINK`, `IFLA_IFNAME` (linux/rtnetlink.h, linux/if_link.h).
     const DELETE_LINK: u16 = 17;
     const NAME: u16 = 3;
-    // ifinfomsg: by name, not by number.
+    // ifinfomsg: by name, not by index.
     let mut message = vec![0; 16];
     message.extend(attribute(NAME, &terminated(name)));
     ask(NETLINK_ROUTE, DELETE_LINK, 0, &message).map(drop)
 }
 
-/// Deletes a set of ipset. `false`: there is none of the name.
+/// Deletes an ipset set. Returns `false` if there is none of the name.
 pub(super) fn destroy_set(name: &str) -> io::Result<bool> {
     /// `NFNL_SUBSYS_IPSET` and `IPSET_CMD_DESTROY`; `IPSET_ATTR_PROTOCOL`, `IPSET_ATTR_SETNAME` (linux/netfilter/ipset/ip_set.h).
     const DESTROY: u16 = 6 << 8 | 3;
@@ -58,11 +58,11 @@ pub(super) fn destroy_set(name: &str) -> io::Result<bool> {
     message.extend(attribute(PROTOCOL.0, &[PROTOCOL.1]));
     // Without a name the kernel would destroy every set.
     message.extend(attribute(NAME, &terminated(name)));
-    // Without the flag, a set that is not there counts as destroyed.
+    // Without the flag, the kernel reports success for a set that does not exist.
     match ask(NETLINK_NETFILTER, DESTROY, NLM_F_EXCL, &message) {
         Ok(_) => Ok(true),
         Err(error) => match error.raw_os_error().map(nix::errno::Errno::from_raw) {
-            // nfnetlink says EINVAL where there is no ipset at all.
+            // nfnetlink answers EINVAL if the kernel has no ipset.
             Some(nix::errno::Errno::ENOENT | nix::errno::Errno::EINVAL) => Ok(false),
             _ => Err(error),
         },
@@ -97,7 +97,7 @@ fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     }
 }
 
-/// Sends a request that is acknowledged, and gives the payload of what came before the acknowledgement.
+/// Sends a request that is acknowledged, and returns the payload of what came before the acknowledgement.
 fn ask(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
@@ -131,7 +131,7 @@ fn ask(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec
     }
 }
 
-/// Kind and payload of the first message, and what comes after it.
+/// Kind and payload of the first message, and the remaining bytes.
 fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);

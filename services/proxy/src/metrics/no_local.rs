@@ -1,6 +1,6 @@
 //! Service ports with a Local traffic policy and no local endpoint.
 //!
-//! Owns: [`NoLocalEndpoints`], which keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` right change by change. In:
+//! Owns: [`NoLocalEndpoints`], which keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` up to date. In:
 //! service ports as they change. Out: increments and decrements of the gauge.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ impl Policy {
         PolicyLabel { traffic_policy, ip_family: family.as_str() }
     }
 
-    /// The policy is Local, there are endpoints, and LocalSet has none.
+    /// The policy is Local, there are endpoints, and LocalSet is empty.
     fn is_without_local(self, port: &ServicePort) -> bool {
         let local = match self {
             Self::Internal => port.internal_local,
@@ -37,8 +37,8 @@ impl Policy {
     }
 }
 
-/// Keeps `kubeproxy_sync_proxy_rules_no_local_endpoints_total` of one family. It holds only those Services that count, so
-/// that a change costs no more than itself.
+/// Keeps the gauge of one family up to date. It contains only the Services that count, so the cost of a change is
+/// proportional to the change.
 #[derive(Debug)]
 pub(crate) struct NoLocalEndpoints {
     family: Family,
@@ -48,12 +48,11 @@ pub(crate) struct NoLocalEndpoints {
 }
 
 impl NoLocalEndpoints {
-    /// Without Services.
     pub(crate) fn new(family: Family, metrics: ProxyMetrics) -> Self {
         Self { family, metrics, counted: HashMap::new() }
     }
 
-    /// A Service has these ports, and no others.
+    /// Sets all ports of a Service.
     pub(crate) fn set(&mut self, service: &ServiceName, ports: &[ServicePort]) {
         let counts = Policy::ALL.map(|policy| {
             let count = ports.iter().filter(|port| policy.is_without_local(port)).count();

@@ -1,9 +1,10 @@
-//! Service ports from the messages of the Endpoints API.
+//! Converts messages of the Endpoints API to service ports.
 //!
-//! Owns: [`service_ports`]. In: `localnetv1.ServiceEndpoints`, one message a Service. Out: [`ServicePort`]s of one family.
+//! Owns: [`service_ports`]. In: `localnetv1.ServiceEndpoints`, one message per Service. Out: [`ServicePort`]s of one
+//! family.
 //!
-//! The agent has decided and normalised already; what it would never send (an address that is none, a port that cannot be)
-//! is left out here, alone, and the rest of the Service works.
+//! The agent has validated and normalized the messages. Values that it never sends (an invalid address or port) are
+//! skipped here, and the rest of the Service works.
 
 use std::net::IpAddr;
 
@@ -13,7 +14,7 @@ use keelson_proto::localnetv1::{self, IpSet, PortMapping, ServiceEndpoints};
 
 use super::{Endpoint, Family, PortName, Protocol, ServicePort};
 
-/// The ports of a Service in one family, in the order of the Service; none where it has no cluster IP of the family.
+/// The ports of a Service in one family, in the order of the Service; empty if it has no cluster IP of the family.
 #[must_use]
 pub fn service_ports(service: &ServiceEndpoints, family: Family) -> Vec<ServicePort> {
     let Some(ips) = &service.i_ps else { return Vec::new() };
@@ -65,7 +66,7 @@ pub fn service_ports(service: &ServiceEndpoints, family: Family) -> Vec<ServiceP
     ports
 }
 
-/// Puts an endpoint into the sets of the ports that it serves.
+/// Adds an endpoint to the sets of the ports that it serves.
 fn put_endpoint(endpoint: &localnetv1::Endpoint, family: Family, ports: &mut [Option<ServicePort>]) {
     let conditions = endpoint.conditions.unwrap_or_default();
     for ip in addresses(endpoint.i_ps.as_ref(), family) {
@@ -83,7 +84,7 @@ fn put_endpoint(endpoint: &localnetv1::Endpoint, family: Family, ports: &mut [Op
             if (cluster || local) && conditions.local {
                 of.on_node.push(endpoint);
             }
-            // A ready one serves, whatever its condition "serving" says: a flow to it is not stale.
+            // A ready endpoint serves, regardless of its condition "serving": a flow to it is not stale.
             if (conditions.serving || conditions.ready) && of.name.protocol == Protocol::Udp {
                 of.serving.push(endpoint);
             }
@@ -115,7 +116,7 @@ fn addresses(set: Option<&IpSet>, family: Family) -> Vec<IpAddr> {
     texts(set, family).iter().filter_map(|text| text.parse().ok()).filter(|ip| family.has(ip)).collect()
 }
 
-/// Without those that come a second time or are in one of `others`.
+/// Without duplicates, and without those in one of `others`.
 fn distinct(ips: Vec<IpAddr>, others: &[&[IpAddr]]) -> Vec<IpAddr> {
     let mut distinct = Vec::with_capacity(ips.len());
     for ip in ips {
@@ -126,7 +127,7 @@ fn distinct(ips: Vec<IpAddr>, others: &[&[IpAddr]]) -> Vec<IpAddr> {
     distinct
 }
 
-/// Disjoint and ordered; none where they hold every address, be it together.
+/// Disjoint and ordered; empty if together they contain every address.
 fn source_ranges(set: Option<&IpSet>, family: Family) -> Vec<IpNet> {
     let ranges: Vec<IpNet> = (texts(set, family).iter())
         .filter_map(|text| text.parse::<IpNet>().ok())

@@ -9,23 +9,17 @@ use std::{
 
 use super::{PortName, Protocol};
 
-/// Where traffic arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Frontend {
     /// A cluster IP, external IP or load-balancer IP.
     Address {
-        /// The address.
         ip: IpAddr,
-        /// The protocol.
         protocol: Protocol,
-        /// The port.
         port: u16,
     },
     /// A node port, at the addresses at which node ports are served.
     NodePort {
-        /// The protocol.
         protocol: Protocol,
-        /// The port.
         port: u16,
     },
 }
@@ -43,10 +37,9 @@ impl fmt::Display for Frontend {
 /// A frontend that more than one service port claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The frontend.
     pub frontend: Frontend,
-    /// The service port that gets it: the one that has the address as its cluster IP, else as a load-balancer IP, else as an
-    /// external IP; of several, the one whose name is smallest.
+    /// The service port that gets it: the one with the address as its cluster IP, otherwise as a load-balancer IP,
+    /// otherwise as an external IP; of several, the one with the smallest name.
     pub owner: PortName,
     /// The service ports that do not get it, ordered.
     pub others: Vec<PortName>,

@@ -1,8 +1,8 @@
-//! What a backend needs to know of Services, by service port and family.
+//! The model of Services for backends, by service port and family.
 //!
-//! Owns: [`ServicePort`] and its parts, and how they come of the messages of the Endpoints API. In:
-//! `localnetv1.ServiceEndpoints`. Out: values; nothing here knows of any kernel. Each IP family is a proxy of its own, as it
-//! is in kube-proxy: a [`ServicePort`] belongs to one.
+//! Owns: [`ServicePort`] and its parts, and the conversion of messages of the Endpoints API. In:
+//! `localnetv1.ServiceEndpoints`. Out: values; nothing here depends on a kernel. As in kube-proxy, the IP families are
+//! independent: a [`ServicePort`] belongs to one.
 
 mod convert;
 mod frontend;
@@ -19,20 +19,15 @@ use keelson_client::ServiceName;
 pub use convert::service_ports;
 pub use frontend::{Conflict, Frontend};
 
-/// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address.
     #[must_use]
     pub const fn of(ip: &IpAddr) -> Self {
         match ip {
@@ -41,13 +36,12 @@ impl Family {
         }
     }
 
-    /// Whether an address is of this family.
     #[must_use]
     pub const fn has(self, ip: &IpAddr) -> bool {
         matches!((self, ip), (Self::V4, IpAddr::V4(_)) | (Self::V6, IpAddr::V6(_)))
     }
 
-    /// The length of an address, in bytes.
+    /// In bytes.
     #[must_use]
     pub const fn address_len(self) -> usize {
         match self {
@@ -65,7 +59,7 @@ impl Family {
         }
     }
 
-    /// `IPv4` or `IPv6`, as Kubernetes writes it.
+    /// `IPv4` or `IPv6`, as in Kubernetes.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -84,19 +78,15 @@ impl fmt::Display for Family {
 /// A transport protocol that Services can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
 }
 
 impl Protocol {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// The number of the protocol in IP headers (IANA).
+    /// The number in IP headers (IANA).
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -106,7 +96,7 @@ impl Protocol {
         }
     }
 
-    /// The name of the protocol in nft.
+    /// The name in nft.
     #[must_use]
     pub const fn keyword(self) -> &'static str {
         match self {
@@ -116,7 +106,6 @@ impl Protocol {
         }
     }
 
-    /// The protocol of a number.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
@@ -144,12 +133,10 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Where an endpoint listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// Its address.
     pub ip: IpAddr,
-    /// Its port, never 0.
+    /// Never 0.
     pub port: u16,
 }
 
@@ -159,19 +146,17 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Which service port: a Service may have several, even of one number.
+/// Identifies a service port: a Service may have several, even with the same number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
-    /// Namespace and name of the Service.
     pub service: ServiceName,
     /// `spec.ports[].name`, which may be empty.
     pub port: Arc<str>,
-    /// The protocol.
     pub protocol: Protocol,
 }
 
 impl fmt::Display for PortName {
-    /// As kube-proxy writes it: `namespace/name:port` or `namespace/name`, and the protocol where it is not TCP.
+    /// As in kube-proxy: `namespace/name:port` or `namespace/name`, and the protocol if it is not TCP.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.service.fmt(f)?;
         if !self.port.is_empty() {
@@ -184,39 +169,38 @@ impl fmt::Display for PortName {
     }
 }
 
-/// A service port in one family: what service-semantics 1 and 2 leave of Service and slices.
+/// A service port in one family: the result of service-semantics 1 and 2 for Service and slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Which one.
     pub name: PortName,
-    /// The number at which cluster IP, external and load-balancer addresses answer; never 0.
+    /// The port of cluster IP, external and load-balancer addresses; never 0.
     pub port: u16,
     /// V.
     pub cluster_ip: IpAddr,
-    /// X, without those that are V or W; no two are equal.
+    /// X, without those that are V or W; without duplicates.
     pub external_ips: Vec<IpAddr>,
-    /// W, without those that are V; no two are equal.
+    /// W, without those that are V; without duplicates.
     pub load_balancer_ips: Vec<IpAddr>,
     /// NP; 0: none.
     pub node_port: u16,
     /// internalTrafficPolicy Local.
     pub internal_local: bool,
-    /// externalTrafficPolicy Local, where it has an effect.
+    /// externalTrafficPolicy Local, if it has an effect.
     pub external_local: bool,
-    /// sessionAffinity ClientIP: for how many seconds; 0: no affinity.
+    /// Timeout of sessionAffinity ClientIP; 0: no affinity.
     pub affinity_seconds: u32,
-    /// Who may reach W: disjoint and ordered networks of the family. Empty: anyone.
+    /// The networks that may reach W: disjoint, ordered, of the family. Empty: any source.
     pub source_ranges: Vec<IpNet>,
-    /// Some endpoint could serve it, here or elsewhere: where a set is empty, traffic is dropped when this is true and
+    /// Some endpoint could serve it, here or elsewhere: if a set is empty, traffic is dropped when this is true and
     /// rejected when it is false.
     pub has_any: bool,
-    /// ClusterSet, ordered; no two are equal.
+    /// ClusterSet, ordered, without duplicates.
     pub cluster: Vec<Endpoint>,
-    /// LocalSet, ordered; no two are equal. Empty where no policy uses it.
+    /// LocalSet, ordered, without duplicates. Empty if no policy uses it.
     pub local: Vec<Endpoint>,
-    /// Those of both sets that are on this node: a pod may reach itself through the Service (hairpin).
+    /// Endpoints of both sets on this node: a pod may reach itself through the Service (hairpin).
     pub on_node: Vec<Endpoint>,
-    /// Every serving endpoint, whatever the sets: a UDP flow to any other is stale. Empty for other protocols.
+    /// Every serving endpoint, in a set or not: a UDP flow to any other is stale. Empty for other protocols.
     pub serving: Vec<Endpoint>,
 }
 

@@ -1,7 +1,7 @@
-//! How full the maps of session affinity are.
+//! Counts the clients with session affinity.
 //!
-//! Owns: an observer of its own, and the last count. In: requests, with the maximum age of the answer. Out: numbers of clients.
-//! Nothing here waits for the sync loop, or makes it wait.
+//! Owns: an observer of its own, and the last count. In: requests, with the maximum age of the answer. Out: numbers of
+//! clients. Nothing here waits for the sync loop, or delays it.
 
 use std::{
     fmt,
@@ -14,13 +14,14 @@ use crate::{
     model::Family,
 };
 
-/// Age of a count that need not be repeated for another question.
+/// A count of this age or less answers a request.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(10);
 
-/// A count that took long is not repeated before this many times as long: kernels that do not count have every client read.
+/// A count is repeated after this many times its duration at the earliest: some kernels do not count, and every client
+/// has to be read.
 const SHARE: u32 = 20;
 
-/// Clients of each family; none where there is no table, or where the kernel does not answer.
+/// Clients of each family; `None` if there is no table, or if the kernel does not answer.
 pub(super) type Clients = [Option<AffinityClients>; 2];
 
 pub(super) struct AffinityCounter {
@@ -42,7 +43,7 @@ impl fmt::Debug for AffinityCounter {
 }
 
 impl AffinityCounter {
-    /// Of the families that this node supports.
+    /// `families`: those that this node supports.
     pub(super) fn new(observer: Box<dyn Observer>, families: Vec<Family>) -> Self {
         Self {
             counting: Mutex::new(Counting { observer, families, last: None }),
@@ -50,8 +51,8 @@ impl AffinityCounter {
         }
     }
 
-    /// Counts, unless the last count is not older than `max_age` or another thread counts: then returns the last count. May
-    /// take seconds on a kernel before 6.16 if there are very many clients.
+    /// Counts the clients. Returns the last count if it is not older than `max_age`, or if another thread counts. May
+    /// take seconds on a kernel before 6.16 with very many clients.
     pub(super) fn clients(&self, max_age: Duration) -> Clients {
         let mut counting = match self.counting.try_lock() {
             Ok(counting) => counting,
@@ -116,7 +117,7 @@ mod tests {
         counter.counting.lock().unwrap().last = None;
         assert_eq!(counter.clients(long)[0], Some(vec![("clients", 1)]));
         kernel.change(|state| state.affinity = Some(2));
-        // A caller gets the last count and does not wait while another counts.
+        // A caller gets the last count, and does not wait for another thread's.
         let counting = counter.counting.lock().unwrap();
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {

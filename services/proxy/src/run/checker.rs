@@ -1,8 +1,8 @@
 //! Checks whether another program has modified the rules.
 //!
-//! Owns: a thread with an observer of its own, so that reading many rules delays no change. In: the sync loop, which says when a
-//! check is due; what the observer reads. Out: repairs by the sync loop, events about other service proxies, and the metric of
-//! clients with session affinity.
+//! Owns: a thread with an observer of its own, so that reading many rules delays no change. In: the sync loop, which
+//! schedules checks; what the observer reads. Out: repairs by the sync loop, events about other service proxies, and
+//! the metric of clients with session affinity.
 
 use std::{
     io,
@@ -20,16 +20,15 @@ use crate::{
     sync::{CHECK_INTERVAL, Checked},
 };
 
-/// Between two looks at the clock.
+/// Interval of checking whether something is due.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Interval of looking for other service proxies.
 const OTHER_PROXIES_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Interval of counting the clients with session affinity for the metric.
 const COUNT_AFFINITY: Duration = Duration::from_secs(30);
 
-/// Between two attempts to check while changes wait for a sync, and the number of attempts before the table is read again.
+/// Pause between two attempts to check while changes wait for a sync, and the number of attempts before the table is
+/// read again.
 const POSTPONED: Duration = Duration::from_millis(5);
 const ATTEMPTS: u32 = 400;
 

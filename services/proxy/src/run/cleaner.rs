@@ -1,10 +1,11 @@
-//! Cleaning conntrack after changes of UDP endpoints.
+//! Cleans conntrack after changes of UDP endpoints.
 //!
-//! Owns: a thread of its own, so that a listing of a hundred thousand flows delays no rule, and its pace. In: which families'
-//! UDP endpoints have changed. Out: flows deleted. Source: kube-proxy's conntrack reconciler (service-semantics 4).
+//! Owns: a thread of its own, so that listing a hundred thousand flows delays no rule, and its pace. In: the families
+//! whose UDP endpoints have changed. Out: deleted flows. Source: kube-proxy's conntrack reconciler (service-semantics
+//! 4).
 //!
-//! Nothing is queued: a family is due or it is not, and what serves is read from the plan when its turn comes. A change that
-//! comes while a listing goes on makes the family due again, so that the last listing always begins after the last change.
+//! Nothing is queued: a family is due or not, and the serving endpoints are read from the plan when the listing starts.
+//! A change during a listing makes the family due again, so that the last listing always starts after the last change.
 
 use std::{
     io,
@@ -24,15 +25,14 @@ use crate::{
     model::Family,
 };
 
-/// When listings begin.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// From the first change to the listing: a change of both families is one job.
+    /// Delay from the first change to the listing: a change of both families is one job.
     gather: Duration,
-    /// Shortest and longest pause after a job.
+    /// Minimum and maximum pause after a job.
     least: Duration,
     most: Duration,
-    /// After a job that failed or was incomplete.
+    /// Delay after a job that failed or was incomplete.
     retry: Duration,
 }
 
@@ -43,8 +43,8 @@ const PACE: Pace = Pace {
     retry: Duration::from_secs(30),
 };
 
-/// The pause after a job is this many times the job, within [`Pace::least`] and [`Pace::most`]: conntrack is being listed for at
-/// most a tenth of the time where a job takes no longer than 1.1 s.
+/// The pause after a job is this many times its duration, within [`Pace::least`] and [`Pace::most`]: listing takes at
+/// most a tenth of the time if a job takes no longer than 1.1 s.
 const PAUSE_FACTOR: u32 = 9;
 
 impl Pace {
@@ -53,7 +53,6 @@ impl Pace {
     }
 }
 
-/// The families to clean.
 #[derive(Debug, Default)]
 struct Due([AtomicBool; 2]);
 
@@ -67,7 +66,7 @@ impl Due {
     }
 }
 
-/// Tells the thread which families to clean. It ends with the last of these.
+/// Tells the thread which families to clean. The thread ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Cleaner {
     due: Arc<Due>,
@@ -83,7 +82,7 @@ impl Cleaner {
     /// UDP endpoints of a family have changed in the kernel.
     pub(super) fn clean(&self, family: Family) {
         self.due.add(family);
-        // Full: the thread is about to look.
+        // If the channel is full, the thread wakes up anyway.
         let _ = self.wake.try_send(());
     }
 }
@@ -97,7 +96,7 @@ pub(super) fn start(shared: Arc<Shared>) -> io::Result<Cleaner> {
     Ok(cleaner)
 }
 
-/// Cleans what is due. `clean` returns whether there is nothing more to do.
+/// Cleans the families that are due. `clean` returns `false` if it has to be retried.
 fn work(woken: &Receiver<()>, due: &Due, pace: Pace, mut clean: impl FnMut(Family) -> bool) {
     let mut retry: Option<Instant> = None;
     loop {
@@ -119,7 +118,7 @@ fn work(woken: &Receiver<()>, due: &Due, pace: Pace, mut clean: impl FnMut(Famil
     }
 }
 
-/// Returns whether there is nothing more to do until the next change.
+/// Returns `false` if it has to be retried.
 fn clean_family(shared: &Shared, family: Family) -> bool {
     let frontends = udp_frontends(shared, family);
     if frontends.is_empty() {
@@ -134,7 +133,7 @@ fn clean_family(shared: &Shared, family: Family) -> bool {
     let mut result = pass();
     let offloaded = |cleaned: &Cleaned| cleaned.error.as_ref().is_some_and(ConntrackError::is_offloaded);
     if result.as_ref().is_ok_and(offloaded) && keep_udp_out(shared, family) {
-        // The next tick makes another flowtable, which ends the flows of this one.
+        // The next tick creates another flowtable, which ends the flows of this one.
         thread::sleep(TICK * 2);
         result = pass();
     }
@@ -144,7 +143,7 @@ fn clean_family(shared: &Shared, family: Family) -> bool {
     }
 }
 
-/// Keeps UDP out of the flowtable, whether or not it was before: false if it was.
+/// Keeps UDP out of the flowtable. Returns `false` if it was kept out before.
 fn keep_udp_out(shared: &Shared, family: Family) -> bool {
     let is_new = shared.sync().stop_udp_offload(family, Instant::now());
     if is_new {
@@ -182,7 +181,7 @@ fn record(metrics: &ProxyMetrics, family: Family, took: Duration, result: &Resul
     }
 }
 
-/// The UDP service ports as they are now. Only the copy is made under the lock: some 0.1 microseconds per endpoint.
+/// The current UDP service ports. The copy is made under the lock, about 0.1 microseconds per endpoint.
 fn udp_frontends(shared: &Shared, family: Family) -> UdpFrontends {
     let copied = shared.sync().backend().udp_frontends(family);
     copied.into_iter().collect()
@@ -202,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Begins of listings, by family.
+    /// Start times of listings, by family.
     type Begun = Arc<Mutex<Vec<(Family, Instant)>>>;
 
     const QUICK: Pace = Pace {
@@ -212,7 +211,8 @@ mod tests {
         retry: Duration::from_millis(80),
     };
 
-    /// Runs the thread while `test` has its cleaner. `answer`: whether the listing of this number (from 0) is complete.
+    /// Runs the thread while `test` uses its cleaner. `answer`: whether the listing of this number (from 0) is
+    /// complete.
     fn with_worker(
         answer: impl Fn(usize) -> bool + Send,
         test: impl FnOnce(Cleaner),

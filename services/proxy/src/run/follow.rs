@@ -1,6 +1,6 @@
-//! Follows the agent and has its states programmed.
+//! Follows the agent and programs its states.
 //!
-//! Owns: the thread that does it, with a runtime of its own. In: the agent's states, the node's addresses, ticks. Out: calls of
+//! Owns: a thread with a runtime of its own. In: the agent's states, the node's addresses, ticks. Out: calls of
 //! [`crate::sync::SyncLoop`]; updates of health, health check node ports, metrics and conntrack.
 
 use std::{
@@ -37,12 +37,11 @@ pub(super) const TICK: Duration = Duration::from_millis(500);
 /// How long `NodeCIDR` waits for the node's pod CIDRs. Source: kube-proxy.
 const POD_CIDRS: Duration = Duration::from_secs(300);
 
-/// The running thread.
 #[derive(Debug)]
 pub(super) struct Follower(oneshot::Receiver<Option<RunError>>);
 
 impl Follower {
-    /// When it has ended, and why if it was not told to.
+    /// Waits for the end of the thread. `None`: it was stopped.
     pub(super) async fn ended(self) -> Option<RunError> {
         self.0.await.unwrap_or(Some(RunError::Ended))
     }
@@ -61,7 +60,7 @@ pub(super) fn start(
     let (done, ended) = oneshot::channel();
     let body = move || {
         let outcome = runtime.block_on(work(shared, target, addresses, cleaner, stop));
-        // Nobody waits any more when the process ends.
+        // The receiver is gone when the process ends.
         drop(done.send(outcome));
     };
     thread::Builder::new().name("sync".to_owned()).spawn(body).map_err(RunError::Thread)?;
@@ -79,7 +78,7 @@ async fn work(
     client.cancel_with(stop);
     let troubled = shared.clone();
     client.on_trouble(move |trouble| troubled.link(Link::Failing(trouble.error.to_string())));
-    // An agent that is back with the state from before has nothing to tell the consumer.
+    // After a reconnect without a new state, the consumer is not called.
     let recovered = shared.clone();
     client.on_recovery(move || recovered.link(Link::Following));
     let mut consumer = Consumer::new(shared.clone(), cleaner.clone());
@@ -89,7 +88,7 @@ async fn work(
     }
 }
 
-/// Passes addresses and time to the sync loop, until the wait for pod CIDRs is over.
+/// Passes addresses and time to the sync loop. Returns when the wait for pod CIDRs times out.
 async fn ticks(
     shared: Arc<Shared>,
     mut addresses: watch::Receiver<Arc<LocalAddresses>>,
@@ -124,7 +123,7 @@ async fn ticks(
     }
 }
 
-/// For ever, if there is no such time.
+/// Waits forever if `due` is `None`.
 async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -132,7 +131,6 @@ async fn sleep_until(due: Option<Instant>) {
     }
 }
 
-/// Hears the agent's states.
 struct Consumer {
     shared: Arc<Shared>,
     cleaner: Cleaner,
@@ -147,7 +145,7 @@ impl Consumer {
         Self { shared, cleaner, no_local, services: 0, queued: false }
     }
 
-    /// Something waits, from the first of the changes of a state.
+    /// Marks every family as queued, at the first change of a state.
     fn queue(&mut self) {
         if !std::mem::replace(&mut self.queued, true) {
             for &family in &self.shared.families {
@@ -157,7 +155,7 @@ impl Consumer {
         }
     }
 
-    /// Syncs, unless the pace has the changes wait for the ticks.
+    /// Syncs, unless the pace defers the changes to the ticks.
     fn program(&self) -> Vec<Synced> {
         let now = Instant::now();
         let mut sync = self.shared.sync();
@@ -169,7 +167,7 @@ impl Consumer {
         synced
     }
 
-    /// Changes one Service in the sync loop, and the metric of its ports.
+    /// Changes one Service in the sync loop, and updates the metric of its ports.
     fn change(&mut self, name: &ServiceName, service: Option<&ServiceEndpoints>) {
         self.queue();
         self.services += 1;
@@ -206,19 +204,19 @@ impl Handlers for Consumer {
     async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
         self.shared.link(Link::Following);
         self.shared.health.stale_since(position.stale_since_unix_ms);
-        // The agent says what a Service has become, not whether the Service or a slice of it changed: it counts as both.
+        // The agent does not send whether the Service or a slice of it changed: a change counts as both.
         let changes = std::mem::take(&mut self.services);
         self.shared.metrics.changes_heard(changes, changes);
         let synced = self.program();
         self.queued = false;
         finish(&self.shared, &self.cleaner, &synced, Some(position));
         self.shared.apply_checks();
-        // What failed is tried again by the ticks: to be offered everything once more would not help.
+        // The ticks retry failed syncs; receiving everything again would not help.
         Ok(())
     }
 }
 
-/// What follows from syncs.
+/// Updates health, metrics and conntrack after syncs.
 pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], position: Option<&Position>) {
     let triggered = shared.triggered(position, !synced.is_empty());
     let scope = |family| shared.sync().backend().scope(family);
@@ -249,7 +247,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
                 }
             }
             Err(error) => {
-                // What failed was at least begun as one or the other; a retry compares everything.
+                // A failed sync may have been of either kind; its retry is a full one.
                 shared.metrics.sync_failed(*family, SyncKind::Full, *took);
                 shared.record_event(format!("cannot sync {}: {error}", scope(*family)));
             }
@@ -258,7 +256,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
     shared.note(synced, position);
 }
 
-/// The health check node port of a Service, if it has one. The agent names one only where it has an effect.
+/// The health check node port of a Service, if it has one. The agent sends it only if it has an effect.
 fn health_check(
     name: &ServiceName,
     service: &ServiceEndpoints,
@@ -280,7 +278,6 @@ fn health_check(
 }
 
 impl Shared {
-    /// The health check node ports as they shall be now.
     pub(super) fn apply_checks(&self) {
         let sync = self.sync();
         let options = sync.options();
@@ -294,5 +291,4 @@ impl Shared {
     }
 }
 
-/// By Service.
 pub(super) type Checks = BTreeMap<ServiceName, ServiceHealthCheck>;

@@ -1,9 +1,9 @@
-//! A running proxy: its threads, its servers, and what it tells of itself.
+//! A running proxy: its threads, its servers, and its reports.
 //!
 //! Owns: the thread that follows the agent and programs the kernel ([`follow`]), the thread that cleans conntrack
-//! ([`cleaner`]), the servers of health, health check node ports, metrics and debugging, and the reports to the agent. In:
-//! [`Options`], [`RunConfig`], a token that ends it. Out: rules; they stay when it ends, so that traffic goes on until the next one
-//! takes over.
+//! ([`cleaner`]), the servers of health, health check node ports, metrics and debugging, and the reports to the agent.
+//! In: [`Options`], [`RunConfig`], a cancellation token. Out: rules. They stay when the proxy stops, so that traffic
+//! continues until the next one takes over.
 
 mod affinity;
 mod checker;
@@ -40,63 +40,55 @@ use crate::{
     sync::SyncLoop,
 };
 
-/// The sockets of a proxy, and the settings that it shows.
+/// Sockets and displayed settings of a proxy.
 #[derive(Debug)]
 pub struct RunConfig {
-    /// Where the agent serves the Endpoints API.
     pub target: Target,
     /// `/healthz` and `/livez`.
     pub healthz: Option<SocketAddr>,
-    /// `/metrics`.
     pub metrics: Option<SocketAddr>,
-    /// End where one of these two cannot be listened on. Source: kube-proxy's `bindAddressHardFail`.
+    /// Exit if one of these two addresses cannot be bound. Source: kube-proxy's `bindAddressHardFail`.
     pub bind_hard_fail: bool,
-    /// The debug API.
     pub debug: UnixListener,
     /// Address of the debug API, for the agent to show.
     pub debug_name: String,
     /// Page and JSON.
     pub http: Option<TcpListener>,
-    /// Host names by which the page may be called, besides `localhost` and addresses.
+    /// Allowed host names of the page, besides `localhost` and addresses.
     pub http_hosts: Arc<[String]>,
     /// The settings in force, for `/configz`.
     pub settings: serde_json::Value,
-    /// The same in words, for the state.
+    /// The same as text, for the state.
     pub settings_in_words: Vec<String>,
 }
 
-/// Why a proxy ended, or did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The kernel cannot do what is needed, or does not let us.
+    /// The kernel lacks a feature, or does not permit it.
     #[error("cannot program Services on this node; fix the reported kernel error and restart the proxy")]
     Backend(#[source] BackendError),
-    /// The node's addresses are not known.
     #[error(
         "cannot list or watch the addresses of this node; allow rtnetlink sockets (AF_NETLINK) and restart \
          the proxy"
     )]
     Addresses(#[source] AddressError),
-    /// `NodeCIDR` and no pod CIDR.
     #[error(
         "the Node has had no spec.podCIDRs for {} s, which detect_local_mode NodeCIDR requires; check the \
          pod network of the node or set another mode", .0.as_secs()
     )]
     NoPodCidrs(Duration),
-    /// A server cannot listen, and `bind_hard_fail` is set.
+    /// `bind_hard_fail` is set.
     #[error(
         "cannot listen on {address}: {reason}; stop the process that listens there, change {setting}, or \
          unset proxy.bind_address_hard_fail"
     )]
     Bind {
-        /// The setting that names the address.
+        /// The setting that contains the address.
         setting: &'static str,
-        /// The address.
         address: SocketAddr,
-        /// Why not.
         reason: String,
     },
-    /// A thread could not be started, or its runtime.
+    /// A thread or its runtime could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     /// The thread that programs the kernel ended by itself.
@@ -104,13 +96,13 @@ pub enum RunError {
     Ended,
 }
 
-/// Runs a proxy until it is told to stop. Call it on a runtime with time and I/O.
+/// Runs a proxy until it is stopped. Must be called on a runtime with time and I/O.
 ///
-/// `ready` is called once the kernel has been found able and the servers are there; rules come when the agent has said what
-/// the Services are.
+/// `ready` is called once the backend is open and the servers listen; rules follow when the agent has sent the
+/// Services.
 ///
 /// # Errors
-/// It cannot start, or cannot go on.
+/// The proxy cannot start or continue.
 pub async fn run(
     driver: &dyn Driver,
     options: Options,
@@ -135,7 +127,7 @@ pub async fn run(
         let disabled = backend.disabled_reason(family);
         metrics.family_enabled(family, disabled.is_none());
         match disabled {
-            // As `SyncLoop` of kube-proxy: /livez names each family that is programmed, from the start.
+            // As `SyncLoop` of kube-proxy: /livez lists each enabled family from the start.
             None => health.synced(family),
             Some(reason) => tracing::warn!(
                 %family, reason,
@@ -179,7 +171,7 @@ pub async fn run(
     if stop.is_cancelled() { Ok(()) } else { Err(ended.unwrap_or(RunError::Ended)) }
 }
 
-/// Starts the servers of health and metrics, which serve until they are dropped.
+/// Starts the health and metrics servers, which serve until they are dropped.
 async fn serve_health(
     config: &RunConfig,
     proxy_mode: &'static str,
@@ -233,7 +225,6 @@ fn serve(
     }
 }
 
-/// Now, in Unix milliseconds.
 pub(crate) fn unix_ms() -> i64 {
     keelson_proto::unix_ms(SystemTime::now())
 }

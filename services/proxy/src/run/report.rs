@@ -1,7 +1,7 @@
 //! Reports the status of the proxy to the agent, which shows it.
 //!
-//! Owns: one task. In: changes of what there is to show. Out: `keelson.endpoints.v1.Endpoints/Report`, at most one a second and
-//! at least one in ten. The agent does nothing with it but show it; that it cannot be reached is known elsewhere.
+//! Owns: one task. In: changes of the displayed status. Out: `keelson.endpoints.v1.Endpoints/Report`, at most one per
+//! second and at least one per 10 s. The agent only shows it. The follower reports that the agent cannot be reached.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -11,9 +11,9 @@ use keelson_proto::endpoints::Backend;
 use super::shared::Shared;
 use crate::model::Family;
 
-/// Reports come no closer.
+/// Minimum time between reports.
 const LEAST: Duration = Duration::from_secs(1);
-/// And no further apart. Source: endpoints.proto.
+/// Maximum time between reports. Source: endpoints.proto.
 const MOST: Duration = Duration::from_secs(10);
 
 /// Reports until it is dropped.
@@ -22,20 +22,20 @@ pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, h
     let mut reporter = Reporter::new(target);
     loop {
         let backend = backend(&shared, &debug, http).await;
-        // Where the agent is gone, the follower says so.
+        // The follower reports an unreachable agent.
         if let Err(error) = reporter.report(backend).await {
             tracing::debug!(%error, "cannot report the proxy status to the agent");
         }
         tokio::time::sleep(LEAST).await;
-        // The sender lives as long as this task. A time-out is no news, and is told as well.
+        // The sender lives as long as this task. After a timeout the report is repeated.
         drop(tokio::time::timeout(MOST - LEAST, changes.changed()).await);
     }
 }
 
-/// "pending", "synced" or "failing", and why.
+/// "pending", "synced" or "failing", with the reason.
 pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) {
     let look = shared.clone();
-    // The lock may be held for a second when a large cluster is loaded.
+    // The lock may be held for a second while a large cluster is loaded.
     let asked = tokio::task::spawn_blocking(move || {
         let sync = look.sync();
         let failure = Family::ALL.into_iter().find_map(|family| {

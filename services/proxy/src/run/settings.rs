@@ -1,9 +1,9 @@
 //! Applies the settings of conntrack.
 //!
-//! Owns: when they are written: at the start, and again every `sync_period` while one is refused, for instance because the
-//! kernel has not loaded conntrack yet. In: [`ConntrackOptions`]. Out: values in the kernel, the result of each in [`Shared`],
-//! and one event per refusal. A value that was applied is not checked again, as in kube-proxy: an administrator may change
-//! it later.
+//! Owns: when they are written: at the start, and again every `sync_period` while one is refused, for instance because
+//! the kernel has not loaded conntrack yet. In: [`ConntrackOptions`]. Out: values in the kernel, the result of each in
+//! [`Shared`], and one event per refusal. As in kube-proxy, an applied value is not checked again: an administrator may
+//! change it later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ pub(super) async fn make(shared: Arc<Shared>, options: ConntrackOptions, again: 
     let sysctls = ProcSys(options.sysctl_dir);
     while !pending.is_empty() {
         let (wanted, kernel) = (pending.clone(), sysctls.clone());
-        // Resizing the hash table can take the kernel a while.
+        // Resizing the hash table may take the kernel some time.
         let Ok(settings) = tokio::task::spawn_blocking(move || apply(&wanted, &kernel)).await else { return };
         pending.retain(|wanted| is_refused(wanted, &settings));
         record(&shared, settings);
@@ -53,7 +53,7 @@ fn record(shared: &Shared, settings: Vec<Setting>) {
     shared.changed();
 }
 
-/// Number of online CPUs of the machine, whatever this process may use. Source: `detectNumCPU` of kube-proxy.
+/// Number of online CPUs of the machine, regardless of this process's limits. Source: `detectNumCPU` of kube-proxy.
 fn cpus() -> usize {
     let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
     online.and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0).unwrap_or(1)

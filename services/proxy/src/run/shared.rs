@@ -1,8 +1,8 @@
-//! What the threads of a proxy share.
+//! State that the threads of a proxy share.
 //!
-//! Owns: [`Shared`]: the [`SyncLoop`] behind a lock, where the agent stands, and the last events. In: what the follower did.
-//! Out: what the servers show. The lock is held while the kernel works, milliseconds as a rule and a second at the start of
-//! a large cluster; servers wait for it on threads of their own.
+//! Owns: [`Shared`]: the [`SyncLoop`] behind a lock, the connection to the agent, and the last events. In: results of
+//! the follower. Out: what the servers show. The lock is held while the kernel works, usually milliseconds, and a
+//! second at the start of a large cluster; servers wait for it on threads of their own.
 
 use std::{
     collections::VecDeque,
@@ -29,37 +29,31 @@ use crate::{
     sync::{SyncLoop, Synced},
 };
 
-/// How many events are kept.
+/// Maximum number of events that are kept.
 const EVENTS: usize = 50;
 
-/// How many changes that wait are remembered for the metric of their latency.
+/// Maximum number of pending changes whose latency is measured.
 const TRIGGERED_MOST: usize = 1_000;
 
-/// How the agent is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Not yet.
     Connecting,
-    /// States come.
     Following,
-    /// It does not answer, for this reason.
     Failing(String),
 }
 
-/// What is said of the proxy as a whole.
+/// The displayed status of the proxy.
 #[derive(Debug, Clone)]
 pub(super) struct Standing {
     pub(super) link: Link,
-    /// The last whole state that was heard, and the last that is in effect.
+    /// The last full state that was received, and the last that is in effect.
     heard: Position,
     pub(super) position: Position,
-    /// When each family's rules were last brought up to date, in Unix milliseconds.
+    /// When each family's rules were last synced, in Unix milliseconds.
     pub(super) synced_unix_ms: [i64; 2],
-    /// Those of both families together.
+    /// Of both families.
     pub(super) service_ports: u64,
-    /// Rules of other service proxies.
     pub(super) other_proxies: Vec<(Family, String)>,
-    /// Results of applying the settings of conntrack.
     pub(super) conntrack: Vec<Setting>,
     pub(super) events: VecDeque<pb::Event>,
     /// UDP endpoints have changed since conntrack of the family was cleaned.
@@ -69,7 +63,7 @@ pub(super) struct Standing {
     wanted: Wanted,
 }
 
-/// The health check node ports that there shall be, and where they shall listen; whether that has changed.
+/// The wanted health check node ports and their listen addresses; whether these have changed.
 #[derive(Debug, Clone, Default)]
 struct Wanted {
     checks: Checks,
@@ -77,14 +71,13 @@ struct Wanted {
     changed: bool,
 }
 
-/// What the threads of a proxy share.
 #[derive(Debug)]
 pub(super) struct Shared {
     sync: Mutex<SyncLoop>,
     pub(super) backend: BackendInfo,
     standing: Mutex<Standing>,
     changes: watch::Sender<u64>,
-    /// Told when a sync has to wait for the pace.
+    /// Notified when a sync has to wait for the pace.
     pub(super) deferred: Notify,
     pub(super) health: Health,
     pub(super) metrics: ProxyMetrics,
@@ -136,7 +129,7 @@ impl Shared {
         }
     }
 
-    /// The sync loop. A panic while it was held ends the process anyway.
+    /// A panic while the lock is held ends the process, so poisoning is ignored.
     pub(super) fn sync(&self) -> MutexGuard<'_, SyncLoop> {
         self.sync.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -145,17 +138,15 @@ impl Shared {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Told of every change of what there is to show.
+    /// Changes of the displayed status.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Something that is shown has changed.
     pub(super) fn changed(&self) {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Writes an event down.
     pub(super) fn record_event(&self, text: String) {
         let mut standing = self.standing();
         standing.events.push_front(pb::Event { at_unix_ms: unix_ms(), text });
@@ -164,7 +155,7 @@ impl Shared {
         self.changed();
     }
 
-    /// How the agent is reached now; said when it changes.
+    /// Sets how the agent is reached, and logs when that changes.
     pub(super) fn link(&self, link: Link) {
         let mut standing = self.standing();
         if standing.link == link {
@@ -175,7 +166,7 @@ impl Shared {
             Link::Following => "connected to the agent".to_owned(),
             Link::Failing(reason) => format!("disconnected from the agent; rules stay unchanged: {reason}"),
         };
-        // The reason may differ a little each time.
+        // The text of the reason may vary between attempts.
         let same = matches!((&standing.link, &link), (Link::Failing(_), Link::Failing(_)));
         self.metrics.connected(link == Link::Following);
         self.health.agent(link == Link::Following);
@@ -184,7 +175,7 @@ impl Shared {
         if same { self.changed() } else { self.record_event(text) }
     }
 
-    /// A Service has such a health check node port, or none.
+    /// Sets the health check node port of a Service; `None`: it has none.
     pub(super) fn check(&self, name: &ServiceName, check: Option<ServiceHealthCheck>) {
         let wanted = &mut self.standing().wanted;
         wanted.changed |= match check {
@@ -197,7 +188,7 @@ impl Shared {
         };
     }
 
-    /// Opens and closes health check node ports, if any has changed or they shall listen elsewhere.
+    /// Opens and closes health check node ports, if one or the listen addresses have changed.
     pub(super) fn apply_wanted(&self, listen_on: ListenOn) {
         let mut standing = self.standing();
         let wanted = &mut standing.wanted;
@@ -220,14 +211,14 @@ impl Shared {
         self.sync().family(family).pending.is_none()
     }
 
-    /// Whether one has since it was last asked. False while changes of the family wait for a sync.
+    /// Whether UDP endpoints have changed since the last call. False while changes of the family wait for a sync.
     pub(super) fn take_udp(&self, family: Family) -> bool {
         let sync = self.sync();
         sync.family(family).pending.is_none() && std::mem::take(&mut self.standing().udp[family as usize])
     }
 
-    /// When the changes were made in the API that a sync brings to the kernel: those of the state that was heard, and those that
-    /// have waited. Without a sync they wait on; the oldest are remembered.
+    /// Times in the API of the changes that a sync programs: those of the received state, and those that have waited.
+    /// Without a sync they stay pending; the oldest are kept.
     pub(super) fn triggered(&self, position: Option<&Position>, is_synced: bool) -> Vec<i64> {
         let mut standing = self.standing();
         let heard = position.and_then(|position| position.triggered_unix_ms);
@@ -237,12 +228,12 @@ impl Shared {
         if is_synced { std::mem::take(&mut standing.triggered) } else { Vec::new() }
     }
 
-    /// What became of syncs, and which state they were of.
+    /// Records the results of syncs, and the state that they programmed.
     pub(super) fn note(&self, synced: &[Synced], position: Option<&Position>) {
         let sync = self.sync();
         let counts = Family::ALL.map(|family| sync.backend().counts(family));
         let is_current = sync.is_current();
-        // What is heard from now on is not in effect.
+        // Taken before the sync loop is released, so that no later state counts as in effect.
         let mut standing = self.standing();
         drop(sync);
         for (family, counts) in Family::ALL.into_iter().zip(&counts) {
@@ -262,7 +253,7 @@ impl Shared {
         if is_current && standing.heard != standing.position {
             standing.position = standing.heard.clone();
             standing.service_ports = counts.iter().map(|counts| counts.service_ports as u64).sum();
-            // A Service of both families is one.
+            // A Service of both families counts once.
             let services = counts.iter().map(|counts| counts.services).max().unwrap_or(0);
             self.metrics.applied(standing.position.rev, services);
         }
@@ -272,7 +263,6 @@ impl Shared {
         }
     }
 
-    /// Brings the metric of clients with session affinity up to date.
     pub(super) fn measure_affinity(&self) {
         for (family, clients) in Family::ALL.into_iter().zip(self.affinity.clients(MAX_AGE)) {
             for (map, clients) in clients.into_iter().flatten() {
@@ -281,7 +271,7 @@ impl Shared {
         }
     }
 
-    /// Looks for rules of other service proxies, and reports those that are new or gone.
+    /// Looks for rules of other service proxies, and logs those that are new or gone.
     pub(super) fn look_for_other_proxies(&self, observer: &mut dyn Observer) {
         let found = match observer.other_proxies() {
             Ok(found) => [found, leftovers::found(&Places::default())].concat(),

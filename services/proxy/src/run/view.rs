@@ -1,7 +1,7 @@
-//! What the debug API shows of a proxy.
+//! The status of a proxy in the debug API.
 //!
-//! Owns: [`View`]. In: calls of the debug API. Out: what [`Shared`] knows, as messages of `proxy.proto`. A call waits for the
-//! kernel's work on a thread for such waits, never on the servers' own.
+//! Owns: [`View`]. In: calls of the debug API. Out: messages of `proxy.proto`, from [`Shared`]. Calls wait for the lock
+//! on blocking threads, never on the servers' own.
 
 use std::{
     collections::BTreeMap,
@@ -30,13 +30,12 @@ use crate::{
     sync::SyncLoop,
 };
 
-/// Printed text is handed on in pieces of about this many bytes.
+/// Approximate size of a chunk of printed text, in bytes.
 const PIECE: usize = 64 * 1024;
 
-/// Between two copies of the ruleset, each of which holds the sync loop for some milliseconds.
+/// Minimum time between two copies of the ruleset, each of which holds the sync loop for some milliseconds.
 const PRINT_PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     shared: Arc<Shared>,
@@ -49,7 +48,7 @@ impl View {
         Self { shared, registry, last_print: Arc::default() }
     }
 
-    /// Asks the sync loop, which may be busy with the kernel.
+    /// Calls the sync loop on a blocking thread, because it may be busy with the kernel.
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&SyncLoop) -> T + Send + 'static,
@@ -95,7 +94,7 @@ impl ProxyView for View {
     }
 
     async fn print(&self) -> Result<Chunks, ViewError> {
-        // A client that asks again and again must not keep the sync loop busy.
+        // A client that polls must not keep the sync loop busy.
         let mut last = self.last_print.lock().await;
         if let Some(last) = *last {
             tokio::time::sleep_until(last + PRINT_PAUSE).await;
@@ -113,7 +112,8 @@ impl ProxyView for View {
     }
 
     async fn livez(&self) -> Vec<Check> {
-        // what only a restart can repair: a capability that was taken away, a thread that is stuck (then nothing answers).
+        // Failures that only a restart can repair: a capability that was taken away, or a stuck thread (then nothing
+        // answers).
         let fatal = self.ask(|sync| {
             let failures = Family::ALL.into_iter().filter_map(|family| sync.family(family).failure.as_ref());
             failures.filter(|failure| failure.error.is_fatal).map(|failure| failure.error.to_string()).next()
@@ -145,7 +145,6 @@ impl ProxyView for View {
     }
 }
 
-/// What is looked at, and why it is not well, if it is not.
 fn check(name: &str, reason: Option<String>) -> Check {
     Check {
         name: name.to_owned(),
@@ -275,16 +274,15 @@ fn family_state(
     }
 }
 
-/// By map, those that have any.
+/// By map, without empty ones.
 fn affinity_clients(clients: &AffinityClients) -> BTreeMap<String, u64> {
     let all = clients.iter().filter(|(_, clients)| *clients > 0);
     all.map(|(map, clients)| ((*map).to_owned(), *clients as u64)).collect()
 }
 
-/// The text of a ruleset, in pieces.
 fn printed(printer: RulesetPrinter) -> Vec<String> {
     let mut pieces = Pieces(vec![String::new()]);
-    // Strings refuse nothing.
+    // Writing to memory cannot fail.
     let _ = printer(&mut pieces);
     pieces.0
 }

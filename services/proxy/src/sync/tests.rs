@@ -34,7 +34,7 @@ fn name(number: u16) -> ServiceName {
     ServiceName::new("ns", &format!("s{number}"))
 }
 
-/// A port of each family; `port` makes it another than before.
+/// A port of each family. `port` distinguishes versions of the Service.
 fn ports(number: u16, port: u16) -> [Vec<ServicePort>; 2] {
     Family::ALL.map(|family| {
         vec![ServicePort {
@@ -78,7 +78,7 @@ impl Stage {
         Self { kernel, sync, observer, now }
     }
 
-    /// With three Services that have been synced.
+    /// A sync loop with three synced Services.
     fn synced(options: Options) -> Self {
         let mut stage = Self::open(options);
         (0..3).for_each(|number| stage.set(number, 80));
@@ -104,7 +104,6 @@ impl Stage {
         self.kernel.change(|kernel| kernel.rules[0].get(&name(number)).map(|ports| ports[0].port))
     }
 
-    /// Results of the checks that are due.
     fn check(&mut self) -> Vec<Checked> {
         let families = self.sync.begin_checks(self.now);
         families
@@ -128,7 +127,7 @@ fn nothing_is_programmed_before_a_full_state() {
     assert!(stage.sync().iter().all(|synced| synced.result.as_ref().is_ok_and(|outcome| outcome.full)));
     assert!(stage.sync.is_current() && stage.sync.has_synced());
     assert_eq!(stage.ports_of(1), Some(80));
-    // What follows is incremental, and what has not changed is not synced.
+    // Further syncs are incremental, and only of families that changed.
     stage.set(1, 81);
     assert!(stage.sync().iter().all(|synced| synced.result.as_ref().is_ok_and(|outcome| !outcome.full)));
     assert!(stage.sync().is_empty());

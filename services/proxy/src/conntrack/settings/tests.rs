@@ -1,4 +1,4 @@
-//! P1: values of kube-proxy 1.36.3, and what is reported when one is refused.
+//! P1: values of kube-proxy 1.36.3, and reports of refused writes.
 
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -25,7 +25,7 @@ fn p1_the_limit_follows_the_processors() {
         (32768, 131_072, 4, Some(131_072)),
         (32768, 131_072, 8, Some(262_144)),
         (32768, 131_072, 64, Some(1_048_576)),
-        // Beyond the maximum, min does not count; at it, it does.
+        // Above the maximum, `min` is ignored; at the maximum, it applies.
         (32768, 2_000_000, 33, Some(1_048_576)),
         (32768, 2_000_000, 32, Some(2_000_000)),
         (1, 2_000_000, 8, Some(2_000_000)),
@@ -60,12 +60,12 @@ fn p1_what_is_zero_is_left_alone() {
         (UDP_STREAM, 120),
     ];
     assert_eq!(values(&all, 8), expected);
-    // Less than a second is no time.
+    // Less than a second is rounded down to zero, which keeps the kernel's value.
     let short = ConntrackOptions { udp_timeout: Duration::from_millis(999), ..ConntrackOptions::default() };
     assert_eq!(values(&short, 8), []);
 }
 
-/// A kernel with some values, of which it takes those that are not `fixed`.
+/// Accepts writes to values that are not `fixed`.
 #[derive(Default)]
 struct Fake {
     values: RefCell<BTreeMap<String, u64>>,
@@ -104,9 +104,9 @@ fn p1_what_differs_is_written_and_what_cannot_be_is_said() {
     };
     let settings = apply(&defaults().wanted(4), &kernel);
     let expected = [
-        // A larger table serves as well.
+        // A larger table is kept.
         (BUCKETS, 32768, Some(100_000), None),
-        // A larger limit does not: kube-proxy lowers it.
+        // A larger limit is not: kube-proxy lowers it.
         (MAX, 131_072, Some(131_072), None),
         (TCP_ESTABLISHED, 86400, Some(432_000), Some("permission denied")),
         (TCP_CLOSE_WAIT, 3600, None, Some("entity not found")),
@@ -126,7 +126,7 @@ fn p1_what_differs_is_written_and_what_cannot_be_is_said() {
         [format!("{MAX}=131072"), format!("{TCP_ESTABLISHED}=86400"), format!("{TCP_CLOSE_WAIT}=3600")]
     );
     drop(writes);
-    // Nothing is written twice.
+    // A second run writes nothing.
     apply(&defaults().wanted(4)[..2], &kernel);
     assert_eq!(kernel.writes.borrow().len(), 3);
 }
@@ -137,7 +137,7 @@ fn p1_files_are_read_and_written_and_never_made() {
     let files = ProcSys(folder.path().to_owned());
     fs::write(folder.path().join(MAX), "262144\n").expect("writes");
     assert_eq!(files.read(MAX).expect("reads"), 262_144);
-    // As the kernel does, a write begins anew; here the rest of a longer text would stay.
+    // As in the kernel, a write replaces the value; a plain file would keep the rest of a longer text.
     files.write(MAX, 131_072).expect("writes");
     assert_eq!(files.read(MAX).expect("reads"), 131_072);
     assert_eq!(files.write(UDP, 30).expect_err("not there").kind(), io::ErrorKind::NotFound);

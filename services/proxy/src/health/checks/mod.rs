@@ -1,12 +1,12 @@
 //! The health check node ports of Services (`spec.healthCheckNodePort`), by which load balancers learn which nodes have
 //! endpoints of a Service whose externalTrafficPolicy is Local.
 //!
-//! Owns: [`HealthChecks`], a task that has a server on every socket that is wanted and can be had. In: the Services that have
-//! such a port, with their counts, and where to listen. Out: answers with kube-proxy's status, headers and body, and
-//! [`HealthCheckState`]s for people.
+//! Owns: [`HealthChecks`], a task that runs a server on every wanted socket that it can bind. In: the Services that
+//! have such a port, with their counts, and the listen addresses. Out: responses with kube-proxy's status, headers and
+//! body, and [`HealthCheckState`]s for display.
 //!
-//! kube-proxy has such a server for each family, which counts the endpoints of its family: so here, each socket answers with
-//! the count of the family that it listens in.
+//! kube-proxy has such a server per family, which counts the endpoints of its family. So here each socket responds with
+//! the count of its own family.
 
 mod pages;
 mod plan;
@@ -31,33 +31,26 @@ use self::{pages::CheckPages, plan::Wanted};
 use super::status::Health;
 use crate::model::Family;
 
-/// After how long a socket that could not be had is tried again, beside every [`HealthChecks::apply`].
+/// Interval of retrying sockets that could not be bound. Every [`HealthChecks::apply`] also retries.
 pub(crate) const DEFAULT_RETRY: Duration = Duration::from_secs(10);
 
-/// How a socket fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SocketState {
-    /// It answers.
     Open,
-    /// It cannot be had, for this reason, and is tried again.
+    /// It cannot be bound, for this reason, and is retried.
     Failing(String),
 }
 
-/// A socket of a Service's health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Socket {
-    /// Where it listens.
     pub(crate) address: SocketAddr,
-    /// How it fares.
     pub(crate) state: SocketState,
 }
 
-/// How the health check of a Service fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HealthCheckState {
-    /// What was asked for.
     pub(crate) check: ServiceHealthCheck,
-    /// Its sockets, ordered. None where no local address matches `proxy.nodeport_addresses`.
+    /// Ordered. Empty if no local address matches `proxy.nodeport_addresses`.
     pub(crate) sockets: Vec<Socket>,
 }
 
@@ -70,7 +63,7 @@ pub(crate) struct HealthChecks {
 }
 
 impl HealthChecks {
-    /// Starts without any port. `retry`: see [`DEFAULT_RETRY`]. Call it within a runtime.
+    /// Starts without any port. `retry`: see [`DEFAULT_RETRY`]. Must be called within a runtime.
     pub(crate) fn start(health: Health, retry: Duration) -> Self {
         let (wanted, receiver) = watch::channel(Arc::new(Wanted::default()));
         let (sender, states) = watch::channel(Arc::new(Vec::new()));
@@ -79,13 +72,12 @@ impl HealthChecks {
         Self { wanted, states, task }
     }
 
-    /// From now on these Services have such a port, and no other; at once for counts, soon for sockets. Ports that failed are
-    /// tried again.
+    /// Replaces the wanted ports. Counts change at once, sockets shortly after. Failed sockets are retried.
     pub(crate) fn apply(&self, checks: Vec<ServiceHealthCheck>, listen_on: ListenOn) {
         self.wanted.send_replace(Arc::new(Wanted { checks, listen_on }));
     }
 
-    /// How each fares, in the order in which they were given: now and from now on.
+    /// Status of each health check, in the order of [`Self::apply`], live.
     pub(crate) fn states(&self) -> watch::Receiver<Arc<Vec<HealthCheckState>>> {
         self.states.clone()
     }
@@ -97,7 +89,7 @@ impl Drop for HealthChecks {
     }
 }
 
-/// A server on one socket; it ends when this is dropped.
+/// Serves one socket until it is dropped.
 struct Server {
     pages: Arc<CheckPages>,
     stop: DropGuard,
@@ -105,19 +97,18 @@ struct Server {
 }
 
 impl Server {
-    /// Ends it; its address is free then.
+    /// Stops the server; its address is free afterwards.
     async fn close(self) {
         drop(self.stop);
-        // It panics nowhere; if it did, the socket would be closed as well.
+        // The task does not panic; if it did, the socket would be closed as well.
         self.task.await.ok();
     }
 }
 
-/// What there is of what is wanted.
 struct Servers {
     health: Health,
     open: BTreeMap<SocketAddr, Server>,
-    /// By address and Service, since two may want one.
+    /// By address and Service, because two Services may want one address.
     failing: BTreeMap<(SocketAddr, ServiceName), String>,
 }
 
@@ -195,7 +186,7 @@ impl Servers {
         }
         for ((address, name), reason) in &failing {
             if self.failing.get(&(*address, name.clone())) != Some(reason) {
-                // The reason of the event that kube-proxy writes for it.
+                // The reason of kube-proxy's event for it.
                 tracing::warn!(
                     reason = "FailedToStartServiceHealthcheck", service = %name, %address, error = reason,
                     "cannot listen on a health check node port"
@@ -234,7 +225,6 @@ impl Servers {
     }
 }
 
-/// The family of a socket.
 fn family(address: &SocketAddr) -> Family {
     match address {
         SocketAddr::V4(_) => Family::V4,

@@ -1,7 +1,7 @@
-//! What a health check node port answers.
+//! Responses of a health check node port.
 //!
-//! Owns: the answer to any path and method. In: a count, the proxy's health. Out: 200 or 503 with kube-proxy's headers and
-//! body, byte for byte.
+//! Owns: the response to any path and method. In: a count, the proxy's health. Out: 200 or 503 with kube-proxy's
+//! headers and body, byte for byte.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,10 +11,9 @@ use keelson_serve::http::exposed::{Answer, Pages, answer, with_header};
 
 use super::super::status::Health;
 
-/// By which load balancers may weigh nodes.
+/// Load balancers may weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The pages of one socket.
 pub(super) struct CheckPages {
     name: ServiceName,
     local: AtomicU32,
@@ -48,7 +47,7 @@ impl Pages for CheckPages {
     }
 }
 
-/// Tabs, and no newline at the end.
+/// Indented with tabs, without a final newline.
 fn body(name: &ServiceName, local: u32, healthy: bool) -> String {
     let (namespace, name) = (quoted(name.namespace()), quoted(name.name()));
     format!(

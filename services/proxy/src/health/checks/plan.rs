@@ -1,7 +1,7 @@
-//! Which socket is whose.
+//! Assigns sockets to Services.
 //!
-//! Owns: [`Wanted`] and the sockets that follow from it, a function of values. In: Services with a health check node port, the
-//! matching addresses, who has which socket now. Out: [`Plan`].
+//! Owns: [`Wanted`] and the sockets that follow from it. In: Services with a health check node port, the matching
+//! addresses, the current holder of each socket. Out: [`Plan`]. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,19 +15,17 @@ use crate::{addresses::Match, model::Family};
 /// A Service that has a health check node port: type LoadBalancer, externalTrafficPolicy Local, `healthCheckNodePort` not 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ServiceHealthCheck {
-    /// The Service.
     pub(crate) name: ServiceName,
     /// `spec.healthCheckNodePort`, not 0.
     pub(crate) port: u16,
-    /// How many different IPs of ready endpoints on this node it has in IPv4, over all its ports. `None`: the Service has no
-    /// cluster IP of the family, and no socket either.
+    /// Number of different IPs of ready IPv4 endpoints on this node, over all ports. `None`: the Service has no cluster
+    /// IP of the family, and no socket either.
     pub local_v4: Option<u32>,
-    /// The same in IPv6.
+    /// The same for IPv6.
     pub local_v6: Option<u32>,
 }
 
 impl ServiceHealthCheck {
-    /// The count of a family.
     pub(crate) fn local(&self, family: Family) -> Option<u32> {
         match family {
             Family::V4 => self.local_v4,
@@ -36,12 +34,12 @@ impl ServiceHealthCheck {
     }
 }
 
-/// Where health check node ports listen: at the addresses at which node ports are served.
+/// Listen addresses of health check node ports: those at which node ports are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListenOn {
-    /// In IPv4. All local ones: `0.0.0.0`.
+    /// All local ones: `0.0.0.0`.
     pub v4: Match,
-    /// In IPv6. All local ones: `[::]`, IPv6 alone.
+    /// All local ones: `[::]`, IPv6 only.
     pub v6: Match,
 }
 
@@ -58,7 +56,6 @@ impl ListenOn {
     }
 }
 
-/// What is wanted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) checks: Vec<ServiceHealthCheck>,
@@ -72,16 +69,15 @@ impl Default for Wanted {
     }
 }
 
-/// Which socket is to be whose.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) sockets: BTreeMap<SocketAddr, &'a ServiceHealthCheck>,
-    /// Sockets that a Service wants and another has: address, the Service, the other.
+    /// Sockets that a Service wants and another holds: address, the Service, the holder.
     pub(super) conflicts: Vec<(SocketAddr, ServiceName, ServiceName)>,
 }
 
 impl Wanted {
-    /// One that has a socket keeps it; else the Service that comes first by name gets it.
+    /// A holder keeps its socket; otherwise the Service that is first by name gets it.
     pub(super) fn plan(&self, holders: &HashMap<SocketAddr, &ServiceName>) -> Plan<'_> {
         let mut plan = Plan { sockets: BTreeMap::new(), conflicts: Vec::new() };
         let mut claims: BTreeMap<SocketAddr, Vec<&ServiceHealthCheck>> = BTreeMap::new();

@@ -38,15 +38,15 @@ async fn is_closed(at: SocketAddr) -> bool {
     connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
-/// What was open is closed. A program that another test starts holds a copy of every socket until it runs, so that the end of
-/// one may come a moment late.
+/// Waits until a socket is closed. A child process that another test starts holds copies of every socket until its
+/// exec, so the close may come a moment late.
 async fn closes(at: SocketAddr) {
     while !is_closed(at).await {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// A test in a namespace, where every port is free; its loopback interface has two addresses more.
+/// Runs a test in a network namespace, where every port is free; its loopback interface has two more addresses.
 fn in_runtime<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
     in_namespace(|| {
         for address in ["192.0.2.1/32", "192.0.2.2/32"] {
@@ -59,7 +59,7 @@ fn in_runtime<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
     });
 }
 
-/// Waits until what was asked for last has been looked at, and every socket fares as `settled` says.
+/// Waits until the last request has been processed and every socket has the status in `settled`.
 async fn settled(
     checks: &HealthChecks,
     settled: impl Fn(&[HealthCheckState]) -> bool,
@@ -134,7 +134,7 @@ fn case_52_without_ready_local_endpoints_it_is_503() {
         assert_eq!(got.status, 503);
         assert!(got.headers.contains("x-load-balancing-endpoint-weight: 0\r\n"), "{}", got.headers);
         assert!(got.body.contains("\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true"), "{}", got.body);
-        // A count that changes needs no new socket.
+        // A changed count needs no new socket.
         checks.apply(vec![check("web", 30_500, [Some(3), None])], everywhere());
         settled(&checks, |states| states[0].check.local_v4 == Some(3)).await;
         let got = get(v4(30_500), "/").await;
@@ -146,7 +146,7 @@ fn case_52_without_ready_local_endpoints_it_is_503() {
 #[test]
 fn case_53_an_unhealthy_proxy_makes_503_and_ports_follow_their_services() {
     in_runtime(|| async {
-        // A sync period of 0: whatever waits is late.
+        // With a sync period of 0, every pending change is late.
         let health = Health::new(Duration::ZERO, None);
         let checks = HealthChecks::start(health.clone(), RETRY);
         checks.apply(vec![check("web", 30_500, [Some(1), None])], everywhere());
@@ -192,7 +192,8 @@ fn ports_listen_at_the_addresses_that_match_and_follow_them() {
         closes(socket("192.0.2.1")).await;
         assert_eq!(get(socket("192.0.2.2"), "/").await.status, 200);
         assert!(is_closed(v4(30_500)).await, "[::] is IPv6 alone");
-        // From single addresses to all and back: the narrow socket makes room for the wide one.
+        // From single addresses to all and back: a socket of one address must be closed before the one of all addresses
+        // can be bound.
         checks.apply(web(), everywhere());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_500), any_v6(30_500)])])).await;
         checks.apply(web(), ListenOn { v4: at(&["192.0.2.1", "192.0.2.2"]), v6: at(&[]) });
@@ -232,7 +233,7 @@ fn of_two_services_that_want_one_port_one_has_it_and_the_other_gets_it_then() {
         let (a, b) = (check("a", 30_500, [Some(1), None]), check("b", 30_500, [Some(2), None]));
         checks.apply(vec![b.clone()], everywhere());
         settled(&checks, |states| open(states, &[("b", &[any_v4(30_500)])])).await;
-        // The one that comes first by name does not take it away.
+        // The Service that is first by name does not take the socket over.
         checks.apply(vec![a.clone(), b.clone()], everywhere());
         let states = settled(&checks, |states| states.len() == 2).await;
         assert!(open(&states, &[("a", &[]), ("b", &[any_v4(30_500)])]), "{states:?}");

@@ -1,4 +1,4 @@
-//! `/debug/events`: what the page shows, as server-sent events.
+//! `/debug/events`: the state for the page, as server-sent events.
 //!
 //! Owns: the event `state`, `{now_unix_ms, state, state_error}`. In: the view and its changes. Out: a stream that ends when
 //! the proxy stops.
@@ -16,10 +16,9 @@ use serde::Serialize;
 use super::Shared;
 use crate::inspect::{ProxyView, view::answer};
 
-/// An event `state`.
 #[derive(Serialize)]
 struct Now {
-    /// The proxy's clock, so that ages are right on a machine whose clock differs.
+    /// The proxy's clock, so that ages are right on a machine with another clock.
     now_unix_ms: i64,
     /// `null`: see `state_error`.
     state: Option<pb::State>,

@@ -1,4 +1,4 @@
-//! The page: what it has beside the parts of every page. In: `services/proxy/page/`.
+//! The page's own files. In: `services/proxy/page/`.
 
 use keelson_serve::http::Page;
 

@@ -104,7 +104,7 @@ async fn the_ruleset_as_text() {
     assert_eq!(get(&fake, "/debug/print").await.0, StatusCode::SERVICE_UNAVAILABLE);
 }
 
-/// P16: a few print at a time, from copies; the sync loop waits for none of them.
+/// The limit applies to simultaneous prints, which use copies; the sync loop waits for none of them.
 #[tokio::test]
 async fn p16_rulesets_that_are_written_at_once_are_bounded() {
     let fake = Fake::new();
@@ -270,7 +270,7 @@ async fn a_server_on_a_socket_until_the_end() {
         answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"link\": \"following\""),
         "{answer}"
     );
-    // One who reads events does not hold up the end.
+    // A client that reads events does not delay the shutdown.
     let mut reader = TcpStream::connect(address).await.unwrap();
     reader
         .write_all(format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())

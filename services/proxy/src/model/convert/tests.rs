@@ -1,4 +1,4 @@
-//! Messages, be they as the agent sends them or as nobody does.
+//! Messages as the agent sends them, and messages that it never sends.
 
 use keelson_proto::localnetv1::{EndpointConditions, EndpointPort, ServiceIPs};
 use proptest::prelude::*;
@@ -253,7 +253,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Nothing that a message holds is trouble, and what comes out keeps its promises.
+    /// No message causes a panic, and the result keeps the invariants of [`ServicePort`].
     #[test]
     fn any_message_is_read(
         cluster in texts(), external in texts(), load_balancer in texts(), ranges in texts(),
