@@ -1,11 +1,11 @@
-//! Test clusters: a control plane with kubelets ([`kube`]), service endpoints with consumers of them ([`endpoints`]), and
-//! the network of a node with its clients and servers ([`net`]).
+//! Test clusters: a control plane with kubelets ([`kube`]), service endpoints with consumers of them ([`endpoints`]),
+//! and the network of a node with its clients and servers ([`net`]).
 //!
-//! In: the programs that `make test` installs and builds, and the hosts of `keelson-harness`. Out: nothing: every process,
-//! namespace and file that a test made is gone when it ends, however it ends. The program `keelson-cluster` is
+//! In: the programs that `make test` installs and builds, and the hosts of `keelson-harness`. Out: nothing: every
+//! process, namespace and file of a test is removed when it ends, however it ends. The program `keelson-cluster` is
 //! `make cluster`.
 
-// A test writes what it does to stderr.
+// Tests log to stderr.
 #![allow(clippy::print_stderr)]
 
 pub mod endpoints;

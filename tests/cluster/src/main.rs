@@ -1,8 +1,7 @@
-//! `make cluster`: a control plane whose one node the agent alone keeps Ready, for a person to look at.
+//! `make cluster`: a control plane with one node that only the agent keeps Ready, for manual use.
 //!
-//! Owns: etcd, kube-apiserver, the node lifecycle controller, containerd and the agent in role `node`, all in a
-//! folder of their own. In: Ctrl-C. Out: a kubeconfig and commands to try; when it ends, nothing that it started
-//! runs any more.
+//! Owns: etcd, kube-apiserver, the node lifecycle controller, containerd and the agent in role `node`, all in one
+//! folder. In: Ctrl-C. Out: a kubeconfig and commands to try; when it ends, it stops everything that it started.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // It talks to a person.
 

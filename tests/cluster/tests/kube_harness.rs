@@ -1,6 +1,6 @@
-//! The harness of the cluster itself, without an agent: what the suites build on must hold first.
+//! The harness of the cluster itself, without an agent: the suites depend on it.
 
-// How long each part takes to start is told on stderr.
+// The start time of each part is printed to stderr.
 #![allow(clippy::print_stderr)]
 
 use anyhow::{Context as _, Result, ensure};
@@ -35,7 +35,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
-/// Says how long something took; seen with `--nocapture`.
+/// Prints how long something took; shown with `--nocapture`.
 fn took(what: &str, since: Instant) {
     eprintln!("{what}: {:.1} s", since.elapsed().as_secs_f64());
 }
@@ -59,7 +59,7 @@ fn leases(client: kube::Client) -> Api<Lease> {
     Api::namespaced(client, NODE_LEASES)
 }
 
-/// A client that asks everything over one connection of HTTP/2.
+/// A client that sends all requests over one HTTP/2 connection.
 struct OneConnection {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     server: String,
@@ -147,7 +147,7 @@ async fn a_service_account_asks_by_a_token_that_rotates() -> Result<()> {
         )
         .await?;
     assert_eq!(applied.len(), 2);
-    // The authorizer learns of the role by a watch.
+    // The authorizer learns of the role through a watch.
     eventually(PATIENCE, "the role is in force", || async {
         let name = format!("try-{}", jiff::Timestamp::now().as_nanosecond());
         Ok(maps(account.client().await?).create(&make, &config_map(&name)?).await?)
@@ -209,7 +209,7 @@ async fn a_cluster_survives_the_death_of_its_parts() -> Result<()> {
     })
     .await?;
 
-    // Old values of a key are what compaction forgets.
+    // Compaction removes old values of a key.
     for turn in 0..200 {
         let text = format!("{turn}").repeat(1000);
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "big"}, "data": {"a": text}});
@@ -232,7 +232,7 @@ async fn a_cluster_survives_the_death_of_its_parts() -> Result<()> {
     Ok(())
 }
 
-/// Waits for an object: the first request after a restart may be sent on a connection to the server that was.
+/// Waits for an object: the first request after a restart may use a connection to the old server.
 async fn there(maps: &Api<ConfigMap>, name: &str) -> Result<()> {
     eventually(PATIENCE, "the object is there", || async {
         let get = tokio::time::timeout(Duration::from_secs(5), maps.get(name)).await;
@@ -298,7 +298,7 @@ async fn a_kubelet_registers_and_its_node_gets_ready() -> Result<()> {
         let who = cluster.api.audit(|event| event.is_for("create", "nodes"))?;
         ensure!(who.iter().all(|event| event.user == "system:node:worker"), "{who:?}");
 
-        // What it mounts for a pod must be seen outside of it.
+        // What it mounts for a pod must be visible outside of it.
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "app"}, "spec": {
             "hostNetwork": true, "automountServiceAccountToken": false, "nodeName": "worker",
             "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}}],
@@ -352,7 +352,7 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     ensure!(first.forwarded && first.response_bytes > 0 && !first.body.is_empty(), "{first:?}");
     assert_eq!(first.content_type, "application/json");
 
-    // A refusal, once.
+    // One refusal.
     let rule = proxy.rule_times(ApiMatch::path("/nodes/node"), ApiFault::retry_after(429, 7), 1);
     let request = || http::Request::get("/api/v1/nodes/node").body(kube::client::Body::empty());
     let answer = way.send(request()?).await?;
@@ -371,7 +371,7 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     watch.try_next().await?.context("the change is seen")?;
     assert_eq!(proxy.seen(|seen| seen.is_watch() && seen.outcome == Outcome::Open).len(), 1);
 
-    // An answer that gets lost, though the write was made.
+    // A lost response, though the write was made.
     proxy.rule_times(ApiMatch::path("/leases").method(Method::POST), ApiFault::LoseAnswer, 1);
     let all = leases(way.clone());
     let own = lease("node")?;
@@ -410,7 +410,7 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     let gets = proxy.seen(|seen| seen.path.ends_with("/leases/node"));
     assert_eq!(gets.iter().filter(|seen| seen.forwarded).count(), 2, "{gets:?}");
 
-    // By HTTP/2, a connection that is closed takes everything on it along.
+    // With HTTP/2, closing a connection ends everything on it.
     let one = OneConnection::new(&cluster, &proxy, &identity)?;
     let mut events = one.get("/api/v1/nodes?watch=true").await?.into_body();
     let own = proxy.seen(|seen| seen.http2 && seen.is_watch());
@@ -426,7 +426,7 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     let open = || proxy.seen(|seen| seen.outcome == Outcome::Open);
     until("nothing is open", || open().is_empty()).await?;
 
-    // Nobody behind it: seen as a broken connection.
+    // Nothing behind it: the connection is broken.
     let mut cluster = cluster;
     cluster.api.kill9()?;
     ensure!(nodes.get("node").await.is_err(), "nobody is there to answer");
@@ -468,7 +468,7 @@ async fn the_proxy_that_knows_bytes_cuts_and_mends() -> Result<()> {
         let nodes = nodes.clone();
         async move { nodes.get("a").await }
     });
-    // Again and again: it may not have been sent at the first.
+    // Repeated: it may not have been sent at first.
     until("the request has ended", || {
         proxy.reset();
         get.is_finished()
@@ -501,7 +501,7 @@ async fn a_clock_is_set_while_a_program_runs() -> Result<()> {
         let before = jiff::Timestamp::now().as_second() + step;
         questions.write_all(b"now\n").await?;
         let told: i64 = answers.next_line().await?.context("no answer")?.parse()?;
-        // A second is cut off where it is read.
+        // Fractions of a second are truncated when it is read.
         let after = jiff::Timestamp::now().as_second() + step;
         ensure!((before - 1..=after + 1).contains(&told), "step {step}: {told}, not {before} to {after}");
     }

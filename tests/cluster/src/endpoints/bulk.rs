@@ -1,5 +1,5 @@
-//! Owns: very many Services and EndpointSlices, the same each time. In: a cluster, or a folder. Out: objects at its API
-//! server, or manifests.
+//! Owns: very many Services and EndpointSlices, the same in every run. In: a cluster, or a folder. Out: objects at its
+//! API server, or manifests.
 //!
 //! ```ignore
 //! let made = bulk::make(&cluster, 10_000, 10).await?;       // some seconds
@@ -8,9 +8,9 @@
 //! bulk::remove(&cluster, 10_000).await?;
 //! ```
 //!
-//! Service `N` is `bulk/svc-NNNNN`: ClusterIP, port `http` 80, and `443` named `https` every fourth; its one slice is
-//! `bulk/svc-NNNNN-a`, its endpoints have addresses of 10.128.0.0/9 that nobody else has, and are spread over 100 nodes
-//! `bulk-node-NNN`, of which the test may well be one, and three zones. Every tenth Service has hints by zone.
+//! Service `N` is `bulk/svc-NNNNN`: ClusterIP, port `http` 80, and every fourth also `https` 443. Its only slice is
+//! `bulk/svc-NNNNN-a`; its endpoints have unique addresses of 10.128.0.0/9, and are spread over 100 nodes
+//! `bulk-node-NNN`, of which the test may be one, and three zones. Every tenth Service has zone hints.
 
 use super::objects::{Kind, Writer, endpoint, enveloped, port, service, slice, wrapped};
 use crate::kube::Cluster;
@@ -27,14 +27,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 
-/// Where they are.
 pub const NAMESPACE: &str = "bulk";
-/// How many write at the same time.
+/// Number of concurrent writes.
 const WORKERS: usize = 32;
-/// How many Services are in one manifest.
+/// Services per manifest.
 const IN_A_FILE: usize = 100;
 
-/// Of `ObjectMeta`, what an API server adds.
+/// The fields of `ObjectMeta` that an API server adds.
 #[derive(Clone, PartialEq, prost::Message)]
 struct StoredMeta {
     #[prost(string, tag = "5")]
@@ -57,7 +56,7 @@ struct Stored {
     metadata: Option<StoredMeta>,
 }
 
-/// `networking.k8s.io/v1` `IPAddress`: a cluster IP that is taken.
+/// `networking.k8s.io/v1` `IPAddress`: an allocated cluster IP.
 #[derive(Clone, PartialEq, prost::Message)]
 struct IpAddress {
     #[prost(message, optional, tag = "1")]
@@ -92,23 +91,20 @@ struct Parent {
     name: String,
 }
 
-/// What was made.
 #[derive(Clone, Copy, Debug)]
 pub struct Made {
-    /// How many Services, each with a slice.
+    /// Number of Services, each with one slice.
     pub services: usize,
-    /// How many endpoints all together.
+    /// Total number of endpoints.
     pub endpoints: usize,
-    /// How long it took.
     pub took: Duration,
 }
 
-/// The name of a Service.
 pub fn name(number: usize) -> String {
     format!("svc-{number:05}")
 }
 
-/// The address of an endpoint, by its number among all of its Service.
+/// The address of an endpoint, by its number within its Service.
 fn address(service: usize, each: usize, number: usize) -> String {
     let at = service * each + number;
     format!("10.{}.{}.{}", 128 + (at >> 16) % 128, (at >> 8) & 255, at & 255)
@@ -126,7 +122,7 @@ fn the_service(number: usize) -> Value {
     service(&name(number), &ports(number), &json!({}))
 }
 
-/// The slice of a Service, whose port `http` has this number.
+/// The slice of a Service; `http` is the number of its port `http`.
 fn the_slice(number: usize, each: usize, http: u16) -> Value {
     let mut ports = vec![port("http", http)];
     if number.is_multiple_of(4) {
@@ -135,8 +131,8 @@ fn the_slice(number: usize, each: usize, http: u16) -> Value {
     slice(&name(number), "a", &ports, &endpoints(number, each, 0))
 }
 
-/// The endpoints of a Service of which all have `each`, and this number more. Those that are more are endpoints of the next
-/// Services, too.
+/// The endpoints of a Service: `each`, like every Service, and `more`. The additional ones are also endpoints of the
+/// next Services.
 pub fn endpoints(number: usize, each: usize, more: usize) -> Vec<Value> {
     (0..each + more)
         .map(|n| {
@@ -151,19 +147,19 @@ pub fn endpoints(number: usize, each: usize, more: usize) -> Vec<Value> {
         .collect()
 }
 
-/// Makes so many Services with so many endpoints each, as an API server would have stored them: to ask it for each takes
-/// minutes.
+/// Makes Services with their slices, written to etcd as an API server stores them: creating each through the API server
+/// takes minutes.
 pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> Result<Made> {
     let started = Instant::now();
     ensure!(services <= 1 << 16, "{services} Services have no addresses here");
     Writer::new(&cluster.admin, NAMESPACE).await?;
-    // All is made before anything is put, so that a fault leaves nothing behind.
+    // Everything is made before anything is written, so that an error leaves nothing behind.
     let keys: Vec<_> = (0..services).map(|number| stored(number, endpoints_each)).collect::<Result<_>>()?;
     cluster.etcd.put_all(keys.into_iter().flatten()).await?;
     Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }
 
-/// A Service with its slice and the object by which its address is taken, as an API server stores them: key and value.
+/// Key and value, as an API server stores them, of a Service, its slice and the IPAddress that allocates its address.
 fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
     let (name, ip) = (name(number), cluster_ip(number));
     let [service, slice] = whole(number, each);
@@ -200,12 +196,12 @@ fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
     ])
 }
 
-/// The address of a Service where no API server chooses one: 10.100.0.0 and those that follow.
+/// The address of a Service if no API server allocates one: 10.100.0.0 and following.
 fn cluster_ip(number: usize) -> String {
     format!("10.100.{}.{}", number >> 8, number & 255)
 }
 
-/// A Service and its slice with what an API server would add.
+/// A Service and its slice with the fields that an API server would add.
 fn whole(number: usize, each: usize) -> [Value; 2] {
     let (mut service, mut slice, ip) =
         (the_service(number), the_slice(number, each, 8080), cluster_ip(number));
@@ -219,16 +215,15 @@ fn whole(number: usize, each: usize) -> [Value; 2] {
     [service, slice]
 }
 
-/// Further fields of an object's metadata, to be put behind its own: fields of one message that comes twice are merged.
+/// Further fields of an object's metadata, to be appended to it: fields of a message that occurs twice are merged.
 fn identity(number: usize, kind: usize) -> Vec<u8> {
     let uid = format!("00000000-0000-4000-800{kind}-{number:012}");
-    // The API server frees addresses whose Service it has not seen, if they were taken more than a minute ago.
+    // The API server frees addresses of Services it has not seen, if they were allocated more than a minute ago.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let made = Time { seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX) };
     Stored { metadata: Some(StoredMeta { uid, generation: 1, made: Some(made) }) }.encode_to_vec()
 }
 
-/// Makes those with these numbers.
 pub async fn make_more(cluster: &Cluster, numbers: Range<usize>, endpoints_each: usize) -> Result<Made> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
     let (services, first, started) = (numbers.len(), numbers.start, Instant::now());
@@ -245,7 +240,7 @@ pub async fn make_more(cluster: &Cluster, numbers: Range<usize>, endpoints_each:
     Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }
 
-/// Changes one of them: its endpoints listen at this number from now on.
+/// Changes the port number of the endpoints of one Service.
 pub async fn touch(cluster: &Cluster, number: usize, http: u16) -> Result<()> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
     let mut ports = vec![port("http", http)];
@@ -255,7 +250,7 @@ pub async fn touch(cluster: &Cluster, number: usize, http: u16) -> Result<()> {
     writer.patch(Kind::Slice, &format!("{}-a", name(number)), &json!({"ports": ports})).await.map(drop)
 }
 
-/// Deletes the first so many of them.
+/// Deletes the first `services` Services.
 pub async fn remove(cluster: &Cluster, services: usize) -> Result<()> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
     at_once(services, move |number| {
@@ -268,7 +263,7 @@ pub async fn remove(cluster: &Cluster, services: usize) -> Result<()> {
     .await
 }
 
-/// Does something for each number, [`WORKERS`] at the same time.
+/// Runs `each` for every number, [`WORKERS`] at the same time.
 async fn at_once<F>(count: usize, each: impl Fn(usize) -> F + Clone + Send + 'static) -> Result<()>
 where
     F: Future<Output = Result<()>> + Send,
@@ -293,7 +288,7 @@ where
     Ok(())
 }
 
-/// Writes the same objects as manifests into a folder, which must be there, and a Node of this name in zone `zone-a`.
+/// Writes the same objects as manifests, and a Node `node` in zone `zone-a`. The folder must exist.
 pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usize) -> Result<Made> {
     let started = Instant::now();
     ensure!(services <= 1 << 16, "{services} Services have no addresses here");
@@ -313,7 +308,7 @@ pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usi
     Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }
 
-/// Written beside its place and renamed, as such a folder wants it.
+/// Written to a temporary file and renamed, as folders of manifests require.
 fn write(folder: &Path, name: &str, object: &Value) -> Result<()> {
     let (hidden, file) = (folder.join(format!(".{name}")), folder.join(name));
     fs::write(&hidden, object.to_string())

@@ -1,4 +1,4 @@
-//! Owns: [`Churn`], who writes Services, slices and a node's zone at random, with everything that means something. In: a
+//! Owns: [`Churn`], which writes Services, slices and a node's zone at random, in every field that has a meaning. In: a
 //! seed and a rate. Out: writes, until it is stopped.
 
 use super::objects::{Kind, Writer, endpoint, slice};
@@ -14,14 +14,14 @@ use std::time::Duration;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
-/// How many Services come and go.
+/// Number of Services that are created and deleted.
 const SERVICES: usize = 24;
-/// How many slices a Service may have.
+/// Slices that a Service may have.
 const SLICES: [&str; 4] = ["a", "b", "c", "six"];
-/// Zones, of nodes and hints.
+/// Zones of nodes and hints.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// A random writer in the background. It ends on drop.
+/// A random writer in the background. Stopped on drop.
 #[derive(Debug)]
 pub struct Churn {
     /// Held by the writer during each write.
@@ -29,7 +29,7 @@ pub struct Churn {
     stop: watch::Sender<bool>,
     writes: Arc<AtomicUsize>,
     task: JoinHandle<()>,
-    /// What the API server found wrong with a write.
+    /// The error that stopped the writer.
     refused: Arc<std::sync::Mutex<Option<String>>>,
 }
 
@@ -38,8 +38,8 @@ pub struct Churn {
 pub struct Paused(#[expect(dead_code, reason = "held, not looked at")] OwnedMutexGuard<()>);
 
 impl Churn {
-    /// Writes into the writer's namespace at most so many times a second. `node` is the node whose zone changes too, and
-    /// which has endpoints of its own.
+    /// Writes into the writer's namespace at most `per_second` times per second. `node` is the node whose zone also
+    /// changes, and which has endpoints.
     pub fn start(writer: &Writer, node: &str, seed: u64, per_second: u32) -> Self {
         let (stop, stopped) = watch::channel(false);
         let (turn, writes) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
@@ -66,19 +66,18 @@ impl Churn {
         }
     }
 
-    /// Waits for the write that is under way, and keeps further ones back until what is returned is dropped.
+    /// Waits for the current write, and blocks further ones until the guard is dropped.
     pub async fn pause(&self) -> Result<Paused> {
         let paused = Paused(self.turn.clone().lock_owned().await);
         self.well()?;
         Ok(paused)
     }
 
-    /// How many writes there were.
     pub fn writes(&self) -> usize {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// Ends it; tells how many writes there were, or what the API server found wrong with one.
+    /// Stops it. Returns the number of writes, or the error that stopped it before.
     pub async fn stop(mut self) -> Result<usize> {
         self.stop.send_replace(true);
         (&mut self.task).await.context("the writer panicked")?;
@@ -113,9 +112,9 @@ impl Author {
                 Ok(()) => {
                     writes.fetch_add(1, Ordering::Relaxed);
                 }
-                // It is there already, or is not, or makes no sense for this one: as good as any other random write.
+                // It exists, does not exist, or is invalid for this change: as good as any other random write.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {}
-                // The API server is not there, or starts, or is full of work: the next write will do.
+                // The API server is down, starting or overloaded: the next write follows anyway.
                 Err(kube::Error::Api(status)) if matches!(status.code, 429 | 500..) => {}
                 Err(error @ kube::Error::Api(_)) => return Err(error).context("a random write is refused"),
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -134,7 +133,6 @@ impl Author {
         of.choose(&mut self.random).copied().unwrap_or(otherwise)
     }
 
-    /// Writes something.
     async fn write(&mut self) -> kube::Result<()> {
         let name = format!("churn-{:02}", self.random.random_range(0..SERVICES));
         let suffix = self.one(&SLICES, "a");
@@ -198,7 +196,7 @@ impl Author {
             2 => json!({"spec": {"sessionAffinity": "ClientIP", "sessionAffinityConfig":
                 {"clientIP": {"timeoutSeconds": self.random.random_range(1..1000)}}}}),
             3 => json!({"spec": {"sessionAffinity": "None", "sessionAffinityConfig": null}}),
-            // Nothing that counts.
+            // A change without effect.
             _ => {
                 json!({"metadata": {"annotations": {"example.org/at": self.random.random::<u32>().to_string()}}})
             }

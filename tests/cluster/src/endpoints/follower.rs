@@ -1,8 +1,8 @@
-//! Owns: consumers of the Endpoints API, in the background, over the client library. In: a target. Out: the newest whole
-//! state, which ones came, and whatever was not as it must be.
+//! Owns: consumers of the Endpoints API in the background, with the client library. In: a target. Out: the latest
+//! complete state, all states received, and every violated invariant.
 //!
-//! Of every state it is checked that revisions of an instance grow, that a pair of instance and revision means the
-//! same to all, and what the test wants to be true besides. A consumer goes on through restarts of the agent.
+//! For every state it checks that revisions of an instance grow, that a pair of instance and revision means the same to
+//! all consumers, and the test's invariant. A consumer continues over restarts of the agent.
 
 use super::truth::Truth;
 use super::whole::{Invariant, Pairs, Whole};
@@ -17,19 +17,18 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What a consumer waits for the truth at most: large states on a busy machine take their time.
+/// Timeout of a wait for the expected state: large states take long on a busy machine.
 const LONG: Duration = PATIENCE.saturating_mul(3);
 
-/// A state that came, without what it says.
+/// A received state without its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The instance.
     pub instance_id: u64,
-    /// The revision.
     pub rev: u64,
-    /// Why it was stale; none: it was not.
+    /// Why it was stale; None if it was not.
     pub stale: Option<String>,
-    /// Since when, in Unix milliseconds. An agent that is killed may know it less exactly after its restart.
+    /// Start of the staleness, in Unix milliseconds. An agent that is killed may know it less exactly after its
+    /// restart.
     pub since: Option<i64>,
 }
 
@@ -39,7 +38,7 @@ struct Inner {
     seen: Vec<Seen>,
     faults: Vec<String>,
     troubles: Vec<String>,
-    /// The client is a new one: it may be told again where it is.
+    /// The client is new: it may receive its current position again.
     anew: bool,
 }
 
@@ -55,7 +54,7 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A state has become whole.
+    /// A state is complete.
     fn whole(&self, changes: Vec<Change>, position: &Position) {
         let mut inner = self.lock();
         for change in changes {
@@ -95,7 +94,7 @@ impl Shared {
     }
 }
 
-/// What leads to the next state.
+/// Changes that lead to the next state.
 enum Change {
     Node(NodeInfo),
     Set(ServiceName, Box<ServiceEndpoints>),
@@ -133,7 +132,7 @@ impl Handlers for Collector {
     }
 }
 
-/// A consumer. It leaves on drop.
+/// Disconnects on drop.
 pub struct Follower {
     api: Api,
     target: String,
@@ -152,12 +151,12 @@ impl std::fmt::Debug for Follower {
 }
 
 impl Follower {
-    /// One that follows a target (`unix:///...`), whether anybody is there yet or not.
+    /// Follows a target (`unix:///...`), which need not serve yet.
     pub fn start(target: &str, api: Api) -> Result<Self> {
         Self::checking(target, api, Pairs::default(), Arc::new(|_| Ok(())))
     }
 
-    /// The same, which holds each state against an invariant and against what others saw.
+    /// Like [`Follower::start`]; checks each state against an invariant and against what other consumers received.
     pub fn checking(target: &str, api: Api, pairs: Pairs, invariant: Invariant) -> Result<Self> {
         let shared = Shared { inner: Mutex::default(), count: watch::Sender::new(0), pairs, invariant };
         let mut follower = Self {
@@ -200,7 +199,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Ends the consumer's client and begins another, which resumes with the state that is held.
+    /// Stops the client and starts another, which resumes with the state that is held.
     pub async fn restart(&mut self) -> Result<()> {
         self.cancel.cancel();
         if let Some(task) = self.task.take() {
@@ -209,27 +208,27 @@ impl Follower {
         self.go()
     }
 
-    /// Looks at the newest whole state.
+    /// Reads the latest complete state.
     pub fn look<T>(&self, look: impl FnOnce(&Whole) -> T) -> T {
         look(&self.shared.lock().whole)
     }
 
-    /// Number of instance and revision of the newest state; zeros: none came yet.
+    /// Instance and revision of the latest state; zeros if there is none.
     pub fn pair(&self) -> (u64, u64) {
         self.look(Whole::pair)
     }
 
-    /// Which states came, in their order.
+    /// The states received, in their order.
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.lock().seen.clone()
     }
 
-    /// What the client had trouble with.
+    /// Errors that the client reported.
     pub fn troubles(&self) -> Vec<String> {
         self.shared.lock().troubles.clone()
     }
 
-    /// Waits until the newest state is as `check` wants it.
+    /// Waits until `check` succeeds for the latest state.
     pub async fn until<T>(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<T>) -> Result<T> {
         let mut count = self.shared.count.subscribe();
         let waited = tokio::time::timeout(LONG, async {
@@ -254,7 +253,7 @@ impl Follower {
         }
     }
 
-    /// Waits until the newest state is the truth, and over `Watch` until it is said to be current. (`Next` says so only
+    /// Waits until the latest state equals `truth`, and with `Watch` until it is current. (`Next` reports that only
     /// with the next state.)
     pub async fn settled(&self, truth: &Truth) -> Result<()> {
         let says_when_current = self.api == Api::Watch;
@@ -268,7 +267,7 @@ impl Follower {
         .await
     }
 
-    /// Fails if anything that came was not as it must be.
+    /// Fails if any received state violated an invariant.
     pub fn sound(&self) -> Result<()> {
         let inner = self.shared.lock();
         if let Some(first) = inner.faults.first() {
@@ -284,12 +283,12 @@ impl Drop for Follower {
     }
 }
 
-/// Follows changes, by `Watch`.
+/// Follows changes with `Watch`.
 async fn follow(mut client: Client, mut collector: Collector) {
     client.run(&mut collector).await;
 }
 
-/// Follows whole states, by `Next`.
+/// Follows complete states with `Next`.
 async fn ask(mut client: Client, mut collector: Collector) {
     let mut store = DiffStore::new(collector.held());
     while let Some(state) = client.next().await {
@@ -299,17 +298,17 @@ async fn ask(mut client: Client, mut collector: Collector) {
     }
 }
 
-/// A consumer of each API, who must agree.
+/// One consumer of each API; they must agree.
 #[derive(Debug)]
 pub struct Followers {
-    /// By `keelson.endpoints.v1.Endpoints/Watch`.
+    /// `keelson.endpoints.v1.Endpoints/Watch`.
     pub watch: Follower,
-    /// By `localnetv1.Endpoints/Next`.
+    /// `localnetv1.Endpoints/Next`.
     pub next: Follower,
 }
 
 impl Followers {
-    /// Both, on one target, with an invariant of every whole state.
+    /// Starts both on one target, with an invariant of every complete state.
     pub fn start(
         target: &str,
         invariant: impl Fn(&Whole) -> Result<()> + Send + Sync + 'static,
@@ -317,7 +316,7 @@ impl Followers {
         Self::sharing(target, &Pairs::default(), Arc::new(invariant))
     }
 
-    /// The same beside others of the same agent.
+    /// Like [`Followers::start`], beside other consumers of the same agent.
     pub fn sharing(target: &str, pairs: &Pairs, invariant: Invariant) -> Result<Self> {
         Ok(Self {
             watch: Follower::checking(target, Api::Watch, pairs.clone(), invariant.clone())?,
@@ -325,12 +324,10 @@ impl Followers {
         })
     }
 
-    /// Both.
     pub fn both(&self) -> [&Follower; 2] {
         [&self.watch, &self.next]
     }
 
-    /// Waits until both have the truth.
     pub async fn settled(&self, truth: &Truth) -> Result<()> {
         for follower in self.both() {
             follower.settled(truth).await?;
@@ -338,7 +335,7 @@ impl Followers {
         Ok(())
     }
 
-    /// Waits until the state of both is as `check` wants it.
+    /// Waits until `check` succeeds for the state of both.
     pub async fn until(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<()>) -> Result<()> {
         for follower in self.both() {
             follower.until(what, &mut check).await?;
@@ -346,13 +343,12 @@ impl Followers {
         Ok(())
     }
 
-    /// Ends both clients and begins others that resume.
+    /// Stops both clients and starts others that resume.
     pub async fn restart(&mut self) -> Result<()> {
         self.watch.restart().await?;
         self.next.restart().await
     }
 
-    /// Instance and revision that both have now.
     pub async fn pair(&self) -> Result<(u64, u64)> {
         let (watch, next) = (self.watch.pair(), self.next.pair());
         if watch != next {
@@ -361,7 +357,7 @@ impl Followers {
         Ok(watch)
     }
 
-    /// Fails if anything that came to either was not as it must be.
+    /// Fails if any state that either received violated an invariant.
     pub fn sound(&self) -> Result<()> {
         self.watch.sound()?;
         self.next.sound()

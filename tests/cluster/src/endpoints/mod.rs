@@ -1,9 +1,9 @@
-//! Service endpoints: what is written at an API server, what must come of it, and consumers that look.
+//! Service endpoints: objects written to an API server, the state they must result in, and consumers that check it.
 //!
-//! Owns: [`Writer`], who writes Services and EndpointSlices; [`bulk`], who writes very many; [`Churn`], who writes at
-//! random; [`Truth`], what the API server's own objects mean on a node; [`Follower`] and [`Followers`], consumers that hold
-//! every state against what must be true of all of them. In: a [`Cluster`](crate::kube::Cluster), a target. Out:
-//! agreement, or what differs.
+//! Owns: [`Writer`], which writes Services and EndpointSlices; [`bulk`], which writes very many; [`Churn`], which
+//! writes at random; [`Truth`], the expected state of a node, computed from the API server's objects; [`Follower`] and
+//! [`Followers`], consumers that check every state against invariants. In: a [`Cluster`](crate::kube::Cluster), a
+//! target. Out: agreement, or the differences.
 //!
 //! ```ignore
 //! bulk::make(&cluster, 10_000, 10).await?;

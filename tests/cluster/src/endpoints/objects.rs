@@ -1,4 +1,4 @@
-//! Owns: objects as JSON, and how they are written. In: an administrator. Out: requests, one a call.
+//! Owns: objects as JSON, and writing them. In: an administrator. Out: requests, one per call.
 
 use crate::kube::Admin;
 use anyhow::{Context as _, Result, ensure};
@@ -7,7 +7,6 @@ use http_body_util::BodyExt as _;
 use prost::Message as _;
 use serde_json::{Value, json};
 
-/// The kinds of objects that endpoints are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `v1/Namespace`.
@@ -23,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Where objects of this kind are; the namespace is of no meaning to some.
+    /// API path of objects of this kind; cluster-scoped kinds ignore the namespace.
     pub fn path(self, namespace: &str) -> String {
         match self {
             Self::Namespace => "/api/v1/namespaces".to_owned(),
@@ -34,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// Where all of them are, in every namespace.
+    /// API path of all objects of this kind, in every namespace.
     pub fn everywhere(self) -> &'static str {
         match self {
             Self::Namespace => "/api/v1/namespaces",
@@ -46,7 +45,7 @@ impl Kind {
     }
 }
 
-/// Writes objects, as an administrator. Cheap to clone.
+/// Writes objects as an administrator. Cheap to clone.
 #[derive(Clone)]
 pub struct Writer {
     client: kube::Client,
@@ -60,7 +59,7 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    /// Who writes into this namespace, which is made unless it is there.
+    /// A writer for this namespace, which is created if necessary.
     pub async fn new(admin: &Admin, namespace: &str) -> Result<Self> {
         let writer = Self { client: admin.client(), namespace: namespace.to_owned() };
         let object = json!({"metadata": {"name": namespace}});
@@ -73,12 +72,11 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// One request about an object, or about all of a kind when it has no name; tells what the API server said.
+    /// One request for an object, or for the collection if the name is empty. Returns the response of the API server.
     pub async fn ask(
         &self,
         method: Method,
@@ -98,13 +96,12 @@ impl Writer {
         self.client.request(request).await
     }
 
-    /// Makes an object.
     pub async fn try_create(&self, kind: Kind, object: &Value) -> kube::Result<Value> {
         self.ask(Method::POST, kind, "", Some(object)).await
     }
 
-    /// Makes an object from its protobuf form, which costs an API server less than JSON, and takes no notice of what came of
-    /// it but whether it was made.
+    /// Creates an object from its protobuf encoding, which costs an API server less than JSON. The created object is
+    /// not returned.
     pub async fn create_encoded(&self, kind: Kind, object: Vec<u8>) -> Result<()> {
         let request = Request::post(kind.path(&self.namespace))
             .header("content-type", PROTOBUF)
@@ -113,18 +110,18 @@ impl Writer {
             .context("not a request")?;
         let answer = self.client.send(request).await.with_context(|| format!("cannot make a {kind:?}"))?;
         let status = answer.status();
-        // Read to its end, so that the connection can be used again.
+        // Read to its end, so that the connection can be reused.
         let body = answer.into_body().collect().await.context("the answer broke off")?.to_bytes();
         ensure!(status.is_success(), "cannot make a {kind:?}: {status}: {}", String::from_utf8_lossy(&body));
         Ok(())
     }
 
-    /// Makes an object, which must not be there.
+    /// Creates an object, which must not exist.
     pub async fn create(&self, kind: Kind, object: &Value) -> Result<Value> {
         self.try_create(kind, object).await.with_context(|| format!("cannot make {object}"))
     }
 
-    /// Replaces an object, which must be there, whatever its version.
+    /// Replaces an object, which must exist, in any version.
     pub async fn replace(&self, kind: Kind, object: &Value) -> Result<Value> {
         let name = object["metadata"]["name"].as_str().context("an object has a name")?;
         let done = self.ask(Method::PUT, kind, name, Some(object)).await;
@@ -137,14 +134,14 @@ impl Writer {
         done.with_context(|| format!("cannot patch {kind:?} {name} with {patch}"))
     }
 
-    /// Deletes an object, which must be there.
+    /// Deletes an object, which must exist.
     pub async fn delete(&self, kind: Kind, name: &str) -> Result<()> {
         let done = self.ask(Method::DELETE, kind, name, None).await;
         done.map(drop).with_context(|| format!("cannot delete {kind:?} {name}"))
     }
 }
 
-/// What the API server calls its protobuf.
+/// Media type of Kubernetes protobuf.
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// `runtime.Unknown`: every object's envelope, after a magic number.
@@ -185,12 +182,12 @@ pub(super) fn enveloped(api_version: &str, kind: &str, object: Vec<u8>) -> Vec<u
     wrapped
 }
 
-/// A port of a Service, TCP, under a name.
+/// A named TCP port of a Service.
 pub fn port(name: &str, number: u16) -> Value {
     json!({"name": name, "protocol": "TCP", "port": number})
 }
 
-/// A Service without a selector: nobody but the test makes its slices. `spec` may replace any part of its spec.
+/// A Service without a selector: only the test makes its slices. `spec` may replace any part of its spec.
 pub fn service(name: &str, ports: &[Value], spec: &Value) -> Value {
     let mut whole = json!({"ports": ports});
     if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
@@ -199,7 +196,7 @@ pub fn service(name: &str, ports: &[Value], spec: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": whole})
 }
 
-/// An endpoint that is ready, on a node. `more` may replace any part of it.
+/// A ready endpoint on a node. `more` may replace any part of it.
 pub fn endpoint(address: &str, node: &str, more: &Value) -> Value {
     let mut whole = json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
     if let (Some(whole), Some(more)) = (whole.as_object_mut(), more.as_object()) {
@@ -208,7 +205,7 @@ pub fn endpoint(address: &str, node: &str, more: &Value) -> Value {
     whole
 }
 
-/// A slice `SERVICE-SUFFIX` of a Service. It is of IPv6 when its first address is.
+/// Slice `SERVICE-SUFFIX` of a Service. Its family is that of its first address.
 pub fn slice(service: &str, suffix: &str, ports: &[Value], endpoints: &[Value]) -> Value {
     let v6 = endpoints
         .first()

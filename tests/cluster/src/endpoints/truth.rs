@@ -1,6 +1,6 @@
-//! Owns: what the objects of an API server mean on a node. In: the objects, as an administrator lists them in JSON. Out:
-//! [`Truth`], worked out from all of them at once by the agent's own pure function; everything else of the agent (watches,
-//! protobuf, increments, disk, both APIs, clients) has to come to the same.
+//! Owns: the state of a node that the objects of an API server must result in. In: the objects, as an administrator
+//! lists them in JSON. Out: [`Truth`], computed from all of them at once by the agent's own pure function. Everything
+//! else of the agent (watches, protobuf, increments, disk, both APIs, clients) has to give the same result.
 
 use super::objects::Kind;
 use crate::kube::Cluster;
@@ -13,20 +13,19 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-/// How many objects are asked for at once.
+/// Objects per page of a list.
 const PAGE: usize = 1000;
 
-/// What the API server's objects mean on a node.
+/// The state of a node that the API server's objects must result in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Truth {
-    /// `namespace/name` and what it means.
+    /// By `namespace/name`.
     pub services: BTreeMap<String, ServiceEndpoints>,
-    /// The node.
     pub node: NodeInfo,
 }
 
 impl Truth {
-    /// What they mean now on the node of this name. The lists are made one after the other, so nobody may write meanwhile.
+    /// The expected state now. The lists are made one after the other, so nothing may write meanwhile.
     pub async fn of(cluster: &Cluster, node: &str) -> Result<Self> {
         let client = cluster.admin.client();
         let services: Vec<Service> = list(&client, Kind::Service).await?;
@@ -62,13 +61,12 @@ impl Truth {
         Self { services: meant, node: view::node_info(node, cidrs) }
     }
 
-    /// How many endpoints the Services have together.
     pub fn endpoints(&self) -> usize {
         self.services.values().map(|service| service.endpoints.len()).sum()
     }
 }
 
-/// What of a Node counts. Worked out here anew, from the JSON.
+/// The relevant fields of a Node, computed separately, from the JSON.
 fn node_view(name: &str, object: Option<&Value>) -> Result<NodeView> {
     let Some(object) = object else { return Ok(NodeView { name: name.to_owned(), ..NodeView::default() }) };
     let array =
@@ -92,8 +90,8 @@ fn node_view(name: &str, object: Option<&Value>) -> Result<NodeView> {
     })
 }
 
-/// Every object of a kind; none if the API server does not know the kind, as one of 1.31 knows no ServiceCIDR. A change between two
-/// pages is no matter to a list, which is of one moment.
+/// Every object of a kind; none if the API server does not know the kind, like 1.31 for ServiceCIDR. A change between
+/// two pages does not affect a list, which is consistent at one revision.
 async fn list<T: DeserializeOwned>(client: &kube::Client, kind: Kind) -> Result<Vec<T>> {
     let mut all = Vec::new();
     let mut following = String::new();
@@ -118,7 +116,7 @@ async fn list<T: DeserializeOwned>(client: &kube::Client, kind: Kind) -> Result<
     }
 }
 
-/// Drops what is null, which means the same as what is not there.
+/// Drops nulls, which mean the same as missing fields.
 fn without_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Owns: a whole state as a consumer holds it, and what must be true of every one. In: changes. Out: faults.
+//! Owns: a complete state as a consumer holds it, and the invariants of every state. In: changes. Out: violations.
 
 use super::truth::Truth;
 use anyhow::{Result, bail};
@@ -10,22 +10,20 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a test wants to be true of every whole state.
+/// An invariant of every complete state.
 pub type Invariant = Arc<dyn Fn(&Whole) -> Result<()> + Send + Sync>;
 
-/// How much of a difference is shown.
+/// Maximum number of differences that are printed.
 const SHOWN: usize = 5;
 
-/// A whole state.
 #[derive(Clone, Debug, Default)]
 pub struct Whole {
-    /// Which, and whether it is stale.
+    /// Instance, revision and staleness.
     pub position: Position,
-    /// The node.
     pub node: Option<NodeInfo>,
-    /// `namespace/name` and what it means.
+    /// By `namespace/name`.
     pub services: BTreeMap<String, ServiceEndpoints>,
-    /// All of the above but the position, in a number.
+    /// Digest of all fields but the position.
     digest: u64,
 }
 
@@ -36,12 +34,12 @@ fn hash(name: &str, bytes: &[u8]) -> u64 {
 }
 
 impl Whole {
-    /// A Service by `namespace/name`.
+    /// `name` is `namespace/name`.
     pub fn service(&self, name: &str) -> Option<&ServiceEndpoints> {
         self.services.get(name)
     }
 
-    /// Number of instance and revision.
+    /// Instance and revision.
     pub fn pair(&self) -> (u64, u64) {
         (self.position.instance_id, self.position.rev)
     }
@@ -66,7 +64,7 @@ impl Whole {
         }
     }
 
-    /// Fails unless this is the truth.
+    /// Fails unless this equals the expected state.
     pub fn is(&self, truth: &Truth) -> Result<()> {
         let mut differences = String::new();
         if self.node.as_ref() != Some(&truth.node) {
@@ -90,13 +88,13 @@ impl Whole {
     }
 }
 
-/// What each pair of instance and revision was seen to mean: the same for every client, at any time, over each API.
+/// Digest of the contents of each pair of instance and revision: the same for every client, at any time, over each API.
 /// Cheap to clone; consumers of one agent share it.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs(Arc<Mutex<HashMap<(u64, u64), u64>>>);
 
 impl Pairs {
-    /// Fails when this pair was seen with other contents.
+    /// Fails if this pair was seen with other contents.
     pub(super) fn note(&self, whole: &Whole) -> Result<()> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let former = *all.entry(whole.pair()).or_insert(whole.digest);
@@ -106,12 +104,11 @@ impl Pairs {
         Ok(())
     }
 
-    /// How many pairs were seen.
+    /// Number of pairs that were seen.
     pub fn len(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether none was seen.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,5 +1,5 @@
-//! Owns: a kube-apiserver of the test's own. In: an etcd, a certificate authority, flags that a test may add.
-//! Out: its endpoint, its audit log, and control over its life.
+//! Owns: a kube-apiserver of the test. In: an etcd, a certificate authority, flags that a test may add.
+//! Out: its endpoint, its audit log, and control of its process.
 
 use super::audit::{self, AuditEvent};
 use super::client::Admin;
@@ -18,16 +18,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a test may want to be different.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// Nodes that have two static tokens each, which an API server reads at its start only.
+    /// Nodes with two static tokens each, which an API server reads only at its start.
     pub token_nodes: Vec<String>,
-    /// Whether the audit log has the bodies of requests too.
+    /// The audit log includes the bodies of requests.
     pub audit_bodies: bool,
-    /// Whether etcd is new enough for streaming lists; else agents have to list.
+    /// etcd is new enough for streaming lists; otherwise agents have to list.
     pub streaming_lists: bool,
-    /// Flags after those of the harness, which they override.
+    /// Appended to the flags of the harness, which they override.
     pub args: Vec<String>,
 }
 
@@ -42,20 +41,20 @@ impl Default for ApiOptions {
     }
 }
 
-/// How long one question whether it is ready may take.
+/// Timeout of one readiness check.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// A kube-apiserver of the test's own, with the Node and RBAC authorizers and NodeRestriction. Killed on drop.
+/// With the Node and RBAC authorizers and NodeRestriction. Killed on drop.
 #[derive(Debug)]
 pub struct ApiServer {
     endpoint: String,
     audit_log: PathBuf,
     daemon: Daemon,
-    /// Asks as somebody who may see whether it is ready.
+    /// A client that may read `/readyz`.
     probe: Admin,
 }
 
-/// The static tokens of a node: the API server knows it by either.
+/// The static tokens of a node; either identifies it.
 pub(super) fn static_tokens(node: &str) -> [String; 2] {
     [1, 2].map(|n| format!("keelson-tests-{node}-{n}"))
 }
@@ -90,63 +89,60 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Where clients reach it: `https://127.0.0.1:PORT`.
+    /// `https://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// The same without the scheme: `127.0.0.1:PORT`.
+    /// `127.0.0.1:PORT`.
     pub fn address(&self) -> &str {
         self.endpoint.trim_start_matches("https://")
     }
 
-    /// Adds a flag to the command line of later starts.
     pub fn arg(&mut self, arg: &str) {
         self.daemon.arg(arg);
     }
 
-    /// Starts it without waiting for it, at the same port and with the same data as before.
+    /// Starts it without waiting for readiness, with the same port and data as before.
     pub fn start_unready(&mut self) -> Result<()> {
         self.daemon.spawn()
     }
 
-    /// Starts it (again) and waits until it is ready.
     pub async fn start_again(&mut self) -> Result<()> {
         self.start_unready()?;
         self.ready().await
     }
 
-    /// Waits until it says that it is ready.
     pub async fn ready(&mut self) -> Result<()> {
         let probe = &self.probe;
         self.daemon
             .ready(|| async move {
-                // A connection that meets a server in the middle of its start may never be answered.
+                // A connection to a server that is starting may never be answered.
                 let answer = tokio::time::timeout(PROBE, get(probe, "/readyz")).await;
                 answer.context("/readyz does not answer")?.map(drop)
             })
             .await
     }
 
-    /// Stops it with SIGSTOP and waits until every thread of it stands still: the kernel goes on taking connections
-    /// for it, and nobody answers.
+    /// Stops it with SIGSTOP and waits until every thread has stopped: the kernel still accepts connections for it, and
+    /// nothing answers.
     pub async fn pause(&mut self) -> Result<()> {
         pause(self.daemon.process()?.pid()).await
     }
 
-    /// Lets it go on after [`ApiServer::pause`].
+    /// Continues it after [`ApiServer::pause`].
     pub fn resume(&mut self) -> Result<()> {
         self.daemon.process()?.signal(Signal::SIGCONT)
     }
 
-    /// Its requests so far that `filter` takes, of all its runs. An entry is written before the client has its answer.
+    /// The requests that match `filter`, of all its runs. An entry is written before the client receives its response.
     pub fn audit(&self, filter: impl Fn(&AuditEvent) -> bool) -> Result<Vec<AuditEvent>> {
         let log = fs::read_to_string(&self.audit_log)
             .with_context(|| format!("cannot read {}", self.audit_log.display()))?;
         Ok(audit::parse(&log)?.into_iter().filter(filter).collect())
     }
 
-    /// What one of its paths answers to an administrator, such as `/metrics`.
+    /// The response to an administrator for a path such as `/metrics`.
     pub async fn get(&self, path: &str) -> Result<String> {
         get(&self.probe, path).await
     }
@@ -159,7 +155,7 @@ async fn get(admin: &Admin, path: &str) -> Result<String> {
     admin.client().request_text(request).await.with_context(|| format!("GET {path}"))
 }
 
-/// Writes what the flags name.
+/// Writes the files that the flags name.
 fn write_files(folder: &Path, pki: &Pki, options: &ApiOptions) -> Result<()> {
     let serving = pki.server()?;
     write_secret(&folder.join("tls.key"), &serving.key.serialize_pem())?;
@@ -204,11 +200,11 @@ fn flags(folder: &Path, port: u16, etcd: &str, ca: &Path, options: &ApiOptions) 
         "--enable-admission-plugins=NodeRestriction".to_owned(),
         "--service-cluster-ip-range=10.96.0.0/12".to_owned(),
         "--allow-privileged=true".to_owned(),
-        // Without it, a graceful end waits a whole minute for watches that nobody ends.
+        // Otherwise a graceful shutdown waits a whole minute for watches that do not end.
         "--shutdown-watch-termination-grace-period=1s".to_owned(),
         format!("--audit-policy-file={at}/audit-policy.yaml"),
         format!("--audit-log-path={at}/audit.log"),
-        // Written before the request is answered, and never into a second file (megabytes).
+        // Written before the response is sent, and never into a second file (megabytes).
         "--audit-log-mode=blocking".to_owned(),
         "--audit-log-maxsize=100000".to_owned(),
     ];

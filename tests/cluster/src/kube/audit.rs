@@ -1,52 +1,51 @@
-//! Owns: what an API server says was asked of it. In: its audit log. Out: one event for each request.
+//! Owns: the requests that an API server received. In: its audit log. Out: one event for each request.
 //!
-//! This is where the suites count writes and see who made them: outside the agent, behind every proxy.
+//! The suites count writes and check their users here: outside the agent, behind every proxy.
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// One request, as the API server saw it. Its log names a request twice when it is a watch: the newest entry counts.
+/// One request, as the API server logged it. A watch is logged twice: the latest entry counts.
 #[derive(Clone, Debug)]
 pub struct AuditEvent {
-    /// How far it got: `ResponseStarted` for a watch that runs, `ResponseComplete`, or `Panic`.
+    /// Its progress: `ResponseStarted` for a running watch, `ResponseComplete`, or `Panic`.
     pub stage: String,
-    /// Who asked, such as `system:node:NAME`.
+    /// Such as `system:node:NAME`.
     pub user: String,
     /// The `User-Agent` header.
     pub user_agent: String,
     /// The verb of the API: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: String,
-    /// The path and the query.
+    /// Path and query.
     pub uri: String,
-    /// The resource, such as `leases`; empty for a path that is none, such as `/readyz`.
+    /// Such as `leases`; empty for a path without a resource, such as `/readyz`.
     pub resource: String,
-    /// The subresource, such as `status`; empty when there is none.
+    /// Such as `status`; empty if there is none.
     pub subresource: String,
-    /// The namespace; empty when there is none.
+    /// Empty if there is none.
     pub namespace: String,
-    /// The object's name; empty for a list, and for a creation that leaves it to the body.
+    /// Name of the object; empty for a list, and for a creation, whose name is in the body.
     pub name: String,
-    /// The HTTP status of the answer; `None` when there was none.
+    /// HTTP status of the response; None if there was none.
     pub code: Option<u16>,
-    /// When the request came.
     pub received: Timestamp,
     /// When it reached `stage`.
     pub ended: Timestamp,
-    /// What was sent, with [`super::ApiOptions::audit_bodies`].
+    /// The request body, with [`super::ApiOptions::audit_bodies`].
     pub body: Option<serde_json::Value>,
-    /// What the server notes, such as `authorization.k8s.io/decision`.
+    /// Annotations of the server, such as `authorization.k8s.io/decision`.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl AuditEvent {
-    /// Whether it may have changed something: anything but `get`, `list` and `watch`.
+    /// Whether it may have changed something: any verb but `get`, `list` and `watch`.
     pub fn is_write(&self) -> bool {
         !matches!(self.verb.as_str(), "get" | "list" | "watch")
     }
 
-    /// Whether it was for this object or collection: the resource, with `/SUBRESOURCE` where there is one.
+    /// Whether it is for a resource; `resource` includes `/SUBRESOURCE` if there is one.
     pub fn is_for(&self, verb: &str, resource: &str) -> bool {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
         self.verb == verb && self.resource == resource && self.subresource == subresource
@@ -95,11 +94,11 @@ struct ResponseStatus {
     code: Option<u16>,
 }
 
-/// Reads a log: one event for each request, in the order in which they came to the log first.
+/// Reads a log: one event for each request, in the order of their first entries.
 pub(super) fn parse(log: &str) -> Result<Vec<AuditEvent>> {
     let mut events: Vec<AuditEvent> = Vec::new();
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
-    // What follows the last line break is still being written.
+    // The text after the last line break is still being written.
     for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
         let line: Line =
             serde_json::from_str(line).with_context(|| format!("not a line of an audit log: {line}"))?;

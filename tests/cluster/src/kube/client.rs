@@ -1,5 +1,5 @@
-//! Owns: what an administrator of the cluster asks and does.
-//! In: a client by an administrator's certificate. Out: objects, changes of objects with the time at which they were
+//! Owns: reads and writes by an administrator of the cluster.
+//! In: a client with an administrator's certificate. Out: objects, changes of objects with the time at which they were
 //! seen, applied manifests.
 
 use anyhow::{Context as _, Result, bail};
@@ -22,19 +22,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
-/// Where the leases of nodes are.
+/// Namespace of the Leases of nodes.
 pub const NODE_LEASES: &str = "kube-node-lease";
 
-/// How long a condition of a node is waited for. A kubelet whose Node is registered late, as on a busy machine, tries to make
-/// its CSINode again after 19 s and then after 116 s, and is not ready before.
+/// Timeout of a wait for a node condition. A kubelet whose Node is registered late, as on a busy machine, retries the
+/// creation of its CSINode after 19 s and then after 116 s, and is not ready before.
 const CONDITION: Duration = Duration::from_secs(180);
 
-/// What a token of a service account is bound to: it ends with that.
+/// The object that a token of a service account is bound to: the token becomes invalid with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// A pod in the account's namespace.
     Pod(String),
-    /// A Node.
     Node(String),
 }
 
@@ -55,37 +54,32 @@ impl Admin {
         Self { client }
     }
 
-    /// The client, for what has no method here.
+    /// The client, for requests that have no method here.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The nodes.
     pub fn nodes(&self) -> Api<Node> {
         Api::all(self.client())
     }
 
-    /// The leases of nodes.
     pub fn leases(&self) -> Api<Lease> {
         Api::namespaced(self.client(), NODE_LEASES)
     }
 
-    /// The pods of a namespace.
     pub fn pods(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client(), namespace)
     }
 
-    /// A node, or `None`.
     pub async fn node(&self, name: &str) -> Result<Option<Node>> {
         self.nodes().get_opt(name).await.with_context(|| format!("cannot get the node {name}"))
     }
 
-    /// The lease of a node, or `None`.
     pub async fn lease(&self, node: &str) -> Result<Option<Lease>> {
         self.leases().get_opt(node).await.with_context(|| format!("cannot get the lease of {node}"))
     }
 
-    /// A condition of a node; `None` when it is not set or there is no such node.
+    /// None if the condition is not set or there is no such node.
     pub async fn condition(&self, node: &str, kind: &str) -> Result<Option<NodeCondition>> {
         Ok(self.node(node).await?.and_then(|node| condition(&node, kind).cloned()))
     }
@@ -101,24 +95,24 @@ impl Admin {
         .await
     }
 
-    /// Deletes a node. That there is none is an error.
+    /// Fails if the node does not exist.
     pub async fn delete_node(&self, name: &str) -> Result<()> {
         self.nodes().delete(name, &DeleteParams::default()).await.map(drop).context("cannot delete the node")
     }
 
-    /// Deletes the lease of a node. That there is none is an error.
+    /// Fails if the Lease does not exist.
     pub async fn delete_lease(&self, node: &str) -> Result<()> {
         let deleted = self.leases().delete(node, &DeleteParams::default()).await;
         deleted.map(drop).context("cannot delete the lease")
     }
 
-    /// Deletes a pod without waiting for its node to agree.
+    /// Deletes a pod with a grace period of 0, without waiting for its node.
     pub async fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
         let now = DeleteParams::default().grace_period(0);
         self.pods(namespace).delete(name, &now).await.map(drop).context("cannot delete the pod")
     }
 
-    /// Makes a namespace and a service account unless they are there.
+    /// Creates a namespace and a service account if necessary.
     pub async fn ensure_service_account(&self, namespace: &str, name: &str) -> Result<()> {
         let make = PostParams::default();
         let space: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
@@ -134,7 +128,7 @@ impl Admin {
         self.token_for(namespace, name, bound, 3600).await
     }
 
-    /// The same, valid for so many seconds (at least 600).
+    /// The same, valid for a number of seconds (at least 600).
     pub async fn token_for(
         &self,
         namespace: &str,
@@ -168,8 +162,8 @@ impl Admin {
         answer.status.and_then(|status| status.token).context("a token request was answered without a token")
     }
 
-    /// Makes a pod of a service account on a node, as a DaemonSet has one there. It has ended already, so that no kubelet runs
-    /// it. Gives its name.
+    /// Creates a pod of a service account on a node, like a pod of a DaemonSet, and returns its name. Its phase is
+    /// terminal, so that no kubelet runs it.
     pub async fn ensure_pod_of(&self, namespace: &str, account: &str, node: &str) -> Result<String> {
         let name = format!("{account}-{node}");
         let pod: Pod = serde_json::from_value(json!({
@@ -190,7 +184,8 @@ impl Admin {
         Ok(name)
     }
 
-    /// Applies the documents of a YAML manifest one after the other (server-side apply), and gives what came of them.
+    /// Applies the documents of a YAML manifest one after the other (server-side apply), and returns the resulting
+    /// objects.
     pub async fn apply(&self, manifest: &str) -> Result<Vec<DynamicObject>> {
         let documents: Vec<DynamicObject> =
             serde_saphyr::from_multiple(manifest).context("the manifest is no YAML of objects")?;
@@ -205,7 +200,7 @@ impl Admin {
         Ok(applied)
     }
 
-    /// The API for objects of the kind and in the namespace of this one.
+    /// The API for the kind and namespace of this object.
     async fn api_for(&self, document: &DynamicObject) -> Result<Api<DynamicObject>> {
         let types = document.types.as_ref().context("a document has no apiVersion and kind")?;
         let kind = GroupVersionKind::try_from(types).context("a document has a strange apiVersion")?;
@@ -222,7 +217,7 @@ impl Admin {
         })
     }
 
-    /// Collects every change of the object of this name from now on, its present state being the first.
+    /// Collects every change of the object of this name from now on, starting with its present state.
     pub async fn watch<K>(&self, api: Api<K>, name: &str) -> Result<Watch<K>>
     where
         K: Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -231,7 +226,6 @@ impl Admin {
     }
 }
 
-/// A condition of a node.
 pub fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
     node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
 }
@@ -246,16 +240,15 @@ fn unless_there<T>(created: kube::Result<T>) -> kube::Result<()> {
 /// A change of an object that a watch has seen.
 #[derive(Clone, Debug)]
 pub struct Change<K> {
-    /// When it was seen.
     pub at: Instant,
-    /// The object as it is, or `None` when it was deleted.
+    /// None if it was deleted.
     pub object: Option<K>,
 }
 
-/// What was seen, and why nothing more will be.
+/// The changes that were seen, and the error that ended the watch.
 type Changes<K> = Mutex<(Vec<Change<K>>, Option<String>)>;
 
-/// A watch that collects the changes of one object. It ends on drop.
+/// Collects the changes of one object. Stopped on drop.
 #[derive(Debug)]
 pub struct Watch<K> {
     state: Arc<Changes<K>>,
@@ -263,13 +256,13 @@ pub struct Watch<K> {
 }
 
 impl<K: Clone + DeserializeOwned + Debug + Send + Sync + 'static> Watch<K> {
-    /// Lists, opens the watch, and goes on with it in the background.
+    /// Lists, opens the watch, and continues it in the background.
     async fn start(api: Api<K>, name: &str) -> Result<Self> {
         let state = Arc::new(Mutex::new((Vec::new(), None)));
-        // Longer than any test: a watch that ended would have to be taken up where it ended.
+        // Longer than any test: a watch that ended would have to be resumed at its version.
         let params = WatchParams::default().fields(&format!("metadata.name={name}")).timeout(290);
-        // A watch from version 0 would begin with what there is, but an API server refuses that before an etcd as old
-        // as 3.4.23.
+        // A watch from version 0 would begin with the existing objects, but an API server refuses that with an etcd as
+        // old as 3.4.23.
         let only = ListParams { field_selector: params.field_selector.clone(), ..ListParams::default() };
         let listed = api.list(&only).await.context("cannot list what to watch")?;
         let version = listed.metadata.resource_version.context("a list has a version")?;
@@ -286,7 +279,7 @@ impl<K: Clone + DeserializeOwned + Debug + Send + Sync + 'static> Watch<K> {
         Ok(Self { state, task })
     }
 
-    /// The changes so far. A watch that has ended is an error: changes may have been missed.
+    /// The changes so far. Fails if the watch has ended: changes may have been missed.
     pub fn changes(&self) -> Result<Vec<Change<K>>> {
         let state = lock(&self.state);
         if let Some(error) = &state.1 {

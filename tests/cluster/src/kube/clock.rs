@@ -1,6 +1,6 @@
-//! Owns: another wall clock for one program. In: steps, at any moment. Out: what to add to the program's environment.
+//! Owns: a separate wall clock for one program. In: steps, at any moment. Out: additions to the program's environment.
 //!
-//! The clock goes on at its own pace after a step. The monotonic clock stays what it is, as on a machine whose wall
+//! The clock continues at its own rate after a step. The monotonic clock does not change, as on a machine whose wall
 //! clock is set.
 
 use super::pki::write_secret;
@@ -16,20 +16,20 @@ pub struct FakeClock {
 }
 
 impl FakeClock {
-    /// A clock that is right as yet. Its setting is kept in the folder.
+    /// A clock without an offset. Its setting is stored in the folder.
     pub fn new(folder: &Path) -> Result<Self> {
         let clock = Self { library: peers::libfaketime()?, file: folder.join("clock") };
         clock.set(0)?;
         Ok(clock)
     }
 
-    /// From now on the programs' clock is this many seconds ahead of the true one, or behind it.
+    /// Sets how many seconds the programs' clock is ahead of the true one, or behind it if negative.
     pub fn set(&self, seconds: i64) -> Result<()> {
-        // Replaced in one step: the programs read it whenever they ask what time it is.
+        // Replaced atomically: the programs read it at every query of the time.
         write_secret(&self.file, &format!("{seconds:+}s\n")).context("cannot set the clock")
     }
 
-    /// What a program needs in its environment, which is read at its start.
+    /// Environment of a program, which is read at its start.
     pub fn env(&self) -> [(String, String); 4] {
         [
             ("LD_PRELOAD", self.library.display().to_string()),

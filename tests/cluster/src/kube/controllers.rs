@@ -1,5 +1,5 @@
-//! Owns: a kube-controller-manager of the test's own. In: which controllers, and their patience with silent nodes.
-//! Out: control over its life.
+//! Owns: a kube-controller-manager of the test. In: the controllers to run, and their timeouts for silent nodes.
+//! Out: control of its process.
 
 use super::free_folder;
 use super::pki::Pki;
@@ -14,18 +14,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// What a test may want to be different.
 #[derive(Clone, Debug)]
 pub struct ControllerOptions {
-    /// The controllers that run.
     pub controllers: Vec<String>,
-    /// How often nodes are looked at (5 s where nobody says otherwise).
+    /// Interval of checks of nodes (default of Kubernetes: 5 s).
     pub node_monitor_period: Duration,
-    /// After how long a silence a node is marked `Unknown` (50 s where nobody says otherwise).
+    /// Silence after which a node is marked `Unknown` (default of Kubernetes: 50 s).
     pub node_monitor_grace_period: Duration,
-    /// The same for a node that has never posted a status (60 s where nobody says otherwise).
+    /// The same for a node that has never posted a status (default of Kubernetes: 60 s).
     pub node_startup_grace_period: Duration,
-    /// Flags after those of the harness, which they override.
+    /// Appended to the flags of the harness, which they override.
     pub args: Vec<String>,
 }
 
@@ -50,7 +48,7 @@ impl Default for ControllerOptions {
 }
 
 impl ControllerOptions {
-    /// Those that approve and sign the certificates of nodes, which are then valid for so long.
+    /// The controllers that approve and sign the certificates of nodes, which are then valid for `valid`.
     pub fn signing(pki: &Pki, valid: Duration) -> Result<Self> {
         let controllers = [
             "certificatesigningrequest-approving-controller",
@@ -67,7 +65,7 @@ impl ControllerOptions {
         })
     }
 
-    /// Nodes are looked at every half second, and marked after a silence of `grace`.
+    /// Checks nodes every half second, and marks them after `grace` without a heartbeat.
     pub fn impatient(grace: Duration) -> Self {
         Self {
             node_monitor_period: Duration::from_millis(500),
@@ -78,7 +76,7 @@ impl ControllerOptions {
     }
 }
 
-/// A kube-controller-manager of the test's own. Killed on drop.
+/// Killed on drop.
 #[derive(Debug)]
 pub struct ControllerManager {
     port: u16,
@@ -86,7 +84,7 @@ pub struct ControllerManager {
 }
 
 impl ControllerManager {
-    /// Starts one below `scratch` that asks by an administrator's kubeconfig, and waits until it serves.
+    /// Starts one below `scratch` with an administrator's kubeconfig, and waits until it serves.
     pub(super) async fn start(
         scratch: &Scratch,
         kubeconfig: &Path,

@@ -1,4 +1,4 @@
-//! Owns: an etcd of the test's own, one member. In: nothing. Out: its endpoint, what it counts, control over its life.
+//! Owns: an etcd of the test with one member. In: nothing. Out: its endpoint, its metrics, control of its process.
 
 use anyhow::{Context as _, Result, bail};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -14,25 +14,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tonic::transport::Endpoint;
 
-/// An etcd of the test's own. Killed on drop.
+/// Killed on drop.
 #[derive(Debug)]
 pub struct Etcd {
     endpoint: String,
     data: PathBuf,
-    /// Name and address of the only member, as `--initial-cluster` has them.
+    /// Name and address of the only member, as in `--initial-cluster`.
     member: String,
     daemon: Daemon,
-    /// What restores its snapshots.
+    /// The program that restores snapshots.
     restorer: PathBuf,
 }
 
-/// The name of the only member.
 const MEMBER: &str = "test";
 
-/// Keys that are put at the same time.
+/// Number of concurrent puts.
 const PUTS: usize = 256;
 
-/// Of etcd's `rpc.proto`.
+/// From etcd's `rpc.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct PutRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -44,17 +43,16 @@ struct PutRequest {
 #[derive(Clone, PartialEq, prost::Message)]
 struct PutResponse {}
 
-/// What etcd has counted since it started.
+/// Counters since the start of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writes {
-    /// Keys put.
     pub puts: u64,
-    /// The size of the keys and values put, in bytes.
+    /// Size of the keys and values put, in bytes.
     pub put_bytes: u64,
 }
 
 impl Etcd {
-    /// Starts one below `scratch` and waits until it is healthy. `streaming_lists`: it is new enough for them.
+    /// Starts one below `scratch` and waits until it is healthy. `streaming_lists` selects an etcd that supports them.
     pub async fn start(scratch: &Scratch, streaming_lists: bool) -> Result<Self> {
         let (client, peer) = (free_port()?, free_port()?);
         let folder = scratch.dir(&format!("etcd-{client}"))?;
@@ -75,7 +73,7 @@ impl Etcd {
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_owned(), value])
         .collect();
-        // Newer ones can do without waiting for the disk, which a test does not need.
+        // Newer versions can skip fsync, which a test does not need.
         let help = Command::new(&path).arg("--help").output().context("cannot run etcd --help")?;
         if [help.stdout, help.stderr].iter().any(|text| String::from_utf8_lossy(text).contains("no-fsync")) {
             args.push("--unsafe-no-fsync".to_owned());
@@ -87,8 +85,8 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Puts keys, many at the same time, which is far faster than an API server that is asked for each object. Not in
-    /// transactions: an API server takes it that no two objects have one version.
+    /// Puts many keys at the same time, which is far faster than creating each object through an API server. Not in
+    /// transactions: an API server expects that no two objects have the same version.
     pub async fn put_all(&self, pairs: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {
         let channel = Endpoint::from_shared(self.endpoint.clone())?.connect().await.context("no etcd")?;
         let client = tonic::client::Grpc::new(channel);
@@ -105,24 +103,24 @@ impl Etcd {
         stream::iter(puts).buffer_unordered(PUTS).try_collect().await
     }
 
-    /// Where clients reach it: `http://127.0.0.1:PORT`.
+    /// `http://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Starts it after [`Etcd::kill9`] or [`Etcd::terminate`], with its data, and waits until it is healthy.
+    /// Starts it with its data after [`Etcd::kill9`] or [`Etcd::terminate`], and waits until it is healthy.
     pub async fn start_again(&mut self) -> Result<()> {
         let url = format!("{}/health", self.endpoint);
         self.daemon.start(|| healthy(&url)).await
     }
 
-    /// One of its metrics, by its whole name.
+    /// One of its metrics, by its full name.
     pub async fn metric(&self, name: &str) -> Result<f64> {
         let text = http_get(&format!("{}/metrics", self.endpoint)).await?.success()?.text();
         metric(&text, name)?.with_context(|| format!("this etcd has no metric {name}"))
     }
 
-    /// What was written to it since it started.
+    /// Writes since it started.
     pub async fn writes(&self) -> Result<Writes> {
         Ok(Writes {
             puts: self.metric("etcd_mvcc_put_total").await? as u64,
@@ -130,36 +128,36 @@ impl Etcd {
         })
     }
 
-    /// How many bytes of its file are in use.
+    /// Bytes of its file that are in use.
     pub async fn db_bytes(&self) -> Result<u64> {
         Ok(self.metric("etcd_mvcc_db_total_size_in_use_in_bytes").await? as u64)
     }
 
-    /// How big its file is, in bytes: what compaction frees stays in it until [`Etcd::defragment`].
+    /// Size of its file in bytes: space that compaction frees stays in it until [`Etcd::defragment`].
     pub async fn file_bytes(&self) -> Result<u64> {
         Ok(self.metric("etcd_mvcc_db_total_size_in_bytes").await? as u64)
     }
 
-    /// The revision of its newest write.
+    /// Revision of its latest write.
     pub async fn revision(&self) -> Result<i64> {
         let text = self.etcdctl(&["get", "--write-out=json", "nothing-is-called-so"]).await?;
         let answer: Value = serde_json::from_str(&text).context("etcdctl's answer is no JSON")?;
         answer["header"]["revision"].as_i64().with_context(|| format!("no revision in {text}"))
     }
 
-    /// Forgets everything but the newest value of each key, as an API server does every five minutes.
+    /// Removes old revisions of all keys, as an API server does every five minutes.
     pub async fn compact(&self) -> Result<()> {
         let revision = self.revision().await?.to_string();
         self.etcdctl(&["compaction", "--physical=true", &revision]).await.map(drop)
     }
 
-    /// Writes a snapshot of everything to `file`.
+    /// Writes a snapshot of all data to `file`.
     pub async fn save(&self, file: &Path) -> Result<()> {
         self.etcdctl(&["snapshot", "save", &file.display().to_string()]).await.map(drop)
     }
 
-    /// Replaces its data by a snapshot that [`Etcd::save`] wrote, as after a disaster. It must have been ended; start it
-    /// with [`Etcd::start_again`].
+    /// Replaces its data by a snapshot from [`Etcd::save`], as in disaster recovery. It must be stopped; start it with
+    /// [`Etcd::start_again`].
     pub async fn restore(&mut self, file: &Path) -> Result<()> {
         if self.pid().is_some() {
             bail!("etcd runs");
@@ -184,12 +182,12 @@ impl Etcd {
         Ok(())
     }
 
-    /// Gives freed space of its file back.
+    /// Releases freed space of its file.
     pub async fn defragment(&self) -> Result<()> {
         self.etcdctl(&["defrag"]).await.map(drop)
     }
 
-    /// Asks with etcdctl, and gives what that prints.
+    /// Runs etcdctl and returns its output.
     pub async fn etcdctl(&self, args: &[&str]) -> Result<String> {
         let output = tokio::process::Command::new(etcdctl()?)
             .env("ETCDCTL_API", "3")

@@ -1,6 +1,6 @@
-//! Owns: who a client is to the API server, and the files by which it shows that.
-//! In: the certificate authority, or the API that hands out tokens. Out: kubeconfig files with what they name, as they
-//! lie on a node, and their rotation.
+//! Owns: users of the API server, and the files with their credentials.
+//! In: the certificate authority, or the API that issues tokens. Out: kubeconfig files and the files they name, as on a
+//! node, and their rotation.
 
 use super::client::{Admin, Bound};
 use super::pki::{Pki, write_secret};
@@ -13,10 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How it is shown who a client is.
 #[derive(Debug)]
 enum Credential {
-    /// A certificate. The file has certificate and key and is a link to the newest, as the kubelet keeps its own.
+    /// The file holds certificate and key and is a link to the latest, as in a kubelet's folder.
     Certificate { pki: Arc<Pki>, group: String },
     /// One of the tokens that the API server has read from a file.
     StaticToken { tokens: [String; 2] },
@@ -24,20 +23,20 @@ enum Credential {
     ServiceAccount { admin: Admin, namespace: String, name: String, bound: Option<Bound> },
 }
 
-/// A user of the API server with a kubeconfig file of its own.
+/// A user of the API server with a separate kubeconfig file.
 #[derive(Debug)]
 pub struct Identity {
     user: String,
     folder: PathBuf,
     ca: PathBuf,
     credential: Credential,
-    /// How many credentials it has had.
+    /// Number of credentials so far.
     generation: usize,
     vias: usize,
 }
 
 impl Identity {
-    /// A user of a group, by a certificate.
+    /// A user of a group, with a certificate.
     pub(super) async fn certificate(
         folder: PathBuf,
         server: &str,
@@ -49,7 +48,7 @@ impl Identity {
         Self::new(folder, server, pki, user.to_owned(), credential).await
     }
 
-    /// A user by one of two static tokens.
+    /// A user with one of two static tokens.
     pub(super) async fn static_token(
         folder: PathBuf,
         server: &str,
@@ -60,7 +59,7 @@ impl Identity {
         Self::new(folder, server, pki, user.to_owned(), Credential::StaticToken { tokens }).await
     }
 
-    /// A service account, which must exist, by tokens that are bound to this.
+    /// A service account, which must exist, with tokens that are bound to `bound`.
     pub(super) async fn service_account(
         folder: PathBuf,
         server: &str,
@@ -89,7 +88,7 @@ impl Identity {
         Ok(identity)
     }
 
-    /// The user's name, as the audit log has it.
+    /// The user name in the audit log.
     pub fn user(&self) -> &str {
         &self.user
     }
@@ -99,8 +98,8 @@ impl Identity {
         self.folder.join("kubeconfig")
     }
 
-    /// A kubeconfig file with the same credentials for another way to the API server (`https://127.0.0.1:PORT`). A
-    /// proxy that ends TLS ([`super::ApiProxy`]) passes tokens on, and cannot pass certificates on.
+    /// A kubeconfig file with the same credentials for another address of the API server (`https://127.0.0.1:PORT`). A
+    /// proxy that terminates TLS ([`super::ApiProxy`]) passes tokens on, but not certificates.
     pub fn kubeconfig_via(&mut self, server: &str) -> Result<PathBuf> {
         self.vias += 1;
         let file = self.folder.join(format!("kubeconfig-{}", self.vias));
@@ -108,7 +107,7 @@ impl Identity {
         Ok(file)
     }
 
-    /// The file with the credential: a certificate with its key, or a token. [`Identity::rotate`] replaces what it has.
+    /// The file with the credential: a certificate with its key, or a token. [`Identity::rotate`] replaces it.
     pub fn credential_file(&self) -> PathBuf {
         self.folder.join(match self.credential {
             Credential::Certificate { .. } => "client-current.pem",
@@ -136,7 +135,7 @@ impl Identity {
         Ok(())
     }
 
-    /// The same, by a certificate that is valid for so long only. Fails for a user without certificates.
+    /// The same, with a certificate that is valid for `valid`. Fails for a user without certificates.
     pub fn rotate_for(&mut self, valid: Duration) -> Result<()> {
         let Credential::Certificate { pki, group } = &self.credential else {
             bail!("{} shows no certificate", self.user);
@@ -157,7 +156,7 @@ impl Identity {
         Ok(())
     }
 
-    /// A client that asks as this user, with the credential of now.
+    /// A client with the present credential of this user.
     pub async fn client(&self) -> Result<kube::Client> {
         client(&self.kubeconfig()).await
     }
@@ -185,7 +184,7 @@ fn kubeconfig(server: &str, ca: &Path, user: &Value) -> Value {
     })
 }
 
-/// A client by a kubeconfig file. It repeats nothing by itself: a test is to see every refusal.
+/// A client with a kubeconfig file. It retries nothing: a test must see every refusal.
 pub async fn client(file: &Path) -> Result<kube::Client> {
     let read = Kubeconfig::read_from(file).with_context(|| format!("cannot read {}", file.display()))?;
     let config = kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;

@@ -1,4 +1,4 @@
-//! Owns: what is written to an etcd, key by key. In: an etcd. Out: every put from a moment on, with its size.
+//! Owns: the writes to an etcd, key by key. In: an etcd. Out: every put from a moment on, with its size.
 
 use super::etcd::Etcd;
 use anyhow::{Context as _, Result};
@@ -9,16 +9,15 @@ use serde::Deserialize;
 use std::fs;
 use std::path::PathBuf;
 
-/// A put of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put {
-    /// The key, such as `/registry/minions/NAME`.
+    /// Such as `/registry/minions/NAME`.
     pub key: String,
-    /// How long key and value are, in bytes: what etcd counts too.
+    /// Length of key and value in bytes, as etcd counts them.
     pub bytes: usize,
 }
 
-/// Collects every put. It ends on drop.
+/// Collects every put. Stopped on drop.
 #[derive(Debug)]
 pub struct Journal {
     log: PathBuf,
@@ -47,7 +46,7 @@ impl Journal {
         Ok(Self { log, _watch: program.start()? })
     }
 
-    /// The puts so far, in their order.
+    /// In their order.
     pub fn puts(&self) -> Result<Vec<Put>> {
         let log = fs::read_to_string(&self.log).with_context(|| format!("no {}", self.log.display()))?;
         parse(&log)
@@ -78,7 +77,7 @@ struct KeyValue {
 
 fn parse(log: &str) -> Result<Vec<Put>> {
     let mut puts = Vec::new();
-    // What follows the last line break is still being written.
+    // The text after the last line break is still being written.
     for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
         let line: Line = serde_json::from_str(line).with_context(|| format!("etcdctl says {line}"))?;
         for Event { kind, kv } in line.events.unwrap_or_default() {

@@ -1,5 +1,5 @@
-//! Owns: a kube-proxy of the test's own. In: a cluster with the Node object, a network namespace from which the API server
-//! is reached. Out: its metrics, and control over its life.
+//! Owns: a kube-proxy of the test. In: a cluster with the Node object, a network namespace from which the API server is
+//! reached. Out: its metrics, and control of its process.
 
 use super::identity::Identity;
 use super::{Cluster, free_folder};
@@ -15,42 +15,41 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// What a test may want to be different.
 #[derive(Clone, Debug)]
 pub struct KubeProxyOptions {
-    /// The name of its Node, which must exist and have addresses.
+    /// Name of its Node, which must exist and have addresses.
     pub node: String,
-    /// A kubeconfig instead of one by a certificate of `system:kube-proxy`.
+    /// A kubeconfig instead of one with a certificate of `system:kube-proxy`.
     pub kubeconfig: Option<PathBuf>,
-    /// What goes over the harness's `KubeProxyConfiguration`, as a JSON merge patch.
+    /// A JSON merge patch for the harness's `KubeProxyConfiguration`.
     pub config: Value,
 }
 
 impl KubeProxyOptions {
-    /// Mode nftables, pods known by [`CLUSTER_CIDRS`](crate::net::plan::CLUSTER_CIDRS), all else as it comes.
+    /// Mode nftables, pods detected by [`CLUSTER_CIDRS`](crate::net::plan::CLUSTER_CIDRS), all other settings at their
+    /// defaults.
     pub fn new(node: &str) -> Self {
         Self { node: node.to_owned(), kubeconfig: None, config: json!({}) }
     }
 
-    /// With this over its configuration.
     pub fn with(mut self, config: Value) -> Self {
         merge(&mut self.config, config);
         self
     }
 }
 
-/// A kube-proxy of the test's own. Killed on drop.
+/// Killed on drop.
 #[derive(Debug)]
 pub struct KubeProxy {
     daemon: Daemon,
 }
 
-/// Where it serves its metrics, inside its namespace.
+/// Its metrics address, inside its namespace.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
 impl KubeProxy {
-    /// Starts one in a namespace and waits until it serves; that it has synced is for the test to wait for. The API server
-    /// must be reached there under its own address, for which there is [`Forward`](crate::net::Forward).
+    /// Starts one in a namespace and waits until it serves; the test has to wait for its first sync. The API server
+    /// must be reachable there at its own address, for example with [`Forward`](crate::net::Forward).
     pub async fn start(
         scratch: &Scratch,
         cluster: &Cluster,
@@ -61,7 +60,7 @@ impl KubeProxy {
         let kubeconfig = match &options.kubeconfig {
             Some(file) => file.clone(),
             None => {
-                // The role of node proxiers is bound to this user by the API server itself.
+                // The API server itself binds the role of node proxiers to this user.
                 let (user, group) = ("system:kube-proxy", "keelson-tests");
                 let server = cluster.api.endpoint();
                 let made = Identity::certificate(folder.clone(), server, &cluster.pki, user, group).await?;
@@ -105,7 +104,7 @@ impl KubeProxy {
 
 daemon_life!(KubeProxy);
 
-/// JSON merge patch (RFC 7396), whose `null` removes.
+/// JSON merge patch (RFC 7396), where `null` removes.
 fn merge(base: &mut Value, over: Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {

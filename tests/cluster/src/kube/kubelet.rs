@@ -1,8 +1,9 @@
-//! Owns: a stock kubelet of the test's own. In: a containerd, a kubeconfig, settings that a test may need to change.
-//! Out: a node in the cluster, and control over the kubelet's life.
+//! Owns: a stock kubelet of the test. In: a containerd, a kubeconfig, settings that a test may change.
+//! Out: a node in the cluster, and control of the kubelet's process.
 //!
-//! Everything that it mounts is below its root folder and goes with the test's folder. It has mounts of its own beside:
-//! a kubelet clears and fills some folders that no setting names, which may be those of the machine's own kubelet.
+//! All its mounts are below its root folder and are removed with the test's folder. It also has its own mount
+//! namespace: a kubelet clears and fills some folders that no setting names, which may be those of the machine's own
+//! kubelet.
 
 use super::free_folder;
 use anyhow::{Context as _, Result, ensure};
@@ -19,7 +20,6 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// What a test may want to be different.
 #[derive(Clone, Debug, Default)]
 pub struct KubeletOptions {
     /// Another image service than the containerd itself, such as an agent's socket (`unix://...`).
@@ -28,21 +28,20 @@ pub struct KubeletOptions {
     pub runtime_endpoint: Option<String>,
     /// Another kubeconfig than the one that the cluster makes for the node.
     pub kubeconfig: Option<PathBuf>,
-    /// Settings of the KubeletConfiguration over those of the harness, such as `nodeStatusUpdateFrequency`.
+    /// KubeletConfiguration fields that override those of the harness, such as `nodeStatusUpdateFrequency`.
     pub config: Map<String, Value>,
-    /// Flags after those of the harness, which they override.
+    /// Appended to the flags of the harness, which they override.
     pub args: Vec<String>,
 }
 
 impl KubeletOptions {
-    /// Sets one field of the KubeletConfiguration.
     pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.config.insert(field.to_owned(), value.into());
         self
     }
 }
 
-/// A kubelet of the test's own. Killed on drop; its pods go with the containerd and the test's folder.
+/// Killed on drop; its pods are removed with the containerd and the test's folder.
 #[derive(Debug)]
 pub struct Kubelet {
     health: String,
@@ -98,12 +97,11 @@ impl Kubelet {
         Ok(kubelet)
     }
 
-    /// Where it serves its own API, over TLS and for everybody.
+    /// Address of its API, with TLS and anonymous access.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Its root folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -117,11 +115,11 @@ impl Kubelet {
 
 daemon_life!(Kubelet);
 
-/// Folders in which a kubelet has sockets and links whatever it is told: `/var/lib/kubelet/device-plugins`, which it
-/// empties, and `/var/log/containers`.
+/// Folders in which a kubelet always has sockets and links, with any setting: `/var/lib/kubelet/device-plugins`, which
+/// it empties, and `/var/log/containers`.
 const FIXED: [&str; 2] = ["/var/lib", "/var/log"];
 
-/// Puts what is mounted below a folder into the mounts of everybody who has the folder mounted.
+/// Makes a folder a shared mount: what is mounted below it is seen in every mount namespace that has the folder.
 fn share(folder: &Path) -> Result<()> {
     let made = || -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
@@ -132,14 +130,14 @@ fn share(folder: &Path) -> Result<()> {
     made().with_context(|| format!("cannot make a shared mount of {}", folder.display()))
 }
 
-/// The arguments of `unshare` for a kubelet that sees empty folders at [`FIXED`], as nobody else does. What it mounts
-/// below its shared root is seen by the containerd all the same.
+/// The arguments of `unshare` for a kubelet that sees empty folders at [`FIXED`] in its own mount namespace. The
+/// containerd still sees what it mounts below its shared root.
 fn apart(kubelet: &Path, folder: &Path) -> Result<Vec<String>> {
     ensure!(
         !FIXED.iter().any(|fixed| folder.starts_with(fixed)),
         "a test's folder may not be below {FIXED:?}, which a kubelet of the tests sees empty: set TMPDIR"
     );
-    // The mounts that hold these folders must not pass on what is mounted over them.
+    // The mounts that hold these folders must not propagate what is mounted over them.
     let script = "for place in $0; do\n\
                   mount --make-private \"$(findmnt --noheadings --output TARGET --target \"$place\" | tail -n 1)\"\n\
                   mount -t tmpfs -o mode=755 none \"$place\"\n\
@@ -148,7 +146,7 @@ fn apart(kubelet: &Path, folder: &Path) -> Result<Vec<String>> {
     Ok(args.map(str::to_owned).into_iter().chain([kubelet.display().to_string()]).collect())
 }
 
-/// The configuration on a machine that may be small, without swap accounting, and in cgroups of another's.
+/// The configuration for a machine that may be small, without swap accounting, and in cgroups of another owner.
 fn settings(
     folder: &Path,
     port: u16,
@@ -191,7 +189,7 @@ fn settings(
     }
 }
 
-/// An address of this machine that is not loopback, which a kubelet does not take for a node's.
+/// An address of this machine that is not loopback, which a kubelet does not accept as a node address.
 fn own_address() -> Result<Option<Ipv4Addr>> {
     let all = nix::ifaddrs::getifaddrs().context("cannot list the addresses of this machine")?;
     Ok(all

@@ -1,10 +1,10 @@
-//! The cluster of a test: real control plane, real kubelets, every one of the test's own.
+//! The cluster of a test: real control plane and kubelets, separate for each test.
 //!
 //! Owns: etcd ([`Etcd`]), an API server ([`ApiServer`]), controllers ([`ControllerManager`]), kubelets ([`Kubelet`]),
-//! users with their kubeconfig files ([`Identity`]), an administrator ([`Admin`]), and two proxies that break what goes
-//! to the API server: one that knows requests ([`ApiProxy`]) and one that knows bytes only ([`TcpProxy`]). Also a wall
-//! clock that can be set for one program ([`FakeClock`]).
-//! In: a [`Scratch`]. Out: what each of them offers. [`Cluster`] holds what most tests need together.
+//! users with their kubeconfig files ([`Identity`]), an administrator ([`Admin`]), and two proxies that break the
+//! traffic to the API server: one that reads requests ([`ApiProxy`]) and one that only passes bytes ([`TcpProxy`]).
+//! Also a wall clock that can be set for one program ([`FakeClock`]).
+//! In: a [`Scratch`]. [`Cluster`] holds what most tests need together.
 
 mod apiserver;
 mod audit;
@@ -48,11 +48,8 @@ use std::sync::Arc;
 /// A control plane: etcd and an API server that is ready. No controller runs unless a test starts some.
 #[derive(Debug)]
 pub struct Cluster {
-    /// An administrator.
     pub admin: Admin,
-    /// The API server.
     pub api: ApiServer,
-    /// Where the API server keeps everything.
     pub etcd: Etcd,
     pki: Arc<Pki>,
     admin_identity: Identity,
@@ -60,12 +57,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts etcd and an API server below `scratch`, and waits until the system's namespaces are there.
+    /// Starts etcd and an API server below `scratch`, and waits until the namespaces of the system exist.
     pub async fn start(scratch: &Scratch) -> Result<Self> {
         Self::start_with(scratch, &ApiOptions::default()).await
     }
 
-    /// Starts all with these settings.
     pub async fn start_with(scratch: &Scratch, options: &ApiOptions) -> Result<Self> {
         let pki = Arc::new(Pki::new(&free_folder(scratch, "pki")?)?);
         let etcd = Etcd::start(scratch, options.streaming_lists).await?;
@@ -91,30 +87,28 @@ impl Cluster {
             })
             .await?;
         }
-        // Pods are refused without it, and no controller runs that would make it.
+        // Pods are refused without it, and no controller runs that would create it.
         admin.ensure_service_account("default", "default").await?;
         let token_nodes = options.token_nodes.clone();
         Ok(Self { admin, api, etcd, pki, admin_identity, token_nodes })
     }
 
-    /// The certificate authority.
     pub fn pki(&self) -> &Pki {
         &self.pki
     }
 
-    /// The administrator's kubeconfig.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.admin_identity.kubeconfig()
     }
 
-    /// The node `name` (user `system:node:NAME` of the group `system:nodes`) by a certificate.
+    /// Node `name` (user `system:node:NAME` of group `system:nodes`) with a certificate.
     pub async fn node(&self, scratch: &Scratch, name: &str) -> Result<Identity> {
         let folder = free_folder(scratch, "node")?;
         let user = format!("system:node:{name}");
         Identity::certificate(folder, self.api.endpoint(), &self.pki, &user, "system:nodes").await
     }
 
-    /// The node `name` by a static token in a file. It must be one of [`ApiOptions::token_nodes`].
+    /// Node `name` with a static token in a file. It must be one of [`ApiOptions::token_nodes`].
     pub async fn node_by_token(&self, scratch: &Scratch, name: &str) -> Result<Identity> {
         if !self.token_nodes.iter().any(|known| known == name) {
             bail!("the API server was not started with a token for {name}: see ApiOptions::token_nodes");
@@ -125,21 +119,22 @@ impl Cluster {
         Identity::static_token(folder, self.api.endpoint(), &self.pki, &user, tokens).await
     }
 
-    /// A service account by a token in a file that is bound to nothing; it and its namespace are made unless they are there.
+    /// A service account with an unbound token in a file. Account and namespace are created if necessary.
     pub async fn service_account(&self, scratch: &Scratch, namespace: &str, name: &str) -> Result<Identity> {
         self.admin.ensure_service_account(namespace, name).await?;
         self.account(scratch, (namespace, name), None).await
     }
 
-    /// The agent of role `companion` on `node`, as its DaemonSet runs it: a service account in `kube-system` by tokens that are
-    /// bound to its pod, which no kubelet runs. They end with the pod, and not with the Node, which need not exist.
+    /// The agent of role `companion` on `node`, as its DaemonSet runs it: a service account in `kube-system` with
+    /// tokens that are bound to its pod, which no kubelet runs. They become invalid with the pod, and not with the
+    /// Node, which need not exist.
     pub async fn companion(&self, scratch: &Scratch, account: &str, node: &str) -> Result<Identity> {
         self.admin.ensure_service_account("kube-system", account).await?;
         let pod = self.admin.ensure_pod_of("kube-system", account, node).await?;
         self.account(scratch, ("kube-system", account), Some(Bound::Pod(pod))).await
     }
 
-    /// The same under systemd: by tokens that are bound to the Node, which must exist, and end with it.
+    /// The same under systemd: with tokens that are bound to the Node, which must exist, and become invalid with it.
     pub async fn companion_of_node(&self, scratch: &Scratch, account: &str, node: &str) -> Result<Identity> {
         self.admin.ensure_service_account("kube-system", account).await?;
         self.account(scratch, ("kube-system", account), Some(Bound::Node(node.to_owned()))).await
@@ -155,7 +150,6 @@ impl Cluster {
         Identity::service_account(folder, self.api.endpoint(), &self.pki, &self.admin, account, bound).await
     }
 
-    /// Starts controllers.
     pub async fn controllers(
         &self,
         scratch: &Scratch,
@@ -164,7 +158,7 @@ impl Cluster {
         ControllerManager::start(scratch, &self.admin_kubeconfig(), options).await
     }
 
-    /// Starts a kubelet for the node `name` on a containerd, and waits until it serves.
+    /// Starts a kubelet for node `name` on a containerd, and waits until it serves.
     pub async fn kubelet(
         &self,
         scratch: &Scratch,
@@ -179,18 +173,18 @@ impl Cluster {
         Kubelet::start(scratch, name, &kubeconfig, containerd, options).await
     }
 
-    /// Starts a proxy before the API server that knows requests.
+    /// Starts a proxy before the API server that reads requests.
     pub async fn proxy(&self) -> Result<ApiProxy> {
         ApiProxy::start(self.api.address(), &self.pki).await
     }
 
-    /// Starts a proxy before the API server that knows bytes only.
+    /// Starts a proxy before the API server that only passes bytes.
     pub async fn tcp_proxy(&self) -> Result<TcpProxy> {
         TcpProxy::start(self.api.address()).await
     }
 }
 
-/// A new folder below `scratch` whose name begins so.
+/// A new folder below `scratch` with this prefix.
 fn free_folder(scratch: &Scratch, name: &str) -> Result<PathBuf> {
     let free = (0..).map(|n| format!("{name}-{n}")).find(|name| !scratch.path().join(name).exists());
     scratch.dir(&free.context("there is always another number")?)

@@ -1,7 +1,7 @@
 //! Owns: the certificate authority of one cluster.
-//! In: who a certificate is for. Out: keys and certificates, and the files that servers and clients read.
+//! In: the subject of a certificate. Out: keys and certificates, and the files that servers and clients read.
 //!
-//! The authority's own key stays in memory, unless a controller is to sign with it.
+//! The authority's own key stays in memory, unless a controller signs with it.
 
 use anyhow::{Context as _, Result};
 use rcgen::{
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// A certificate authority. Its certificates are valid whatever a test does to a program's clock.
+/// Its certificates are valid at any time that a test sets a program's clock to.
 pub struct Pki {
     ca_file: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -30,11 +30,8 @@ impl fmt::Debug for Pki {
     }
 }
 
-/// A certificate with its key.
 pub struct Pair {
-    /// The certificate.
     pub certificate: rcgen::Certificate,
-    /// Its key.
     pub key: KeyPair,
 }
 
@@ -45,14 +42,14 @@ impl fmt::Debug for Pair {
 }
 
 impl Pair {
-    /// Certificate and key as PEM in one text, as the kubelet keeps its own.
+    /// Certificate and key as PEM in one text, as a kubelet stores them.
     pub fn pem(&self) -> String {
         format!("{}{}", self.certificate.pem(), self.key.serialize_pem())
     }
 }
 
 impl Pki {
-    /// Makes an authority whose certificate is written to `ca.crt` in the folder.
+    /// Makes an authority and writes its certificate to `ca.crt` in the folder.
     pub fn new(folder: &Path) -> Result<Self> {
         let mut params = params("keelson-tests", None, Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -64,12 +61,12 @@ impl Pki {
         Ok(Self { ca_file, issuer })
     }
 
-    /// The authority's certificate.
     pub fn ca_file(&self) -> &Path {
         &self.ca_file
     }
 
-    /// Writes the authority's key beside its certificate, for the controller that signs certificates, and gives the file.
+    /// Writes the authority's key beside its certificate, for the controller that signs certificates, and returns the
+    /// file.
     pub fn signing_key(&self) -> Result<PathBuf> {
         let file = self.ca_file.with_extension("key");
         write_secret(&file, &self.issuer.key().serialize_pem())?;
@@ -84,14 +81,14 @@ impl Pki {
         self.sign(&params)
     }
 
-    /// A certificate by which the API server knows a client as this user of this group.
+    /// A certificate with which the API server identifies a client as this user of this group.
     pub fn client(&self, user: &str, group: &str) -> Result<Pair> {
         let mut params = params(user, Some(group), Vec::new())?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(&params)
     }
 
-    /// The same, of a certificate that is valid for so long from now on.
+    /// The same, valid for `valid` from now on.
     pub fn client_for(&self, user: &str, group: &str, valid: Duration) -> Result<Pair> {
         let mut params = params(user, Some(group), Vec::new())?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -105,7 +102,7 @@ impl Pki {
         Ok(Pair { certificate, key })
     }
 
-    /// TLS for a server on loopback that speaks HTTP/2 and HTTP/1.1.
+    /// TLS for a server on loopback with HTTP/2 and HTTP/1.1.
     pub fn server_tls(&self) -> Result<Arc<ServerConfig>> {
         let pair = self.server()?;
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pair.key.serialize_der()));
@@ -117,7 +114,7 @@ impl Pki {
         Ok(Arc::new(config))
     }
 
-    /// TLS for a client without a certificate that trusts this authority only.
+    /// TLS for a client without a certificate that trusts only this authority.
     pub fn client_tls(&self) -> Result<ClientConfig> {
         let mut roots = RootCertStore::empty();
         let own: &CertificateDer<'static> = self.issuer.der();
@@ -133,7 +130,7 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A new key (ECDSA, P-256).
+/// ECDSA, P-256.
 pub(super) fn new_key() -> Result<KeyPair> {
     KeyPair::generate().context("cannot make a key")
 }
@@ -149,7 +146,7 @@ fn params(name: &str, group: Option<&str>, alternatives: Vec<String>) -> Result<
     Ok(params)
 }
 
-/// Writes a file that only its owner may read, in one step: a reader finds the old text or the new one.
+/// Writes a file that only its owner may read, atomically: a reader finds the old text or the new one.
 pub(super) fn write_secret(path: &Path, text: &str) -> Result<()> {
     let fresh = path.with_extension("new");
     let written = || -> std::io::Result<()> {

@@ -1,6 +1,6 @@
-//! Owns: many nodes that watch and renew by client-go, in one process (`tests/peers/reflectors`).
-//! In: a kubeconfig a node. Out: which nodes have synced, and which have seen a marker: a Service whose name begins with
-//! `marker-`, with an EndpointSlice.
+//! Owns: many nodes that watch and renew with client-go, in one process (`tests/peers/reflectors`).
+//! In: a kubeconfig per node. Out: the nodes that have synced, and that have seen a marker: a Service with an
+//! EndpointSlice whose name begins with `marker-`.
 
 use anyhow::{Context as _, Result};
 use keelson_harness::peers;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// The running program. It ends with this value.
+/// Ends with this value.
 #[derive(Debug)]
 pub struct Reflectors {
     child: Child,
@@ -24,7 +24,7 @@ pub struct Reflectors {
 /// When each node saw a marker, in Unix milliseconds. The empty name stands for its first sync.
 type Sightings = HashMap<String, HashMap<usize, u64>>;
 
-/// A line of the program.
+/// A line of the program's output.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Line {
@@ -34,7 +34,7 @@ struct Line {
 }
 
 impl Reflectors {
-    /// Starts `nodes` nodes whose names begin with `prefix`; `kubeconfigs` has `kubeconfig-N` for each.
+    /// Starts `nodes` nodes with the name prefix `prefix`; `kubeconfigs` has `kubeconfig-N` for each.
     pub fn start(kubeconfigs: &Path, nodes: usize, prefix: &str) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(peers::reflectors()?);
@@ -58,12 +58,11 @@ impl Reflectors {
         Ok(Self { child, _stdin: stdin, seen })
     }
 
-    /// When each node saw this marker, or with no name had synced first, in Unix milliseconds.
+    /// When each node saw this marker, in Unix milliseconds. With an empty name: when it had synced first.
     pub fn seen(&self, name: &str) -> HashMap<usize, u64> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned().unwrap_or_default()
     }
 
-    /// Its process id.
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }

@@ -1,8 +1,9 @@
-//! Owns: a proxy that passes bytes on and does not look at them.
-//! In: the address behind it; cuts, at any moment. Out: how many bytes went each way and when, over how many connections.
+//! Owns: a proxy that passes bytes on without reading them.
+//! In: the address behind it; cuts, at any moment. Out: bytes in each direction with their times, and the number of
+//! connections.
 //!
 //! A cut is what a network does that loses every packet: connections stay open at both ends and nothing arrives. New
-//! ones are taken, as by a firewall that answers nothing later.
+//! ones are accepted, as by a firewall that answers nothing later.
 
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
@@ -16,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A running proxy. It takes no connection any more when it is dropped, and breaks those that it has.
+/// On drop it accepts no more connections and breaks the existing ones.
 #[derive(Debug)]
 pub struct TcpProxy {
     address: String,
@@ -32,18 +33,15 @@ struct Shared {
     received: AtomicU64,
     accepted: AtomicUsize,
     open: AtomicUsize,
-    /// What passed, once [`TcpProxy::record`] was called.
+    /// The bytes that passed, after [`TcpProxy::record`].
     chunks: Mutex<Option<Vec<Chunk>>>,
 }
 
 /// Bytes that were passed on in one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// When.
     pub at: Timestamp,
-    /// Whether they went to the server.
     pub to_server: bool,
-    /// How many.
     pub bytes: usize,
 }
 
@@ -57,12 +55,11 @@ impl Shared {
     }
 }
 
-/// The state of the line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
-    /// Whether nothing gets through.
+    /// Nothing passes.
     cut: bool,
-    /// Counts resets: a connection ends when it is not the number it began with.
+    /// Number of resets: a connection ends when it differs from the number at its start.
     resets: u64,
 }
 
@@ -85,42 +82,42 @@ impl TcpProxy {
         Ok(Self { address, shared, server })
     }
 
-    /// Where it listens: `127.0.0.1:PORT`.
+    /// `127.0.0.1:PORT`.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The same as the address of an API server: `https://127.0.0.1:PORT`.
+    /// `https://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> String {
         format!("https://{}", self.address)
     }
 
-    /// Nothing gets through any more, and no connection learns of it.
+    /// Nothing passes any more, and no connection is told.
     pub fn cut(&self) {
         self.shared.line.send_modify(|line| line.cut = true);
     }
 
-    /// Everything gets through again, what was on its way included.
+    /// Everything passes again, also what was in flight.
     pub fn repair(&self) {
         self.shared.line.send_modify(|line| line.cut = false);
     }
 
-    /// Breaks every connection with a TCP reset. The line stays as it is.
+    /// Breaks every connection with a TCP reset. A cut stays.
     pub fn reset(&self) {
         self.shared.line.send_modify(|line| line.resets += 1);
     }
 
-    /// How many bytes went to the server.
+    /// Bytes sent to the server.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
-    /// How many bytes came from the server.
+    /// Bytes received from the server.
     pub fn received(&self) -> u64 {
         self.shared.received.load(Ordering::Relaxed)
     }
 
-    /// Keeps a record of what passes from now on.
+    /// Records what passes from now on.
     pub fn record(&self) {
         *self.shared.chunks.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
     }
@@ -130,12 +127,12 @@ impl TcpProxy {
         self.shared.chunks.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
     }
 
-    /// How many connections were ever taken.
+    /// Number of connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many connections there are now.
+    /// Number of connections now.
     pub fn open(&self) -> usize {
         self.shared.open.load(Ordering::Relaxed)
     }
@@ -154,7 +151,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             Ok((client, _)) => {
                 shared.accepted.fetch_add(1, Ordering::Relaxed);
                 shared.open.fetch_add(1, Ordering::Relaxed);
-                // Taken here: a reset from now on is for this connection too.
+                // Subscribed here: a reset from now on ends this connection too.
                 let line = shared.line.subscribe();
                 let shared = shared.clone();
                 tokio::spawn(async move {
@@ -176,7 +173,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 async fn carry(mut client: TcpStream, shared: &Shared, line: watch::Receiver<Line>) -> io::Result<()> {
     let resets = line.borrow().resets;
     let (mut until_reset, mut at_start) = (line.clone(), line.clone());
-    // An error of the watch says that the proxy is gone, which is a reset as well.
+    // An error of the watch means that the proxy is gone, which is a reset as well.
     let reset = async move {
         let _ = until_reset.wait_for(|line| line.resets != resets).await;
     };
@@ -189,7 +186,7 @@ async fn carry(mut client: TcpStream, shared: &Shared, line: watch::Receiver<Lin
         } => Some(server),
     };
     let mut server = match connected {
-        // Nobody listens there: the client is told so as bluntly.
+        // Nothing listens there: the client gets a reset too.
         None | Some(Err(_)) => return client.set_zero_linger(),
         Some(Ok(server)) => server,
     };
@@ -228,7 +225,7 @@ async fn copy(
     let mut buffer = vec![0; 16 << 10];
     loop {
         let length = from.read(&mut buffer).await?;
-        // What was read waits here while the line is cut, the end included.
+        // What was read waits here while the line is cut, also the end of the stream.
         let whole = line.wait_for(|line| !line.cut).await.is_ok();
         if !whole {
             return Err(io::ErrorKind::ConnectionAborted.into());

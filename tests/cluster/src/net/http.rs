@@ -1,4 +1,4 @@
-//! Owns: HTTP requests from inside a namespace. In: a namespace, an address. Out: a whole answer.
+//! Owns: HTTP requests from inside a namespace. In: a namespace, an address. Out: a complete response.
 
 use super::namespace::Namespace;
 use anyhow::{Context as _, Result};
@@ -10,10 +10,10 @@ use keelson_harness::util::Answer;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// How long one answer may take.
+/// Timeout of one response.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Gets a path of the HTTP/1.1 server there, over a connection of its own. That nobody listens is an error.
+/// Gets a path over a new HTTP/1.1 connection. An error if nothing listens.
 pub async fn http_get_from(namespace: &Namespace, at: SocketAddr, path: &str) -> Result<Answer> {
     let from = if at.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = namespace.tcp_client(from)?;
@@ -26,7 +26,7 @@ pub async fn http_get_from(namespace: &Namespace, at: SocketAddr, path: &str) ->
             let body = body.collect().await?.to_bytes();
             Ok::<_, anyhow::Error>(Answer { status: head.status, headers: head.headers, body })
         };
-        // The connection does its work while the answer is waited for.
+        // The connection must be polled while the response is awaited.
         tokio::pin!(connection);
         tokio::pin!(exchange);
         tokio::select! {

@@ -1,6 +1,7 @@
-//! Owns: who in a namespace was told that a port is unreachable. In: a namespace. Out: the flows that were rejected.
+//! Owns: ICMP messages "port unreachable" that a namespace received. In: a namespace. Out: the flows that were
+//! rejected.
 //!
-//! A TCP socket says "connection refused" of a reset and of a rejection alike; the ICMP message says which it was.
+//! A TCP socket reports "connection refused" for a reset and for a rejection; the ICMP message tells which it was.
 
 use super::namespace::{Namespace, as_datagrams};
 use anyhow::Result;
@@ -11,13 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// How long a message may still be on its way to the list when its effect is there already.
+/// How long a message may take to arrive in the list after its effect was seen.
 const LATE: Duration = Duration::from_millis(500);
 
-/// A flow as who sent it sees it: protocol number, source port, destination.
+/// A flow from the sender's side: protocol number, source port, destination.
 type Flow = (u8, u16, SocketAddr);
 
-/// A watch on ICMP messages "port unreachable". Ends on drop.
+/// A watch on ICMP messages "port unreachable". Stopped on drop.
 #[derive(Debug)]
 pub(super) struct Rejections {
     seen: Arc<Mutex<HashSet<Flow>>>,
@@ -48,24 +49,22 @@ impl Rejections {
         Ok(Self { seen, tasks })
     }
 
-    /// Whether this flow was rejected so far.
     pub(super) fn has(&self, protocol: u8, port: u16, to: SocketAddr) -> bool {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(&(protocol, port, to))
     }
 
-    /// Forgets a flow, whose port may be used again.
+    /// Forgets a flow, whose port may be reused.
     pub(super) fn forget(&self, protocol: u8, port: u16, to: SocketAddr) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&(protocol, port, to));
     }
 
-    /// Waits until this flow is rejected.
     pub(super) async fn has_in_the_end(&self, protocol: u8, port: u16, to: SocketAddr) {
         while !self.has(protocol, port, to) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// Whether a flow that a socket has learned something of just now was rejected.
+    /// Whether a flow was rejected whose socket has just reported an error.
     pub(super) async fn has_soon(&self, protocol: u8, port: u16, to: SocketAddr) -> bool {
         tokio::time::timeout(LATE, self.has_in_the_end(protocol, port, to)).await.is_ok()
     }
@@ -79,7 +78,7 @@ impl Drop for Rejections {
     }
 }
 
-/// An IPv4 packet with ICMP type 3 code 3: the packet that it is about begins after both headers.
+/// An IPv4 packet with ICMP type 3 code 3: the rejected packet begins after both headers.
 fn read_v4(packet: &[u8]) -> Option<Flow> {
     let icmp = packet.get(usize::from(packet.first()? & 15) * 4..)?;
     if icmp.get(..2)? != [3, 3] {
@@ -90,7 +89,7 @@ fn read_v4(packet: &[u8]) -> Option<Flow> {
     flow(*inner.get(9)?, Ipv4Addr::from(to).into(), inner.get(usize::from(inner.first()? & 15) * 4..)?)
 }
 
-/// ICMPv6 type 1 code 4; a raw socket of IPv6 gives no header. Nobody here sends extension headers.
+/// ICMPv6 type 1 code 4; a raw socket of IPv6 passes no header. No sender here uses extension headers.
 fn read_v6(icmp: &[u8]) -> Option<Flow> {
     if icmp.get(..2)? != [1, 4] {
         return None;

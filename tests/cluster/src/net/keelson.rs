@@ -1,5 +1,5 @@
-//! Owns: a `keelson proxy` of the test's own. In: a network namespace, the target of an agent's Endpoints API.
-//! Out: control over its life.
+//! Owns: a `keelson proxy` of the test. In: a network namespace, the target of an agent's Endpoints API.
+//! Out: control of its process.
 
 use super::http::http_get_from;
 use super::namespace::Namespace;
@@ -15,34 +15,32 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Where it serves its metrics, inside its namespace.
+/// Its metrics address, inside its namespace.
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
-/// What a test may want to be different.
 #[derive(Clone, Debug)]
 pub struct KeelsonProxyOptions {
-    /// Where the agent's Endpoints API is: `unix:///…`.
+    /// Address of the agent's Endpoints API: `unix:///…`.
     pub target: String,
-    /// Settings over the harness's, by their dotted names, such as `proxy.masquerade_all`.
+    /// Settings that override the harness's, by their dotted names, such as `proxy.masquerade_all`.
     pub settings: Settings,
 }
 
 impl KeelsonProxyOptions {
-    /// Pods known by [`CLUSTER_CIDRS`](super::plan::CLUSTER_CIDRS), all else as it comes.
+    /// Pods detected by [`CLUSTER_CIDRS`](super::plan::CLUSTER_CIDRS), all other settings at their defaults.
     pub fn new(target: &str) -> Self {
         let cidrs: Vec<String> = super::plan::CLUSTER_CIDRS.map(str::to_owned).into();
         let settings = Settings::new().set("proxy.cluster_cidr", cidrs);
         Self { target: target.to_owned(), settings }
     }
 
-    /// With another setting.
     pub fn set(mut self, name: &str, value: impl Into<toml::Value>) -> Self {
         self.settings = self.settings.set(name, value);
         self
     }
 }
 
-/// A proxy of the test's own. Killed on drop; its rules stay in the namespace.
+/// Killed on drop; its rules stay in the namespace.
 #[derive(Debug)]
 pub struct KeelsonProxy {
     folder: PathBuf,
@@ -50,7 +48,7 @@ pub struct KeelsonProxy {
 }
 
 impl KeelsonProxy {
-    /// Starts one in a namespace and waits until it serves; that it has synced is for the test to wait for.
+    /// Starts one in a namespace and waits until it serves; the test has to wait for its first sync.
     pub async fn start(
         scratch: &Scratch,
         namespace: &Namespace,
@@ -61,7 +59,6 @@ impl KeelsonProxy {
         Ok(proxy)
     }
 
-    /// Prepares one without starting it.
     pub fn new(scratch: &Scratch, namespace: &Namespace, options: &KeelsonProxyOptions) -> Result<Self> {
         let free = (0..).map(|n| format!("proxy-{n}")).find(|name| !scratch.path().join(name).exists());
         let folder = scratch.dir(&free.context("there is always another number")?)?;
@@ -91,28 +88,24 @@ impl KeelsonProxy {
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Its configuration file.
     pub fn config(&self) -> PathBuf {
         self.folder.join("keelson.toml")
     }
 
-    /// Its debug socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("proxy.sock")
     }
 
-    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Starts it (again) and waits until it serves its metrics.
+    /// Starts it and waits until it serves its metrics.
     pub async fn start_again(&mut self, namespace: &Namespace) -> Result<()> {
         let serves = || async { http_get_from(namespace, METRICS, "/metrics").await?.success().map(drop) };
         self.daemon.start(serves).await
     }
 
-    /// Sends it a signal.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.daemon.process()?.signal(signal)
     }

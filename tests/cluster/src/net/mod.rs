@@ -1,9 +1,9 @@
-//! The network of a node, in network namespaces of the test's own, with everybody who asks and answers in it.
+//! The network of a node, in network namespaces of the test, with its clients and servers.
 //!
-//! Owns: [`World`], the namespaces with pods, another node, clients and a gateway; [`Namespace`], one of them; [`Asker`],
-//! [`Flow`], who asks; [`Forward`], a way out for one address; [`KeelsonProxy`], the proxy under test; [`http_get_from`].
-//! In: nothing but root. Out: who answered which question and whom it saw, or how the question was refused. Addresses are
-//! in [`plan`].
+//! Owns: [`World`], the namespaces with pods, another node, clients and a gateway; [`Namespace`], one of them;
+//! [`Asker`], [`Flow`], the clients; [`Forward`], a forwarded address; [`KeelsonProxy`], the proxy under test;
+//! [`http_get_from`]. Needs root. Out: who answered a request and which source it saw, or how the request was refused.
+//! Addresses are in [`plan`].
 //!
 //! ```ignore
 //! let world = World::new()?;                                       // on a tokio runtime, which serves

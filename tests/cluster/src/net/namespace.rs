@@ -1,8 +1,8 @@
-//! Owns: a network namespace and whatever must be done inside of it.
-//! In: a name. Out: sockets made by a thread that lives in it, commands and programs run in it; the namespace is gone
-//! when it is dropped, and when the test process is gone, however that ends.
+//! Owns: a network namespace and everything that must be done inside it.
+//! In: a name. Out: sockets made by a thread in the namespace, commands and programs run in it. The namespace is
+//! removed on drop, and when the test process has exited, in any way.
 //!
-//! A socket belongs to the namespace of the thread that made it for good, so it may be served anywhere.
+//! A socket belongs to the namespace of the thread that made it, so any thread may serve it.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_harness::peers;
@@ -19,14 +19,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
-/// What the names of all namespaces of the harness begin with.
+/// Name prefix of all namespaces of the harness.
 const PREFIX: &str = "kt";
-/// Where `ip netns` keeps them.
+/// Folder of `ip netns`.
 const FOLDER: &str = "/run/netns";
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A network namespace. Removed on drop.
+/// Removed on drop.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -34,7 +34,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a new one whose name ends so, with its loopback up.
+    /// Makes a new one with loopback up; its name ends with `role`.
     pub fn new(role: &str) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         watch_over()?;
@@ -49,7 +49,7 @@ impl Namespace {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
             });
             let outside = inside.is_err();
-            // Nobody waits for the answer only when the caller has panicked meanwhile.
+            // Nobody receives the result only if the caller has panicked meanwhile.
             let _ = told.send(inside);
             if outside {
                 return;
@@ -64,13 +64,12 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name, as `ip netns` knows it.
+    /// Its name for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Does something on a thread inside, and gives what came of it. For what is done in an instant, such as making a
-    /// socket.
+    /// Runs a job on a thread inside and returns its result. For short jobs, such as making a socket.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let (answer, result) = mpsc::channel();
         let job = Box::new(move || {
@@ -80,7 +79,7 @@ impl Namespace {
         result.recv().with_context(|| format!("a job in {} panicked", self.name))
     }
 
-    /// Configures it: each line is what would follow `ip -n NAME`. Empty lines are fine.
+    /// Configures it: each line is the rest of `ip -n NAME`. Empty lines are allowed.
     pub fn ip(&self, lines: &str) -> Result<()> {
         let mut command = Command::new(peers::system("ip", "iproute2")?);
         command.args(["-n", &self.name, "-batch", "-"]);
@@ -99,7 +98,7 @@ impl Namespace {
         })?
     }
 
-    /// Runs a command inside to its end and gives what it wrote to stdout; that it fails is an error.
+    /// Runs a command inside to its end and returns its stdout. Fails if the command fails.
     pub fn command(&self, program: &Path, args: &[&str]) -> Result<String> {
         let mut command = Command::new(peers::system("ip", "iproute2")?);
         command.args(["netns", "exec", &self.name]).arg(program).args(args).stdin(Stdio::null());
@@ -111,17 +110,16 @@ impl Namespace {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs `nft` inside.
     pub fn nft(&self, args: &[&str]) -> Result<String> {
         self.command(&peers::system("nft", "nftables")?, args)
     }
 
-    /// Runs `conntrack` inside, whose count of entries on stderr is left out.
+    /// Runs `conntrack` inside; its count of entries on stderr is left out.
     pub fn conntrack(&self, args: &[&str]) -> Result<String> {
         self.command(&peers::system("conntrack", "conntrack")?, args)
     }
 
-    /// The same program, run inside. Its pid is still the program's.
+    /// The same program, run inside. The pid is still the program's.
     pub fn inside(&self, program: &Program) -> Result<Program> {
         let mut inside = program.clone();
         inside.path = peers::system("ip", "iproute2")?;
@@ -131,7 +129,7 @@ impl Namespace {
         Ok(inside)
     }
 
-    /// A socket inside that does not block, of this kind, bound to this address.
+    /// A non-blocking socket inside.
     pub fn socket(&self, kind: Type, protocol: Option<Protocol>, bind: SocketAddr) -> Result<Socket> {
         let made = self.run(move || {
             let socket = Socket::new(Domain::for_address(bind), kind, protocol)?;
@@ -148,7 +146,6 @@ impl Namespace {
         made.with_context(|| format!("cannot make a socket of {bind} in {}", self.name))
     }
 
-    /// A TCP socket inside that listens.
     pub fn tcp_listener(&self, at: SocketAddr) -> Result<tokio::net::TcpListener> {
         let socket = self.socket(Type::STREAM, None, at)?;
         socket.listen(1024).with_context(|| format!("cannot listen at {at} in {}", self.name))?;
@@ -161,7 +158,6 @@ impl Namespace {
         Ok(tokio::net::TcpSocket::from_std_stream(socket.into()))
     }
 
-    /// A UDP socket inside.
     pub fn udp(&self, at: SocketAddr) -> Result<tokio::net::UdpSocket> {
         let socket = self.socket(Type::DGRAM, None, at)?;
         tokio::net::UdpSocket::from_std(socket.into()).context("the runtime takes no socket")
@@ -176,7 +172,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A raw socket as one of datagrams, which for reading and writing it is: the runtime knows no raw ones.
+/// A raw socket as a datagram socket, which it is for reading and writing: tokio has no raw sockets.
 pub(super) fn as_datagrams(socket: Socket) -> Result<tokio::net::UdpSocket> {
     tokio::net::UdpSocket::from_std(socket.into()).context("the runtime takes no raw socket")
 }
@@ -202,7 +198,7 @@ fn feed(mut command: Command, stdin: &str) -> Result<()> {
     Ok(())
 }
 
-/// What waits for the end of this process, and then removes the namespaces of it and of all that are gone.
+/// Waits for the end of this process, and then removes its namespaces and those of all processes that are gone.
 const WATCHER: &str = r#"
 own=$PPID
 while read -r folder; do set -- "$@" "$folder"; done
@@ -218,15 +214,16 @@ for folder; do
 done
 "#;
 
-/// The process that waits; its stdin ends with this process.
+/// The watcher process; its stdin ends with this process.
 static WATCHER_PROCESS: OnceLock<Result<Mutex<Child>, String>> = OnceLock::new();
 
-/// From now on the namespaces of this process go when it goes, even if it is killed, and those that others left.
+/// Ensures that the namespaces of this process, and those that others left, are removed when it exits, even if it is
+/// killed.
 fn watch_over() -> Result<&'static Mutex<Child>> {
     let started = WATCHER_PROCESS.get_or_init(|| {
         let mut command = Command::new("sh");
         command.args(["-c", WATCHER, "sh"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // A signal that ends the group of this process lets this one do its work.
+        // A signal to the group of this process must not end the watcher.
         command.process_group(0);
         let child = command.spawn().map_err(|error| format!("cannot start sh: {error}"))?;
         sweep();
@@ -235,15 +232,14 @@ fn watch_over() -> Result<&'static Mutex<Child>> {
     started.as_ref().map_err(|error| anyhow!("{error}"))
 }
 
-/// Has a folder of tests removed when this process is gone, however that ends: for what lives in a static and is
-/// never dropped.
+/// Removes a folder of tests when this process has exited, in any way: for values in a static, which are never dropped.
 pub fn remove_at_the_end(folder: &Path) -> Result<()> {
     let mut child = watch_over()?.lock().unwrap_or_else(PoisonError::into_inner);
     let stdin = child.stdin.as_mut().context("the watcher has a stdin")?;
     writeln!(stdin, "{}", folder.display()).context("the watcher is gone")
 }
 
-/// Removes the namespaces of processes that are gone.
+/// Removes the namespaces of processes that have exited.
 fn sweep() {
     let Ok(entries) = fs::read_dir(FOLDER) else { return };
     for entry in entries.flatten() {
@@ -259,8 +255,8 @@ fn sweep() {
     }
 }
 
-/// A way from a namespace to an address outside of all: a listener inside, whose connections go on from here. It ends on
-/// drop.
+/// Forwards connections from a namespace to an address outside: a listener inside, whose connections continue from
+/// here. Stopped on drop.
 #[derive(Debug)]
 pub struct Forward(tokio::task::JoinHandle<()>);
 
@@ -278,7 +274,7 @@ impl Forward {
                 };
                 let upstream = upstream.clone();
                 carried.spawn(async move {
-                    // Who cannot be reached is told by a connection that ends at once.
+                    // If upstream cannot be reached, the connection ends at once.
                     if let Ok(mut outside) = tokio::net::TcpStream::connect(&upstream).await {
                         let _ = inside.set_nodelay(true);
                         let _ = outside.set_nodelay(true);

@@ -1,5 +1,5 @@
-//! Owns: asking, and what comes of it. In: an [`Asker`], an address, a protocol. Out: who answered and whom it saw, or how
-//! the question was refused.
+//! Owns: requests and their outcomes. In: an [`Asker`], an address, a protocol. Out: who answered and which source it
+//! saw, or how the request was refused.
 
 use super::plan::Family;
 use super::sctp::{Chunk, Packet};
@@ -16,25 +16,20 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpStream, UdpSocket};
 
-/// How many ask at the same time.
+/// Number of concurrent requests.
 const AT_ONCE: usize = 32;
 
-/// A transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
 }
 
 impl Transport {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// As objects of the API call it.
+    /// The name in objects of the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -52,21 +47,19 @@ impl Transport {
     }
 }
 
-/// What came of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Outcome {
-    /// An endpoint answered.
     Answered {
-        /// Who it is in its own eyes; the address that was asked for, if nobody translated it.
+        /// The endpoint's own address; the requested address if it was not translated.
         by: SocketAddr,
-        /// Whom it saw asking.
+        /// The source address that the endpoint saw.
         source: IpAddr,
     },
-    /// An ICMP message said that the port is unreachable.
+    /// ICMP "port unreachable".
     Rejected,
-    /// A host said that nobody listens there: a TCP reset.
+    /// TCP reset: nothing listens there.
     Reset,
-    /// Nobody said anything in time.
+    /// No response within the timeout.
     Dropped,
 }
 
@@ -101,7 +94,7 @@ impl fmt::Display for Tally {
 }
 
 impl Asker {
-    /// Asks so many times over connections of their own, each of which waits for an answer this long at most.
+    /// Sends `times` requests over separate connections, each with a timeout of `patience`.
     pub async fn ask_times(
         &self,
         to: SocketAddr,
@@ -118,12 +111,11 @@ impl Asker {
         Ok(tally)
     }
 
-    /// Asks once.
     pub async fn ask(&self, to: SocketAddr, transport: Transport, patience: Duration) -> Result<Outcome> {
         self.open(to, transport)?.ask(patience).await
     }
 
-    /// Opens a flow that may be asked again and again, with the same ports. Nothing is sent yet.
+    /// Opens a flow that may be used repeatedly, with the same ports. Nothing is sent yet.
     pub fn open(&self, to: SocketAddr, transport: Transport) -> Result<Flow> {
         let own = SocketAddr::new(self.ip(Family::of(to.ip())), 0);
         let namespace = self.namespace();
@@ -143,13 +135,13 @@ impl Asker {
     }
 }
 
-/// A port that no other flow of SCTP of this process has: raw sockets are given none.
+/// A port that no other SCTP flow of this process has: the kernel assigns none to raw sockets.
 fn next_port() -> u16 {
     static LAST: AtomicU16 = AtomicU16::new(0);
     20_000 + LAST.fetch_add(1, Ordering::Relaxed) % 40_000
 }
 
-/// A flow: one connection, or datagrams between the same two ports.
+/// One connection, or datagrams between the same two ports.
 #[derive(Debug)]
 pub struct Flow {
     asker: Asker,
@@ -170,19 +162,19 @@ enum FlowSocket {
 }
 
 impl Flow {
-    /// Asks, and waits this long at most.
+    /// Sends a request; the timeout is `patience`.
     pub async fn ask(&mut self, patience: Duration) -> Result<Outcome> {
         let (transport, port, to) = (self.transport.number(), self.port, self.to);
         let answer = tokio::time::timeout(patience, self.exchange()).await;
         let rejections = &self.asker.place.rejections;
         match answer {
             Ok(Ok(text)) => parse(&text),
-            // Somebody refused: a rejection and a reset look the same to a socket.
+            // Refused: a rejection and a reset look the same to a socket.
             Ok(Err(error)) if refused(&error) => {
                 let rejected = rejections.has_soon(transport, port, to).await;
                 Ok(if rejected { Outcome::Rejected } else { Outcome::Reset })
             }
-            // The node's own rules keep the packet from leaving, whether they tell why or not.
+            // The node's own rules drop or reject the outgoing packet.
             Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 let rejected = rejections.has_soon(transport, port, to).await;
                 Ok(if rejected { Outcome::Rejected } else { Outcome::Dropped })
@@ -195,7 +187,7 @@ impl Flow {
         }
     }
 
-    /// Its own port.
+    /// The source port.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -217,7 +209,7 @@ impl Flow {
                 Ok(line)
             }
             FlowSocket::Udp(socket) => {
-                // Connected: only answers of whom was asked count, and refusals are told.
+                // Connected, so that only responses of the destination count, and refusals are reported.
                 socket.connect(self.to).await?;
                 socket.send(b"?\n").await?;
                 let mut buffer = [0; 256];
@@ -243,7 +235,7 @@ async fn sctp_exchange(socket: &SctpSocket, port: u16, to: SocketAddr) -> io::Re
         .send(&Packet { source: port, destination: to.port(), verification_tag: 0, chunk }, to.ip())
         .await?;
     loop {
-        // A raw socket sees the packets of all.
+        // A raw socket receives the packets of all flows.
         let (packet, source) = socket.receive().await?;
         if let Chunk::InitAck { text, .. } = packet.chunk
             && (packet.destination, packet.verification_tag) == (port, tag)

@@ -1,15 +1,15 @@
-//! Owns: the two SCTP packets by which an association begins (RFC 9260), for kernels without SCTP sockets: netfilter
-//! tracks and translates the protocol all the same, and checks its checksum.
-//! In: ports, tags, a text. Out: packets; what a packet says.
+//! Owns: the two SCTP packets that begin an association (RFC 9260), for kernels without SCTP sockets: netfilter still
+//! tracks and translates the protocol, and checks its checksum.
+//! In: ports, tags, a text. Out: encoded and decoded packets.
 
-/// SCTP's number among the protocols over IP.
+/// SCTP's IP protocol number.
 pub(super) const PROTOCOL: i32 = 132;
 
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
-/// The parameter that an INIT ACK must have, and whose contents are the sender's own matter.
+/// The parameter that an INIT ACK must have; its contents are up to the sender.
 const STATE_COOKIE: u16 = 7;
-/// Where the first chunk begins, and how long its fixed part is with an INIT and an INIT ACK.
+/// Offset of the first chunk, which is also the length of the fixed part of an INIT and an INIT ACK.
 const HEADER: usize = 12;
 const FIXED: usize = 20;
 
@@ -22,12 +22,11 @@ pub(super) struct Packet {
     pub(super) chunk: Chunk,
 }
 
-/// What is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
-    /// Let us talk; answers carry this tag.
+    /// Opens an association; responses carry this tag.
     Init { tag: u32 },
-    /// Fine; here is a text.
+    /// Accepts it, with a text in the state cookie.
     InitAck { tag: u32, text: String },
 }
 
@@ -46,7 +45,7 @@ impl Packet {
         bytes.extend([kind, 0]);
         bytes.extend(length(FIXED + parameter));
         bytes.extend(tag.to_be_bytes());
-        // The window, one stream each way, and the first number.
+        // The window, one stream in each direction, and the first sequence number.
         bytes.extend(65_535_u32.to_be_bytes());
         bytes.extend([0, 1, 0, 1]);
         bytes.extend(1_u32.to_be_bytes());
@@ -61,7 +60,7 @@ impl Packet {
         bytes
     }
 
-    /// `None`: it is none of the two, or its checksum is wrong.
+    /// None if it is neither of the two, or its checksum is wrong.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut summed = bytes.to_vec();
         summed.get_mut(8..12)?.fill(0);
@@ -88,7 +87,7 @@ fn length(bytes: usize) -> [u8; 2] {
     u16::try_from(bytes).unwrap_or(u16::MAX).to_be_bytes()
 }
 
-/// The checksum of Castagnoli, bit by bit: packets are few and short.
+/// CRC-32C, bit by bit: packets are few and short.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |sum, byte| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 & (sum & 1).wrapping_neg()))

@@ -1,5 +1,5 @@
-//! Owns: who answers. In: namespaces, addresses, ports. Out: to every question the answer who was asked, as it sees itself,
-//! and whom it saw asking: `ADDRESS:PORT SOURCE` and a line feed.
+//! Owns: servers. In: namespaces, addresses, ports. Out: to every request, the server's own address and the source that
+//! it saw: `ADDRESS:PORT SOURCE` and a line feed.
 
 use super::namespace::{Namespace, as_datagrams};
 use super::plan::{Dual, Family};
@@ -12,14 +12,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
-/// Everybody who answers in a namespace, until dropped.
+/// All servers of a namespace, until dropped.
 #[derive(Debug)]
 pub(super) struct Servers {
     _tasks: JoinSet<()>,
 }
 
 impl Servers {
-    /// Endpoints: TCP, UDP and SCTP on each of these addresses and ports.
+    /// TCP, UDP and SCTP on each of these addresses and ports.
     pub(super) fn endpoints(namespace: &Namespace, addresses: &[Dual], ports: &[u16]) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for ip in addresses.iter().flat_map(|address| Family::BOTH.map(|family| address.of(family))) {
@@ -34,7 +34,7 @@ impl Servers {
         Ok(Self { _tasks: tasks })
     }
 
-    /// TCP on these ports of every address that the namespace has; UDP to them is taken and not answered.
+    /// TCP on these ports of every address of the namespace; UDP to them is received and not answered.
     pub(super) fn everywhere(namespace: &Namespace, ports: &[u16]) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for ip in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
@@ -62,7 +62,7 @@ async fn serve_tcp(listener: TcpListener) {
     let mut open = JoinSet::new();
     loop {
         while open.try_join_next().is_some() {}
-        // An error is that of a connection that broke before it was taken.
+        // An error is that of a connection that broke before it was accepted.
         if let Ok((stream, source)) = listener.accept().await {
             open.spawn(async move {
                 let _ = serve_stream(stream, source.ip()).await;
@@ -71,7 +71,7 @@ async fn serve_tcp(listener: TcpListener) {
     }
 }
 
-/// A line for each line.
+/// Answers each line with one line.
 async fn serve_stream(mut stream: TcpStream, source: IpAddr) -> io::Result<()> {
     let answer = answer(stream.local_addr()?, source);
     let mut buffer = [0; 64];
@@ -90,14 +90,14 @@ async fn serve_udp(socket: UdpSocket) {
     let Ok(own) = socket.local_addr() else { return };
     let mut buffer = [0; 64];
     loop {
-        // An error is what became of an earlier answer, whose asker is gone.
+        // An error is the result of an earlier response, whose client is gone.
         if let Ok((_, source)) = socket.recv_from(&mut buffer).await {
             let _ = socket.send_to(answer(own, source.ip()).as_bytes(), source).await;
         }
     }
 }
 
-/// A raw socket of SCTP that has this address alone.
+/// A raw SCTP socket that receives for this address alone.
 pub(super) fn raw_sctp(namespace: &Namespace, ip: IpAddr) -> Result<SctpSocket> {
     let protocol = Protocol::from(sctp::PROTOCOL);
     let socket = namespace.socket(Type::RAW, Some(protocol), SocketAddr::new(ip, 0))?;
@@ -112,12 +112,12 @@ pub(super) struct SctpSocket {
 }
 
 impl SctpSocket {
-    /// The next packet that is whole, and who sent it.
+    /// The next valid packet, and its source.
     pub(super) async fn receive(&self) -> io::Result<(Packet, IpAddr)> {
         let mut buffer = [0; 2048];
         loop {
             let (length, source) = self.socket.recv_from(&mut buffer).await?;
-            // IPv4 gives its header too.
+            // IPv4 includes its header.
             let header = if self.ip.is_ipv4() { usize::from(buffer[0] & 15) * 4 } else { 0 };
             if let Some(packet) = buffer.get(header..length).and_then(Packet::decode) {
                 return Ok((packet, source.ip()));
@@ -143,7 +143,7 @@ async fn serve_sctp(socket: SctpSocket, ports: Vec<u16>) {
             verification_tag: tag,
             chunk: Chunk::InitAck { tag: tag ^ 1, text: answer(own, source) },
         };
-        // An error is that of a source without a way to it, which gets no answer then.
+        // An error is that of a source without a route, which gets no response then.
         let _ = socket.send(&answer, source).await;
     }
 }

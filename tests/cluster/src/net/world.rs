@@ -1,5 +1,5 @@
-//! Owns: the network of a node: its namespaces, and who serves in them.
-//! In: nothing. Out: namespaces to run a proxy in, to ask from and to look into.
+//! Owns: the network of a node: its namespaces, and the servers in them.
+//! Out: namespaces to run a proxy in, to send requests from and to inspect.
 //!
 //! ```text
 //!   pod, local(1..=3)      veth each, a /32 and a /128 each: nobody reaches another but through the node
@@ -28,7 +28,7 @@ const STRANGER_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
 /// The pods of the other node.
 const OTHER_PODS: [&str; 2] = ["10.244.2.0/24", "fd00:10:244:2::/64"];
 
-/// A namespace with somebody in it who asks.
+/// A namespace of a client.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) namespace: Namespace,
@@ -53,7 +53,7 @@ impl Place {
     }
 }
 
-/// The network of a node. Everything of it is gone when it is dropped.
+/// Removed on drop.
 #[derive(Debug)]
 pub struct World {
     node: Arc<Place>,
@@ -65,7 +65,7 @@ pub struct World {
     _others: [Arc<Place>; 2],
 }
 
-/// Somebody who asks: a place and the address to ask from.
+/// A client: a namespace and the source address of its requests.
 #[derive(Clone, Debug)]
 pub struct Asker {
     pub(super) place: Arc<Place>,
@@ -73,24 +73,22 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// The same, asking from another address that its namespace has.
+    /// The same client with another address of its namespace.
     pub fn from(&self, address: Dual) -> Self {
         Self { place: self.place.clone(), address }
     }
 
-    /// The address that it asks from.
     pub fn ip(&self, family: Family) -> IpAddr {
         self.address.of(family)
     }
 
-    /// Its namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.place.namespace
     }
 }
 
 impl World {
-    /// Makes it, and starts everybody who serves. Must be called on a runtime, which serves.
+    /// Creates it, and starts all servers. Must be called on a runtime, which runs them.
     pub fn new() -> Result<Self> {
         let (node, wire, other) = (Place::new("node")?, Place::new("wire")?, Place::new("other")?);
         let (client, stranger) = (Place::new("c")?, Place::new("b")?);
@@ -153,8 +151,8 @@ impl World {
         Ok(Asker { place: place.clone(), address: local(number) })
     }
 
-    /// The node itself. It asks from N2, so that who was asked can tell whether the connection was masqueraded: then it
-    /// comes from N, or from the bridge.
+    /// The node itself. Its source is N2, so that the server can tell whether the connection was masqueraded: then the
+    /// source is N, or the bridge.
     pub fn host(&self) -> Asker {
         Asker { place: self.node.clone(), address: NODE_2 }
     }
@@ -169,15 +167,15 @@ impl World {
         Asker { place: self.stranger.clone(), address: STRANGER }
     }
 
-    /// Gives the node another address, as one that a load balancer's is bound to it.
+    /// Adds an address to the node, like one of a load balancer that is bound to it.
     pub fn bind_to_node(&self, ip: IpAddr) -> Result<()> {
         let length = if ip.is_ipv4() { 32 } else { 128 };
         self.node().ip(&format!("addr add {ip}/{length} dev lo nodad"))
     }
 }
 
-/// The kernel of a node: it forwards, checks where packets come from, and tells as often as it must that they were
-/// rejected (six in a row to one peer and then one a second, fifty in a row to all, where nobody says otherwise).
+/// Configures the kernel of a node: it forwards, filters by reverse path, and does not limit the rate of ICMP
+/// rejections (default: six in a row to one peer and then one per second, fifty in a row to all).
 fn set_up_node(node: &Namespace) -> Result<()> {
     node.sysctl(&[
         ("ipv4/ip_forward", "1"),
@@ -186,7 +184,7 @@ fn set_up_node(node: &Namespace) -> Result<()> {
         ("ipv4/conf/default/send_redirects", "0"),
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
-        // There is a limit for all peers together, too, for the types in these masks: none, and one that nobody sends.
+        // The limit for all peers together applies to the types in these masks: none, and one that no test sends.
         ("ipv4/icmp_ratemask", "0"),
         ("ipv6/icmp/ratemask", "255"),
         ("ipv4/conf/all/rp_filter", "1"),
@@ -196,7 +194,7 @@ fn set_up_node(node: &Namespace) -> Result<()> {
     node.ip(&format!("link add cni0 type bridge\nlink set cni0 up\n{bridge}"))
 }
 
-/// The gateway has every address of Services and load balancers, and knows the way to all others by N only.
+/// The gateway has every address of Services and load balancers, and its routes to all others go through N.
 fn set_up_wire(wire: &Namespace) -> Result<()> {
     let mut lines = addresses(GATEWAY, ["24", "64"], "br0");
     for network in SERVICE_CIDRS.iter().chain(&EXTERNAL_CIDRS) {
@@ -212,7 +210,7 @@ fn set_up_wire(wire: &Namespace) -> Result<()> {
 
 fn node_routes() -> Result<String> {
     let mut lines = addresses(NODE, ["24", "64"], "eth0");
-    // What leaves by itself leaves from N: IPv4 prefers the first address, IPv6 the one that is not deprecated.
+    // Outgoing connections start from N: IPv4 prefers the first address, IPv6 the one that is not deprecated.
     writeln!(lines, "addr add {}/24 dev eth0", NODE_2.v4)?;
     writeln!(lines, "addr add {}/64 dev eth0 nodad preferred_lft 0", NODE_2.v6)?;
     for network in CLIENT_NETWORKS.iter().chain(&STRANGER_NETWORKS) {
@@ -235,8 +233,9 @@ fn addresses(address: Dual, lengths: [&str; 2], device: &str) -> String {
     format!("addr add {}/{v4} dev {device}\naddr add {}/{v6} dev {device} nodad\n", address.v4, address.v6)
 }
 
-/// A pod on the bridge, which may send a frame back to where it came from, as the bridge plugin of CNI sets it up for
-/// kernels whose bridges pass packets to netfilter: a pod that gets itself. Its address is alone in its network, so that an answer to another pod goes through the node.
+/// A pod on the bridge. Its port is in hairpin mode, as the bridge plugin of CNI sets it up for kernels whose bridges
+/// pass packets to netfilter, so that a pod may reach itself. Its address is alone in its network, so that a response
+/// to another pod goes through the node.
 fn make_pod(node: &Namespace, role: &str, address: Dual) -> Result<Arc<Place>> {
     let place = Place::new(role)?;
     let name = place.namespace.name();

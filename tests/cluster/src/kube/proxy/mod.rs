@@ -1,10 +1,10 @@
-//! Owns: a proxy before an API server, inside the test process, which ends TLS and so knows the requests.
+//! Owns: a proxy before an API server, inside the test process, which terminates TLS and so reads the requests.
 //! In: the API server's address, and rules that may change while requests run. Out: refused, late, lost or broken
-//! answers where a rule says so, and a record of every request.
+//! responses where a rule says so, and a record of every request.
 //!
-//! Clients speak HTTP/2 or HTTP/1.1 to it and trust the cluster's authority, which has signed its certificate too.
-//! Headers pass through, and so do tokens; a client's certificate does not. Each connection of a client has its own
-//! to the API server, and ends when the API server breaks that one off. Watches stream through.
+//! Clients use HTTP/2 or HTTP/1.1 and trust the cluster's authority, which has also signed its certificate. Headers and
+//! tokens pass through; a client's certificate does not. Each client connection has a separate connection to the API
+//! server, and ends when the API server closes that one. Watches stream through.
 
 mod record;
 mod rules;
@@ -45,7 +45,7 @@ use tokio_rustls::TlsAcceptor;
 type Upstream = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 type AnyBody = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// A running proxy. It takes no connection any more when it is dropped, and breaks those that it has.
+/// On drop it accepts no more connections and breaks the existing ones.
 #[derive(Debug)]
 pub struct ApiProxy {
     address: String,
@@ -82,47 +82,46 @@ impl ApiProxy {
         Ok(Self { address, shared, server })
     }
 
-    /// Where it listens, as the address of an API server: `https://127.0.0.1:PORT`.
+    /// `https://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> String {
         format!("https://{}", self.address)
     }
 
-    /// From now on, does this to matching requests. The first rule that matches decides.
+    /// Applies a fault to matching requests. The first rule that matches decides.
     pub fn rule(&self, matches: ApiMatch, fault: ApiFault) -> ApiRule {
         self.shared.rules.add(matches, fault, None)
     }
 
-    /// Does this to the next `times` matching requests.
+    /// Applies a fault to the next `times` matching requests.
     pub fn rule_times(&self, matches: ApiMatch, fault: ApiFault, times: usize) -> ApiRule {
         self.shared.rules.add(matches, fault, Some(times))
     }
 
-    /// Removes a rule; requests that it holds go on.
+    /// Removes a rule; requests that it holds continue.
     pub fn remove(&self, rule: ApiRule) {
         self.shared.rules.remove(rule);
     }
 
-    /// Removes all rules; requests that they hold go on.
+    /// Removes all rules; requests that they hold continue.
     pub fn clear_rules(&self) {
         self.shared.rules.clear();
     }
 
-    /// How many requests a rule that was not removed has applied to.
+    /// Number of requests that a rule that is still there has applied to.
     pub fn hits(&self, rule: ApiRule) -> usize {
         self.shared.rules.hits(rule)
     }
 
-    /// The requests so far that `filter` takes, in the order in which they came.
+    /// The requests that match `filter`, in the order in which they came.
     pub fn seen(&self, filter: impl Fn(&ApiSeen) -> bool) -> Vec<ApiSeen> {
         self.shared.records.all().into_iter().filter(filter).collect()
     }
 
-    /// How many connections were ever taken.
+    /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Closes every connection.
     pub fn close_all(&self) {
         self.shared.closes.send_modify(|closes| *closes += 1);
     }
@@ -151,12 +150,12 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) {
     }
 }
 
-/// One connection of a client.
+/// One client connection.
 struct Connection {
     number: usize,
     shared: Arc<Shared>,
     client: Upstream,
-    /// Set once it is to be closed.
+    /// Set to close it.
     close: watch::Sender<bool>,
 }
 
@@ -170,7 +169,7 @@ async fn serve(
 ) {
     let stream = match tls.accept(client).await {
         Ok(stream) => stream,
-        // A client that leaves or distrusts is no event: it will say so itself.
+        // A client that disconnects or distrusts the proxy reports that itself.
         Err(_) => return,
     };
     let connector = HttpsConnectorBuilder::new()
@@ -192,7 +191,7 @@ async fn serve(
     });
     let server = auto::Builder::new(TokioExecutor::new());
     let served = server.serve_connection(TokioIo::new(stream), service);
-    // Dropping what serves it closes it, whatever runs on it.
+    // Dropping the server closes the connection with everything on it.
     tokio::select! {
         _ = served => {}
         _ = closing.wait_for(|close| *close) => {}
@@ -229,7 +228,7 @@ impl Connection {
         let onward = self.onward(&head, &path, body);
         ticket.change(|seen| seen.forwarded = true);
         let Ok(answer) = self.client.request(onward).await else {
-            // The API server is not there or has broken off: its client is to see the same.
+            // The API server is down or has closed the connection: the client must see the same.
             return self.closed(ticket).await;
         };
         match fault {
@@ -268,7 +267,7 @@ impl Connection {
         let mut onward = Request::new(Full::new(body));
         *onward.method_mut() = head.method.clone();
         let uri = format!("https://{}{path}", self.shared.upstream);
-        // It was a path of a request already.
+        // It was the path of a request already.
         *onward.uri_mut() = uri.parse().unwrap_or_default();
         pass_headers(&head.headers, onward.headers_mut());
         onward
@@ -281,14 +280,13 @@ impl Connection {
         std::future::pending().await
     }
 
-    /// Answers never. The future is dropped with the request or with the connection.
+    /// Never answers. The future is dropped with the request or with the connection.
     async fn lost(&self, ticket: Ticket) -> Response<AnyBody> {
         let _held = ticket;
         std::future::pending().await
     }
 }
 
-/// Answers with a `Status` object.
 fn refuse(ticket: &Ticket, code: u16, reason: &str, headers: &[(String, String)]) -> Response<AnyBody> {
     let object = json!({
         "apiVersion": "v1", "kind": "Status", "status": "Failure", "metadata": {},
@@ -297,7 +295,7 @@ fn refuse(ticket: &Ticket, code: u16, reason: &str, headers: &[(String, String)]
     answer_with(ticket, code, object.to_string(), headers)
 }
 
-/// Answers with a text of the proxy's own, as JSON.
+/// Answers with a text of the proxy, as JSON.
 fn answer_with(ticket: &Ticket, code: u16, body: String, headers: &[(String, String)]) -> Response<AnyBody> {
     let body = Full::new(Bytes::from(body));
     let mut response = Response::new(body.map_err(|never| match never {}).boxed_unsync());
@@ -316,7 +314,7 @@ fn answer_with(ticket: &Ticket, code: u16, body: String, headers: &[(String, Str
     response
 }
 
-/// Passes an answer on as it comes.
+/// Passes a response on.
 fn pass(ticket: Ticket, answer: Response<Incoming>) -> Response<AnyBody> {
     let (head, body) = answer.into_parts();
     ticket.answered(head.status.as_u16());
@@ -326,7 +324,7 @@ fn pass(ticket: Ticket, answer: Response<Incoming>) -> Response<AnyBody> {
     response
 }
 
-/// Copies the headers that are not about one connection only.
+/// Copies the headers that are not specific to one connection.
 fn pass_headers(from: &HeaderMap, to: &mut HeaderMap) {
     let own = [
         header::CONNECTION,
@@ -341,7 +339,7 @@ fn pass_headers(from: &HeaderMap, to: &mut HeaderMap) {
     }
 }
 
-/// The body of an answer, counted on its way.
+/// A response body whose bytes are counted.
 struct Counted {
     body: Incoming,
     ticket: Ticket,
@@ -364,7 +362,7 @@ impl Body for Counted {
             Some(Err(_)) => self.ticket.end(Outcome::Broken),
             None => self.ticket.end(Outcome::Complete),
         }
-        // A server does not ask for more when it knows that there is none, so the end is seen here.
+        // A server does not ask for more after the known end, so the end is detected here.
         if self.body.is_end_stream() {
             self.ticket.end(Outcome::Complete);
         }

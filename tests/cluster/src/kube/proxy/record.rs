@@ -1,4 +1,5 @@
-//! Owns: what went through the proxy. In: requests, and the bytes of their answers. Out: a list that the suites assert.
+//! Owns: a record of the requests through the proxy. In: requests, and the bytes of their responses. Out: a list that
+//! the suites assert.
 
 use bytes::Bytes;
 use http::Method;
@@ -6,51 +7,38 @@ use keelson_harness::registry_proxy::Outcome;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// One request.
 #[derive(Clone, Debug)]
 pub struct ApiSeen {
-    /// Which connection it came over, counted from 0.
+    /// Index of its connection, from 0.
     pub connection: usize,
-    /// Whether it came by HTTP/2.
     pub http2: bool,
-    /// The method.
     pub method: Method,
-    /// The path.
     pub path: String,
-    /// The query; empty when there is none.
+    /// Empty if there is none.
     pub query: String,
-    /// The `User-Agent` header.
     pub user_agent: String,
-    /// The `Content-Type` header.
     pub content_type: String,
-    /// The `Accept` header.
     pub accept: String,
-    /// What was sent.
     pub body: Bytes,
-    /// The status of the answer, the proxy's own included; `None` while there is none.
+    /// Status of the response, also if the proxy made it; None before the response.
     pub status: Option<u16>,
-    /// Whether the API server was asked.
+    /// The API server was asked.
     pub forwarded: bool,
-    /// How many bytes of the answer's body were sent so far.
+    /// Bytes of the response body sent so far.
     pub response_bytes: u64,
-    /// When it came.
     pub started: Instant,
-    /// When its answer began.
+    /// When the response began.
     pub answered: Option<Instant>,
-    /// When it ended.
     pub finished: Option<Instant>,
-    /// How it ended.
     pub outcome: Outcome,
 }
 
 impl ApiSeen {
-    /// Whether it is a watch.
     pub fn is_watch(&self) -> bool {
         self.query.split('&').any(|part| matches!(part, "watch=true" | "watch=1"))
     }
 }
 
-/// The requests of one proxy.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records(Arc<Mutex<Vec<ApiSeen>>>);
 
@@ -70,7 +58,7 @@ impl Records {
     }
 }
 
-/// The entry of one request. Dropped before [`Ticket::end`], the client has gone away.
+/// The entry of one request. If dropped before [`Ticket::end`], the client has disconnected.
 #[derive(Debug)]
 pub(super) struct Ticket {
     records: Records,

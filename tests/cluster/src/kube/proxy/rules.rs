@@ -1,4 +1,4 @@
-//! Owns: what the proxy does to which requests. In: rules, at any moment. Out: the fault for one request, if any.
+//! Owns: the faults that the proxy injects. In: rules, at any moment. Out: the fault for one request, if any.
 
 use http::Method;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Which requests a rule is about. Everything that is set must agree; nothing set means every request.
+/// All fields that are set must match; with none set it matches every request.
 #[derive(Clone, Default)]
 pub struct ApiMatch {
     method: Option<Method>,
@@ -21,23 +21,21 @@ impl fmt::Debug for ApiMatch {
 }
 
 impl ApiMatch {
-    /// Every request.
     pub fn any() -> Self {
         Self::default()
     }
 
-    /// Requests whose path with its query has this in it, such as `/leases/` or `watch=true`.
+    /// Requests whose path with query contains `part`, such as `/leases/` or `watch=true`.
     pub fn path(part: &str) -> Self {
         let part = part.to_owned();
         Self::path_if(move |path| path.contains(&part))
     }
 
-    /// Requests whose path with its query is so.
+    /// Requests whose path with query matches.
     pub fn path_if(is_so: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         Self { path: Some(Arc::new(is_so)), ..Self::default() }
     }
 
-    /// Only with this method.
     pub fn method(mut self, method: Method) -> Self {
         self.method = Some(method);
         self
@@ -49,44 +47,39 @@ impl ApiMatch {
     }
 }
 
-/// What the proxy does to a request.
 #[derive(Clone, Debug)]
 pub enum ApiFault {
     /// Nothing: exempts requests from the rules after this one.
     Pass,
     /// Answers with a `Status` object instead of asking the API server.
     Status {
-        /// The code.
         code: u16,
         /// The reason in the object, such as `TooManyRequests`.
         reason: String,
-        /// Headers of the answer, such as `Retry-After`.
+        /// Headers of the response, such as `Retry-After`.
         headers: Vec<(String, String)>,
     },
-    /// Answers with this code and text instead of asking the API server, as a proxy or a captive portal does that
-    /// stands in its place.
+    /// Answers with this code and text instead of asking the API server, like a proxy or a captive portal in its place.
     Text {
-        /// The code.
         code: u16,
-        /// The body, which is said to be JSON.
+        /// The body, with the content type of JSON.
         body: String,
     },
-    /// Waits before the request goes on.
+    /// Waits before the request continues.
     Delay(Duration),
-    /// Holds the request until the rule is removed; then it goes on.
+    /// Holds the request until the rule is removed; then it continues.
     Hold,
-    /// Answers nothing, ever: the request gets lost.
+    /// Never answers, without asking the API server: the request is lost.
     Swallow,
-    /// Lets the request go on and answers nothing, ever: the answer gets lost.
+    /// Passes the request on and never answers: the response is lost.
     LoseAnswer,
     /// Closes the connection instead of asking the API server.
     Close,
-    /// Lets the request go on and closes the connection instead of answering.
+    /// Passes the request on and closes the connection instead of answering.
     CloseAfter,
 }
 
 impl ApiFault {
-    /// Answers with this status.
     pub fn status(code: u16) -> Self {
         let reason = match code {
             401 => "Unauthorized",
@@ -108,7 +101,7 @@ impl ApiFault {
         Self::Text { code: 200, body: body.to_owned() }
     }
 
-    /// Answers with this status and a `Retry-After` of so many seconds.
+    /// Answers with this status and a `Retry-After` in seconds.
     pub fn retry_after(code: u16, seconds: u32) -> Self {
         match Self::status(code) {
             Self::Status { code, reason, .. } => {
@@ -120,7 +113,7 @@ impl ApiFault {
     }
 }
 
-/// A rule that is in force; what [`super::ApiProxy::remove`] takes.
+/// Argument of [`super::ApiProxy::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiRule(u64);
 
@@ -129,14 +122,14 @@ struct Rule {
     id: ApiRule,
     matches: ApiMatch,
     fault: ApiFault,
-    /// How many more requests it applies to; `None` is all.
+    /// Number of requests it still applies to; `None` is all.
     left: Option<usize>,
     hits: usize,
-    /// Dropped with the rule, which lets go what it holds.
+    /// Dropped with the rule, which releases the requests it holds.
     removed: watch::Sender<()>,
 }
 
-/// A fault with the means to learn that its rule was removed.
+/// A fault, and a receiver that tells when its rule was removed.
 #[derive(Clone, Debug)]
 pub(super) struct Ruling {
     pub(super) fault: ApiFault,
@@ -144,14 +137,12 @@ pub(super) struct Ruling {
 }
 
 impl Ruling {
-    /// Waits until the rule is removed.
     pub(super) async fn removed(&mut self) {
-        // Nothing is ever sent: the error says that the sender, and with it the rule, is gone.
+        // Nothing is ever sent: an error means that the sender, and so the rule, is gone.
         while self.removed.changed().await.is_ok() {}
     }
 }
 
-/// The rules of one proxy.
 #[derive(Debug, Default)]
 pub(super) struct Rules(Mutex<Inner>);
 
@@ -182,12 +173,12 @@ impl Rules {
         self.lock().rules.clear();
     }
 
-    /// How many requests a rule that is still there has applied to.
+    /// Number of requests that a rule that is still there has applied to.
     pub(super) fn hits(&self, id: ApiRule) -> usize {
         self.lock().rules.iter().find(|rule| rule.id == id).map_or(0, |rule| rule.hits)
     }
 
-    /// The first rule that applies. One that has applied often enough stays for what it holds.
+    /// The first rule that applies. One that has applied often enough stays for the requests it holds.
     pub(super) fn judge(&self, method: &Method, path: &str) -> Option<Ruling> {
         let mut inner = self.lock();
         let rule = inner
